@@ -79,7 +79,7 @@ def _build(engine: str, task: GroupTask, views_per_microbatch: int, channels_las
 def _import_first(engine: str, model: str) -> None:
     """Import what a network or an engine would import while it is built."""
     if model.lower().startswith("vit"):
-        from trainers.models.torchvision_import import ensure_torchvision_import
+        from trainers.torchvision_import import ensure_torchvision_import
 
         ensure_torchvision_import()
         importlib.import_module("open_clip")

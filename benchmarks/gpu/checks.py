@@ -27,6 +27,7 @@ from dpgcl_core.clipping.one_pass import as_layers_run
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.mechanism.method import GroupRule
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from trainers.config.optimizers import OPTIMIZERS
 from trainers.config.training import OptimizerConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.files.checkpoint import CheckpointFolder
@@ -34,7 +35,7 @@ from trainers.models.clip.published import CLIP_TINY
 from trainers.models.encoder import build_encoder
 from trainers.models.precision import gradient_scale
 from trainers.training import loop
-from trainers.training.optimizers import OPTIMIZERS, build_optimizer, load_optimizer, take_step
+from trainers.training.optimizers import build_optimizer, load_optimizer, take_step
 from trainers.training.precision import add_clipped_sum
 from trainers.training.workers import SingleWorker
 

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.harness import Row, say
 from dpgcl_core.errors import ConfigError, DataError, DpgclError
-from trainers.models.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import ensure_torchvision_import
 
 PARTS = {
     "a": "checks that need a GPU",

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpgcl_core.mechanism.registry import METHODS
+from trainers.config.optimizers import OPTIMIZERS
 
-_WITH_MOMENTUM = ("sgd", "lars")
 _GREY = 1
 
 _NEEDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "temperature": lambda params: _method_takes(params, "takes_temperature"),
-    "momentum": lambda params: params.get("optimizer_name", "sgd") in _WITH_MOMENTUM,
+    "momentum": lambda params: _has_momentum(params),
     "loss_scale": lambda params: params.get("precision") == "float16",
     **dict.fromkeys(("min_blur_sigma", "max_blur_sigma"), lambda params: bool(params.get("blur_prob"))),
     **dict.fromkeys(("saturation", "hue"), lambda params: _num_channels(params) != _GREY),
@@ -46,6 +46,11 @@ def applying(params: Mapping[str, Any]) -> dict[str, Any]:
 def _method_takes(params: Mapping[str, Any], what: str) -> bool:
     method = METHODS.get(str(params.get("method")))
     return method is None or bool(getattr(method, what))
+
+
+def _has_momentum(params: Mapping[str, Any]) -> bool:
+    optimizer = OPTIMIZERS.get(str(params.get("optimizer_name")))
+    return optimizer is None or optimizer.has_momentum
 
 
 def _num_channels(params: Mapping[str, Any]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import re
 from functools import partial
 from pathlib import Path
@@ -21,13 +22,13 @@ from trainers.data.faults import RecordsError
 from trainers.data.image_text import has_captions
 from trainers.data.pair_options import PairOptions
 from trainers.data.pairs import ImageTextRecords
+from trainers.data.readers import Request
 from trainers.data.records import Records
 from trainers.data.registry import (
     BUILTIN_DATASETS,
     CLASS_CAPTIONS,
     DATA_SOURCES,
     IN_A_COLUMN,
-    Request,
     source_of,
 )
 from trainers.data.shapes import shapes_name
@@ -159,7 +160,8 @@ def load_dataset(
     source = DATA_SOURCES[name.partition(":")[0]]
     holds_pairs = _holds_pairs(name, pairs)
     _check_pair_options(name, pairs, holds_pairs and not source.is_builtin)
-    dataset = source.load(
+    read = pkgutil.resolve_name(source.reader)
+    dataset: Dataset = read(
         Request(
             name=name,
             image_size=image_size,

@@ -49,7 +49,7 @@ from trainers.models.clip.files import (
 from trainers.models.clip.published import ClipSpec, build_clip
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder
 from trainers.models.masked import MaskedAutoEncoder, build_masked
-from trainers.models.torchvision_import import script_import
+from trainers.torchvision_import import script_import
 
 ADAPTER = "adapter"
 """Folder of a CLIP model's adapters, beside its weights."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,14 +25,30 @@ from trainers.models.vit_lora import vit_b_32_lora
 ImageShape = tuple[int, int, int]
 """(channels, height, width)."""
 
-NETWORKS: dict[str, Callable[[ImageShape], nn.Module]] = {
-    "resnet18": resnet18,
-    "small_cnn": small_cnn,
-    "tiny_cnn": tiny_cnn,
-    "vit_b_32_lora": vit_b_32_lora,
-    "wide_cnn": wide_cnn,
-}
-"""Built-in backbones: a factory takes the image shape and returns a module from images to features."""
+
+@dataclass(frozen=True, kw_only=True)
+class Backbone:
+    """One built-in backbone.
+
+    Attributes:
+      name: on the command line.
+      factory: takes the image shape and returns a module from images to features.
+      has_synthetic_start: whether `--warm-start synthetic:STEPS` pre-trains it.
+    """
+
+    name: str
+    factory: Callable[[ImageShape], nn.Module]
+    has_synthetic_start: bool = True
+
+
+_BACKBONES = (
+    Backbone(name="resnet18", factory=resnet18),
+    Backbone(name="small_cnn", factory=small_cnn),
+    Backbone(name="tiny_cnn", factory=tiny_cnn),
+    Backbone(name="vit_b_32_lora", factory=vit_b_32_lora, has_synthetic_start=False),
+    Backbone(name="wide_cnn", factory=wide_cnn),
+)
+NETWORKS: dict[str, Backbone] = {backbone.name: backbone for backbone in _BACKBONES}
 
 NORM_FLOOR = 1e-6
 """Embeddings shorter than this are divided by it, so the zero vector stays zero and finite."""
@@ -149,7 +166,7 @@ def to_fast_layout(encoder: nn.Module, device: torch.device, image_shape: tuple[
 def _factory(name: str) -> Callable[[ImageShape], nn.Module]:
     """The backbone factory of a registered name or of `package.module:factory`."""
     if name in NETWORKS:
-        return NETWORKS[name]
+        return NETWORKS[name].factory
     module_name, colon, factory_name = name.partition(":")
     if not colon:
         raise ConfigError(unknown_choice("network", name, [*NETWORKS, "package.module:factory"]))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpgcl_core.errors import ConfigError
 from trainers.models.attention import separate_attention
 from trainers.models.lora import with_lora
-from trainers.models.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import ensure_torchvision_import
 
 ARCHITECTURE = "ViT-B-32"
 RANK = 16

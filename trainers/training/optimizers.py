@@ -7,64 +7,18 @@ that depends on the records, so its choice and its settings do not change ε.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from dpgcl_core.clipping.types import set_gradients
-from dpgcl_core.errors import ConfigError, unknown_choice
+from trainers.config.optimizers import optimizer_named
 from trainers.config.training import OptimizerConfig
-from trainers.models.torchvision_import import ensure_torchvision_import
 
 Parameters = Iterable[nn.Parameter]
-
-TRUST_COEFFICIENT = 0.001
-"""η of LARS, as published (You et al. 2017)."""
-
-
-def _lars(parameters: Parameters, config: OptimizerConfig) -> Optimizer:
-    """LARS (You, Gitman and Ginsburg 2017), by timm: a learning rate for each layer.
-
-    For weights w with gradient g, weight decay β, momentum m, learning rate γ and trust coefficient η:
-
-        λ = η ‖w‖ / (‖g‖ + β ‖w‖);   v ← m v + λ (g + β w);   w ← w − γ v
-
-    λ is 1 where it is undefined (w or g zero). Parameters with fewer than two axes (biases, norm
-    scales) take λ = 1 and no weight decay. The paper's v holds γ as well: the same steps while γ stays, and
-    where a schedule changes it, this is what `sgd` does.
-    """
-    ensure_torchvision_import()
-    from timm.optim.lars import Lars  # here: imports torchvision, which no other optimizer needs
-
-    listed = list(parameters)
-    adapted = {
-        "params": [p for p in listed if p.ndim > 1],
-        "weight_decay": config.weight_decay,
-        "always_adapt": True,
-    }
-    plain = {"params": [p for p in listed if p.ndim <= 1]}
-    rate, momentum = config.learning_rate, config.momentum
-    optimizer: Optimizer = Lars(
-        [adapted, plain], lr=rate, momentum=momentum, trust_coeff=TRUST_COEFFICIENT, eps=0.0
-    )
-    return optimizer
-
-
-def _sgd(parameters: Parameters, config: OptimizerConfig) -> Optimizer:
-    rate, momentum, decay = config.learning_rate, config.momentum, config.weight_decay
-    return SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay, fused=True)
-
-
-OPTIMIZERS: dict[str, Callable[[Parameters, OptimizerConfig], Optimizer]] = {
-    "adam": lambda params, c: Adam(params, lr=c.learning_rate, weight_decay=c.weight_decay, fused=True),
-    "adamw": lambda params, c: AdamW(params, lr=c.learning_rate, weight_decay=c.weight_decay, fused=True),
-    "lars": _lars,
-    "sgd": _sgd,
-}
-"""Optimizers by name. Adam and AdamW keep their usual β = (0.9, 0.999). Fused: one pass over the weights."""
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer:
@@ -76,14 +30,7 @@ def build_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimize
     >>> build_optimizer(OptimizerConfig(name="lars"), [nn.Parameter(torch.ones(2, 2))]).defaults["lr"]
     0.002
     """
-    check_optimizer(config.name)
-    return OPTIMIZERS[config.name](parameters, config)
-
-
-def check_optimizer(name: str) -> None:
-    """Raise ConfigError unless `name` is one of `OPTIMIZERS`."""
-    if name not in OPTIMIZERS:
-        raise ConfigError(unknown_choice("optimizer", name, OPTIMIZERS))
+    return optimizer_named(config.name).build(parameters, config)
 
 
 def learning_rate_at(config: OptimizerConfig, step: int, num_steps: int) -> float:

@@ -59,6 +59,7 @@ from trainers.models import captioner, masked
 from trainers.models.captioner import Captioner, build_captioner
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.published import CLIP_NANO, SMALL_MODELS, ClipConfig, build_clip, find_clip
+from trainers.models.encoder import NETWORKS as BACKBONES
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
 from trainers.models.masked import MaskedAutoEncoder, build_masked
 from trainers.tasks.captions import caption_losses
@@ -71,7 +72,10 @@ from trainers.views.images import make_views
 VERSION = 1
 """Of the pre-training: raised whenever other weights come of the same recipe."""
 
-NETWORKS = ("tiny_cnn", "small_cnn", "wide_cnn", "resnet18", *masked.SIZES, *captioner.SIZES, *SMALL_MODELS)
+NETWORKS = (
+    *(name for name, backbone in BACKBONES.items() if backbone.has_synthetic_start),
+    *(*masked.SIZES, *captioner.SIZES, *SMALL_MODELS),
+)
 """Networks that are pre-trained here; others have weights of their own, or none."""
 
 _CONTRASTIVE = OptimizerConfig(learning_rate=4e-3, warmup_steps=10, learning_rate_decay="cosine")

@@ -36,6 +36,7 @@ from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.planning.unread import unread_note, unread_options
 from sweeps.service.storage.folder import config_hash
 from trainers.config.networks import PrivateStart
+from trainers.config.optimizers import optimizer_named
 from trainers.config.training import EvaluationConfig, TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of, num_public_classes
@@ -46,7 +47,6 @@ from trainers.evaluation.features import first_records
 from trainers.tasks.task import task_of
 from trainers.training.foreign import foreign_note, refuse_mixing_network
 from trainers.training.microbatch import max_views
-from trainers.training.optimizers import check_optimizer
 from trainers.training.release import check_release
 from trainers.training.resolve import training_config
 from trainers.training.warm_start import starting_encoder, warm_start_note
@@ -524,7 +524,7 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     shape = image_shape_of(data.train)
     encoder = starting_encoder(config, shape)
     task_of(config).check_network(config, encoder, shape)
-    check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
+    optimizer_named(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
 
 
 def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:

@@ -17,6 +17,7 @@ from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning.snr import ALIGNMENT_SIZE, alignment_size_of
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.options.planner import PlannerOptions
+from trainers.config.optimizers import optimizer_named
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
@@ -31,7 +32,6 @@ from trainers.training.warm_start import starting_encoder
 
 _BATCH = 512
 _TIMED_STEPS = 6
-_STATES = {"adam": 2, "adamw": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,5 +208,5 @@ def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
 
 def _memory_bytes(config: TrainingConfig, encoder: AnyEncoder, shape: ImageShape) -> float:
     weights, trained = sum(each.numel() for each in encoder.parameters()), num_trainable(encoder)
-    kept = _STATES.get(config.optimizer.name, 1)
+    kept = optimizer_named(config.optimizer.name).num_states(config.optimizer.momentum)
     return 4 * weights + (8 + 4 * (1 + kept)) * trained + pass_bytes(config, encoder, shape)

@@ -14,12 +14,12 @@ from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import StorageError
 from sweeps.service.planning.trials import Trial
 from sweeps.service.storage.folder import SweepFolder
+from trainers.config.optimizers import optimizer_named
 from trainers.config.training import TrainingConfig
 from trainers.models.encoder import ImageShape
 from trainers.training.warm_start import starting_encoder
 
 _RESULT_BYTES = 4096
-_STATES = {"adam": 2, "adamw": 2}
 Usage = Callable[[Path], Any]
 """`shutil.disk_usage`, whose `free` is what is left in bytes."""
 
@@ -82,7 +82,7 @@ def _checkpoint_bytes(config: TrainingConfig, shape: ImageShape, known: dict[Any
         encoder = starting_encoder(config, shape)
         tensors = [each for each in encoder.state_dict().values() if isinstance(each, Tensor)]
         weights = sum(each.numel() * each.element_size() for each in tensors)
-        kept = _STATES.get(config.optimizer.name, int(config.optimizer.momentum > 0)) + averaged
+        kept = optimizer_named(config.optimizer.name).num_states(config.optimizer.momentum) + averaged
         known[key] = weights + 4 * kept * num_trainable(encoder)
     return known[key]
 

@@ -10,8 +10,9 @@ from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.registry import METHODS
 from tests.trainers.databases import open_tracker
 from trainers.config.applicable import applying
+from trainers.config.optimizers import OPTIMIZERS
 from trainers.config.training import NetworkConfig, OptimizerConfig
-from trainers.training.optimizers import OPTIMIZERS, build_optimizer
+from trainers.training.optimizers import build_optimizer
 
 
 def steps_with(name, momentum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import pkgutil
 import warnings
 from pathlib import Path
 
@@ -458,6 +459,11 @@ def test_built_in_classes_have_ten_names_of_their_own(name):
 
 def test_shapes_have_class_names():
     assert load_dataset("shapes:20").class_names == SHAPE_NAMES
+
+
+@pytest.mark.parametrize("name", DATA_SOURCES)
+def test_source_names_a_reader_that_exists(name):
+    assert callable(pkgutil.resolve_name(DATA_SOURCES[name].reader))
 
 
 @pytest.mark.parametrize("name", BUILTIN_DATASETS)

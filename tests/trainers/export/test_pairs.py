@@ -29,7 +29,7 @@ from trainers.files.weights import read_note, read_weights
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder, synthetic_pairs
 from trainers.models.clip.published import ClipConfig, build_clip, find_clip
 from trainers.models.networks import AnyEncoder
-from trainers.models.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import ensure_torchvision_import
 
 pytestmark = pytest.mark.ci  # three sweeps of pairs; exported encoders of images are tested by test_export
 

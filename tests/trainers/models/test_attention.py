@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError
 from trainers.models.attention import SeparateAttention, fuse_attention, separate_attention
-from trainers.models.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import ensure_torchvision_import
 
 DIM, HEADS, RECORDS, QUERIES, KEYS = 12, 3, 4, 5, 7
 TOLERANCE = 1e-5

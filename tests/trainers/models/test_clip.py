@@ -39,7 +39,7 @@ from trainers.models.clip.published import (
 )
 from trainers.models.clip.starting import published_note
 from trainers.models.clip.tokens import ClipTokenizer, write_merges
-from trainers.models.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import ensure_torchvision_import
 
 
 def _checkpoint(path: Path, change: Callable[[dict[str, Tensor]], None] = lambda state: None) -> Path:

@@ -28,7 +28,7 @@ from trainers.models.clip.files import (
 )
 from trainers.models.clip.published import CONFIG_FILE, WEIGHTS_FILE, ClipConfig, build_clip, find_clip
 from trainers.models.clip.tokens import ClipTokenizer
-from trainers.models.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import ensure_torchvision_import
 
 LORAS = [
     ClipLora(rank=2, alpha=4),

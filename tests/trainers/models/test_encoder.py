@@ -144,7 +144,7 @@ def test_groups_of_every_network_go_in_one_pass_at_its_usual_size(name: str) -> 
 )
 def test_resnet18_backbone_has_published_parameter_count(shape: tuple[int, int, int], count: int) -> None:
     # torchvision's ResNet-18 has 11,689,512, of which 513,000 are the classifier and 9,408 the 7×7 stem.
-    backbone = NETWORKS["resnet18"](shape)
+    backbone = NETWORKS["resnet18"].factory(shape)
     assert sum(p.numel() for p in backbone.parameters()) == count
     assert 11_168_832 + 64 * 3 * (49 - 9) == 11_689_512 - 513_000
 

@@ -13,13 +13,13 @@ from torch.optim import SGD, Adam, AdamW
 from dpgcl_core.errors import ConfigError
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.files.test_checkpoint import _crashed, _folder
+from trainers.config.optimizers import OPTIMIZERS
 from trainers.config.training import (
     OptimizerConfig,
 )
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.optimizers import (
-    OPTIMIZERS,
     build_optimizer,
     learning_rate_at,
     load_optimizer,

@@ -38,7 +38,7 @@ from trainers.models.clip.published import (
 )
 from trainers.models.clip.tokens import CLIP_VOCABULARY, write_fast_tokenizer, write_merges
 from trainers.models.lora import merge_lora
-from trainers.models.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import ensure_torchvision_import
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
 from trainers.files.weights import SAFETENSORS, misfits, read_weights
-from trainers.models.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import ensure_torchvision_import
 
 CLIP_TINY, CLIP_NANO = "clip-tiny", "clip-nano"
 RANDOM, COMMON_WORDS = "random", "common-words"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
 from trainers.models.clip.published import ClipSpec
-from trainers.models.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import ensure_torchvision_import
 
 CLIP_VOCABULARY = 49_408
 _BYTES_AND_ENDS = 512 + 2

@@ -43,5 +43,5 @@ def script_import(package: str) -> str:
     """Return how a script imports a package that imports torchvision: after the repair where it needs one."""
     ensure_torchvision_import()
     is_whole: bool = importlib.import_module("torchvision.extension")._has_ops()
-    repair = "from trainers.models.torchvision_import import ensure_torchvision_import as repair; repair(); "
+    repair = "from trainers.torchvision_import import ensure_torchvision_import as repair; repair(); "
     return f"{'' if is_whole else repair}import {package}"
