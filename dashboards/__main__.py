@@ -7,7 +7,6 @@ python -m dashboards compare SWEEP SWEEP
 python -m dashboards pareto SWEEP
 python -m dashboards importance --sweep SEARCH
 python -m dashboards burn-down --ledger ledger.db
-python -m dashboards retrieval --model FOLDER --dataset fashion-mnist
 """
 
 from __future__ import annotations
@@ -162,43 +161,6 @@ def burn_down_command(ledger: str, dataset: str | None = None, output: Path | No
     _report(lambda: draw_burn_down(ledger, folder, folder_name, dataset), folder)
 
 
-def retrieval_command(
-    model: Path,
-    dataset: str,
-    num_queries: int = 6,
-    num_neighbors: int = 6,
-    network: str | None = None,
-    output: Path | None = None,
-) -> None:
-    """Show queries of a public data set with their nearest neighbours by an exported model.
-
-    Writes retrieval.png, .svg, .pdf, .html, .csv, .md and .tex.
-
-    Args:
-      model: folder of an exported model; of a CLIP model captions ask for images, where there are some.
-      dataset: name of a built-in public data set; files of your own are refused.
-      num_queries: spread over the classes, the same at every call.
-      num_neighbors: of each query.
-      network: the network of your own that the model names, if you trust it.
-      output: folder to write; default `figures/retrieval_DATASET` in the results folder.
-    """
-    folder = output or _folder_of("retrieval", [dataset])
-
-    def draw() -> Sequence[Path]:
-        from dashboards.retrieval import draw_retrieval  # with torch
-
-        return draw_retrieval(
-            model,
-            dataset,
-            folder,
-            num_queries=num_queries,
-            num_neighbors=num_neighbors,
-            own_network=network,
-        )
-
-    _report(draw, folder)
-
-
 def _folder_of(what: str, names: Sequence[str]) -> Path:
     return storage_root(None) / "figures" / folder_name("_".join((what, *names)))[:_LONGEST_NAME]
 
@@ -278,7 +240,6 @@ def main(arguments: list[str] | None = None) -> int:
         "pareto": pareto_command,
         "importance": importance_command,
         "burn-down": burn_down_command,
-        "retrieval": retrieval_command,
     }
     words = sys.argv[1:] if arguments is None else arguments
     try:

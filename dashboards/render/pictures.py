@@ -5,19 +5,14 @@ from __future__ import annotations
 import vl_convert
 
 from dashboards.compose.content import Content
-from dashboards.render.specification import VEGA_LITE, Json, print_specification
+from dashboards.render.specification import VEGA_LITE, print_specification
 
 DOTS_PER_INCH = 200
 
 
 def pictures_of(content: Content) -> dict[str, bytes]:
     """Return the printed figure by the ending of its file: ".png", ".svg" and ".pdf"."""
-    return pictures_of_specification(print_specification(content))
-
-
-def pictures_of_specification(specification: Json) -> dict[str, bytes]:
-    """Return the pictures of a Vega-Lite specification, as `pictures_of`."""
-    svg = vl_convert.vegalite_to_svg(specification, vl_version=VEGA_LITE)
+    svg = vl_convert.vegalite_to_svg(print_specification(content), vl_version=VEGA_LITE)
     return {
         ".png": vl_convert.svg_to_png(svg, ppi=DOTS_PER_INCH),
         ".svg": svg.encode(),

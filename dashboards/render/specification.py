@@ -60,7 +60,7 @@ def page_specification(content: Content) -> Json:
     Hovering over a point shows its mean, standard error and number of repeats; a click on a name in a
     legend fades the other curves.
     """
-    return page_around(_drawing(content))
+    return {**_page(), **_drawing(content)}
 
 
 def print_specification(content: Content) -> Json:
@@ -71,23 +71,10 @@ def print_specification(content: Content) -> Json:
     page = page_specification(content)
     for name in ("$schema", "background", "padding", "config"):
         page.pop(name)
-    return around(
-        page, title=content.title, subtitle=content.subtitle, notes=content.notes, width=_width(content)
-    )
-
-
-def around(view: Json, *, title: str, subtitle: str, notes: Sequence[str], width: float) -> Json:
-    """Return the specification of a view with words around it, for paper.
-
-    Args:
-      view: of Vega-Lite.
-      title, subtitle, notes: the words, one note per line.
-      width: of the view.
-    """
-    width = max(width, _LEAST_WIDTH)
+    width = max(_width(content), _LEAST_WIDTH)
     heading = {
-        "text": _wrapped(title, width / _TITLE_CHARACTER),
-        "subtitle": _wrapped(subtitle, width / _SETTING_CHARACTER),
+        "text": _wrapped(content.title, width / _TITLE_CHARACTER),
+        "subtitle": _wrapped(content.subtitle, width / _SETTING_CHARACTER),
         "anchor": "start",
         "fontSize": 12.5,
         "lineHeight": 17,
@@ -97,7 +84,7 @@ def around(view: Json, *, title: str, subtitle: str, notes: Sequence[str], width
         "offset": 14,
     }
     below = {
-        "text": [line for note in notes for line in _wrapped(note, width / _NOTE_CHARACTER)],
+        "text": [line for note in content.notes for line in _wrapped(note, width / _NOTE_CHARACTER)],
         "orient": "bottom",
         "anchor": "start",
         "fontSize": 9,
@@ -105,12 +92,7 @@ def around(view: Json, *, title: str, subtitle: str, notes: Sequence[str], width
         "lineHeight": 13.5,
         "offset": 16,
     }
-    return {**_page(), "title": heading, "vconcat": [{**view, "title": below}]}
-
-
-def page_around(view: Json) -> Json:
-    """Return the specification of a view alone, for the page."""
-    return {**_page(), **view}
+    return {**_page(), "title": heading, "vconcat": [{**page, "title": below}]}
 
 
 def _page() -> Json:

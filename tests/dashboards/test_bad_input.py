@@ -138,13 +138,3 @@ def test_ledger_without_data_sets_has_nothing_to_draw(tmp_path, capsys):
     Ledger.create(str(tmp_path / "ledger.db"))
     said = refused(capsys, "burn-down", "--ledger", tmp_path / "ledger.db", "--output", tmp_path / "figures")
     assert "no data set" in said
-
-
-@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}"])
-def test_model_that_is_none_is_refused_in_one_line(content, tmp_path, capsys):
-    folder = tmp_path / "model"
-    if content is not None:
-        folder.mkdir()
-        (folder / "model.json").write_text(content)
-    refused(capsys, "retrieval", "--model", folder, "--dataset", "digits", "--output", tmp_path / "figures")
-    assert not (tmp_path / "figures").exists()
