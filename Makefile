@@ -23,9 +23,9 @@ INSTALLED := $(VENV)/installed
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
 
-# What sweeps do, in a browser: make dashboard OPTIONS="--storage FOLDER"
+# Sweeps and their reports, in a browser: make dashboard OPTIONS="--storage FOLDER"
 dashboard: $(INSTALLED)
-	$(BIN)/python -m dashboards.live $(OPTIONS)
+	$(BIN)/python -m dashboards serve $(OPTIONS)
 
 # PostgreSQL (Debian's package) and an MLflow server on it, on 127.0.0.1: docs/operations.md. More options:
 # make services OPTIONS="--folder /srv/dpgcl --host 10.0.0.10"

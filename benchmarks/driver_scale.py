@@ -139,9 +139,7 @@ def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
 
 
 def _load(storage: str) -> dict[str, float]:
-    """Load what the figures of a sweep are drawn from, write its report, and make its live page, twice."""
-    from dashboards.live.pages import Pages, View, page_of
-    from dashboards.live.state import Reader
+    """Load what the figures of a sweep are drawn from, and write its report."""
     from dashboards.query.trials import load_trials
     from dashboards.report.write import write_report
 
@@ -150,19 +148,7 @@ def _load(storage: str) -> dict[str, float]:
     loaded = time.process_time()
     report = write_report(uri, "scale", Path(storage))
     reported = time.process_time()
-
-    def live_page() -> str:
-        view: View | None = Pages(Reader(Path(storage), uri)).sweep("scale")
-        if view is None:
-            raise MeasurementError("the live page does not show the sweep")
-        return page_of(view, "/sweep/state")
-
-    live_page()  # the first one loads the libraries
-    shown = time.process_time()
-    page = live_page()
     return {
-        "live_seconds": time.process_time() - shown,
-        "live_bytes": len(page.encode()),
         "dashboard_seconds": loaded - started,
         "rows": len(found),
         "report_seconds": reported - loaded,
@@ -244,7 +230,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         "resume",
         "dashboards' data",
         "report",
-        "live page",
     ]
 
     def shown(row: Mapping[str, Any], name: str) -> str:
@@ -265,7 +250,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 shown(row, "resume_seconds"),
                 shown(row, "dashboard_seconds"),
                 page(row, "report"),
-                page(row, "live"),
             ]
             for row in rows
         ],
@@ -292,9 +276,9 @@ def main() -> int:
 
 PAGE = """
 Processor seconds of the driver for each trial that ends, with MLflow on SQLite; of a resume of the finished
-sweep, from the interpreter's start to the figure; of loading its trials from MLflow; of writing its report;
-and of the live page of all trials, read anew, each with the size of its HTML. Replayed results are handed to
-the driver's own code as a trial's end does it; those on Ray come from trials that report at once.
+sweep, from the interpreter's start to the figure; of loading its trials from MLflow; and of writing its
+report, with the size of its HTML. Replayed results are handed to the driver's own code as a trial's end does
+it; those on Ray come from trials that report at once.
 """
 
 

@@ -1,4 +1,4 @@
-"""`python -m dashboards`: tables, figures and reports from MLflow alone.
+"""`python -m dashboards`: tables, figures and reports from MLflow alone, and a server that shows them.
 
 python -m dashboards list
 python -m dashboards report --sweep NAME --output FOLDER
@@ -7,6 +7,7 @@ python -m dashboards compare SWEEP SWEEP
 python -m dashboards pareto SWEEP
 python -m dashboards importance --sweep SEARCH
 python -m dashboards burn-down --ledger ledger.db
+python -m dashboards serve --storage FOLDER
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dpgcl_core.errors import DpgclError
 from trainers.files.storage import storage_root
 from trainers.tracking.server import database_address
 
+PORT = 8421
 _LONGEST_NAME = 120
 
 
@@ -161,6 +163,30 @@ def burn_down_command(ledger: str, dataset: str | None = None, output: Path | No
     _report(lambda: draw_burn_down(ledger, folder, folder_name, dataset), folder)
 
 
+def serve_command(
+    storage: Path | None = None,
+    ledger: tuple[str, ...] = (),
+    host: str = "127.0.0.1",
+    port: int = PORT,
+) -> None:
+    """Serve a storage folder to a browser: its sweeps, their reports, and what ledgers have left.
+
+    Nothing is ever written.
+
+    Args:
+      storage: folder of the sweeps; default $DPGCL_STORAGE, else the results folder.
+      ledger: files or URLs of the ledgers to show; default $DPGCL_LEDGER.
+      host: address to listen at; one that others reach needs a token, which is printed once.
+      port: to listen at; 0 for any that is free.
+    """
+    from dashboards.serve.index import SweepIndex
+    from dashboards.serve.server import serve
+
+    root, own = storage_root(storage), os.environ.get("DPGCL_LEDGER")
+    print(f"storage: {root}", flush=True)
+    serve(SweepIndex(root), ledger or ((own,) if own else ()), host, port)
+
+
 def _folder_of(what: str, names: Sequence[str]) -> Path:
     return storage_root(None) / "figures" / folder_name("_".join((what, *names)))[:_LONGEST_NAME]
 
@@ -240,6 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
         "pareto": pareto_command,
         "importance": importance_command,
         "burn-down": burn_down_command,
+        "serve": serve_command,
     }
     words = sys.argv[1:] if arguments is None else arguments
     try:
@@ -248,6 +275,8 @@ def main(arguments: list[str] | None = None) -> int:
     except DpgclError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -1,9 +1,8 @@
-"""Pictures of report and live page, at 1400 and 400 pixels in both themes, of one sweep that has run.
+"""Pictures of the report of a sweep that has run, at 1400 and 400 pixels in both themes.
 
-    python -m dashboards.live --port 8421 &
-    python docs/draw_pages.py --report REPORT.html --live "http://127.0.0.1:8421/sweep?name=NAME"
+    python docs/draw_pages.py --report REPORT.html
 
-writes `docs/report-1400-light.png` and seven more. It needs the packages of the tests, and Chromium.
+writes `docs/report-1400-light.png` and three more. It needs the packages of the tests, and Chromium.
 """
 
 from __future__ import annotations
@@ -37,25 +36,22 @@ def picture(browser: Any, address: str, width: int, theme: str) -> Image.Image:
         context.close()
 
 
-def main(report: Path, live: str, output: Path = Path(__file__).parent) -> None:
+def main(report: Path, output: Path = Path(__file__).parent) -> None:
     """Draw the pictures.
 
     Args:
       report: of a finished sweep.
-      live: address of the live page of the same sweep.
       output: folder to write.
     """
-    pages = {"report": report.resolve().as_uri(), "live": live}
     chromium = shutil.which("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for name, address in pages.items():
-            for width in HEIGHTS:
-                for theme in THEMES:
-                    path = output / f"{name}-{width}-{theme}.png"
-                    drawn = picture(browser, address, width, theme).convert("RGB")
-                    drawn.quantize(NUM_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
-                    print(path)
+        for width in HEIGHTS:
+            for theme in THEMES:
+                path = output / f"report-{width}-{theme}.png"
+                drawn = picture(browser, report.resolve().as_uri(), width, theme).convert("RGB")
+                drawn.quantize(NUM_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+                print(path)
         browser.close()
 
 

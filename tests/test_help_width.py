@@ -20,8 +20,8 @@ MODULES = (
         "trainers.caption",
         "trainers.classify",
     ),
-    *("trainers.export", "trainers.embed", "trainers.audit", "trainers.membership", "dashboards.live"),
-    *("dashboards", "sweeps.doctor", "sweeps.servers", "sweeps.settle"),
+    *("trainers.export", "trainers.embed", "trainers.audit", "trainers.membership", "dashboards"),
+    *("sweeps.doctor", "sweeps.servers", "sweeps.settle"),
 )
 SCRIPTS = tuple(sorted(path.name for path in (ROOT / "sweeps").glob("*.py") if path.name != "__init__.py"))
 

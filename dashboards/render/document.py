@@ -22,49 +22,39 @@ import vl_convert
 from dashboards.compose.content import Content
 from dashboards.render.specification import DARK_COLOURS, VEGA_LITE, page_specification
 
-THEME, DRAWINGS, TABLES = "theme.js", "drawings.js", "tables.js"
+THEME, DRAWINGS, TABLES, RELOAD = "theme.js", "drawings.js", "tables.js", "reload.js"
 
 
-def document_of(
-    title: str, body: str, *, scripts: Sequence[str] = (), styles: Sequence[str] = (), connect: str = "'none'"
-) -> str:
+def document_of(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
     """Return a whole page.
 
     Args:
       title: of the window, a text.
       body: HTML, in which every text is escaped.
       scripts: names of the scripts that the body needs: `DRAWINGS` for figures, `TABLES` for `sortable`
-        tables, and those of other pages.
-      styles: names of style sheets besides the one of all pages.
-      connect: where the scripts may send requests, as of `policy_of`.
+        tables, `RELOAD` for a page that is loaded anew every `data-reload-seconds` of its main part.
     """
-    policy = html.escape(policy_of(scripts, connect=connect))
-    sheets = "".join(map(asset, ("page.css", *styles)))
+    policy = html.escape(policy_of(scripts))
     ran = "".join(f"<script>{asset(name)}</script>" for name in scripts)
-    library = packed_library() if DRAWINGS in scripts else ""
+    library = _packed_library() if DRAWINGS in scripts else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{sheets}</style>"
+        f"<title>{html.escape(title)}</title><style>{asset('page.css')}</style>"
         f"<script>{asset(THEME)}</script></head>\n<body>{body}{library}{ran}</body></html>\n"
     )
 
 
-def policy_of(scripts: Sequence[str], *, connect: str = "'none'") -> str:
-    """Return the Content-Security-Policy of a page.
-
-    Args:
-      scripts: as of `document_of`.
-      connect: where its scripts may send requests.
-    """
+def policy_of(scripts: Sequence[str]) -> str:
+    """Return the Content-Security-Policy of a page with these scripts, as of `document_of`."""
     allowed = [asset(THEME), *map(asset, scripts)]
     allowed += [_library()] if DRAWINGS in scripts else []
     hashes = " ".join(f"'sha256-{_digest(each)}'" for each in allowed)
     # Vega writes its styles into elements; no style can load anything, for nothing may be loaded.
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+        "connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -91,14 +81,7 @@ def drawing_of(content: Content, name: str, description: str, caption: str = "")
       description: what a screen reader says in place of the figure.
       caption: below it.
     """
-    return drawing_of_specification(page_specification(content), name, description, caption)
-
-
-def drawing_of_specification(
-    specification: dict[str, Any], name: str, description: str, caption: str = ""
-) -> str:
-    """Return a figure of a Vega-Lite specification, as `drawing_of`."""
-    said = html.escape(description)
+    specification, said = page_specification(content), html.escape(description)
     below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
     return (
         f'<figure class="drawing" data-name="{html.escape(name)}" data-description="{said}">'
@@ -107,7 +90,7 @@ def drawing_of_specification(
     )
 
 
-def packed_library() -> str:
+def _packed_library() -> str:
     """Return Vega, Vega-Lite and their loader, compressed, and the colours of the dark theme."""
     return (
         f'<script type="text/plain" id="library">{_packed()}</script>'

@@ -52,6 +52,7 @@ class Report:
       answer: the answer in sentences; empty where there is none yet.
       warning: of the answer; empty for none.
       is_final: whether all trials are behind the answer.
+      is_running: whether more trials are to come, and the page with them.
       settings: mean score of each setting, and what the answer says of it; None without an answer.
       figures: what is drawn.
       trials: one row each; None where none may be shown.
@@ -69,6 +70,7 @@ class Report:
     answer: Sequence[str] = ()
     warning: str = ""
     is_final: bool = False
+    is_running: bool = False
     settings: Table | None = None
     figures: Sequence[Content] = ()
     trials: SortableTable | None = None
@@ -118,6 +120,7 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
         answer=() if answer is None else [line for line in answer.lines() if not line.startswith("Warning")],
         warning=(answer.warning() or "") if answer is not None else "",
         is_final=record.status == FINISHED,
+        is_running=record.status == RUNNING,
         settings=None if answer is None else settings_table(answer),
         figures=figures,
         trials=None if shown.empty else trial_table(shown[:MOST_TRIALS], question, record.links),

@@ -7,11 +7,13 @@ import html
 from collections.abc import Sequence
 
 from dashboards.compose.content import Content, Table
-from dashboards.render.document import DRAWINGS, TABLES, document_of, drawing_of, header_of
+from dashboards.render.document import DRAWINGS, RELOAD, TABLES, document_of, drawing_of, header_of
 from dashboards.render.page import description_of
 from dashboards.render.tables import boxed, to_sortable_html
 from dashboards.report.content import Report
 
+_RELOAD_SECONDS = 30
+"""Between two looks at the file while the sweep runs, which writes it anew once a minute."""
 _MOST_OPEN = 8
 """Settings whose table is open; of more it is folded, so that the figure stays in sight."""
 
@@ -21,11 +23,13 @@ def report_page(report: Report) -> str:
     parts = [_answer(report), *map(_figure, report.figures), _trials(report), _privacy(report)]
     parts += [_repetition(report), _notes(report.notes)]
     drawn = any(each.rows for each in report.figures)
-    scripts = (*([DRAWINGS] if drawn else []), *([TABLES] if report.trials is not None else []))
+    scripts = [DRAWINGS] * drawn + [TABLES] * (report.trials is not None) + [RELOAD] * report.is_running
     below = f'<p class="soft">{html.escape(report.name)}. {html.escape(report.status)}{_link(report)}</p>'
+    reload = f' data-reload-seconds="{_RELOAD_SECONDS}"' if report.is_running else ""
+    main = f'<main id="main"{reload}>'
     head = header_of(report.title or report.name, below)
     return document_of(
-        f"{report.name}: {report.title}", f'{head}<main id="main">{"".join(parts)}</main>', scripts=scripts
+        f"{report.name}: {report.title}", f"{head}{main}{''.join(parts)}</main>", scripts=scripts
     )
 
 

@@ -2072,56 +2072,51 @@ BREAKAGES = (
         tests=("tests/sweeps/test_execution.py::test_trainings_of_a_sealed_sweep_are_not_watched",),
     ),
     Breakage(
-        name="the live page opens folders of sealed sweeps",
-        file="dashboards/live/folders.py",
-        before="for path in paths if not _is_sealed(path)]",
-        after="for path in paths]",
+        name="the dashboard shows sealed sweeps",
+        file="dashboards/serve/folders.py",
+        before="return [each for each in folders if not _is_sealed(each)]",
+        after="return folders",
+        tests=("tests/dashboards/serve/test_index.py::test_nothing_of_a_sealed_sweep_is_seen",),
+    ),
+    Breakage(
+        name="the dashboard takes a sealed sweep with a damaged plan for an open one",
+        file="dashboards/serve/folders.py",
+        before="return not is_open or any((folder.path / name).exists() for name in _OF_SEALED)",
+        after="return not is_open and any((folder.path / name).exists() for name in _OF_SEALED)",
+        tests=("tests/dashboards/serve/test_index.py::test_folder_that_may_be_sealed_is_left_alone",),
+    ),
+    Breakage(
+        name="the dashboard shows single steps of trainings on private data",
+        file="dashboards/serve/index.py",
+        before="        if folder.data_are_public:\n",
+        after="        if True:\n",
+        tests=("tests/dashboards/serve/test_index.py::test_sweep_of_private_data_shows_tenths_of_its_steps",),
+    ),
+    Breakage(
+        name="data that no plan calls public are public to the dashboard",
+        file="dashboards/serve/folders.py",
+        before='return self.plan.get("data_is") == "public"',
+        after='return self.plan.get("data_is") != "private"',
         tests=(
-            "tests/dashboards/live/test_state.py::test_nothing_of_a_sealed_sweep_is_seen_before_its_release",
+            "tests/dashboards/serve/test_index.py"
+            "::test_sweep_whose_plan_does_not_say_that_its_data_are_public_counts_as_private",
         ),
     ),
     Breakage(
-        name="the live page shows private-only numbers of private data",
-        file="dashboards/live/state.py",
-        before="if is_public or ((found",
-        after="if True or ((found",
-        tests=(
-            "tests/dashboards/live/test_state.py"
-            "::test_forbidden_metrics_of_private_data_are_absent_with_a_note",
-        ),
-    ),
-    Breakage(
-        name="the live page shows trainings of private data without a guarantee",
-        file="dashboards/live/state.py",
-        before='if state.is_public or run.data.tags.get("guarantee_label") == PROVEN:',
-        after="if True:",
-        tests=(
-            "tests/dashboards/live/test_state.py"
-            "::test_forbidden_metrics_of_private_data_are_absent_with_a_note",
-        ),
-    ),
-    Breakage(
-        name="the live page shows how fast trainings of private data go",
-        file="dashboards/live/state.py",
-        before="        if not is_public:\n",
-        after="        if False:\n",
-        tests=("tests/dashboards/live/test_state.py::test_sweep_of_private_data_shows_steps_and_no_rate",),
-    ),
-    Breakage(
-        name="the live page answers to whatever name points to this machine",
-        file="dashboards/live/guard.py",
+        name="the dashboard answers to whatever name points to this machine",
+        file="dashboards/serve/guard.py",
         before="        if is_loopback(self.bound):\n            return False\n",
         after="        if is_loopback(self.bound):\n            return True\n",
         tests=(
-            "tests/dashboards/live/test_guard.py::test_server_of_this_machine_answers_to_its_own_names_alone",
+            "tests/dashboards/serve/test_guard.py::test_server_of_this_machine_answers_to_its_own_names_alone",
         ),
     ),
     Breakage(
-        name="the live page takes any token",
-        file="dashboards/live/guard.py",
+        name="the dashboard takes any token",
+        file="dashboards/serve/guard.py",
         before='if not _same(request.query_params.get("token", ""), self._token):',
         after="if False:",
-        tests=("tests/dashboards/live/test_guard.py::test_nothing_is_told_without_the_token",),
+        tests=("tests/dashboards/serve/test_guard.py::test_nothing_is_told_without_the_token",),
     ),
     # What is sent elsewhere, and by whom
     Breakage(
@@ -2153,12 +2148,12 @@ BREAKAGES = (
         ),
     ),
     Breakage(
-        name="restarts on private data are seen on the live page",
-        file="dashboards/live/state.py",
-        before="begun = watched.in_tenths(begun, done)",
-        after="pass",
+        name="restarts on private data are seen on the dashboard",
+        file="dashboards/serve/index.py",
+        before="if before is None or now.step > before.step:",
+        after="if True:",
         tests=(
-            "tests/dashboards/live/test_state.py::test_restart_of_a_training_on_private_data_is_not_seen",
+            "tests/dashboards/serve/test_index.py::test_restart_of_a_training_on_private_data_is_not_seen",
         ),
     ),
     Breakage(

@@ -14,7 +14,6 @@ HEAVY = ("torch", "ray", "mlflow", "pandas", "scipy")
 SCRIPTS = sorted(f"sweeps/{path.name}" for path in (ROOT / "sweeps").glob("[a-z]*.py"))
 MODULES = (
     "dashboards",
-    "dashboards.live",
     "dpgcl_core.calculator",
     "dpgcl_core.ledger",
     "sweeps.doctor",

@@ -46,6 +46,17 @@ class Progress:
         return Progress(step=tenths * self.num_steps // 10, num_steps=self.num_steps)
 
 
+def fraction_done(progress: Progress | None) -> float:
+    """Return the share of its steps that a training has done.
+
+    >>> fraction_done(Progress(step=30, num_steps=120)), fraction_done(None)
+    (0.25, 0.0)
+    """
+    if progress is None:
+        return 0.0
+    return min(1.0, progress.step / progress.num_steps) if progress.num_steps > 0 else 1.0
+
+
 class ProgressWriter:
     """Replace a training's file as it goes on, once a second at most, besides the first and the last time.
 

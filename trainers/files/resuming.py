@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 from trainers.files.storage import default_root
 
 CONFIG_FILE = "config.yaml"
-_ENDED, _WELL = "ended", "FINISHED"
+_BEGUN, _ENDED = "begun", "ended"
+_RUNNING, _WELL = "RUNNING", "FINISHED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +86,37 @@ def resumable_sweeps(root: Path) -> list[ResumableSweep]:
     return list(found.values())
 
 
+def last_status(folder: Path) -> str:
+    """Return how an open sweep ended, in MLflow's words.
+
+    "RUNNING" where it has begun since, also of a driver that was killed; "" without a log.
+    """
+    events = _events(folder, _BEGUN, _ENDED)
+    if not events:
+        return ""
+    return _RUNNING if events[-1]["event"] == _BEGUN else str(events[-1].get("text"))
+
+
 def _has_finished(folder: Path) -> bool:
     """Whether a sweep has ended well: a sealed one in its release, an open one by its log."""
     if (folder / "trusted").is_dir():
         return (folder / "release" / "result.json").exists()
+    events = _events(folder, _ENDED)
+    return bool(events) and events[-1].get("text") == _WELL
+
+
+def _events(folder: Path, *names: str) -> list[dict[str, Any]]:
+    """Return the lines of a sweep's log that tell one of these; half a line, of a killed driver, is none."""
     try:
         lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-        events = [json.loads(line) for line in lines if f'"{_ENDED}"' in line]
     except (OSError, ValueError):
-        return False
-    return bool(events) and events[-1].get("text") == _WELL
+        return []
+    found = []
+    for line in lines:
+        if any(f'"{name}"' in line for name in names):
+            with suppress(ValueError):
+                found.append(json.loads(line))
+    return [each for each in found if isinstance(each, dict) and each.get("event") in names]
 
 
 def _command_of(folder: Path) -> Command | None:

@@ -691,6 +691,7 @@ class OpenSweep:
         )
         if self._folder.read_plan() is None:
             facts = {"fingerprint": self._plan.fingerprint, "params": self._plan.params()}
+            facts["data_is"] = self._plan.tags()["data_is"]
             self._folder.create(facts | {"sweep_id": sweep_id, "account": self._account}, self._again)
             self._note_beginning()
         self._begin_publishing(will_draw=bool(remaining))

@@ -16,9 +16,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dashboards.live.pace import Pace, fraction_done, sweep_seconds_left
+from sweeps.service.running.pace import Pace, sweep_seconds_left
 from sweeps.service.running.terminal import count, duration
-from trainers.files.progress import read_progress
+from trainers.files.progress import fraction_done, read_progress
 
 _MOST_ROWS = 12
 _MOST_NAMED = 3

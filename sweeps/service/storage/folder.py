@@ -5,8 +5,9 @@ Everything lies under one absolute storage folder:
     mlflow.db, mlartifacts/      the embedded tracking store
     calibration/                 noise multipliers found before (verified again when used)
     sweeps/NAME/config.yaml      the options that repeat the sweep, for --config
-    sweeps/NAME/plan.json        the configuration this folder belongs to, its id, its account in a ledger,
-                                 the head of that ledger after the last charge, and how it was started
+    sweeps/NAME/plan.json        the configuration this folder belongs to, whether its data are public, its
+                                 id, its account in a ledger, the head of that ledger after the last charge,
+                                 and how it was started
     sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
     sweeps/NAME/checkpoints/     one folder per trial; in an open sweep its progress.json tells the steps
                                  done. outcomes.npz is what each public record contributed to the scores

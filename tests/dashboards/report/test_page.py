@@ -70,6 +70,16 @@ def test_page_of_500_trials_is_small_and_has_a_row_for_each(make_record, make_tr
     assert body.count("<a href=") == 500
 
 
+@pytest.mark.parametrize(
+    ("status", "is_running"), [("RUNNING", True), ("FINISHED", False), ("KILLED", False)]
+)
+def test_page_loads_itself_again_while_the_sweep_runs(make_record, status, is_running):
+    page = Elements(report_page(report_of(make_record(status=status))))
+    (main,) = (attributes for tag, attributes in page.found if tag == "main")
+    assert ("data-reload-seconds" in main) is is_running
+    assert ("location.reload()" in report_page(report_of(make_record(status=status)))) is is_running
+
+
 def test_page_shows_the_command_and_the_file_and_lets_it_be_saved(make_record):
     page = report_page(report_of(make_record()))
     assert "python sweeps/group_size.py --config config.yaml" in page

@@ -1,4 +1,4 @@
-"""Who may read the live page: this machine's own browser, and elsewhere whoever has the token.
+"""Who may read the dashboard: this machine's own browser, and elsewhere whoever has the token.
 
 *Host.* A page of somebody else may let its name point to this machine and read what is here (DNS rebinding).
 A request that names a host which is not this server's own is refused, before anything else.
@@ -34,7 +34,12 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _NO_POLICY = "default-src 'none'; frame-ancestors 'none'"
-_COOKIE = "dpgcl-live"
+_COOKIE = "dpgcl-dashboard"
+
+
+def new_token() -> str:
+    """Return 256 random bits, fit for a link."""
+    return secrets.token_urlsafe(32)
 
 
 def is_loopback(host: str) -> bool:
@@ -104,7 +109,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, hosts: Hosts, token: str | None) -> None:
         self._app, self._hosts, self._token = app, hosts, token
-        self._session = secrets.token_urlsafe(32)
+        self._session = new_token()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hand it on."""
@@ -123,7 +128,7 @@ class Guard:
             return None
         if not _same(request.query_params.get("token", ""), self._token):
             return PlainTextResponse(
-                "This page needs the link with the token, which its terminal shows.\n", status_code=401
+                "The dashboard needs the link with the token, which its terminal shows.\n", status_code=401
             )
         found = RedirectResponse(_without_token(request), status_code=303)
         found.set_cookie(_COOKIE, self._session, httponly=True, samesite="lax", path="/")

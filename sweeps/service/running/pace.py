@@ -51,17 +51,6 @@ class Pace:
         return max(0.0, when + (self.latest.num_steps - step) / rate - now)
 
 
-def fraction_done(progress: Progress | None) -> float:
-    """Return the share of its steps that a training has done.
-
-    >>> fraction_done(Progress(step=30, num_steps=120)), fraction_done(None)
-    (0.25, 0.0)
-    """
-    if progress is None:
-        return 0.0
-    return min(1.0, progress.step / progress.num_steps) if progress.num_steps > 0 else 1.0
-
-
 def sweep_seconds_left(
     elapsed: float, done: float, running: Sequence[float], num_waiting: int
 ) -> float | None:

@@ -1,4 +1,4 @@
-"""Who may read the live page, and what its answers carry."""
+"""Who may read the dashboard, and what its answers carry."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from dashboards.live import __main__ as command
-from dashboards.live.guard import Hosts
-from dashboards.live.server import application
-from dashboards.live.state import Reader
+from dashboards import __main__ as command
+from dashboards.serve import server
+from dashboards.serve.guard import Hosts
+from dashboards.serve.index import SweepIndex
+from dashboards.serve.server import application
+from tests.dashboards.serve.storage import Storage, sealed
 
 TOKEN = "secret-token"
 OUTSIDE = "http://192.0.2.7:8421"
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Reader:
-    return Reader(tmp_path, f"sqlite:///{tmp_path}/none.db")
+def index(tmp_path: Path) -> SweepIndex:
+    return SweepIndex(tmp_path)
 
 
-def client_of(reader: Reader, bound: str, token: str | None, base_url: str) -> TestClient:
-    app = application(reader, Hosts(bound, ("laptop",)), token)
+def client_of(index: SweepIndex, bound: str, token: str | None, base_url: str) -> TestClient:
+    app = application(index, (), Hosts(bound, ("laptop",)), token)
     return TestClient(app, base_url=base_url, follow_redirects=False)
 
 
 @pytest.fixture
-def local(reader: Reader) -> TestClient:
-    return client_of(reader, "127.0.0.1", None, "http://127.0.0.1:8421")
+def local(index: SweepIndex) -> TestClient:
+    return client_of(index, "127.0.0.1", None, "http://127.0.0.1:8421")
 
 
 @pytest.fixture
-def outside(reader: Reader) -> TestClient:
-    return client_of(reader, "0.0.0.0", TOKEN, OUTSIDE)
+def outside(index: SweepIndex) -> TestClient:
+    return client_of(index, "0.0.0.0", TOKEN, OUTSIDE)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +64,10 @@ def cookie_of(client: TestClient) -> str:
     return "; ".join(f"{name}={value}" for name, value in client.cookies.items())
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/state", "/sweep?name=x", "/sweep/state?name=x", "/sweep/report?name=x"]
-)
+@pytest.mark.parametrize("path", ["/", "/ledgers", "/reports/x", "/nowhere?name=x"])
 @pytest.mark.parametrize("token", ["", "wrong", "secret-toke", "secret-token2", "\u20ac"])
 def test_nothing_is_told_without_the_token(outside: TestClient, path: str, token: str) -> None:
-    found = outside.get(path, headers={"Cookie": f"dpgcl-live={token}"} if token.isascii() else {})
+    found = outside.get(path, headers={"Cookie": f"dpgcl-dashboard={token}"} if token.isascii() else {})
     assert (found.status_code, "Sweeps" in found.text) == (401, False)
     asked = outside.get(f"{path}{'&' if '?' in path else '?'}token={token}")
     assert asked.status_code == 401
@@ -75,8 +75,8 @@ def test_nothing_is_told_without_the_token(outside: TestClient, path: str, token
 
 
 def test_token_becomes_a_cookie_and_leaves_the_address(outside: TestClient) -> None:
-    found = outside.get("/sweep", params={"name": "a&b", "token": TOKEN})
-    assert (found.status_code, found.headers["location"]) == (303, "/sweep?name=a%26b")
+    found = outside.get("/reports/a b", params={"name": "a&b", "token": TOKEN})
+    assert (found.status_code, found.headers["location"]) == (303, "/reports/a%20b?name=a%26b")
     told = found.headers["set-cookie"]
     assert TOKEN not in told
     assert "HttpOnly" in told
@@ -87,7 +87,7 @@ def test_token_becomes_a_cookie_and_leaves_the_address(outside: TestClient) -> N
 
 
 def test_token_is_not_taken_for_the_cookie(outside: TestClient) -> None:
-    assert outside.get("/", headers={"Cookie": f"dpgcl-live={TOKEN}"}).status_code == 401
+    assert outside.get("/", headers={"Cookie": f"dpgcl-dashboard={TOKEN}"}).status_code == 401
 
 
 def test_token_redirects_to_this_server_alone(outside: TestClient) -> None:
@@ -97,12 +97,12 @@ def test_token_redirects_to_this_server_alone(outside: TestClient) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-@pytest.mark.parametrize("path", ["/", "/sweep?name=x", "/sweep/state?name=x"])
+@pytest.mark.parametrize("path", ["/", "/ledgers", "/reports/x"])
 def test_server_is_only_read(local: TestClient, method: str, path: str) -> None:
     assert local.request(method, path).status_code == 405
 
 
-@pytest.mark.parametrize("path", ["/", "/state", "/sweep?name=none", "/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/ledgers", "/reports/none", "/nowhere"])
 def test_every_answer_has_its_headers(local: TestClient, path: str) -> None:
     headers = local.get(path).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
@@ -116,26 +116,25 @@ def test_every_answer_has_its_headers(local: TestClient, path: str) -> None:
     assert "unsafe-eval" not in policy
 
 
-def test_state_is_sent_once(local: TestClient) -> None:
-    first = local.get("/state")
-    again = local.get("/state", headers={"If-None-Match": first.headers["ETag"]})
-    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
-
-
-def test_report_is_sent_apart_from_the_pages(reader: Reader, local: TestClient) -> None:
-    folder = reader.root / "sweeps" / "one"
+def test_report_is_sent_as_it_lies_and_apart_from_the_pages(tmp_path: Path, local: TestClient) -> None:
+    folder = tmp_path / "sweeps" / "one"
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text('{"params": {"num_trials": 3}}')
     (folder / "report.html").write_text("<h1>report</h1>")
-    report = local.get("/sweep/report", params={"name": "one"})
+    report = local.get("/reports/one")
     assert report.text == "<h1>report</h1>"
     assert report.headers["Content-Security-Policy"].startswith("sandbox allow-scripts")
-    for name in ("../sweeps/one", "none", "", "one/../../x"):
-        assert local.get("/sweep/report", params={"name": name}).status_code == 404
+    for name in ("..%2Fsweeps%2Fone", "none", "", "one/../../x", "one%00"):
+        assert local.get(f"/reports/{name}").status_code == 404
+
+
+def test_report_of_a_sealed_sweep_is_not_sent(tmp_path: Path, local: TestClient) -> None:
+    sealed(Storage(tmp_path), "secret-one")
+    assert local.get("/reports/secret-one").status_code == 404
 
 
 @pytest.mark.parametrize(("host", "needs"), [("127.0.0.1", False), ("0.0.0.0", True), ("192.0.2.7", True)])
-def test_token_is_made_and_told_where_others_reach_the_page(
+def test_token_is_made_and_shown_where_others_reach_the_dashboard(
     host: str,
     needs: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,12 +153,11 @@ def test_token_is_made_and_told_where_others_reach_the_page(
         def getsockname(self) -> tuple[str, int]:
             return host, 8421
 
-    monkeypatch.setattr(command, "_listening", lambda *_: Socket())
-    monkeypatch.setattr("dashboards.live.server.application", lambda *each: given.extend(each))
+    monkeypatch.setattr(server, "_bind", lambda *_: Socket())
+    monkeypatch.setattr(server, "application", lambda *each: given.extend(each))
     monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
-    command.serve(tmp_path, "http://me:pass@127.0.0.1:5000", None, host, 8421)
-    told, token = capsys.readouterr().out, given[2]
-    assert "pass" not in told
+    server.serve(SweepIndex(tmp_path), (), host, 8421)
+    told, token = capsys.readouterr().out, given[3]
     assert (token is not None) is needs
     if needs:
         assert told.count(token) == 1
@@ -167,8 +165,8 @@ def test_token_is_made_and_told_where_others_reach_the_page(
 
 
 def test_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with command._listening("127.0.0.1", 0) as taken:
+    with server._bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        code = command.main(["--storage", str(tmp_path), "--port", str(port)])
+        code = command.main(["serve", "--storage", str(tmp_path), "--port", str(port)])
     assert code == 2
     assert "cannot listen at 127.0.0.1" in capsys.readouterr().err

@@ -1,1 +1,0 @@
-"""What goes on now: how far trainings are, and the page that shows it."""

@@ -1,0 +1,113 @@
+"""Folders of open sweeps, read for what their trainings tell; those of sealed sweeps are left alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dashboards.report.write import REPORT
+from trainers.files.progress import PROGRESS_FILE, Progress, read_progress
+from trainers.files.resuming import last_status
+
+RUNNING = "running"
+_STATUS = {"RUNNING": RUNNING, "FINISHED": "finished", "FAILED": "incomplete", "KILLED": "stopped"}
+_OF_SEALED = ("trusted", "release")
+
+
+@dataclass(frozen=True)
+class OpenFolder:
+    """The folder of one open sweep.
+
+    Attributes:
+      path: of the folder.
+      plan: what its `plan.json` holds.
+    """
+
+    path: Path
+    plan: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The sweep's name."""
+        return self.path.name
+
+    @cached_property
+    def status(self) -> str:
+        """Whether it is running, finished, incomplete or stopped; unknown without a log."""
+        return _STATUS.get(last_status(self.path), "unknown")
+
+    @property
+    def subject(self) -> str:
+        """Its question and data set."""
+        params = self.plan["params"]
+        return " on ".join(str(params[name]) for name in ("question", "dataset") if name in params)
+
+    @property
+    def num_trials(self) -> int | None:
+        """The number of its trials; None where the plan does not tell it."""
+        number = self.plan["params"]["num_trials"]
+        return number if isinstance(number, int) and number > 0 else None
+
+    @property
+    def data_are_public(self) -> bool:
+        """Whether its plan says so; one of an earlier version does not."""
+        return self.plan.get("data_is") == "public"
+
+    @property
+    def started(self) -> float:
+        """When it was created, in seconds since the epoch."""
+        file = self.path / "config.yaml"
+        return file.stat().st_mtime if file.exists() else 0.0
+
+    @property
+    def report(self) -> Path | None:
+        """Its report; None without one."""
+        path = self.path / REPORT
+        return path if path.is_file() and not path.is_symlink() else None
+
+    def finished(self) -> set[str]:
+        """Return the names of the trials with a result."""
+        return {file.stem for file in (self.path / "trials").glob("*.json")}
+
+    def progress(self, finished: Collection[str]) -> dict[str, Progress]:
+        """Return how far each trial without a result is, of those that have begun, by name."""
+        files = [file for file in self._files() if file.parent.name not in finished]
+        found = {file.parent.name: read_progress(file) for file in files}
+        return {name: progress for name, progress in found.items() if progress is not None}
+
+    @property
+    def last_sign(self) -> float:
+        """When a training last told a step or ended, in seconds since the epoch; 0 where none has."""
+        times = [path.stat().st_mtime for path in (*self._files(), self.path / "trials") if path.exists()]
+        return max(times, default=0.0)
+
+    def _files(self) -> list[Path]:
+        return list((self.path / "checkpoints").glob(f"*/{PROGRESS_FILE}"))
+
+
+def open_folders(root: Path) -> list[OpenFolder]:
+    """Return the folders of all open sweeps in a storage folder."""
+    files = sorted((root / "sweeps").glob("*/plan.json"))
+    folders = [OpenFolder(file.parent, _read_plan(file)) for file in files]
+    return [each for each in folders if not _is_sealed(each)]
+
+
+def _is_sealed(folder: OpenFolder) -> bool:
+    """Whether a folder is of a sealed sweep, or might be: its plan says so, or what lies in it."""
+    params, publication = folder.plan["params"], folder.plan.get("publication")
+    is_open = "num_trials" in params and "num_candidates" not in params and publication is None
+    return not is_open or any((folder.path / name).exists() for name in _OF_SEALED)
+
+
+def _read_plan(file: Path) -> dict[str, Any]:
+    """Return a plan with its params; an empty one where it is damaged."""
+    try:
+        plan = json.loads(file.read_text())
+    except (OSError, ValueError):
+        plan = {}
+    is_whole = isinstance(plan, dict) and isinstance(plan.get("params"), dict)
+    return plan if is_whole else {"params": {}}

@@ -1,0 +1,122 @@
+"""The sweeps of a storage folder and how far each one is, as a page.
+
+*What may be seen.* Of a sealed sweep, nothing: no file in its folder but the plan is opened. Of private data,
+and of data that the plan does not call public, the steps of a training in tenths and never fewer than before:
+single steps cannot be timed, and restarts cannot be counted, by who looks on. No score stands here: those of
+a sweep are in its report, behind the release policy.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from dashboards.render.document import RELOAD, document_of, header_of
+from dashboards.serve.folders import RUNNING, OpenFolder, open_folders
+from dpgcl_core.addresses import masked, masked_text
+from dpgcl_core.errors import DpgclError
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.remaining import remaining_of
+from trainers.files.progress import Progress, fraction_done
+from trainers.files.resuming import resume_line
+
+INDEX_SCRIPTS = (RELOAD,)
+_RELOAD_SECONDS = 5
+_QUIET_SECONDS = 300.0
+
+
+class SweepIndex:
+    """Lists the sweeps of a storage folder; nothing is ever written.
+
+    Args:
+      root: the storage folder.
+      now: seconds since the epoch, to tell how long nothing has moved.
+    """
+
+    def __init__(self, root: Path, now: Callable[[], float] = time.time) -> None:
+        self._root, self._now = root, now
+        self._furthest: dict[tuple[str, str], Progress] = {}
+        self._lock = threading.Lock()
+
+    def page(self) -> str:
+        """Return the page of all sweeps, running ones first; it is loaded anew every few seconds."""
+        folders = sorted(open_folders(self._root), key=lambda each: (each.status != RUNNING, -each.started))
+        listed = "".join(map(self._article, folders)) or "<p>No sweep yet in this storage folder.</p>"
+        below = '<p class="soft">Sealed sweeps are not shown. <a href="/ledgers">Ledgers</a></p>'
+        main = f'<main id="main" data-reload-seconds="{_RELOAD_SECONDS}">{listed}</main>'
+        return document_of("Sweeps · dpgcl", header_of("Sweeps", below) + main, scripts=INDEX_SCRIPTS)
+
+    def report(self, name: str) -> Path | None:
+        """Return the report that an open sweep has written; None without one."""
+        return next((each.report for each in open_folders(self._root) if each.name == name), None)
+
+    def _article(self, folder: OpenFolder) -> str:
+        name, status, finished = html.escape(folder.name), folder.status, folder.finished()
+        if folder.report is not None:
+            name = f'<a href="/reports/{quote(folder.name, safe="")}">{name}</a>'
+        running = self._running(folder, finished) if status == RUNNING else {}
+        return (
+            f'<article class="sweep"><h2>{name}</h2>'
+            f'<p><span class="state {status}">{status}</span> {html.escape(masked_text(folder.subject))}</p>'
+            f"{_bar(len(finished), folder.num_trials, running)}"
+            f"{_items([f'{trial}: {_step(progress)}' for trial, progress in sorted(running.items())])}"
+            f"{self._quiet_note(folder) if running else ''}</article>"
+        )
+
+    def _running(self, folder: OpenFolder, finished: set[str]) -> dict[str, Progress]:
+        """Return the steps that may be told of each training without a result, by name."""
+        if folder.data_are_public:
+            return folder.progress(finished)
+        with self._lock:
+            for trial, progress in folder.progress(finished).items():
+                before, now = self._furthest.get((folder.name, trial)), progress.in_tenths
+                if before is None or now.step > before.step:
+                    self._furthest[folder.name, trial] = now
+            told = {trial: each for (name, trial), each in self._furthest.items() if name == folder.name}
+        return {trial: each for trial, each in told.items() if trial not in finished}
+
+    def _quiet_note(self, folder: OpenFolder) -> str:
+        if (seconds := self._now() - folder.last_sign) < _QUIET_SECONDS:
+            return ""
+        note = f"Nothing has moved for {seconds / 60:.0f} min; if its driver has ended, this continues it: "
+        return f'<p class="warning">{html.escape(note + resume_line(folder.path))}</p>'
+
+
+def ledgers_page(addresses: Sequence[str]) -> str:
+    """Return the page of what each ledger has left of every cap; of one that cannot be read, why."""
+    parts = [f"<h2>{html.escape(masked(each))}</h2>{_items(_ledger_lines(each))}" for each in addresses]
+    parts = parts or ["<p>No ledger was given: --ledger, or $DPGCL_LEDGER, names some.</p>"]
+    head = header_of("What the ledgers have left", '<p><a href="/">All sweeps</a></p>')
+    return document_of("Ledgers · dpgcl", f'{head}<main id="main">{"".join(parts)}</main>')
+
+
+def _ledger_lines(address: str) -> list[str]:
+    try:
+        ledger = Ledger.open(address)
+        return [line for each in ledger.dataset_ids() for line in remaining_of(ledger, each).lines()]
+    except DpgclError as error:
+        return [f"The ledger cannot be read: {error}"]
+
+
+def _bar(num_done: int, num_trials: int | None, running: Mapping[str, Progress]) -> str:
+    """Return the share of all steps that are done, as a bar; nothing where their number is unknown."""
+    if num_trials is None:
+        return ""
+    done = min(1.0, (num_done + sum(map(fraction_done, running.values()))) / num_trials)
+    return (
+        f'<p class="bar"><progress max="1" value="{done:.4f}" aria-label="Steps done"></progress>'
+        f"<span>{num_done} of {num_trials} trials</span></p>"
+    )
+
+
+def _step(progress: Progress) -> str:
+    is_over = progress.step >= progress.num_steps
+    return "scoring" if is_over else f"step {progress.step} of {progress.num_steps}"
+
+
+def _items(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>" if texts else ""
