@@ -5,7 +5,6 @@ python -m dashboards report --sweep NAME --output FOLDER
 python -m dashboards figure --question batch-size --sweep NAME --output FOLDER
 python -m dashboards compare SWEEP SWEEP
 python -m dashboards pareto SWEEP
-python -m dashboards importance --sweep SEARCH
 python -m dashboards burn-down --ledger ledger.db
 python -m dashboards serve --storage FOLDER
 """
@@ -129,24 +128,6 @@ def pareto_command(
     _report(lambda: draw_pareto(runs, tracking_uri or default_tracking_uri(), folder, score=score), folder)
 
 
-def importance_command(
-    tracking_uri: str | None = None, sweep: str | None = None, output: Path | None = None
-) -> None:
-    """Draw how much each setting of a search mattered, by Optuna's own evaluators.
-
-    Writes importance.png, .svg, .pdf, .html, .csv, .md and .tex.
-
-    Args:
-      tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
-      sweep: name of the search; default the sweep started last.
-      output: folder to write; default `figures/importance_SWEEP` in the results folder.
-    """
-    from dashboards.comparisons import draw_importance
-
-    folder = output or _folder_of("importance", [sweep or "last"])
-    _report(lambda: draw_importance(tracking_uri or default_tracking_uri(), sweep, folder), folder)
-
-
 def burn_down_command(ledger: str, dataset: str | None = None, output: Path | None = None) -> None:
     """Draw what each data set's budget had left after each row of a ledger, in the ledger's units.
 
@@ -264,7 +245,6 @@ def main(arguments: list[str] | None = None) -> int:
         "report": report_command,
         "compare": compare_command,
         "pareto": pareto_command,
-        "importance": importance_command,
         "burn-down": burn_down_command,
         "serve": serve_command,
     }

@@ -1,4 +1,4 @@
-"""Figures beside those of questions, from MLflow alone: sweeps overlaid, utility against ε, importance."""
+"""Figures beside those of questions, from MLflow alone: sweeps overlaid, utility against ε."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dashboards.compose.comparison import comparison_of, overlaid, question_of
-from dashboards.compose.importance import importance_of
 from dashboards.compose.pareto import pareto_of
 from dashboards.figures import load_for, write_drawing
 from dashboards.query.trials import load_trials
@@ -53,18 +52,3 @@ def draw_pareto(
     """
     content, numbers = pareto_of([load_trials(tracking_uri, run) for run in runs], score)
     return write_drawing(content, numbers, folder, "pareto")
-
-
-def draw_importance(tracking_uri: str, sweep: str | None, folder: Path) -> list[Path]:
-    """Draw how much each searched setting mattered, write the files (`importance.png`, …) and return them.
-
-    Args:
-      tracking_uri, folder: as of `draw_comparison`.
-      sweep: name of the search; the one started last unless given.
-
-    Raises:
-      TrackingError: the server does not answer.
-      DashboardError: as `dashboards.compose.importance.importance_of`.
-      OSError: the folder cannot be written.
-    """
-    return write_drawing(*importance_of(load_trials(tracking_uri, sweep)), folder, "importance")

@@ -127,21 +127,6 @@ def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
     )
 
 
-def fitting_scale(values: pd.Series) -> Scale:
-    """Return the scale that suits values without a grid, as a search draws them.
-
-    >>> [fitting_scale(pd.Series(values)) for values in ([1e-4, 1e-2], [1, 3], [2, 8], ["a"])]
-    ['log', 'linear', 'log2', 'categorical']
-    """
-    if any(isinstance(value, (str, bool)) for value in values if value != "batch"):
-        return "categorical"
-    numbers = [number for number in map(_number, values) if math.isfinite(number)]
-    positive = [number for number in numbers if number > 0]
-    if positive and all(math.log2(number).is_integer() for number in positive):
-        return "log2"
-    return "log" if positive and max(positive) / min(positive) >= 10 else "linear"
-
-
 def _number(value: Any) -> float:
     """Round a value to six digits, so that 512 and 511.9999999 are one; text becomes infinity."""
     if value is None or isinstance(value, str) or math.isnan(value):

@@ -16,7 +16,7 @@ import pandas as pd
 
 from dashboards.compose.axes import Axis, ticks_of
 from dashboards.compose.content import Content, Curve, Panel, Reference, Style, Table
-from dashboards.compose.search import staircase
+from dashboards.compose.curves import staircase
 from dashboards.errors import DashboardError
 from dpgcl_core.accounting.filters import QuotaFilter
 from dpgcl_core.errors import unknown_choice

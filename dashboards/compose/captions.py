@@ -34,6 +34,12 @@ from dpgcl_core.release.metrics import DURING, Family, scores_of
 from trainers.tracking.runs import NO_TUNING_COST, TUNING_COST_TAG
 
 _BEYOND_TARGET = 1.001
+FRONT_NOTES = (
+    "Every dot is one training; only those with a proven guarantee can be on a front.",
+    "Left: ε of that training alone, as if its settings had been known. Right: ε of its whole sweep, "
+    "which holds for a model chosen by looking at all of them.",
+)
+"""What the panels of scores against ε show."""
 
 
 def _values(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
@@ -170,9 +176,7 @@ def notes(
     """
     found = [_repeats(num_repeats, question)] if num_repeats and question.kind != "search" else []
     if question.kind == "search" and has_scores:
-        found.append(
-            "Every dot is one training. Only trials with a proven guarantee can be best or on the front."
-        )
+        found += FRONT_NOTES
     found += _lines_across(references)
     found += _private_gain(shown)
     if has_values(shown, "num_augmentations") and shown["num_augmentations"].nunique() == 1:

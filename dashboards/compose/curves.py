@@ -175,3 +175,12 @@ def _label(key: dict[str, Any], varying: list[str]) -> str:
         if name not in (*_RANKED, SWEEP):
             parts.append(f"{symbol(name)} = {value_text(key[name])}")
     return ", ".join(parts)
+
+
+def staircase(x: list[float], y: list[float]) -> tuple[list[float], list[float], list[str]]:
+    """Return the corners of a staircase through the points."""
+    corners_x, corners_y = x[:1], y[:1]
+    for place, before, after in zip(x[1:], y, y[1:], strict=False):
+        corners_x += [place, place]
+        corners_y += [before, after]
+    return corners_x, corners_y, [""] * len(corners_x)

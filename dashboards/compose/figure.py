@@ -10,12 +10,13 @@ from dashboards.compose import captions
 from dashboards.compose.answer import Answer, answer_of, with_points
 from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, Table
+from dashboards.compose.fronts import search_rows
 from dashboards.compose.methods import gain_table, guarantee_table, score_table
 from dashboards.compose.names import SWEEP, common_scores, score_names
 from dashboards.compose.panels import axis_rows, series_rows, with_relative_loss
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import NETWORK, reference_rows
-from dashboards.compose.search import number_trials, search_rows, trials_table
+from dashboards.compose.search import number_trials, trials_table
 from dashboards.compose.selection import data_are_private, shown_trials
 from dashboards.compose.tables import for_readers, summary_table, with_references
 from dashboards.compose.transfer import PROBE, by_probe

@@ -60,7 +60,7 @@ def series_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
     return in_rows([dataclasses.replace(panel, legend=legend) for panel in scores])
 
 
-def beside(panel: Panel) -> Panel:
+def _beside(panel: Panel) -> Panel:
     """Return a panel with the points of one category beside each other, none covering another."""
     if not panel.axis.categorical:
         return panel
@@ -113,7 +113,7 @@ def _score_panel(shown: pd.DataFrame, metric: str, question: Question, ticks: Ti
         references=lines_across(shown, metric, question),
         least_span=least_span(curves),
     )
-    return beside(panel)
+    return _beside(panel)
 
 
 def least_span(curves: list[Curve]) -> float:

@@ -76,7 +76,7 @@ CANNOT_BE_DRAWN = [
     ("no such sweep", "unknown sweep"),
 ]
 FIGURE = ("figure", "--question", "group-size", "--sweep")
-COMMANDS = [FIGURE, ("importance", "--sweep"), ("pareto",), COMPARE]
+COMMANDS = [FIGURE, ("pareto",), COMPARE]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_sweeps_that_cannot_be_drawn_are_refused_in_one_line(uri, command, sweep
     folder = tmp_path / "figures"
     said = refused(capsys, *command, sweep, "--tracking-uri", uri, "--output", folder)
     assert not folder.exists()
-    assert reason in said or command[0] in ("importance", "pareto")
+    assert reason in said or command[0] == "pareto"
     if command == COMPARE and sweep != "no such sweep":
         assert f"'{sweep}'" in said, "which of them it is"
 

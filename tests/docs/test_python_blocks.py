@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch.nn.functional import normalize
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from sweeps.service.planning.space import Searched
+from sweeps.service.running.study import SearchStudy
 from tests.docs.commands import ROOT, blocks
 from tests.trainers.exporting import write_small_model
 
@@ -98,3 +101,29 @@ def test_three_lines_embed_images_with_an_exported_model(tmp_path: Path) -> None
     exec(compile(code, "page", "exec"), found)
     assert found["names"].tolist() == ["0.png", "1.png", "2.png"]
     assert found["embeddings"].shape == (3, found["encoder"].feature_dim)
+
+
+@pytest.mark.parametrize("objectives", [["knn_accuracy"], ["knn_accuracy", "epsilon"]])
+def test_optuna_draws_the_kept_study_of_a_search(
+    objectives: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "dpgcl-results/sweeps/NAME"
+    searched = [
+        Searched(option="learning_rate", low=0.01, high=1.0),
+        Searched(option="group_size", choices=(4, 8)),
+    ]
+    study = SearchStudy(str(folder / "study.journal"), objectives, searched)
+    study.name_after("NAME", "id")
+    for number in range(1, 9):
+        values = {"learning_rate": 0.1 * number, "group_size": 4 * (1 + number % 2)}
+        metrics = {"knn_accuracy": 0.5 + 0.01 * number, "epsilon": 1.0 * number}
+        study.add(f"trial-{number}", values, {"metrics": metrics}, "proven", None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    (code,) = blocks(ROOT / "docs/sweeps.md", "python")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna calls its figures experimental
+        _run(code)
+    drawn = {path.name for path in tmp_path.glob("*.png") if path.stat().st_size > 5000}
+    assert drawn == {"history.png", "importance.png", "parallel.png"}

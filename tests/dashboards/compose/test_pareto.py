@@ -7,7 +7,8 @@ import math
 import pandas as pd
 import pytest
 
-from dashboards.compose.pareto import ONE, WHOLE, pareto_of
+from dashboards.compose.fronts import ONE, WHOLE
+from dashboards.compose.pareto import pareto_of
 from dashboards.errors import DashboardError
 
 SHARED = {"data_is": "public", "target_delta": 1e-5, "dataset": "digits", "scored_on": "digits", "repeat": 0}

@@ -1,4 +1,4 @@
-"""What a search found: order, best so far, searched settings, and the Pareto front of private trials."""
+"""What a search found: its trials in order, searched settings, and the fronts of private trials."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dashboards.compose.search import searched_columns
 def trials_of(rows, **shared):
     """Trials from (learning rate, ε, guarantee, score)."""
     fixed = {"data_is": "public", "target_delta": 1e-5, "dataset": "digits", "repeat": 0, "public_seed": 0}
+    fixed |= {"sweep": "one", "tuned_epsilon": "20"}
     return pd.DataFrame(
         [
             fixed
@@ -39,32 +40,32 @@ def curve(content, label, panel):
     return next(c for c in content.panels[panel].curves if c.style.label == label)
 
 
-def test_search_history_is_in_the_order_of_the_trials():
+def test_search_lists_its_trials_by_score():
     rows = [(0.1 * i, 10.0, "proven", 0.5 + 0.01 * i) for i in range(1, 13)]
     shuffled = trials_of(rows).sample(frac=1, random_state=0)
-    dots = curve(content_of(shuffled, "search"), "private", 0)
-    assert [mean for _, mean in sorted(zip(dots.x, dots.mean, strict=True))] == sorted(dots.mean)
+    table = content_of(shuffled, "search").tables[0][1]
+    assert [row[0] for row in table.rows] == [str(number) for number in range(12, 0, -1)]
 
 
 def test_search_keeps_the_numbers_that_the_sweep_recorded():
     trials = trials_of(FRONT[:3]).assign(trial_number=[4, 1, 2])  # the third one failed
-    dots = curve(content_of(trials, "search"), "private", 0)
-    assert sorted(dots.x) == [1, 2, 4]
-
-
-def test_search_best_so_far_counts_private_trials_alone():
-    best = curve(content_of(trials_of(FRONT), "search"), "best private trial so far", 0)
-    assert max(best.mean) == pytest.approx(70)
-    assert best.mean == sorted(best.mean)
+    table = content_of(trials, "search").tables[0][1]
+    assert {row[0] for row in table.rows} == {"1", "2", "4"}
 
 
 def test_search_front_has_the_private_trials_that_none_beats():
     content = content_of(trials_of(FRONT), "search")
-    rings = next(c for c in content.panels[1].curves if c.style.ring)
+    rings = next(c for c in content.panels[0].curves if c.style.ring)
     assert list(zip(rings.names, rings.mean, strict=True)) == [
-        ("1, trial 1", pytest.approx(50)),
-        ("2, trial 2", pytest.approx(70)),
+        ("1, t1", pytest.approx(50)),
+        ("2, t2", pytest.approx(70)),
     ]
+
+
+def test_search_front_at_the_cost_of_its_tuning_is_the_best_trial_alone():
+    """Every trial of one search costs the same once the choice among them is counted."""
+    rings = next(c for c in content_of(trials_of(FRONT), "search").panels[1].curves if c.style.ring)
+    assert list(zip(rings.names, rings.mean, strict=True)) == [("20, t2", pytest.approx(70))]
 
 
 def test_search_table_marks_the_front_and_no_best_trial_of_one_training_each():
@@ -76,20 +77,12 @@ def test_search_table_marks_the_front_and_no_best_trial_of_one_training_each():
 
 def test_search_places_unproven_trials_at_no_epsilon():
     content = content_of(trials_of(FRONT), "search")
-    assert curve(content, "as published, not proven", 1).names == ["none proven, trial 5"]
+    assert curve(content, "one, no proven guarantee", 0).names == ["none, t5", "none, t6"]
 
 
-def test_search_has_a_panel_for_each_setting_that_varies():
-    labels = [p.axis.label for p in content_of(trials_of(FRONT), "search").panels]
-    assert labels[:2] == ["Trial", "ε spent by one trial"]
-    assert labels[2].startswith("Learning rate")
-    assert len(labels) == 3
-
-
-def test_search_rank_correlation_is_that_of_private_trials():
-    rows = [(1e-4, 8.0, "proven", 0.5), (1e-3, 8.0, "proven", 0.6), (1e-2, 8.0, "proven", 0.7)]
-    content = content_of(trials_of([*rows, (1e-5, math.inf, "none", 0.99)]), "search")
-    assert content.panels[1].axis.label == "Learning rate (rank correlation +1.00)"
+def test_search_draws_both_epsilons_and_leaves_its_settings_to_optuna():
+    labels = [panel.axis.label for panel in content_of(trials_of(FRONT), "search").panels]
+    assert labels == ["ε of one training", "ε of the whole sweep"]
 
 
 def test_search_takes_the_settings_that_the_sweep_names():

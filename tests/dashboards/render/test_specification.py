@@ -244,15 +244,6 @@ def test_error_bars_that_a_logarithm_does_not_hold_end_at_the_axis(make_trials):
     assert min(row["low"] for row in rows) == values_domain(content, panel=-1)[0]
 
 
-def test_panels_of_names_and_numbers_keep_their_words_apart(make_sweep):
-    trials = make_sweep("learning_rate", (0.1, 0.2, 0.3), epsilons=(10.0,)).assign(
-        optimizer_name=["adam", "lars", "lars"] * 3, trial=[f"t{i}" for i in range(9)]
-    )
-    content = content_of(trials, "search")
-    assert len({panel.axis.categorical for panel in content.panels}) == 2
-    check_words_stay_apart(content)
-
-
 @pytest.mark.parametrize(
     "question",
     [

@@ -1,0 +1,128 @@
+"""Scores against ε: the panels of trials at the ε of one training, and at that of the whole sweep.
+
+Left, every trial at the ε of its one training; right, at the ε of its whole sweep, all trainings and the
+choice among them included. The first is what a training would have cost whose settings were known; the second
+is what holds for the model that was chosen by looking. A front holds the trials that no other one beats in
+both, among those with a proven guarantee alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from dashboards.compose.axes import Axis, Ticks, ticks_of
+from dashboards.compose.content import Curve, Panel, Style
+from dashboards.compose.curves import MARKERS, PRIVATE_COLOURS, UNPROVEN_COLOURS, staircase
+from dashboards.compose.names import SWEEP, score_title
+from dashboards.compose.questions import Question, find_question
+from dashboards.compose.references import lines_across
+from dashboards.compose.search import epsilon_spent, is_private, objective, on_the_front
+
+ONE, WHOLE = "epsilon_of_one_training", "epsilon_of_the_sweep"
+_LEGEND, _FRONT = "Trials", "Pareto front"
+_FRONT_COLOUR = "#222222"
+AXES = {
+    column: Axis(column=column, label=label, symbol="ε", scale="log", dense=True, detached_name="none")
+    for column, label in ((ONE, "ε of one training"), (WHOLE, "ε of the whole sweep"))
+}
+
+
+def search_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
+    """Return the panels of one search, of the score that it maximised; none without one.
+
+    Args:
+      shown: from `dashboards.compose.selection.shown_trials`.
+      question: whose heading names trials without a sweep.
+    """
+    score = objective(shown)
+    if score is None:
+        return []
+    scored = shown[shown[score].notna()].reset_index(drop=True)
+    if SWEEP not in scored:  # trials that come from no MLflow
+        scored[SWEEP] = question.heading
+    return front_rows(with_epsilons(scored, score), score)
+
+
+def front_rows(shown: pd.DataFrame, score: str) -> list[list[Panel]]:
+    """Return the two panels, of trials that have the score and come from `with_epsilons`."""
+    return [[_panel(shown, score, column) for column in AXES]]
+
+
+def with_epsilons(shown: pd.DataFrame, score: str) -> pd.DataFrame:
+    """Add both ε, infinite where there is none, and whether a trial is on their fronts."""
+    private = is_private(shown)
+    tuned = pd.to_numeric(shown.get("tuned_epsilon", pd.Series(math.nan, index=shown.index)), errors="coerce")
+    found = shown.assign(
+        **{
+            ONE: epsilon_spent(shown).where(private, math.inf),
+            WHOLE: tuned.where(private).fillna(math.inf),
+        }
+    )
+    for column in AXES:
+        accounted = found[found[column] < math.inf]
+        front = on_the_front(list(accounted[column]), list(accounted[score]))
+        marks = pd.Series(front, index=accounted.index, dtype=bool)
+        found[f"on_front_{column}"] = marks.reindex(found.index, fill_value=False)
+    return found
+
+
+def _panel(shown: pd.DataFrame, score: str, column: str) -> Panel:
+    axis = AXES[column]
+    ticks = ticks_of(axis, pd.concat([shown[each] for each in AXES]))  # one scale tells the cost
+    curves = [_dots(rows, score, axis, ticks, style) for style, rows in _groups(shown)]
+    front = shown[shown[f"on_front_{column}"]].sort_values([column, score])
+    if len(front):
+        ring = Style(label=_FRONT, colour=_FRONT_COLOUR, dash="", hollow=True, ring=True)
+        dots = _dots(front, score, axis, ticks, ring)
+        curves += [_stairs(dots), dots]
+    return Panel(
+        legend=_LEGEND,
+        y_label=f"{score_title(score)} (%)",
+        axis=ticks,
+        axis_symbol=axis.symbol,
+        curves=curves,
+        references=lines_across(shown, score, find_question("search")),
+    )
+
+
+def _stairs(dots: Curve) -> Curve:
+    """Return the line of a front through its dots."""
+    x, y, names = staircase(dots.x, dots.mean)
+    style = Style(label=_FRONT, colour=_FRONT_COLOUR, marker="", dash="solid")
+    nothing = [math.nan] * len(x)
+    return Curve(style=style, names=names, x=x, mean=y, standard_error=nothing, num_repeats=[1] * len(x))
+
+
+def _groups(shown: pd.DataFrame) -> list[tuple[Style, pd.DataFrame]]:
+    """Split the trials by sweep and by whether they are private."""
+    found = []
+    for number, (name, rows) in enumerate(shown.groupby(SWEEP, sort=False)):
+        private = is_private(rows)
+        looks = PRIVATE_COLOURS[number % len(PRIVATE_COLOURS)], MARKERS[number % len(MARKERS)]
+        style = Style(label=str(name), colour=looks[0], marker=looks[1], dash="")
+        if private.any():
+            found.append((style, rows[private]))
+        if not private.all():
+            colour = UNPROVEN_COLOURS[number % len(UNPROVEN_COLOURS)]
+            label = f"{name}, no proven guarantee"
+            found.append((Style(label=label, colour=colour, dash="", hollow=True), rows[~private]))
+    return found
+
+
+def _dots(rows: pd.DataFrame, score: str, axis: Axis, ticks: Ticks, style: Style) -> Curve:
+    orders = list(axis.orders(rows[axis.column]))
+    return Curve(
+        style=style,
+        names=[f"{ticks.names[o]}, {trial}" for o, trial in zip(orders, trial_names(rows), strict=True)],
+        x=[ticks.positions[order] for order in orders],
+        mean=[100 * value for value in rows[score]],
+        standard_error=[math.nan] * len(rows),
+        num_repeats=[1] * len(rows),
+    )
+
+
+def trial_names(rows: pd.DataFrame) -> list[str]:
+    """Return what each trial is called: its name, else its number."""
+    return list(map(str, rows["trial" if "trial" in rows else "trial_number"]))
