@@ -171,7 +171,14 @@ def test_nothing_of_a_sealed_sweep_is_seen(storage: Storage) -> None:
     assert index.page() == before, "and nothing that moves with its trials or its publication"
 
 
-@pytest.mark.parametrize("plan", [{}, {"params": {"num_trials": 3}, "publication": {"interval_seconds": 1}}])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"params": {"num_trials": 3}},  # as of an open one, but for `trusted/`
+        {"params": {"num_trials": 3}, "publication": {"interval_seconds": 1}},
+    ],
+)
 def test_folder_that_may_be_sealed_is_left_alone(storage: Storage, plan: dict[str, object]) -> None:
     (sealed(storage, "secret-one") / "plan.json").write_text(json.dumps(plan))
     assert "No sweep yet" in shown(storage.index())
