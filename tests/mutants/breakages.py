@@ -2103,6 +2103,16 @@ BREAKAGES = (
         ),
     ),
     Breakage(
+        name="the plan of a sweep on private data calls them public",
+        file="sweeps/service/running/sweep.py",
+        before='facts["data_is"] = self._plan.tags()["data_is"]',
+        after='facts["data_is"] = "public"',
+        tests=(
+            "tests/sweeps/test_search.py"
+            "::test_folder_of_a_sweep_tells_the_dashboard_how_it_ended_and_whether_its_data_are_public",
+        ),
+    ),
+    Breakage(
         name="the dashboard answers to whatever name points to this machine",
         file="dashboards/serve/guard.py",
         before="        if is_loopback(self.bound):\n            return False\n",

@@ -20,6 +20,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from dashboards.serve.folders import open_folders
 from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.filters import StepClass, composed_event
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, StorageError
@@ -546,6 +547,16 @@ def test_ledger_reserves_every_trial_at_the_least_noise_before_the_first_one(
 def label(folder: Path, number: int) -> str:
     sweep_id = json.loads((folder / "sweeps" / "one" / "plan.json").read_text())["sweep_id"]
     return f"one-{sweep_id}/trial-{number}"
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_folder_of_a_sweep_tells_the_dashboard_how_it_ended_and_whether_its_data_are_public(
+    ray: Ray, start: Callable[..., int], charged: Callable[..., int], tmp_path: Path, is_public: bool
+) -> None:
+    assert (start() if is_public else charged(40)) == 0
+    (folder,) = open_folders(tmp_path)
+    assert (folder.data_are_public, folder.status) == (is_public, "finished")
+    assert (folder.num_trials, len(folder.finished()), folder.report is not None) == (4, 4, True)
 
 
 def test_ledger_with_one_step_too_few_starts_no_trial(ray: Ray, charged: Callable[..., int]) -> None:

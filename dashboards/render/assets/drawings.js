@@ -1,6 +1,5 @@
 // Draws every figure of the page in the colours of its theme; on narrow screens panels stand in one column.
-// A <figure class="drawing"> holds a <div class="canvas"> and the specification as JSON; a page that changes
-// the specification calls dashboard.draw(figure).
+// A <figure class="drawing"> holds a <div class="canvas"> and the specification as JSON.
 (() => {
   "use strict";
   const narrow = matchMedia("(max-width: 820px)");
@@ -69,7 +68,6 @@
     return next;
   };
   const drawAll = () => document.querySelectorAll(".drawing").forEach(drawInTurn);
-  window.dashboard.draw = drawInTurn;
   addEventListener("theme", drawAll);
   narrow.addEventListener("change", drawAll);
 })();
