@@ -2,9 +2,9 @@
 # Each creates .venv and installs what is missing; a second run installs nothing.
 # Options of the sweep: make sweep OPTIONS="--dataset fashion-mnist"
 # `make test` takes five minutes and skips, with the reason, what this machine lacks. `make test-ci`, which
-# .ci/run calls, adds what the commit chooses: a quarter of the files that start clusters and servers, and a long
-# test. `make test-long` is the rest: all of those, killing real sweeps, searching all they wrote for leaks,
-# deliberate breakages.
+# .ci/run calls, adds the tests with clusters and servers of what changed since the commit in .ci/base.
+# `make test-long` is the rest: all of those, killing real sweeps, searching all they wrote for leaks, deliberate
+# breakages.
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +18,7 @@ PYTEST_OPTIONS ?=
 unexport PYTHONDONTWRITEBYTECODE
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep dashboard services services-stop test test-ci test-long mutants mutants-slice lint docs gpu-bundle clean
+.PHONY: sweep dashboard services services-stop test test-ci test-long seconds mutants mutants-changed lint docs gpu-bundle clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
@@ -39,17 +39,22 @@ test: $(INSTALLED)
 	$(PYTEST) -n auto --maxprocesses 8 -m "not ci and not long and not gpu" $(PYTEST_OPTIONS)
 
 test-ci: $(INSTALLED)
-	$(PYTEST) $(CI_PROCESSES) -m "not gpu" --ci-share=4 --long-slice=1 $(PYTEST_OPTIONS)
+	$(PYTEST) $(CI_PROCESSES) -m "not long and not gpu" --since-base $(PYTEST_OPTIONS)
 
 test-long: $(INSTALLED) mutants
 	$(PYTEST) $(CI_PROCESSES) -m "(ci or long) and not gpu" $(PYTEST_OPTIONS)
+	@echo "All of it passed. Where it was of a commit, move the base on: git rev-parse HEAD >.ci/base"
 
-# Deliberate breakages, which the tests must notice; the slice is of three, chosen by the commit.
+# Runs all tests marked `ci`, an hour on two idle cores, and writes .ci/seconds.json, by which .ci/run counts.
+seconds: $(INSTALLED)
+	$(PYTEST) $(CI_PROCESSES) -m "ci and not long and not gpu" --write-seconds $(PYTEST_OPTIONS)
+
+# Deliberate breakages, which the tests must notice: all, or those of what changed since the commit in .ci/base.
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants
 
-mutants-slice: $(INSTALLED)
-	$(BIN)/python -m tests.mutants --slice 3
+mutants-changed: $(INSTALLED)
+	$(BIN)/python -m tests.mutants --since-base
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

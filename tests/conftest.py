@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from tests import selection
 from tests.distributions import made_quickly
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -38,41 +36,30 @@ Definition = tuple[ModuleType | type, str, object]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--long-slice",
-        type=int,
-        metavar="N",
-        help="of the tests marked `long`, run N that the commit chooses, from as many files as possible",
+        "--since-base",
+        action="store_true",
+        help="of the files with tests marked `ci`, run those of what changed since the commit in .ci/base",
     )
     parser.addoption(
-        "--ci-share",
-        type=int,
-        metavar="N",
-        help="of the files with tests marked `ci`, run those of one in N, which the commit chooses",
+        "--write-seconds",
+        action="store_true",
+        help="write to .ci/seconds.json what the tests marked `ci` of each file took",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # xdist's workers send their reports to the process in command
         config.pluginmanager.register(TimesPerMarker())
+        config.pluginmanager.register(SelectionReport(), "selection_report")
+        if config.getoption("--write-seconds"):
+            config.pluginmanager.register(SecondsPerFile())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Chooses what a commit runs of `ci` and `long`; files that take long come first, for busy processes."""
-    num_long, share = config.getoption("--long-slice"), config.getoption("--ci-share")
-    left_out = set[pytest.Item]()
-    if num_long is not None:
-        long = [item for item in items if item.get_closest_marker("long")]
-        fit = [item.nodeid for item in long if not item.get_closest_marker("whole")]
-        chosen = set(long_slice(fit, num_long, commit()))
-        left_out |= {item for item in long if item.nodeid not in chosen}
-    if share is not None:
-        shared = [i for i in items if i.get_closest_marker("ci") and not i.get_closest_marker("long")]
-        files = set(share_of({_file(item.nodeid) for item in shared}, share, commit()))
-        left_out |= {item for item in shared if _file(item.nodeid) not in files}
-    if left_out:
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
+    """Leaves out `ci` tests that no change reaches; files that take long come first, for busy processes."""
+    if config.getoption("--since-base"):
+        _leave_out_unreached(config, items)
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
@@ -80,34 +67,62 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path not in heavy)
 
 
-def long_slice(tests: Sequence[str], num_tests: int, seed: str) -> list[str]:
-    """Returns the tests that `seed` chooses: one of each file, files in its order, then another of each."""
-    files: dict[str, list[str]] = {}
-    for test in sorted(tests, key=lambda test: _drawn(seed, test)):
-        files.setdefault(_file(test), []).append(test)
-    turns = [(turn, _drawn(seed, file), test) for file, own in files.items() for turn, test in enumerate(own)]
-    return [test for _, _, test in sorted(turns)[:num_tests]]
-
-
-def share_of(files: Iterable[str], share: int, seed: str) -> list[str]:
-    """Returns one in `share` of the files, rounded up, which `seed` chooses."""
-    ordered = sorted(files, key=lambda file: _drawn(seed, file))
-    return ordered[: -(-len(ordered) // share)]
+def _leave_out_unreached(config: pytest.Config, items: list[pytest.Item]) -> None:
+    candidates = [i for i in items if i.get_closest_marker("ci") and not i.get_closest_marker("long")]
+    files = {_file(item.nodeid) for item in candidates}
+    chosen = selection.select(
+        files, selection.changed_paths(), selection.read_tree(), selection.read_seconds()
+    )
+    unchosen = {item for item in candidates if _file(item.nodeid) not in chosen.chosen}
+    if unchosen:
+        config.hook.pytest_deselected(items=[item for item in items if item in unchosen])
+        items[:] = [item for item in items if item not in unchosen]
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["selection"] = chosen.lines()
+    else:
+        config.pluginmanager.get_plugin("selection_report").lines = chosen.lines()
 
 
 def _file(test: str) -> str:
     return test.split("::")[0]
 
 
-def _drawn(seed: str, name: str) -> bytes:
-    return hashlib.sha256(f"{seed} {name}".encode()).digest()
+class SelectionReport:
+    """Prints which files with tests marked `ci` a run had no time for."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.lines = getattr(node, "workeroutput", {}).get("selection", self.lines)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.lines:
+            terminalreporter.section("tests marked `ci` since .ci/base", sep="=")
+            for line in self.lines:
+                terminalreporter.write_line(line)
 
 
-def commit() -> str:
-    """Returns the hash of the commit that is tested; empty where there is none."""
-    command = ["git", "rev-parse", "HEAD"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+class SecondsPerFile:
+    """Writes what the tests marked `ci` of each file took, of files whose tests passed."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        markers = getattr(report, "markers", ())
+        if "ci" in markers and "long" not in markers:
+            self._seconds[_file(report.nodeid)] += report.duration  # type: ignore[assignment]  # of floats
+        if report.failed:
+            self._failed.add(_file(report.nodeid))
+
+    def measured(self) -> dict[str, float]:
+        return {file: seconds for file, seconds in self._seconds.items() if file not in self._failed}
+
+    def pytest_sessionfinish(self) -> None:
+        selection.write_seconds(self.measured())
 
 
 class TimesPerMarker:

@@ -1,34 +1,11 @@
-"""What each commit runs of the tests marked `ci` and `long`, and the times per marker."""
+"""The times per marker, and per file with tests marked `ci`."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from tests.conftest import TimesPerMarker, long_slice, share_of
-
-LONG = [f"tests/{file}.py::test_{number}" for file in "abcd" for number in range(5)]
-
-
-def test_slice_takes_one_test_of_each_file_before_a_second() -> None:
-    for seed in map(str, range(20)):
-        assert len({test.split("::")[0] for test in long_slice(LONG, 4, seed)}) == 4
-
-
-def test_every_long_test_is_in_the_slice_of_some_commit() -> None:
-    assert {test for seed in range(200) for test in long_slice(LONG, 3, str(seed))} == set(LONG)
-
-
-def test_slice_depends_on_the_commit_alone() -> None:
-    assert long_slice(LONG, 3, "a") == long_slice(LONG[::-1], 3, "a") != long_slice(LONG, 3, "b")
-
-
-def test_share_of_the_files_follows_the_commit_and_covers_all_in_time() -> None:
-    files = [f"tests/{number}.py" for number in range(10)]
-    assert share_of(files, 4, "a") == share_of(files[::-1], 4, "a") != share_of(files, 4, "b")
-    assert {len(share_of(files, 4, str(seed))) for seed in range(50)} == {3}
-    assert {file for seed in range(50) for file in share_of(files, 4, str(seed))} == set(files)
-    assert set(share_of(files, 1, "a")) == set(files)
+from tests.conftest import SecondsPerFile, TimesPerMarker
 
 
 def test_times_of_all_phases_of_a_test_are_added_to_its_marker() -> None:
@@ -40,3 +17,18 @@ def test_times_of_all_phases_of_a_test_are_added_to_its_marker() -> None:
     terminal: Any = SimpleNamespace(section=lambda *_, **__: None, write_line=lines.append)
     times.pytest_terminal_summary(terminal)
     assert lines == ["unmarked: 2 tests, 12 s", "ci: 1 tests, 6 s", "  of all these, ray: 1 tests, 6 s"]
+
+
+def test_seconds_of_a_file_are_those_of_its_ci_tests_and_need_them_to_pass() -> None:
+    seconds = SecondsPerFile()
+    for file, markers, failed in (
+        ("tests/test_a.py", ["ci"], False),
+        ("tests/test_a.py", ["ci", "ray"], False),
+        ("tests/test_a.py", [], False),
+        ("tests/test_a.py", ["ci", "long"], False),
+        ("tests/test_b.py", ["ci"], False),
+        ("tests/test_b.py", ["ci"], True),
+    ):
+        report: Any = SimpleNamespace(nodeid=f"{file}::test", markers=markers, duration=2.0, failed=failed)
+        seconds.pytest_runtest_logreport(report)
+    assert seconds.measured() == {"tests/test_a.py": 4.0}

@@ -1,7 +1,7 @@
 """Breaks the code in every way that `breakages` lists, one at a time, and sees the named tests fail.
 
     python -m tests.mutants                     # all
-    python -m tests.mutants --slice 3           # three, chosen by the commit
+    python -m tests.mutants --since-base        # of files that changed since .ci/base, or whose tests did
     python -m tests.mutants --name "short last group is kept"
 
 First the named tests pass on the code as it is. Prints a table; exit code 1 when a breakage survives or no
@@ -11,15 +11,14 @@ longer fits the code, and when a test fails without it.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutants.breakages import BREAKAGES, Breakage
-from tests.mutants.running import FAILED, PASSED, ROOT, copy_tree, preload, run_tests
+from tests.mutants.running import FAILED, PASSED, copy_tree, preload, run_tests
+from tests.selection import NUM_BREAKAGES, changed_breakages, changed_paths
 
 
 def main() -> int:
@@ -28,7 +27,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--name", action="append", help="a breakage by its name; any number of times")
-    parser.add_argument("--slice", type=int, metavar="N", help="N of all, chosen by the current commit")
+    parser.add_argument(
+        "--since-base",
+        action="store_true",
+        help=f"those whose file or tests changed since the commit in .ci/base; at most {NUM_BREAKAGES}",
+    )
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     given = parser.parse_args()
     chosen = list(BREAKAGES)
@@ -36,30 +39,19 @@ def main() -> int:
         if unknown := set(given.name) - {each.name for each in BREAKAGES}:
             parser.error(f"unknown breakage {', '.join(sorted(unknown))}; see --list")
         chosen = [each for each in BREAKAGES if each.name in given.name]
-    if given.slice is not None:
-        chosen = part_for(_commit(), chosen, given.slice)
+    if given.since_base:
+        chosen = changed_breakages(chosen, changed_paths())
     if given.list:
         print("\n".join(each.name for each in chosen))
+        return 0
+    if not chosen:
+        print("no breakage is of a file that changed, or has tests that did")
         return 0
     preload()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder).resolve() / "copy"
         copy_tree(copy)
         return run(chosen, copy)
-
-
-def part_for(commit: str, breakages: Sequence[Breakage], count: int) -> list[Breakage]:
-    """Return `count` of the breakages; other commits choose others.
-
-    >>> [len(part_for(commit, BREAKAGES, 5)) for commit in ("a", "b")]
-    [5, 5]
-    """
-
-    def rank(breakage: Breakage) -> bytes:
-        return hashlib.sha256(f"{commit} {breakage.name}".encode()).digest()
-
-    kept = sorted(breakages, key=rank)[:count]
-    return [each for each in breakages if each in kept]
 
 
 def run(breakages: Sequence[Breakage], copy: Path) -> int:
@@ -92,11 +84,6 @@ def break_each(breakages: Sequence[Breakage], copy: Path) -> int:
             print(output)
     print(f"{num_killed} of {len(breakages)} breakages killed")
     return 0 if num_killed == len(breakages) else 1
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import part_for
 from tests.mutants.breakages import BREAKAGES, Breakage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,10 +31,3 @@ def test_tests_that_must_fail_exist(breakage: Breakage) -> None:
 
 def test_names_differ() -> None:
     assert len({each.name for each in BREAKAGES}) == len(BREAKAGES) >= 30
-
-
-def test_slice_follows_the_commit_and_covers_all_in_time() -> None:
-    slices = [part_for(f"commit {number}", BREAKAGES, 5) for number in range(600)]
-    assert part_for("commit 0", BREAKAGES, 5) == slices[0]
-    assert {len(each) for each in slices} == {5}
-    assert {breakage.name for each in slices for breakage in each} == {each.name for each in BREAKAGES}

@@ -246,7 +246,7 @@ def _end_process(pid: int) -> None:
         pytest.param(({"open": 3}, 3), marks=pytest.mark.ci, id="few"),
         pytest.param(
             (dict(zip(KINDS, (8, 6, 3, 3, 5, 5), strict=True)), 30),
-            marks=[pytest.mark.long, pytest.mark.whole],
+            marks=pytest.mark.long,
             id="many",
         ),
     ],
