@@ -18,7 +18,7 @@ PYTEST_OPTIONS ?=
 unexport PYTHONDONTWRITEBYTECODE
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep dashboard services services-stop test test-ci test-long seconds mutants mutants-changed lint docs gpu-bundle clean
+.PHONY: sweep dashboard services services-stop test test-ci test-long seconds mutants mutants-changed lint docs wheel gpu-bundle clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
@@ -67,12 +67,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "error: Python 3.11 or newer is needed; give one with PYTHON=/path/to/python"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[service,dev]"
 	@touch $@
 
 # The site, in build/site: a warning, such as a dead link, is an error.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# Source archive and wheel, in dist/.
+wheel: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 # One folder, build/gpu-bundle, for a machine with torch and CUDA: docs/gpu.md. Another Python than this one's:
 # make gpu-bundle PYTHON_VERSION=3.12
@@ -80,4 +86,4 @@ gpu-bundle: $(INSTALLED)
 	$(BIN)/python -m benchmarks.gpu bundle $(if $(PYTHON_VERSION),--python-version $(PYTHON_VERSION))
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info

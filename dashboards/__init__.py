@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpgcl_core.errors import require_extra
 from dpgcl_core.lazy_names import lazy_names
+
+require_extra("service", "mlflow", "pandas", needed_by=__name__)
 
 if TYPE_CHECKING:
     from dashboards.compose.answer import Answer, answer_of

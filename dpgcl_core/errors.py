@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib.util
 import io
 import os
 import select
@@ -73,6 +74,27 @@ class LedgerMissing(LedgerError):  # noqa: N818 (what it is)
 
 class BudgetExceeded(LedgerError):  # noqa: N818 (an answer, not a fault)
     """The cap of a data set does not allow what was asked for; nothing was charged."""
+
+
+class ExtraMissing(DpgclError, ImportError):  # noqa: N818 (what it is)
+    """A part of the package is used whose extra is not installed."""
+
+
+def require_extra(extra: str, *modules: str, needed_by: str) -> None:
+    """Check that the packages of an extra are there, before a part that needs them is imported.
+
+    Args:
+      extra: of `pyproject.toml`.
+      modules: which the part cannot do without.
+      needed_by: the part, for the message.
+
+    Raises:
+      ExtraMissing: one of `modules` is not installed.
+    """
+    missing = [name for name in modules if name not in sys.modules and not importlib.util.find_spec(name)]
+    if missing:
+        names = ", ".join(missing)
+        raise ExtraMissing(f'{needed_by} needs {names}: pip install "dpgcl[{extra}]"')
 
 
 def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:

@@ -15,7 +15,10 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dpgcl_core.errors import require_extra
 from dpgcl_core.lazy_names import lazy_names
+
+require_extra("service", "ray", "mlflow", "optuna", needed_by=__name__)
 
 if TYPE_CHECKING:
     from sweeps.service.options.sweep import PairSweepOptions, SweepOptions

@@ -22,7 +22,7 @@ from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_extra
 
 GRID = 1e-4
 _COARSE_GRID = 1e-3
@@ -95,7 +95,11 @@ def epsilon_prv(*, sampling_prob: float, noise_multiplier: float, num_steps: int
     """Return ε at `delta` by Opacus' PRV accountant (upper end of its error interval).
 
     `nan` where PRV's own error control gives up, as it does for some very large or very small ε.
+
+    Raises:
+      ExtraMissing: Opacus, of the extra `service`, is not installed.
     """
+    require_extra("service", "opacus", needed_by="the accountant prv")
     from opacus.accountants import PRVAccountant  # slow to import
 
     if noise_multiplier == 0:

@@ -241,7 +241,7 @@ def _parsed(url: str) -> URL:
         for driver in ("psycopg", "psycopg2"):
             if importlib.util.find_spec(driver):
                 return parsed.set(drivername=f"postgresql+{driver}")
-        raise LedgerError("a PostgreSQL ledger needs its driver: pip install 'psycopg[binary]'")
+        raise LedgerError('a PostgreSQL ledger needs its driver: pip install "dpgcl[postgres]"')
     raise LedgerError(f"a ledger lies in SQLite or PostgreSQL; got {backend!r}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, epsilon_of_steps
+from dpgcl_core.errors import require_extra
 from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.planning.solving import solve
 
@@ -140,7 +141,12 @@ def reproduced(row: Published) -> Reproduced:
 
 
 def rdp_epsilon(row: Published, num_records: float, delta: float) -> float:
-    """Return ε by Opacus' RDP accountant with its default orders, of the row's steps on N records."""
+    """Return ε by Opacus' RDP accountant with its default orders, of the row's steps on N records.
+
+    Raises:
+      ExtraMissing: Opacus, of the extra `service`, is not installed.
+    """
+    require_extra("service", "opacus", needed_by="the ε of published results")
     from opacus.accountants.analysis import rdp as opacus_rdp  # slow to import
 
     orders = [*(1 + x / 10 for x in range(1, 100)), *range(12, 64)]

@@ -54,7 +54,7 @@ def coarse_losses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def postgres_server() -> Iterator[str]:
     """A server on a Unix socket, with a folder of its own and no network; yields its URL."""
     pytest.importorskip(
-        "psycopg", reason="PostgreSQL's driver is not installed: pip install 'psycopg[binary]'"
+        "psycopg", reason='PostgreSQL\'s driver is not installed: pip install "dpgcl[postgres]"'
     )
     programs = _programs()
     if programs is None:

@@ -1,12 +1,10 @@
-"""The examples run as they stand: those of the library in a wheel alone, those of sweeps on Ray."""
+"""The examples run as they stand, those of sweeps on Ray; `test_wheel` runs the library's without Ray."""
 
 from __future__ import annotations
 
 import os
 import re
 import runpy
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,35 +116,3 @@ def test_sweep_from_python_returns_trials_the_best_setting_and_both_epsilons(
     one, whole = re.findall(r"ε of one training: (\d+\.\d+), of the whole search: (\d+\.\d+)", said)[0]
     assert 7.9 < float(one) <= 8.0 < float(whole)
     assert float(best) > 0.2
-
-
-_BLOCKED = "import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
-_HEAVY = ("ray", "mlflow", "open_clip", "optuna", "peft", "timm", "tyro", "pandas", "trainers", "sweeps")
-
-
-@pytest.mark.ci
-def test_library_examples_run_from_a_wheel_where_no_service_can_be_imported(tmp_path: Path) -> None:
-    source, wheels, empty = tmp_path / "source", tmp_path / "wheels", tmp_path / "empty"
-    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "tests", "benchmarks", "docs")
-    shutil.copytree(ROOT, source, ignore=ignored)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*build, "--quiet", "--wheel-dir", wheels, source], check=True, cwd=tmp_path)
-    (wheel,) = wheels.glob("*.whl")
-    empty.mkdir()
-    for example in ("own_loop.py", "accounting.py"):
-        code = (
-            _BLOCKED.format(names=_HEAVY)
-            + f"sys.path.insert(0, {str(wheel)!r})\n"
-            + "import runpy, dpgcl_core\n"
-            + f"assert dpgcl_core.__file__.startswith({str(wheel)!r}), dpgcl_core.__file__\n"
-            + f"runpy.run_path({str(EXAMPLES / example)!r}, run_name='__main__')\n"
-        )
-        command = [sys.executable, "-I", "-c", code]
-        done = subprocess.run(command, cwd=empty, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "ε = " in done.stdout
-    names = subprocess.run(
-        [sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True
-    )
-    for package in ("dpgcl_core", "trainers", "dashboards", "sweeps"):
-        assert f"{package}/py.typed" in names.stdout

@@ -72,9 +72,11 @@ def test_launcher_with_a_mistake_is_refused(path, value, error):
 def test_launcher_installs_the_tested_versions(launcher):
     (folder,) = [Path(path).name for path, source in launcher["file_mounts"].items() if source == "."]
     pip = f"$HOME/venv/bin/pip install -c $HOME/{folder}/constraints.txt -e"
-    assert [c for c in launcher["setup_commands"] if "pip install" in c] == [f"{pip} $HOME/{folder}"]
+    assert [c for c in launcher["setup_commands"] if "pip install" in c] == [
+        f'{pip} "$HOME/{folder}[service]"'
+    ]
     (of_head,) = launcher["head_setup_commands"]
-    assert of_head.startswith(f'{pip} "$HOME/{folder}[postgres,s3]"'), "the driver's extras"
+    assert of_head.startswith(f'{pip} "$HOME/{folder}[service,postgres,s3]"'), "the driver's extras"
 
 
 @each_launcher

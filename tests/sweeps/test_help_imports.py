@@ -42,10 +42,14 @@ for program in programs:
 """One interpreter for many programs: the first that loads something heavy is named."""
 _BLOCKED = """
 import runpy, sys
+from importlib.machinery import ModuleSpec
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name in {heavy!r}:
-            raise SystemExit(f"imports {{name}}")
+        return ModuleSpec(name, self) if name in {heavy!r} else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        raise SystemExit(f"imports {{module.__name__}}")
 sys.meta_path.insert(0, Blocked())
 sys.argv = [{script!r}, *{options!r}]
 runpy.run_path({script!r}, run_name="__main__")

@@ -77,7 +77,7 @@ def free_ports(number: int) -> list[int]:
 @pytest.fixture(scope="module")
 def services() -> Iterator[Services]:
     pytest.importorskip(
-        "psycopg", reason="PostgreSQL's driver is not installed: pip install 'psycopg[binary]'"
+        "psycopg", reason='PostgreSQL\'s driver is not installed: pip install "dpgcl[postgres]"'
     )
     try:
         module._programs()
