@@ -136,9 +136,9 @@ class _CraftedTask(Task[Crafted]):
         return crafted_inputs(members, self.gradient, l2_clip_norm=config.mechanism.l2_clip_norm)
 
     def blank_inputs(
-        self, network: Crafted, image_shape: tuple[int, ...], *, groups: int, group_size: int, num_views: int
+        self, network: Crafted, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> Tensor:
-        return torch.zeros(groups, group_size, num_views, _DIM)
+        return torch.zeros(*shape, _DIM)
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
         return _records(count, None)

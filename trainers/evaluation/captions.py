@@ -19,6 +19,7 @@ A network that diverged gives poor scores and no error: what is not finite count
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.sampling.records import ids_from_names, keyed_uniform
-from trainers.config.training import EvaluationConfig, ViewConfig
 from trainers.data.dataset import AnyRecords, captions_of
 from trainers.evaluation.features import (
     check_some,
@@ -39,11 +39,12 @@ from trainers.evaluation.features import (
     is_labelled,
     label_scores,
     read_images,
-    view_retrieval,
+    view_retrieval_of,
 )
 from trainers.evaluation.outcomes import Score, exp_score, mean_score, ratio_score
 from trainers.evaluation.pairs import PAIRS_AT_ONCE, ZERO_SHOT_TEMPLATES
 from trainers.evaluation.retrieval import check_labels, share_of_texts
+from trainers.evaluation.scoring import Scoring
 from trainers.models.captioner import Captioner
 from trainers.views.captions import NON_ESSENTIAL_WORDS, with_words, words_of
 from trainers.views.images import normalise
@@ -83,53 +84,36 @@ class Likelihoods:
     num_right: Tensor
 
 
-def evaluate(
-    network: Captioner,
-    index: AnyRecords | None,
-    queries: AnyRecords,
-    config: EvaluationConfig,
-    *,
-    view_config: ViewConfig,
-    seed: int,
-    device: torch.device | str,
-    class_names: Sequence[str] = (),
-    batch_size: int = PAIRS_AT_ONCE,
-) -> dict[str, float]:
+def evaluate(network: Captioner, scoring: Scoring) -> dict[str, float]:
     """Return the scores of a frozen captioner by metric name, each in [0, 1].
 
     What `caption_scores` returns and, with labels, k-NN and linear probe on the encoder's features. Of images
     that have neither captions nor labels the view retrieval.
 
     Args:
-      network: already on `device`; its train/eval modes are restored.
-      index: k-NN index and training records of the probe; None where there are none.
-      queries: records scored, with or without captions.
-      config: subset sizes and k.
-      view_config: augmentation, for view retrieval.
-      seed: public seed of the orders and the views.
-      device: where the network is.
-      class_names: of the queries' labels 0, 1, …, for the zero-shot score.
-      batch_size: images passed at once, at most `PAIRS_AT_ONCE`; changes no score beyond rounding.
+      network: already on the device; its train/eval modes are restored.
+      scoring: the records, with or without captions, and how they are scored, at most `PAIRS_AT_ONCE` of
+        them at once.
 
     Raises:
       DataError: there is nothing to score, or a label has no name though others have.
     """
-    check_some(index, queries)
-    batch_size = min(batch_size, PAIRS_AT_ONCE)
-    queries = first_records(queries, config.max_query_records)
-    labelled = index is not None and is_labelled(index, queries)
+    check_some(scoring.index, scoring.queries)
+    scoring = dataclasses.replace(scoring, batch_size=min(scoring.batch_size, PAIRS_AT_ONCE))
+    queries = first_records(scoring.queries, scoring.config.max_query_records)
+    labelled = scoring.index is not None and is_labelled(scoring.index, queries)
     if captions_of(queries) is None and not labelled:
-        return view_retrieval(
-            network, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
-        )
+        return view_retrieval_of(network, queries, scoring)
     with frozen(network):
         scores, features = caption_scores(
-            network, queries, seed=seed, device=device, class_names=class_names, batch_size=batch_size
+            network,
+            queries,
+            seed=scoring.seed,
+            device=scoring.device,
+            class_names=scoring.class_names,
+            batch_size=scoring.batch_size,
         )
-    if index is not None and labelled:
-        asked = finite_features(features)
-        scores |= label_scores(network, index, asked, queries, config, batch_size=batch_size, device=device)
-    return scores
+    return scores | (label_scores(network, finite_features(features), queries, scoring) if labelled else {})
 
 
 @torch.no_grad()

@@ -2,61 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE
-from trainers.config.training import EvaluationConfig, ViewConfig
-from trainers.data.dataset import AnyRecords
 from trainers.evaluation import features
 from trainers.evaluation.linear_probe import Features, Labels
 from trainers.evaluation.outcomes import Score, auc_score, mean_score
+from trainers.evaluation.scoring import Scoring
 from trainers.models.classifier import Classifier
 
 
-def evaluate(
-    network: Classifier,
-    index: AnyRecords | None,
-    queries: AnyRecords,
-    config: EvaluationConfig,
-    *,
-    view_config: ViewConfig,
-    seed: int,
-    device: torch.device | str,
-    batch_size: int = 512,
-) -> dict[str, float]:
+def evaluate(network: Classifier, scoring: Scoring) -> dict[str, float]:
     """Return `classifier_accuracy` of labelled queries, and the scores of the frozen features, in [0, 1].
 
     Of two classes, and of unbalanced ones, `classifier_balanced_accuracy`, too; of two `classifier_auc`.
 
     Args:
-      network: already on `device`; its train/eval modes are restored.
-      index: labelled records for k-NN and probe; None where there are none.
-      queries: records scored.
-      config: subset sizes and k.
-      view_config: augmentation, for the views of records without labels.
-      seed: public seed of the views.
-      device: where the network is.
-      batch_size: images passed at once; changes no score beyond rounding.
+      network: already on the device; its train/eval modes are restored.
+      scoring: the records, and how they are scored.
 
     Raises:
       DataError: there is nothing to score.
     """
-    how: dict[str, Any] = {"device": device, "batch_size": batch_size}
-    features.check_some(index, queries)
-    if queries.labels is None and index is None:
-        return {}
-    if queries.labels is None:
-        return features.evaluate(network, index, queries, config, view_config=view_config, seed=seed, **how)
-    queries = features.first_records(queries, config.max_query_records)
+    features.check_some(scoring.index, scoring.queries)
+    if scoring.queries.labels is None:
+        return {} if scoring.index is None else features.evaluate(network, scoring)
+    queries = features.first_records(scoring.queries, scoring.config.max_query_records)
     assert queries.labels is not None
-    asked = features.embed_features(network, queries.images, batch_size=batch_size, device=device)
+    asked = features.embed_features(
+        network, queries.images, batch_size=scoring.batch_size, device=scoring.device
+    )
     found = features.with_balanced(own_scores(network, asked, queries.labels), queries.labels)
-    if index is None or index.labels is None:
+    if scoring.index is None or scoring.index.labels is None:
         return found
-    return found | features.label_scores(network, index, asked, queries, config, **how)
+    return found | features.label_scores(network, asked, queries, scoring)
 
 
 def own_scores(network: Classifier, asked: Features, labels: Labels) -> dict[str, Score]:

@@ -30,6 +30,7 @@ from trainers.data.pairs import Images
 from trainers.evaluation.linear_probe import Features, Labels, fit_linear_probe
 from trainers.evaluation.outcomes import Score, auc_score, balanced_score, mean_score, needs_balance
 from trainers.evaluation.readout import read_out
+from trainers.evaluation.scoring import Scoring
 from trainers.models.networks import AnyEncoder
 from trainers.views.images import make_views, normalise
 
@@ -46,49 +47,31 @@ _BLOCK = 256
 """Similarities whose largest stands for them, where the nearest are looked for."""
 
 
-def evaluate(
-    encoder: AnyEncoder,
-    index: AnyRecords | None,
-    queries: AnyRecords,
-    config: EvaluationConfig,
-    *,
-    view_config: ViewConfig,
-    seed: int,
-    device: torch.device | str,
-    prefix: str = "",
-    batch_size: int = 512,
-) -> dict[str, float]:
+def evaluate(encoder: AnyEncoder, scoring: Scoring) -> dict[str, float]:
     """Return the scores of a frozen network's image features by metric name, each in [0, 1].
 
     With labels: `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index, and what else
     `feature_scores` has. Without: `view_retrieval_top1` and `view_retrieval_top10` among the queries.
 
     Args:
-      encoder: the network, already on `device`; its train/eval modes are restored.
-      index: k-NN index and training records of the probe; None where there are none.
-      queries: records scored.
-      config: subset sizes and k.
-      view_config: augmentation, for view retrieval.
-      seed: public seed of the views.
-      device: where the encoder is.
-      prefix: put before each name, such as "untrained_".
-      batch_size: images passed through the encoder at once; changes no score beyond rounding.
+      encoder: the network, already on the device; its train/eval modes are restored.
+      scoring: the records, and how they are scored.
 
     Raises:
       DataError: there is nothing to score.
     """
-    check_some(index, queries)
-    queries = first_records(queries, config.max_query_records)
-    if index is not None and is_labelled(index, queries):
-        asked = embed_features(
-            encoder, queries.images, batch_size=batch_size, device=device, readout=config.readout
-        )
-        scores = label_scores(encoder, index, asked, queries, config, batch_size=batch_size, device=device)
-    else:
-        scores = view_retrieval(
-            encoder, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
-        )
-    return {prefix + name: score for name, score in scores.items()}
+    check_some(scoring.index, scoring.queries)
+    queries = first_records(scoring.queries, scoring.config.max_query_records)
+    if scoring.index is None or not is_labelled(scoring.index, queries):
+        return view_retrieval_of(encoder, queries, scoring)
+    asked = embed_features(
+        encoder,
+        queries.images,
+        batch_size=scoring.batch_size,
+        device=scoring.device,
+        readout=scoring.config.readout,
+    )
+    return label_scores(encoder, asked, queries, scoring)
 
 
 def check_some(index: AnyRecords | None, queries: AnyRecords) -> None:
@@ -110,21 +93,19 @@ def is_labelled(index: AnyRecords, queries: AnyRecords) -> bool:
 
 
 def label_scores(
-    encoder: AnyEncoder,
-    index: AnyRecords,
-    asked: Features,
-    queries: AnyRecords,
-    config: EvaluationConfig,
-    *,
-    batch_size: int,
-    device: torch.device | str,
+    encoder: AnyEncoder, asked: Features, queries: AnyRecords, scoring: Scoring
 ) -> dict[str, float]:
     """Return k-NN and linear probe of labelled queries with features `asked`, given the labelled index."""
-    index = first_records(index, config.max_index_records)
+    assert scoring.index is not None
+    config, index = scoring.config, first_records(scoring.index, scoring.config.max_index_records)
     assert index.labels is not None
     assert queries.labels is not None
     known = embed_features(
-        encoder, index.images, batch_size=batch_size, device=device, readout=config.readout
+        encoder,
+        index.images,
+        batch_size=scoring.batch_size,
+        device=scoring.device,
+        readout=config.readout,
     )
     return feature_scores(known, index.labels, asked, queries.labels, config)
 
@@ -404,6 +385,18 @@ def few_shot_rows(labels: Labels, per_class: int) -> list[NDArray[np.int64]]:
         np.concatenate([rows[draw * per_class : (draw + 1) * per_class] for rows in of_classes])
         for draw in range(num_draws)
     ]
+
+
+def view_retrieval_of(encoder: AnyEncoder, queries: AnyRecords, scoring: Scoring) -> dict[str, float]:
+    """Return `view_retrieval` of queries, as a scoring says."""
+    return view_retrieval(
+        encoder,
+        queries,
+        view_config=scoring.view_config,
+        seed=scoring.seed,
+        device=scoring.device,
+        batch_size=scoring.batch_size,
+    )
 
 
 def view_retrieval(

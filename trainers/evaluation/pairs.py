@@ -8,6 +8,7 @@ identical images count for each other.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.sampling.records import Ids
-from trainers.config.training import EvaluationConfig, ViewConfig
 from trainers.data.dataset import AnyRecords, captions_of
 from trainers.data.pairs import Images
 from trainers.evaluation.features import (
@@ -26,7 +26,7 @@ from trainers.evaluation.features import (
     is_labelled,
     label_scores,
     read_images,
-    view_retrieval,
+    view_retrieval_of,
 )
 from trainers.evaluation.retrieval import (
     Matches,
@@ -36,6 +36,7 @@ from trainers.evaluation.retrieval import (
     recalls,
     zero_shot_accuracy,
 )
+from trainers.evaluation.scoring import Scoring
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.views.images import normalise
 
@@ -46,56 +47,35 @@ PAIRS_AT_ONCE = 64
 """Images or texts in a tower at once: a large CLIP model keeps ten megabytes for each image."""
 
 
-def evaluate(
-    encoder: ImageTextEncoder,
-    index: AnyRecords | None,
-    queries: AnyRecords,
-    config: EvaluationConfig,
-    *,
-    view_config: ViewConfig,
-    seed: int,
-    device: torch.device | str,
-    prefix: str = "",
-    batch_size: int = PAIRS_AT_ONCE,
-    class_names: Sequence[str] = (),
-) -> dict[str, float]:
+def evaluate(encoder: ImageTextEncoder, scoring: Scoring) -> dict[str, float]:
     """Return the scores of a frozen image-text network by metric name, each in [0, 1].
 
     What `tower_scores` returns and, with labels, k-NN and linear probe on the image tower's features. Of
     images that have neither captions nor labels the view retrieval.
 
     Args:
-      encoder: the network, already on `device`; its train/eval modes are restored.
-      index: k-NN index and training records of the probe; None where there are none.
-      queries: records scored, with or without captions.
-      config: subset sizes and k.
-      view_config: augmentation, for view retrieval.
-      seed: public seed of the views.
-      device: where the encoder is.
-      prefix: put before each name, such as "untrained_".
-      batch_size: images or texts passed at once, at most `PAIRS_AT_ONCE`; changes no score beyond rounding.
-      class_names: of the queries' labels 0, 1, …, for the zero-shot score.
+      encoder: the network, already on the device; its train/eval modes are restored.
+      scoring: the records, with or without captions, and how they are scored, at most `PAIRS_AT_ONCE` of
+        them at once.
 
     Raises:
       DataError: there is nothing to score, or a label has no name though others have.
     """
-    check_some(index, queries)
-    batch_size = min(batch_size, PAIRS_AT_ONCE)
-    queries = first_records(queries, config.max_query_records)
-    labelled = index is not None and is_labelled(index, queries)
+    check_some(scoring.index, scoring.queries)
+    scoring = dataclasses.replace(scoring, batch_size=min(scoring.batch_size, PAIRS_AT_ONCE))
+    queries = first_records(scoring.queries, scoring.config.max_query_records)
+    labelled = scoring.index is not None and is_labelled(scoring.index, queries)
     if captions_of(queries) is None and not labelled:
-        scores = view_retrieval(
-            encoder, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
-        )
-        return {prefix + name: score for name, score in scores.items()}
+        return view_retrieval_of(encoder, queries, scoring)
     with frozen(encoder):
         scores, features = tower_scores(
-            encoder, queries, device=device, class_names=class_names, batch_size=batch_size
+            encoder,
+            queries,
+            device=scoring.device,
+            class_names=scoring.class_names,
+            batch_size=scoring.batch_size,
         )
-    if index is not None and labelled:
-        asked = finite_features(features)
-        scores |= label_scores(encoder, index, asked, queries, config, batch_size=batch_size, device=device)
-    return {prefix + name: score for name, score in scores.items()}
+    return scores | (label_scores(encoder, finite_features(features), queries, scoring) if labelled else {})
 
 
 def tower_scores(

@@ -14,7 +14,6 @@ of one record, and one record more moves the clipped sum by at most C (`dpgcl_co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -27,14 +26,13 @@ from dpgcl_core.errors import ConfigError
 from trainers.config.training import (
     AnyNetworkConfig,
     CaptionerConfig,
-    EvaluationConfig,
     TrainingConfig,
-    ViewConfig,
 )
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.evaluation import captions
+from trainers.evaluation.scoring import Scoring
 from trainers.models.captioner import Captioner, build_captioner
 from trainers.models.encoder import ImageShape
 from trainers.models.precision import pass_in, scale_gradient
@@ -72,15 +70,9 @@ class Captions(PerRecordTask[Captioner]):
         return images.unflatten(0, groups.shape), tokens.unflatten(0, groups.shape)
 
     def blank_inputs(
-        self,
-        network: Captioner,
-        image_shape: tuple[int, ...],
-        *,
-        groups: int,
-        group_size: int,
-        num_views: int,
+        self, network: Captioner, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> GroupInputs:
-        device, shape = next(network.parameters()).device, (groups, group_size, num_views)
+        device = next(network.parameters()).device
         images = torch.zeros(*shape, *image_shape, device=device)
         return images, torch.zeros(*shape, network.max_tokens, dtype=torch.int64, device=device)
 
@@ -96,32 +88,10 @@ class Captions(PerRecordTask[Captioner]):
     ) -> Objective:
         return caption_losses(network, precision)
 
-    def evaluate(
-        self,
-        network: Captioner,
-        index: AnyRecords | None,
-        queries: AnyRecords,
-        config: EvaluationConfig,
-        *,
-        view_config: ViewConfig,
-        seed: int,
-        device: torch.device | str,
-        class_names: Sequence[str] = (),
-        batch_size: int = 512,
-    ) -> dict[str, float]:
-        if index is None and not isinstance(queries, ImageTextRecords):
+    def evaluate(self, network: Captioner, scoring: Scoring) -> dict[str, float]:
+        if scoring.index is None and not isinstance(scoring.queries, ImageTextRecords):
             return {}
-        return captions.evaluate(
-            network,
-            index,
-            queries,
-            config,
-            view_config=view_config,
-            seed=seed,
-            device=device,
-            class_names=class_names,
-            batch_size=batch_size,
-        )
+        return captions.evaluate(network, scoring)
 
     def made_up(self, network: Captioner, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs of as many groups of one as a probe of mixing needs, with captions of several lengths."""

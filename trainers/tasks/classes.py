@@ -12,7 +12,7 @@ for the record at the step, as the image is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -30,11 +30,9 @@ from trainers.config.training import (
     CaptionerConfig,
     ClassifierConfig,
     ClipNetworkConfig,
-    EvaluationConfig,
     MaskedNetworkConfig,
     NetworkConfig,
     TrainingConfig,
-    ViewConfig,
 )
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
@@ -42,6 +40,7 @@ from trainers.data.procedural import procedural_images
 from trainers.data.records import Records
 from trainers.evaluation import classes
 from trainers.evaluation.features import frozen
+from trainers.evaluation.scoring import Scoring
 from trainers.models.captioner import build_captioner
 from trainers.models.classifier import Classifier
 from trainers.models.clip.encoder import refuse_other_size
@@ -140,15 +139,9 @@ class Classes(PerRecordTask[Classifier]):
         return views.unflatten(0, groups.shape), targets[:, None].unflatten(0, groups.shape)
 
     def blank_inputs(
-        self,
-        network: Classifier,
-        image_shape: tuple[int, ...],
-        *,
-        groups: int,
-        group_size: int,
-        num_views: int,
+        self, network: Classifier, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> GroupInputs:
-        device, shape = next(network.parameters()).device, (groups, group_size, num_views)
+        device = next(network.parameters()).device
         targets = torch.zeros(*shape, network.num_classes, device=device)
         return torch.zeros(*shape, *image_shape, device=device), targets
 
@@ -169,29 +162,8 @@ class Classes(PerRecordTask[Classifier]):
     ) -> Objective:
         return class_losses(network, precision)
 
-    def evaluate(
-        self,
-        network: Classifier,
-        index: AnyRecords | None,
-        queries: AnyRecords,
-        config: EvaluationConfig,
-        *,
-        view_config: ViewConfig,
-        seed: int,
-        device: torch.device | str,
-        class_names: Sequence[str] = (),
-        batch_size: int = 512,
-    ) -> dict[str, float]:
-        return classes.evaluate(
-            network,
-            index,
-            queries,
-            config,
-            view_config=view_config,
-            seed=seed,
-            device=device,
-            batch_size=batch_size,
-        )
+    def evaluate(self, network: Classifier, scoring: Scoring) -> dict[str, float]:
+        return classes.evaluate(network, scoring)
 
     def made_up(self, network: Classifier, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs of as many groups of one as a probe of mixing needs, with labels of all classes."""

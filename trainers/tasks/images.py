@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -18,16 +18,15 @@ from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.objective import EmbeddingObjective
 from trainers.config.training import (
     AnyNetworkConfig,
-    EvaluationConfig,
     NetworkConfig,
     TrainingConfig,
-    ViewConfig,
 )
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
 from trainers.evaluation import features
 from trainers.evaluation.readout import check_readout
+from trainers.evaluation.scoring import Scoring
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
 from trainers.models.precision import pass_in, scale_gradient
 from trainers.models.starting import load_given
@@ -92,10 +91,10 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
         return views.reshape(*groups.shape, *views.shape[1:])
 
     def blank_inputs(
-        self, network: Encoder, image_shape: tuple[int, ...], *, groups: int, group_size: int, num_views: int
+        self, network: Encoder, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> Tensor:
         device = next(network.parameters()).device
-        return torch.zeros(groups, group_size, num_views, *image_shape, device=device)
+        return torch.zeros(*shape, *image_shape, device=device)
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
         return synthetic_images(count, image_shape)
@@ -116,36 +115,15 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
 
         return embed
 
-    def evaluate(
-        self,
-        network: Encoder,
-        index: AnyRecords | None,
-        queries: AnyRecords,
-        config: EvaluationConfig,
-        *,
-        view_config: ViewConfig,
-        seed: int,
-        device: torch.device | str,
-        class_names: Sequence[str] = (),
-        batch_size: int = 512,
-    ) -> dict[str, float]:
-        if isinstance(queries, ImageTextRecords):
+    def evaluate(self, network: Encoder, scoring: Scoring) -> dict[str, float]:
+        if isinstance(scoring.queries, ImageTextRecords):
             raise ConfigError(
                 "image-text records are scored by an image and a text tower; got a network of type "
                 f"{type(network).__name__}: give a CLIP network"
             )
-        if index is None:
+        if scoring.index is None:
             return {}
-        return features.evaluate(
-            network,
-            index,
-            queries,
-            config,
-            view_config=view_config,
-            seed=seed,
-            device=device,
-            batch_size=batch_size,
-        )
+        return features.evaluate(network, scoring)
 
 
 IMAGES = ContrastiveImages()

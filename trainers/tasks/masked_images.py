@@ -8,7 +8,6 @@ other record and no place in the batch has a say in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -22,14 +21,13 @@ from dpgcl_core.sampling.records import Ids, keyed_uniform
 from trainers.config.nodes import POOLED
 from trainers.config.training import (
     AnyNetworkConfig,
-    EvaluationConfig,
     MaskedNetworkConfig,
     TrainingConfig,
-    ViewConfig,
 )
 from trainers.data.dataset import AnyRecords
 from trainers.data.records import Records
 from trainers.evaluation import features
+from trainers.evaluation.scoring import Scoring
 from trainers.models.encoder import ImageShape
 from trainers.models.masked import MaskedAutoEncoder, build_masked
 from trainers.models.precision import pass_in, scale_gradient
@@ -77,15 +75,9 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
         return views.unflatten(0, groups.shape), orders.to(views.device).unflatten(0, groups.shape)
 
     def blank_inputs(
-        self,
-        network: MaskedAutoEncoder,
-        image_shape: tuple[int, ...],
-        *,
-        groups: int,
-        group_size: int,
-        num_views: int,
+        self, network: MaskedAutoEncoder, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> GroupInputs:
-        device, shape = next(network.parameters()).device, (groups, group_size, num_views)
+        device = next(network.parameters()).device
         orders = torch.arange(network.num_patches, device=device).expand(*shape, -1)
         return torch.zeros(*shape, *image_shape, device=device), orders.contiguous()
 
@@ -101,29 +93,8 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
     ) -> Objective:
         return masked_losses(network, precision)
 
-    def evaluate(
-        self,
-        network: MaskedAutoEncoder,
-        index: AnyRecords | None,
-        queries: AnyRecords,
-        config: EvaluationConfig,
-        *,
-        view_config: ViewConfig,
-        seed: int,
-        device: torch.device | str,
-        class_names: Sequence[str] = (),
-        batch_size: int = 512,
-    ) -> dict[str, float]:
-        return features.evaluate(
-            network,
-            index,
-            queries,
-            config,
-            view_config=view_config,
-            seed=seed,
-            device=device,
-            batch_size=batch_size,
-        )
+    def evaluate(self, network: MaskedAutoEncoder, scoring: Scoring) -> dict[str, float]:
+        return features.evaluate(network, scoring)
 
     def made_up(self, network: MaskedAutoEncoder, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs of as many groups of one as a probe of mixing needs."""

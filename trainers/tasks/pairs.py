@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -16,15 +16,14 @@ from trainers.config.training import (
     TOWERS,
     AnyNetworkConfig,
     ClipNetworkConfig,
-    EvaluationConfig,
     NetworkConfig,
     TrainingConfig,
-    ViewConfig,
 )
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.evaluation import pairs
+from trainers.evaluation.scoring import Scoring
 from trainers.models.captioner import Captioner
 from trainers.models.clip.encoder import (
     ImageTextEncoder,
@@ -104,16 +103,10 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
         return views.reshape(*groups.shape, *views.shape[1:])
 
     def blank_inputs(
-        self,
-        network: ImageTextEncoder,
-        image_shape: tuple[int, ...],
-        *,
-        groups: int,
-        group_size: int,
-        num_views: int,
+        self, network: ImageTextEncoder, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> Tensor:
         device = next(network.parameters()).device
-        return torch.zeros(groups, group_size, num_views, network.view_size, device=device)
+        return torch.zeros(*shape, network.view_size, device=device)
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> ImageTextRecords:
         return make_shape_pairs(count, seed=0, image_size=image_shape[1])
@@ -137,32 +130,10 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     def after_step(self, network: ImageTextEncoder) -> None:
         network.limit_logit_scale_()
 
-    def evaluate(
-        self,
-        network: ImageTextEncoder,
-        index: AnyRecords | None,
-        queries: AnyRecords,
-        config: EvaluationConfig,
-        *,
-        view_config: ViewConfig,
-        seed: int,
-        device: torch.device | str,
-        class_names: Sequence[str] = (),
-        batch_size: int = 512,
-    ) -> dict[str, float]:
-        if index is None and not isinstance(queries, ImageTextRecords):
+    def evaluate(self, network: ImageTextEncoder, scoring: Scoring) -> dict[str, float]:
+        if scoring.index is None and not isinstance(scoring.queries, ImageTextRecords):
             return {}
-        return pairs.evaluate(
-            network,
-            index,
-            queries,
-            config,
-            view_config=view_config,
-            seed=seed,
-            device=device,
-            batch_size=batch_size,
-            class_names=class_names,
-        )
+        return pairs.evaluate(network, scoring)
 
 
 PAIRS = ContrastivePairs()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import numpy as np
 import torch
 
 from dpgcl_core.release.metrics import Release, find_metric
 from trainers.config.training import TrainingConfig
-from trainers.data.dataset import TrainingData
+from trainers.data.dataset import Probe, TrainingData
 from trainers.evaluation.features import first_by_hash
 from trainers.evaluation.outcomes import Score
+from trainers.evaluation.scoring import Scoring
 from trainers.files.outcomes import Outcomes
 from trainers.models.networks import AnyEncoder
 from trainers.tasks.task import AnyTask
@@ -49,22 +49,27 @@ def all_scores(
     """
     if not (data.train_is_public or data.evaluation_is_public):
         return {}
-    scores_of = partial(
-        task.evaluate,
-        config=config.evaluation,
-        view_config=config.views,
-        seed=config.public_seed,
-        device=device,
-    )
+
+    def scores_of(scored: TrainingData | Probe) -> dict[str, float]:
+        assert scored.queries is not None
+        scoring = Scoring(
+            index=scored.index,
+            queries=scored.queries,
+            config=config.evaluation,
+            view_config=config.views,
+            seed=config.public_seed,
+            device=device,
+            class_names=scored.class_names,
+        )
+        return task.evaluate(network, scoring)
+
     found = {}
     if data.queries is not None:
-        scores = scores_of(network, data.index, data.queries, class_names=data.class_names)
-        found = {prefix + name: score for name, score in scores.items()}
+        found = {prefix + name: score for name, score in scores_of(data).items()}
     for probe in data.probes if with_probes else ():
-        scores = scores_of(network, probe.index, probe.queries, class_names=probe.class_names)
         found |= {
             f"{prefix}transfer_{name}/{probe.name}": score
-            for name, score in scores.items()
+            for name, score in scores_of(probe).items()
             if name not in task.own_scores
         }
     return found

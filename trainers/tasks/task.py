@@ -11,7 +11,7 @@ its views are functions of their own record, the public seed and the step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.sampling.records import Ids
-from trainers.config.training import AnyNetworkConfig, EvaluationConfig, TrainingConfig, ViewConfig
+from trainers.config.training import AnyNetworkConfig, TrainingConfig
 from trainers.data.dataset import AnyRecords
+from trainers.evaluation.scoring import Scoring
 from trainers.models.encoder import ImageShape
 from trainers.views.images import make_views
 
@@ -142,15 +143,9 @@ class Task(ABC, Generic[NetworkT]):
 
     @abstractmethod
     def blank_inputs(
-        self,
-        network: NetworkT,
-        image_shape: tuple[int, ...],
-        *,
-        groups: int,
-        group_size: int,
-        num_views: int,
+        self, network: NetworkT, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> GroupInputs:
-        """Return inputs of the right shape and no content, on the network's device."""
+        """Return inputs of no content, on the network's device; `shape` is (groups, group_size, views)."""
 
     @abstractmethod
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> AnyRecords:
@@ -183,34 +178,15 @@ class Task(ABC, Generic[NetworkT]):
         return
 
     @abstractmethod
-    def evaluate(
-        self,
-        network: NetworkT,
-        index: AnyRecords | None,
-        queries: AnyRecords,
-        config: EvaluationConfig,
-        *,
-        view_config: ViewConfig,
-        seed: int,
-        device: torch.device | str,
-        class_names: Sequence[str] = (),
-        batch_size: int = 512,
-    ) -> dict[str, float]:
+    def evaluate(self, network: NetworkT, scoring: Scoring) -> dict[str, float]:
         """Return the scores of the frozen network by metric name, each in [0, 1]; {} where there are none.
 
         A `trainers.evaluation.outcomes.Score` among them has an outcome for each record, in the order in
         which `trainers.evaluation.features.first_records` takes them of `queries`; a plain number has none.
 
         Args:
-          network: already on `device`; its train/eval modes are restored.
-          index: labelled records for k-NN and probe; None where there are none.
-          queries: records scored.
-          config: subset sizes and k.
-          view_config: augmentation, for scores that compare views.
-          seed: public seed of the views; which records are scored does not depend on it.
-          device: where the network is.
-          class_names: of the queries' labels 0, 1, …; empty where unknown.
-          batch_size: records passed at once; changes no score beyond rounding.
+          network: already on the device; its train/eval modes are restored.
+          scoring: the records, and how they are scored.
 
         Raises:
           DataError: there is nothing to score, or a label has no name though others have.

@@ -47,9 +47,7 @@ def refuse_mixing_network(
         groups, group_size = groups_of_a_pass(config.mechanism, most=fits), int(size)
     if config.isolates_groups:
         groups = _FEW_GROUPS
-    blank = task.blank_inputs(
-        encoder, image_shape, groups=max(_FEW_GROUPS, groups), group_size=group_size, num_views=num_views
-    )
+    blank = task.blank_inputs(encoder, image_shape, (max(_FEW_GROUPS, groups), group_size, num_views))
     leaves, generator = (blank,) if isinstance(blank, Tensor) else blank, torch.Generator().manual_seed(0)
     inputs, others = (tuple(_made_up(leaf, generator) for leaf in leaves) for _ in range(2))
     refuse_mixed_groups(encoder, objective, inputs, others)

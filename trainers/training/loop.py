@@ -404,9 +404,7 @@ def _capture_passes(run: _Run, image_shape: tuple[int, ...]) -> None:
         return
     at_once = _groups_at_once(run, int(size), config.num_augmentations)
     num_views = run.task.num_views(config, config.num_augmentations)
-    inputs = run.task.blank_inputs(
-        run.encoder, image_shape, groups=at_once, group_size=int(size), num_views=num_views
-    )
+    inputs = run.task.blank_inputs(run.encoder, image_shape, (at_once, int(size), num_views))
     nothing = torch.zeros(at_once, dtype=torch.bool)
     rule, scale = _rule(run, at_once), gradient_scale(config.network)
     if rule.needs_draws:

@@ -107,7 +107,7 @@ def activation_bytes(task: AnyTask, encoder: AnyEncoder, image_shape: tuple[int,
     True
     """
     num_views = task.fewest_views
-    blank = task.blank_inputs(encoder, image_shape, groups=1, group_size=1, num_views=num_views)
+    blank = task.blank_inputs(encoder, image_shape, (1, 1, num_views))
     sizes = [4 * each.numel() for each in ([blank] if isinstance(blank, Tensor) else blank)]
 
     def note(module: nn.Module, args: object, output: object) -> None:

@@ -26,6 +26,7 @@ from trainers.data.records import Records
 from trainers.data.registry import DATA_SOURCES
 from trainers.data.shapes import SHAPE_NAMES
 from trainers.evaluation import features as evaluation
+from trainers.evaluation.scoring import Scoring
 from trainers.models.encoder import Encoder
 from trainers.training.loop import train
 
@@ -154,12 +155,14 @@ def test_probe_is_scored_as_the_training_data_are() -> None:
     result = train(config, _data())
     expected = evaluation.evaluate(
         result.encoder,
-        probe.index,
-        probe.queries,
-        config.evaluation,
-        view_config=config.views,
-        seed=config.public_seed,
-        device="cpu",
+        Scoring(
+            index=probe.index,
+            queries=probe.queries,
+            config=config.evaluation,
+            view_config=config.views,
+            seed=config.public_seed,
+            device="cpu",
+        ),
     )
     assert {name: result.metrics[name] for name in SCORES} == {
         f"transfer_{name}/other": score for name, score in expected.items()

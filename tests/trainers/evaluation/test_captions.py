@@ -25,6 +25,7 @@ from trainers.evaluation.captions import (
     other_orders,
 )
 from trainers.evaluation.pairs import ZERO_SHOT_TEMPLATES
+from trainers.evaluation.scoring import Scoring
 from trainers.models.captioner import Captioner, build_captioner
 from trainers.views.captions import NON_ESSENTIAL_WORDS, words_of
 from trainers.views.images import normalise
@@ -167,13 +168,15 @@ def test_network_that_diverged_scores_nothing_and_raises_nothing() -> None:
 def _evaluated(queries: ImageTextRecords | Records, index: ImageTextRecords | None) -> dict[str, float]:
     return evaluate(
         network_of(),
-        index,
-        queries,
-        EvaluationConfig(),
-        view_config=ViewConfig(),
-        seed=0,
-        device="cpu",
-        class_names=SHAPE_NAMES,
+        Scoring(
+            index=index,
+            queries=queries,
+            config=EvaluationConfig(),
+            view_config=ViewConfig(),
+            seed=0,
+            device="cpu",
+            class_names=SHAPE_NAMES,
+        ),
     )
 
 

@@ -34,6 +34,7 @@ from trainers.evaluation.outcomes import (
 )
 from trainers.evaluation.references import reference_scores
 from trainers.evaluation.retrieval import share_of_texts
+from trainers.evaluation.scoring import Scoring
 from trainers.models.classifier import Classifier
 from trainers.models.encoder import build_encoder
 from trainers.tasks import CAPTIONS, CLASSES, IMAGES, PAIRS
@@ -68,13 +69,15 @@ def scores_of(
     config = EvaluationConfig(few_shot=(1,), max_index_records=10, max_query_records=max_records)
     return task.evaluate(
         network,
-        records,
-        records,
-        config,
-        view_config=ViewConfig(),
-        seed=seed,
-        device="cpu",
-        class_names=SHAPE_NAMES,
+        Scoring(
+            index=records,
+            queries=records,
+            config=config,
+            view_config=ViewConfig(),
+            seed=seed,
+            device="cpu",
+            class_names=SHAPE_NAMES,
+        ),
     )
 
 
@@ -123,12 +126,14 @@ def test_outcomes_are_in_the_order_of_the_records_that_are_scored() -> None:
         alone = [
             IMAGES.evaluate(
                 encoder(),
-                records,
-                rows.take(np.array([place])),
-                EvaluationConfig(max_index_records=10),
-                view_config=ViewConfig(),
-                seed=0,
-                device="cpu",
+                Scoring(
+                    index=records,
+                    queries=rows.take(np.array([place])),
+                    config=EvaluationConfig(max_index_records=10),
+                    view_config=ViewConfig(),
+                    seed=0,
+                    device="cpu",
+                ),
             )[name]
             for place in range(len(rows))
         ]

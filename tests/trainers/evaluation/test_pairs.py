@@ -33,6 +33,7 @@ from trainers.evaluation.features import (
 )
 from trainers.evaluation.pairs import tower_scores
 from trainers.evaluation.retrieval import Matches, content_ids, recalls
+from trainers.evaluation.scoring import Scoring
 from trainers.export.trial import choose_trial
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.tokens import Tokens
@@ -104,14 +105,16 @@ def _scores(
     task = PAIRS if isinstance(encoder, ImageTextEncoder) else IMAGES
     prefix = options.pop("prefix", "")
     found = task.evaluate(
-        encoder,  # type: ignore[arg-type]
-        index,
-        queries,
-        EvaluationConfig(**(limits or {})),
-        view_config=ViewConfig(),
-        seed=0,
-        device="cpu",
-        **options,
+        encoder,
+        Scoring(
+            index=index,
+            queries=queries,
+            config=EvaluationConfig(**(limits or {})),
+            view_config=ViewConfig(),
+            seed=0,
+            device="cpu",
+            **options,
+        ),
     )
     return {prefix + name: score for name, score in found.items()}
 

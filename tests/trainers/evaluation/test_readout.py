@@ -23,6 +23,7 @@ from trainers.config.training import (
 )
 from trainers.evaluation.features import embed_features, evaluate
 from trainers.evaluation.readout import read_out
+from trainers.evaluation.scoring import Scoring
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.training.release import correct_counts
 
@@ -74,8 +75,15 @@ def readouts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_scores_read_what_they_are_told_to(readout: str, readouts: list[str]) -> None:
     data, config = make_data(), dataclasses.replace(GRID, readout=readout)
     assert data.queries is not None
-    encoder, how = _encoder(shape=data.train.images.shape[1:]), {"seed": 0, "device": "cpu"}
-    evaluate(encoder, data.index, data.queries, config, view_config=ViewConfig(), **how)  # type: ignore[arg-type]
+    scoring = Scoring(
+        index=data.index,
+        queries=data.queries,
+        config=config,
+        view_config=ViewConfig(),
+        seed=0,
+        device="cpu",
+    )
+    evaluate(_encoder(shape=data.train.images.shape[1:]), scoring)
     assert readouts == [readout] * 2  # index and queries
 
 

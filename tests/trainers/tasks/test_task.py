@@ -105,15 +105,9 @@ class MaskedImages(Task[Reconstruction]):
         return views, (places % 2).float().expand(views.shape).contiguous()
 
     def blank_inputs(
-        self,
-        network: Reconstruction,
-        image_shape: tuple[int, ...],
-        *,
-        groups: int,
-        group_size: int,
-        num_views: int,
+        self, network: Reconstruction, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> Inputs:
-        blank = torch.zeros(groups, group_size, num_views, 64)
+        blank = torch.zeros(*shape, 64)
         return blank, blank
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
