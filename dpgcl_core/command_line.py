@@ -18,10 +18,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dpgcl_core.addresses import masked
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, removed_option, unknown_choice
 
 Command = Callable[..., Any]
 
@@ -32,6 +33,7 @@ def run_command(
     prog: str,
     description: str | None = None,
     arguments: Sequence[str] | None = None,
+    removed: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """Call a function with the options of a command line, and return what it returns.
 
@@ -41,14 +43,15 @@ def run_command(
       prog: how the command is called, for `--help`.
       description: for `--help`; a function's own docstring unless given.
       arguments: the command line without the program; None for this process's own.
+      removed: options of earlier versions, such as `--once`, each with what to use instead.
 
     Raises:
-      ConfigError: an option or subcommand is unknown or missing, or a value has the wrong type.
+      ConfigError: an option or subcommand is unknown, removed or missing, or a value has the wrong type.
     """
     import tyro  # here: only command lines need it
 
     given = list(sys.argv[1:] if arguments is None else arguments)
-    _refuse_unknown(command, given)
+    _refuse_unknown(command, given, removed)
     with errors_in_one_line(given):
         if isinstance(command, Mapping):
             parsed = tyro.extras.subcommand_cli_from_dict(
@@ -71,7 +74,7 @@ def _refuse_addresses(values: Mapping[str, Any]) -> None:
         if isinstance(value, Path) and re.match(r"[A-Za-z][\w+.-]*:/", str(value)):
             raise ConfigError(
                 f"--{name.replace('_', '-')} must be a path of this machine; got the address "
-                f"{masked(str(value))}: sweeps and exports are copied to one with --publish-to"
+                f"{masked(str(value))}: copy files to and from it with a tool of its own, such as aws s3 cp"
             )
 
 
@@ -97,7 +100,9 @@ def options_of(command: Command) -> list[str]:
     return ["--" + name.replace("_", "-") for name in inspect.signature(command).parameters]
 
 
-def _refuse_unknown(command: Command | Mapping[str, Command], arguments: Sequence[str]) -> None:
+def _refuse_unknown(
+    command: Command | Mapping[str, Command], arguments: Sequence[str], removed: Mapping[str, str]
+) -> None:
     if isinstance(command, Mapping):
         if not arguments or arguments[0].startswith("-"):
             return  # tyro asks for a subcommand, or shows its help
@@ -108,6 +113,8 @@ def _refuse_unknown(command: Command | Mapping[str, Command], arguments: Sequenc
     flags = {f"--no-{name[2:]}" for name in valid}
     for argument in arguments:
         name = argument.split("=")[0].replace("_", "-")
+        if name in removed:
+            raise ConfigError(removed_option(name, removed[name]))
         if name.startswith("--") and name not in {*valid, *flags, "--help"}:
             raise ConfigError(unknown_choice("option", name, valid))
 

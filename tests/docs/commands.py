@@ -69,13 +69,15 @@ def programs(line: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     [('sweeps/group_size.py', ('--resume',))]
     >>> list(programs('for s in 0 1; do python -m trainers.membership --public-seed $s; done'))
     [('trainers.membership', ('--public-seed', '0'))]
+    >>> list(programs('python sweeps/tan.py --tiny && echo done'))
+    [('sweeps/tan.py', ('--tiny',))]
     """
     line = re.sub(r"\$(s|split)\b", "0", line)  # the loops of the pages
     if line.startswith("make sweep OPTIONS="):
         words = shlex.split(line, comments=True)
         yield "sweeps/group_size.py", tuple(shlex.split(words[2].removeprefix("OPTIONS=")))
         return
-    for part in line.split(";"):
+    for part in re.split(";|&&", line):
         try:
             words = shlex.split(part, comments=True)
         except ValueError:  # a string that runs over several lines: no command of ours

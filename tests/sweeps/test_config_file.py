@@ -115,16 +115,39 @@ def test_file_of_a_sweep_says_nothing_of_places_and_passwords() -> None:
         tracking_uri="https://me:secret@server",
         ledger="postgresql://me:secret@server/ledger",
         dataset_id="scans",
-        notify="curl -H 'Authorization: Bearer secret' https://hooks.example/place",
-        publish_to="s3://place",
         name="mine",
         resume=True,
         dry_run=True,
     )
     text = options_text(chosen)
     assert yaml.safe_load(text)["ledger"] == {"dataset_id": "scans"}
-    named = ("secret", "place", "mine", "resume", "dry_run", "notify")
+    named = ("secret", "place", "mine", "resume", "dry_run")
     assert not [word for word in named if word in text]
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "instead"),
+    [
+        ("service", "notify", "mail me", "docs/operations.md"),
+        ("storage", "publish_to", "s3://bucket/x", "--artifacts-destination"),
+    ],
+)
+def test_removed_option_is_refused_unless_it_says_nothing(
+    section: str, name: str, value: str, instead: str, read: Read
+) -> None:
+    assert read(f"version: 1\n{section}: {{{name}: null}}\n") == GroupSizeOptions()
+    flag = "--" + name.replace("_", "-")
+    for content, words in (
+        (f"version: 1\n{section}: {{{name}: '{value}'}}\n", ()),
+        ("version: 1\n", (flag, value)),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            read(content, *words)
+        said = str(refused.value)
+        assert said.partition(" is ")[0].endswith(flag if words else f"{section}.{name}")
+        assert "removed in 0.2.0: use " in said
+        assert instead in said
+        assert value not in said
 
 
 def test_command_line_wins_over_the_file(read: Read) -> None:

@@ -32,7 +32,6 @@ from sweeps.service.running.terminal import name_suffix
 from sweeps.service.running.tune import Stopped
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options, without_ray, write_npz
-from trainers.files.destination import MANIFEST, Destination
 from trainers.files.outcomes import OUTCOMES_FILE, Outcomes, write_outcomes
 from trainers.tracking.runs import MASKED_TIMES, SEALED_TIME_MS, Tracker
 from trainers.tracking.server import connect
@@ -198,44 +197,10 @@ def test_outcomes_of_a_sealed_sweep_stay_on_the_trusted_side(
     trusted = SealedFolder(SweepFolder(tmp_path / "a/sweeps/one")).trusted
     kept = Outcomes(record_ids=np.arange(3, dtype=np.uint64), scores={"knn_accuracy": np.ones(3, np.float32)})
     ray.on_start = lambda name: write_outcomes(trusted.checkpoint_folder(name), kept)
-    assert sweep("--publish-to", f"file://{tmp_path}/shared") == 0
+    assert sweep() == 0
     files = list(tmp_path.rglob(OUTCOMES_FILE))
     assert len(files) == len(trusted.outcomes()) == len(ray.trained)
     assert all(path.is_relative_to(trusted.path) for path in files)
-
-
-def test_sealed_sweep_is_copied_after_its_moment_and_its_release_alone(
-    ray: Ray, sweep: Callable[..., int], tmp_path: Path
-) -> None:
-    place, before = Destination.open(f"file://{tmp_path}/shared"), list[dict[str, int]]()
-    ray.on_start = lambda name: before.append(place.sizes())
-    ray.clock.on_wait = lambda: before.append(place.sizes())
-    assert sweep("--publish-to", place.address) == 0
-    assert set(map(str, before)) == {"{}"}
-    release = {path.name for path in (tmp_path / "a/sweeps/one/release").iterdir()}
-    assert set(place.sizes()) == {f"one/{name}" for name in (*release, MANIFEST)}
-    assert "result.json" in release
-
-
-@pytest.mark.ci
-def test_copy_of_a_release_that_fails_is_made_by_a_resume(
-    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    given = ("--publish-to", f"file://{tmp_path}/shared")
-
-    def fail(self: Destination, name: str, content: object) -> None:
-        if name == "result.json":
-            raise StorageError("no room")
-        write(self, name, content)  # type: ignore[arg-type]
-
-    write = Destination.write
-    with monkeypatch.context() as broken:
-        broken.setattr(Destination, "write", fail)
-        assert sweep(*given) == 1
-    trained = len(ray.trained)
-    assert sweep("--resume", *given) == 0
-    assert (tmp_path / "shared/one/result.json").is_file()
-    assert len(ray.trained) == trained
 
 
 def seen_from_outside(root: Path) -> list[Any]:

@@ -21,10 +21,12 @@ class RemovedField:
     Attributes:
       default: the value at which it did nothing.
       line: of the changelog: since when, and what to use instead.
+      is_secret: whether a value may hold a password, which no message repeats.
     """
 
     default: Any
     line: str
+    is_secret: bool = False
 
 
 _NO_VIEW_DRAWS = (
@@ -37,6 +39,12 @@ _NO_NOISE_SGD = (
     "sensitivity), which takes the same steps where there is no weight decay"
 )
 
+_NO_NOTIFY = "removed in 0.2.0: use a command after the sweep, which sees its exit code (docs/operations.md)"
+_NO_COPIES = (
+    "removed in 0.2.0: use a bucket of MLflow's server (mlflow server --artifacts-destination), or aws s3 cp "
+    "--recursive (docs/operations.md)"
+)
+
 REMOVED_FIELDS: Mapping[str, RemovedField] = {
     "objective.num_view_draws": RemovedField(default=1, line=_NO_VIEW_DRAWS),
     "public.num_public_negatives": RemovedField(default=0, line=_NO_NEGATIVES),
@@ -44,6 +52,8 @@ REMOVED_FIELDS: Mapping[str, RemovedField] = {
     "public.subspace_groups": RemovedField(default=None, line=_NO_SUBSPACE),
     "public.subspace_every_steps": RemovedField(default=1, line=_NO_SUBSPACE),
     "data.public_records": RemovedField(default=None, line=_NO_NEGATIVES),
+    "service.notify": RemovedField(default=None, line=_NO_NOTIFY, is_secret=True),
+    "storage.publish_to": RemovedField(default=None, line=_NO_COPIES, is_secret=True),
 }
 """By their place in a configuration file, section and field."""
 
@@ -67,7 +77,8 @@ def check_removed_field(key: str, value: Any) -> None:
     """
     field = REMOVED_FIELDS[key]
     if value != field.default or type(value) is not type(field.default):
-        raise ConfigError(f"{key} = {value!r} is of an earlier version, {field.line}")
+        shown = key if field.is_secret else f"{key} = {value!r}"
+        raise ConfigError(f"{shown} is of an earlier version, {field.line}")
 
 
 def is_removed_section(key: str) -> bool:

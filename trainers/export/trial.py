@@ -3,7 +3,6 @@
     python -m trainers.export --sweep NAME --trial NAME
     python -m trainers.export --sweep NAME --best knn_accuracy --to /models/scans
     python -m trainers.export --sweep NAME --register
-    python -m trainers.export --sweep NAME --publish-to s3://bucket/results
 
 Without `--trial` the setting is exported that the sweep's answer takes, and of its repeats the one with the
 median score: not the luckiest. With `--best` it is the model with the highest score, among the trials with a
@@ -27,12 +26,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpgcl_core.addresses import masked
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE, is_final_score
 from dpgcl_core.release.statement import PROVEN, delta_text, epsilon_text, software_versions
-from trainers.files.destination import Copies, Destination, files_below
 from trainers.files.storage import storage_root
 from trainers.tracking.server import database_address
 
@@ -40,6 +37,9 @@ if TYPE_CHECKING:  # the command loads torch, not its help
     from trainers.export.description import ModelDescription
     from trainers.export.finished import FinishedSweep, FinishedTrial, TakenSetting
 
+_REMOVED = {
+    "--publish-to": "export to a folder, and copy it: aws s3 cp --recursive FOLDER s3://BUCKET/FOLDER"
+}
 DEFAULT_SCORES = ("image_to_text_recall_at_10", CLASSIFIER_SCORE, "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
 
@@ -52,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
       StorageError: as `export_command`.
     """
     code: int = run_command(
-        export_command, prog="python -m trainers.export", description=__doc__, arguments=arguments
+        export_command,
+        prog="python -m trainers.export",
+        description=__doc__,
+        arguments=arguments,
+        removed=_REMOVED,
     )
     return code
 
@@ -67,7 +71,6 @@ def export_command(
     register: bool = False,
     registered_name: str | None = None,
     tracking_uri: str | None = None,
-    publish_to: str | None = None,
 ) -> int:
     """Write one trained model of a sweep; return 0.
 
@@ -82,13 +85,10 @@ def export_command(
       registered_name: of the registered model; dpgcl-SWEEP unless given.
       tracking_uri: MLflow server or database that has the sweep; $MLFLOW_TRACKING_URI or the storage
         folder's unless given.
-      publish_to: also copy it below this address (s3://bucket/folder, file:///folder, …), to
-        SWEEP/exported/FOLDER; an export that is there already is copied as it is.
 
     Raises:
-      ConfigError: there is no such trial or score, both are given, or as `write_model` and
-        `Destination.open`.
-      StorageError: as `read_sweep`, `write_model` and `Copies`.
+      ConfigError: there is no such trial or score, both are given, or as `write_model`.
+      StorageError: as `read_sweep` and `write_model`.
       TrackingError: as `trainers.export.registry.register`.
     """
     from trainers.export.description import read_description
@@ -106,12 +106,11 @@ def export_command(
             f"--trial names a model and --best chooses one: give one of them; got {trial}, {best}"
         )
     root = storage_root(storage)
-    destination = None if publish_to is None else Destination.open(publish_to)
     finished = read_sweep(root, sweep)
     chosen_trial, chosen = choose_trial(finished, trial=trial, best=best)
     folder = to or root / "exported" / "-".join(filter(None, (finished.name, chosen_trial.name)))
     about = describe(finished, chosen_trial, chosen)
-    written_before = (register or destination is not None) and _is_export_of(folder, about)
+    written_before = register and _is_export_of(folder, about)
     if written_before:
         description = read_description(folder)
     else:
@@ -125,8 +124,6 @@ def export_command(
         print(line)
     if register:
         _register(folder, tracking_uri or tracking_address(root), registered_name)
-    if destination is not None:
-        _publish(folder, destination.at(finished.name, "exported", folder.name), description)
     return 0
 
 
@@ -141,14 +138,6 @@ def _register(folder: Path, tracking_uri: str, name: str | None) -> None:
     found = register_model(folder, tracking_uri, name)
     print(f"{'registered' if found.is_new else 'registered before'}: {found.name}, version {found.version}")
     print(f'load it: mlflow.pyfunc.load_model("{found.uri}").predict(images)')
-
-
-def _publish(folder: Path, place: Destination, description: ModelDescription) -> None:
-    copies = Copies(place, description.sha256)
-    for name, path in files_below(folder).items():
-        copies.put(name, path)
-    copies.write_manifest()
-    print(f"published: {masked(place.address)}")
 
 
 def _is_export_of(folder: Path, about: ModelDescription) -> bool:

@@ -37,7 +37,8 @@ def storage_root(option: Path | None) -> Path:
     if "://" in str(path) or re.match(r"\w+:/", str(path)):
         raise StorageError(
             f"the storage folder must be a path of this machine, for checkpoints need locks; got "
-            f"{masked(str(path))}: a sweep copies its finished results to an address with --publish-to"
+            f"{masked(str(path))}: give a folder, and let MLflow's server keep artifacts at an address "
+            "(mlflow server --artifacts-destination)"
         )
     path = Path.cwd() / path.expanduser()  # where the command was typed, whatever folder is entered later
     if in_throw_away_copy(path):

@@ -33,12 +33,12 @@ from trainers.config.tree import Leaf, leaves, values_of
 
 VERSION = 1
 OF_ONE_RUN = (
-    *("storage", "name", "resume", "tracking_uri", "publish_to", "notify", "ledger", "no_ledger", "dry_run"),
+    *("storage", "name", "resume", "tracking_uri", "ledger", "no_ledger", "dry_run"),
     *("quiet", "time_budget", "study_storage"),
 )
-"""Where results of one run go and who is told, perhaps with passwords, how it goes on and how long, and
-whether private data are trained on without a ledger: a repetition says that anew."""
-_SECRET = ("ledger", "tracking_uri", "publish_to", "notify", "study_storage")
+"""Where results of one run go, perhaps with passwords, how it goes on and how long, and whether private data
+are trained on without a ledger: a repetition says that anew."""
+_SECRET = ("ledger", "tracking_uri", "study_storage")
 """May hold a password: no message repeats a value of theirs."""
 
 
@@ -131,7 +131,7 @@ def _checked(kind: type[SweepOptions], content: dict[Any, Any]) -> OptionsFile:
 def _values(
     known: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], content: Mapping[Any, Any]
 ) -> list[tuple[str, Any]]:
-    """The options of a section, by name."""
+    """The options of a section, by name; of removed ones those are left out that did nothing."""
     found: list[tuple[str, Any]] = []
     below = {path[len(section)] for path in known if path[: len(section)] == section and path != section}
     for key, value in content.items():

@@ -1,6 +1,6 @@
 """Resuming a sweep by its name: its options are those in its folder, and what is given besides must agree.
 
-What no result depends on may be another: where and how fast it runs, how long, and who is told. Addresses are
+What no result depends on may be another: where, how fast and how long it runs. Addresses are
 in the sweep's plan, for config.yaml is published; those with a password are kept nowhere, and are given
 again.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -41,8 +40,6 @@ class ServiceOptions:
     """Minutes of training, then no training starts and those that run save and stop; --resume goes on."""
     early_stopping: Literal["none", "asha", "median"] = "none"
     """End trainings by their scores on the way: successive halving or the median rule; ε counts all steps."""
-    notify: str | None = None
-    """Program to run when the sweep has ended; its environment tells the outcome (docs/operations.md)."""
     references: bool = True
     """Also score raw pixels and HOG, once per sweep, as the trainings are: on public records, at no ε."""
     dry_run: bool = False
@@ -64,8 +61,6 @@ class ServiceOptions:
             minutes = getattr(self, name)
             if minutes is not None and not 0 < minutes < math.inf:
                 raise ConfigError(f"{name} must be a positive number of minutes; got {minutes}")
-        if self.notify is not None:
-            words_of(self.notify)
         if self.max_concurrent_trials is not None and self.max_concurrent_trials < 1:
             raise ConfigError(f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}")
 
@@ -87,8 +82,6 @@ class StorageOptions:
     """Continue the named sweep, or the latest one of the same configuration."""
     tracking_uri: str | None = None
     """MLflow server ($MLFLOW_TRACKING_URI); a SQLite database under the storage folder unless given."""
-    publish_to: str | None = None
-    """Address that gets a copy of all that may be seen of the sweep: s3://bucket/folder, file:///folder, …"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,24 +94,6 @@ class LedgerOptions:
     """The data set's id in the ledger."""
     no_ledger: bool = False
     """Train on private data with no budget ledger; the privacy statement will say so."""
-
-
-def words_of(command: str) -> list[str]:
-    """Return program and arguments of a command line, as a POSIX shell would split it.
-
-    Raises:
-      ConfigError: it names no program, or its quotes are open.
-
-    >>> words_of("mail -s 'the sweep; has ended' me@example.org")
-    ['mail', '-s', 'the sweep; has ended', 'me@example.org']
-    """
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise ConfigError(f"notify must be a program with its arguments: {str(error).lower()}") from None
-    if not words:
-        raise ConfigError("notify must be a program with its arguments; got none")
-    return words
 
 
 def ledger_url(data: DataOptions, options: LedgerOptions) -> str | None:

@@ -1,8 +1,7 @@
-"""Sending results to a server beside the sweep, which waits for none: one that is away, slow or hanging.
+"""Sending results to MLflow beside the sweep, which waits for no server that is away, slow or hanging.
 
 A queue of names, for the results themselves are on disk, is emptied by a thread. Where the server fails, the
 thread tries again with longer and longer pauses; what is not sent when the sweep ends, `--resume` sends.
-MLflow has one such queue, and the address that results are published to another.
 """
 
 from __future__ import annotations
@@ -88,28 +87,17 @@ class Outbox:
       send: sends what has that name, read from disk; may be repeated, and raises where it failed.
       say: prints a line: one when the server fails, and one when it has caught up.
       place: where everything is kept meanwhile, for the line.
-      server: who takes it, for the lines.
-      noun: what a name is one of.
     """
 
-    def __init__(
-        self,
-        send: Callable[[str], None],
-        say: Callable[[str], None],
-        place: str,
-        *,
-        server: str = "MLflow",
-        noun: str = "result",
-    ) -> None:
+    def __init__(self, send: Callable[[str], None], say: Callable[[str], None], place: str) -> None:
         self._send, self._say, self._place = send, say, place
-        self._server, self._noun = server, noun
         self._waiting: dict[str, None] = {}
         self._changed = threading.Condition()
         self._hurry = threading.Event()
         self._is_closed = False
         self._num_late: int | None = None
         self._num_failures = 0
-        self._thread = threading.Thread(target=self._run, name=f"to {server}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="to MLflow", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -133,8 +121,8 @@ class Outbox:
         self._hurry.set()
         with self._changed:
             if self._num_late is not None and self._waiting:
-                what = count(sum(map(bool, self._waiting)), self._noun)
-                self._say(f"waiting up to {duration(patience.seconds)} for {self._server} to take {what} …")
+                what = count(sum(map(bool, self._waiting)), "result")
+                self._say(f"waiting up to {duration(patience.seconds)} for MLflow to take {what} …")
             num_left = len(self._waiting) + 1
             while self._waiting and len(self._waiting) < num_left:  # as long as it takes some
                 num_left, last = len(self._waiting), self._num_failures + patience.tries
@@ -170,7 +158,7 @@ class Outbox:
         if is_first:
             text = str(error) if isinstance(error, DpgclError) else f"{type(error).__name__}: {error}"
             line = " ".join(masked_text(text).split())
-            self._say(f"warning: {line}; {self._noun}s are kept in {self._place} and sent later")
+            self._say(f"warning: {line}; results are kept in {self._place} and sent later")
         with self._changed:
             self._num_failures += 1
             self._changed.notify_all()
@@ -183,6 +171,6 @@ class Outbox:
             num_sent = self._num_late if not self._waiting else None
             if num_sent is not None:
                 self._num_late = None
-                what = count(num_sent, self._noun)
-                self._say(f"{self._server} answers again, and has all {what} that waited")
+                what = count(num_sent, "result")
+                self._say(f"MLflow answers again, and has all {what} that waited")
             self._changed.notify_all()

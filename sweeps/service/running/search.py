@@ -25,7 +25,6 @@ from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running.proposals import Proposals
-from sweeps.service.running.publishing import Publisher
 from sweeps.service.running.study import JOURNAL, SearchStudy
 from sweeps.service.running.sweep import Figure, OpenSweep, times_ms
 from sweeps.service.running.terminal import count, print_notes, say, steps_text, warn
@@ -84,9 +83,8 @@ class SearchSweep(OpenSweep):
         account: dict[str, Any] | None,
         service: ServiceOptions,
         again: Repetition,
-        publisher: Publisher | None = None,
     ) -> None:
-        super().__init__(plan, folder, found, uri, budget, account, service, again, publisher)
+        super().__init__(plan, folder, found, uri, budget, account, service, again)
         self._costliest = plan.trials[0]
         self._proposals = Proposals(self._plan.space, self._plan.options)
         self._values: dict[str, Mapping[str, Any]] = {}

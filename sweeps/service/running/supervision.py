@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -96,9 +95,6 @@ class Supervisor:
         is printed, which a job's log keeps, may tell.
       ray_logs: where Ray keeps its own account of what died.
       clock: seconds.
-
-    Attributes:
-      num_restarts: trainings that were restarted after they were lost.
     """
 
     def __init__(
@@ -114,13 +110,6 @@ class Supervisor:
         self._running: dict[str, Attempt] = {}
         self._lost: dict[str, str] = {}
         self._looked = -float("inf")
-        self._counted: dict[str, tuple[int, int]] = {}
-        self.num_restarts = 0
-
-    @property
-    def num_steps(self) -> int:
-        """The steps that trainings have counted while this driver followed them."""
-        return sum(last - first for first, last in self._counted.values())
 
     @property
     def num_begun(self) -> int:
@@ -146,11 +135,9 @@ class Supervisor:
         every = given.config.performance.checkpoint_every_steps
         checkpoints = self._folder.checkpoints(name, every_steps=every)
         if (why := self._lost.pop(name, None)) is not None:
-            self.num_restarts += 1
             self._tell_restart(name, why, checkpoints, node, given.config.mechanism.num_restart_steps)
         before = self._folder.drawn(name)
         num_before = before.num_attempts if before is not None else 0
-        self._note_steps(name, before)
         self._running[name] = Attempt(given, end, checkpoints, num_before, now, in_place, None, now)
 
     def lost(self, name: str, error: object) -> str:
@@ -165,8 +152,6 @@ class Supervisor:
 
     def ended(self, name: str) -> None:
         """Hear that a training has ended for good."""
-        with suppress(DpgclError):  # a damaged count is told by who charges for it
-            self._note_steps(name, self._folder.drawn(name))
         self._running.pop(name, None)
         self._lost.pop(name, None)
 
@@ -193,7 +178,6 @@ class Supervisor:
 
     def _look_at(self, name: str, attempt: Attempt, now: float) -> None:
         mark = drawn, _ = self._mark_of(name, attempt)
-        self._note_steps(name, drawn)
         if mark != attempt.mark:
             attempt.mark, attempt.progressed = mark, now
         if not attempt.has_begun:
@@ -216,12 +200,6 @@ class Supervisor:
         checkpoint = attempt.given.checkpoint_folder / "checkpoint.pt"
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         return self._folder.drawn(name), saved
-
-    def _note_steps(self, name: str, drawn: Drawn | None) -> None:
-        """Note how many steps a training has counted, and how many it had when it was first seen."""
-        now = drawn.num_steps if drawn is not None else 0
-        first, last = self._counted.get(name, (now, now))
-        self._counted[name] = first, max(last, now)
 
     def _say(self, text: str) -> None:
         if self._log is not None:

@@ -7,9 +7,9 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,15 +79,7 @@ from sweeps.service.running.captions import tell_cut_captions
 from sweeps.service.running.clock import Clock, SystemClock
 from sweeps.service.running.display import displayed, doing, put_result
 from sweeps.service.running.machine import MachineWatch
-from sweeps.service.running.notify import PUBLISHED, REFUSED, notify, outcome_of
 from sweeps.service.running.outbox import AT_A_STOP, AT_THE_END, Outbox, patiently
-from sweeps.service.running.publishing import (
-    Publisher,
-    checked_destination,
-    places_of,
-    publish_release,
-    withdraw_copies,
-)
 from sweeps.service.running.reporting import Reporter
 from sweeps.service.running.sealed import SealedFolder, SealedSweep
 from sweeps.service.running.seen import files_of_workers
@@ -134,7 +126,6 @@ from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.evaluation.references import reference_scores
-from trainers.files.destination import Destination
 from trainers.files.resuming import CONFIG_FILE, resume_line
 from trainers.files.storage import check_writable, details_kept, storage_root
 from trainers.tracking.runs import ROLE_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_ROLE, Tracker
@@ -250,7 +241,6 @@ def _execute(
     registered = with_registered_number(options.mechanism, ledger, dataset_id)
     options = dataclasses.replace(options, mechanism=registered)
     root = _checked_root(options.storage)
-    destination = checked_destination(options.storage.publish_to, root, asks=not service.dry_run)
     uri = tracking_address(options.storage.tracking_uri, root)
     say(f"storage: {root}{_resumed_text(options.storage)}")
     _check_server(uri)
@@ -341,15 +331,11 @@ def _execute(
                 doing("opening MLflow")
                 sealed = SealedSweep(plan, folder, ledger, dataset_id, service, again, clock)
                 code = sealed.run(opened.result(), ray_session, run_trials)
-                copied = code != 0 or destination is None or _published_release(destination, folder)
-                _notify_of_sealed(code, service, folder)
-                return Outcome(code=code if copied else 1, plan=plan, folder=folder)
+                return Outcome(code=code, plan=plan, folder=folder)
             account = account_of(ledger, dataset_id)
-            publisher = _publisher(destination, folder, plan)
-            sweep = kind(plan, folder, found, uri, budget, account, service, again, publisher)
-            with _refusals_told(service, folder):
-                code = sweep.run(opened, figure)
-            ended = Outcome(
+            sweep = kind(plan, folder, found, uri, budget, account, service, again)
+            code = sweep.run(opened, figure)
+            return Outcome(
                 code=code,
                 plan=plan,
                 folder=folder,
@@ -357,8 +343,6 @@ def _execute(
                 statement=sweep.statement,
                 answer=sweep.answer,
             )
-            _notify_of(ended, service, folder)
-            return ended
 
 
 def _checked_root(storage: StorageOptions) -> Path:
@@ -377,49 +361,6 @@ def _resumed_text(storage: StorageOptions) -> str:
 def sweep_prefix(question: str, options: SweepOptions) -> str:
     """Return the name of a new sweep, unless it is taken."""
     return f"{question}-{short_name(options.data.dataset)}-{name_suffix(options.release)}"
-
-
-def _publisher(destination: Destination | None, folder: SweepFolder, plan: SweepPlan) -> Publisher | None:
-    """Return who copies an open sweep: to where it was copied before, unless told otherwise."""
-    before = places_of(folder)
-    if destination is None and before:
-        destination = Destination.open(before[-1])
-    if destination is None:
-        return None
-    return Publisher(destination, folder, is_public=plan.data.train_is_public)
-
-
-def _published_release(destination: Destination, folder: SweepFolder) -> bool:
-    """Copy what a sealed sweep has published; return whether all of it arrived."""
-    owner = str((folder.read_plan() or {})["sweep_id"])
-    if publish_release(destination, folder.name, owner, SealedFolder(folder).release):
-        return True
-    warn(f"continue with {resume_line(folder.path)}")
-    return False
-
-
-@contextmanager
-def _refusals_told(service: ServiceOptions, folder: SweepFolder) -> Iterator[None]:
-    """Tell the user's program of a sweep that is refused once it has begun, as by its ledger."""
-    try:
-        yield
-    except DpgclError as error:
-        notify(service.notify, REFUSED, folder.name, folder.path, {"REASON": str(error), "EXIT_CODE": "2"})
-        raise
-
-
-def _notify_of_sealed(code: int, service: ServiceOptions, folder: SweepFolder) -> None:
-    """Tell the user's program of a sealed sweep that was published; of others nothing may be told."""
-    if code == 0:
-        notify(service.notify, PUBLISHED, folder.name, SealedFolder(folder).release)
-
-
-def _notify_of(ended: Outcome, service: ServiceOptions, folder: SweepFolder) -> None:
-    """Tell the user's program of an open sweep that has ended."""
-    told = {"EXIT_CODE": str(ended.code), "TRIALS": f"{len(ended.results)} of {len(ended.plan.trials)}"}
-    if ended.answer is not None:
-        told["ANSWER"] = ended.answer.headline()
-    notify(service.notify, outcome_of(ended.code), folder.name, folder.path, told)
 
 
 def experiment_of(plan: SweepPlan) -> tuple[str, str]:
@@ -568,10 +509,8 @@ class OpenSweep:
         account: dict[str, Any] | None,
         service: ServiceOptions,
         again: Repetition,
-        publisher: Publisher | None = None,
     ) -> None:
         self._plan, self._folder, self._found, self._uri = plan, folder, found, uri
-        self._publisher = publisher
         self._budget, self._account, self._service = budget, account, service
         self._again = again
         self.statement: PrivacyStatement | None = None
@@ -598,7 +537,7 @@ class OpenSweep:
 
     def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
         # nobody else writes below this sweep's parent run
-        with self._outbox, self._publisher or nullcontext(), runs_known():
+        with self._outbox, runs_known():
             return self._run(opened, figure)
 
     def _run(self, opened: Future[Tracker], figure: Figure | None) -> int:
@@ -638,11 +577,7 @@ class OpenSweep:
         code = self._end(failed, figure)
         self._report()
         say(f"files: {self._folder.path}")
-        if self._publisher is None or self._publisher.end(list(self.results())):
-            return code
-        if code == 0:
-            warn(f"continue with {resume_line(self._folder.path)}")
-        return code or 1
+        return code
 
     def _left_out(self, done: Mapping[str, Any]) -> dict[str, str]:
         """Return the trainings that no attempt may continue any more, by name, and why.
@@ -694,7 +629,6 @@ class OpenSweep:
             facts["data_is"] = self._plan.tags()["data_is"]
             self._folder.create(facts | {"sweep_id": sweep_id, "account": self._account}, self._again)
             self._note_beginning()
-        self._begin_publishing(will_draw=bool(remaining))
         self._charge(remaining)
         if remaining:
             withdraw_statement(self._folder.path, self._plan.question)
@@ -713,18 +647,6 @@ class OpenSweep:
         if (plan := self._folder.read_plan()) is not None:
             return str(plan["sweep_id"])
         return self._budget.sweep_id if self._budget is not None else new_sweep_id()
-
-    def _begin_publishing(self, *, will_draw: bool) -> None:
-        """Take copied statements away before more is drawn, and claim the place of the copies."""
-        owner = str((self._folder.read_plan() or {})["sweep_id"])
-        try:
-            if will_draw:
-                withdraw_copies(self._folder, owner)
-            if self._publisher is not None:
-                self._publisher.begin(owner)
-        except StorageError:
-            self._close("FAILED")
-            raise
 
     def _note_beginning(self) -> None:
         """Note what the ledger has left before it is charged: for the report, which tells it."""
@@ -777,8 +699,6 @@ class OpenSweep:
         self.results()[name] = result | kept
         self._settle(name, result)
         self._outbox.put(name)
-        if self._publisher is not None:
-            self._publisher.finished(name)
         self._num_done += 1
         spent, done = time.monotonic() - self._started, self._num_done
         left = spent / max(1, done - self._num_before) * (len(self._trials) - done)

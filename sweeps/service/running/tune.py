@@ -32,7 +32,6 @@ from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running.capacity import Capacity, Cluster, TrialNeeds, max_concurrent_trials
 from sweeps.service.running.display import doing, leave_terminal_usable, watching
-from sweeps.service.running.metrics import SweepMetrics, ray_gauge
 from sweeps.service.running.seen import NeededFile, check_seen
 from sweeps.service.running.stopping import Stopping
 from sweeps.service.running.supervision import Supervisor, with_advice
@@ -259,9 +258,8 @@ def run_trials(
     stopping = Stopping(folder, session.service, modality_of(plan.data.train))
     stopping.begin(plan.trials)
     supervisor = Supervisor(folder, session.service, log_of(plan, folder), _ray_logs())
-    metrics = _metrics_of(plan, folder, trials)
     watch = _watch(plan, len(plan.trials) - len(trials))
-    callback = _callback(on_result, budget, folder, queue, supervisor, stopping, watch, metrics)
+    callback = _callback(on_result, budget, folder, queue, supervisor, stopping, watch)
     with watching(watch):
         return _tune(folder, trials, session, records, callback, data_are_public=public)
 
@@ -276,15 +274,6 @@ def _watch(plan: SweepPlan, num_over: int) -> SweepWatch | SealedWatch:
 def log_of(plan: SweepPlan, folder: SweepFolder) -> SweepLog | None:
     """Return the log of an open sweep; None for a sealed one, of which a file's time would tell."""
     return SweepLog(folder.path) if plan.release.is_open else None
-
-
-def _metrics_of(plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial]) -> SweepMetrics | None:
-    """What a cluster's metrics tell of an open sweep; None elsewhere: a private Ray serves none."""
-    if not plan.release.is_open or not _joins_cluster():
-        return None
-    left = {trial.name for trial in trials}
-    before = [trial for trial in plan.trials if trial.name not in left]
-    return SweepMetrics(plan, folder.name, before, len(before) + len(trials), ray_gauge)
 
 
 def _ray_logs() -> str:
@@ -318,9 +307,6 @@ class TrialQueue:
       capacity: how many may be with Ray at once.
       tells_left: whether Ray, whose requests all users of a cluster see, may know how many are left; not of a
         sealed sweep, whose number of trials is secret: it uses nodes that join, and asks for none.
-
-    Attributes:
-      handed: trials that have been handed to Ray so far.
     """
 
     def __init__(
@@ -330,7 +316,6 @@ class TrialQueue:
         self._num_left = number
         self._live: dict[str, Trial] = {}
         self._is_closed = False
-        self.handed: list[Trial] = []
 
     @property
     def running(self) -> dict[str, Trial]:
@@ -352,7 +337,6 @@ class TrialQueue:
             return None
         trial = self._source.next_trial()
         self._live[trial_id], self._num_left = trial, self._num_left - 1
-        self.handed.append(trial)
         return trial
 
     def ended(self, trial_id: str) -> None:
@@ -690,7 +674,6 @@ def _callback(
     supervisor: Supervisor,
     stopping: Stopping,
     watch: SweepWatch | SealedWatch,
-    metrics: SweepMetrics | None = None,
 ) -> Any:
     from ray import tune
 
@@ -714,7 +697,6 @@ def _callback(
                 supervisor.look()
                 _stop_what_must(queue, stopping)
             queue.look(supervisor.num_begun)
-            _tell(metrics, queue, supervisor, num_finished=len(self.done), num_failed=len(self.errors))
 
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             with _ended_by_full_disk():
@@ -776,26 +758,6 @@ def _stop_what_must(queue: TrialQueue, stopping: Stopping, *, must_end: bool = F
     stopping.look(queue.running, must_end=must_end)
     if stopping.is_over:
         queue.close()
-
-
-def _tell(
-    metrics: SweepMetrics | None,
-    queue: TrialQueue,
-    supervisor: Supervisor,
-    *,
-    num_finished: int,
-    num_failed: int,
-) -> None:
-    """Hand the sweep's numbers to Ray's metrics, where there are any."""
-    if metrics is not None:
-        metrics.look(
-            queue.handed,
-            num_running=supervisor.num_begun,
-            num_finished=num_finished,
-            num_failed=num_failed,
-            num_steps=supervisor.num_steps,
-            num_restarts=supervisor.num_restarts,
-        )
 
 
 def _confirm(budget: SweepBudget | None) -> None:

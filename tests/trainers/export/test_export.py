@@ -28,7 +28,6 @@ from trainers.export.finished import (
 from trainers.export.folder import Statement, load_encoder, write_model
 from trainers.export.trial import choose_trial, main
 from trainers.files.checkpoint import CheckpointFolder, Grant, write_grant
-from trainers.files.destination import MANIFEST, Destination, files_below
 from trainers.files.weights import read_note, read_weights
 from trainers.models.encoder import Encoder
 
@@ -435,18 +434,8 @@ def test_model_card_of_a_model_without_guarantee_promises_nothing(sweeps: Sweeps
     assert "There is no (ε, δ) guarantee to rely on" in model_card(about, [])
 
 
-def test_export_is_copied_to_an_address_and_again_as_it_is(sweeps: Sweeps, tmp_path: Path) -> None:
-    to = f"file://{tmp_path}/shared"
-    for _ in range(2):
-        folder = sweeps.export("--sweep", "open", "--publish-to", to, to=tmp_path / "model")
-    copies = Destination.open(to).at("open", "exported", "model")
-    assert set(copies.sizes()) == {*files_below(folder), MANIFEST}
-    for name, path in files_below(folder).items():
-        assert copies.read(name) == path.read_bytes()
-
-
-def test_export_replaces_no_copy_of_another_model(sweeps: Sweeps, tmp_path: Path) -> None:
-    given = ("--sweep", "open", "--publish-to", f"file://{tmp_path}/shared")
-    sweeps.export(*given, "--trial", PRIVATE, to=tmp_path / "a" / "model")
-    with pytest.raises(StorageError, match="something else of the same name"):
-        sweeps.export(*given, "--trial", BARE, to=tmp_path / "b" / "model")
+def test_copies_to_an_address_are_refused_with_what_to_use_instead(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        main(["--sweep", "open", "--publish-to", "s3://bucket/models"])
+    assert "--publish-to was removed in 0.2.0" in str(refused.value)
+    assert "aws s3 cp" in str(refused.value)

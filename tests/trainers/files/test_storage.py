@@ -70,7 +70,9 @@ def test_relative_folder_is_that_of_the_command(tmp_path: Path, monkeypatch: pyt
 
 
 def test_address_is_no_folder() -> None:
-    with pytest.raises(StorageError, match=r"must be a path of this machine.*; got s3:.*with --publish-to$"):
+    with pytest.raises(
+        StorageError, match=r"must be a path of this machine.*; got s3:.*--artifacts-destination"
+    ):
         storage_root(Path("s3://bucket/results"))
 
 
