@@ -7,7 +7,6 @@ ray job submit --working-dir . -- python -m sweeps.doctor --json
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from dpgcl_core.command_line import run_command
@@ -37,17 +36,15 @@ def doctor(
       dataset: that sweeps will train on; only whether it can be read is looked at.
       json: print one JSON object.
     """
-    from sweeps.doctor.checks import check_ledger, check_tracking  # here, with Ray
+    from sweeps.doctor.checks import check_ledger, check_machines, check_tracking  # here, with Ray
     from sweeps.doctor.findings import as_json, as_text, is_ready
-    from sweeps.doctor.machines import check_machines
 
     check_dataset_name(dataset)
     if ray_address is not None:
         os.environ["RAY_ADDRESS"] = ray_address
     root, path = storage_root(storage), data_path(dataset)
-    folders = {str(root): "the storage folder", tempfile.gettempdir(): "Ray's and temporary files"}
     with displayed(quiet=json):  # JSON is all that is printed then
-        findings = check_machines(str(path) if path else None, folders, root)
+        findings = check_machines(str(path) if path else None, root)
     findings.append(check_tracking(tracking_address(tracking_uri, root)))
     findings.append(check_ledger(ledger or os.environ.get("DPGCL_LEDGER")))
     print(as_json(findings) if json else as_text(findings))

@@ -1,162 +1,168 @@
-"""The checks: each turns what was seen into findings, and says what to do."""
+"""The checks: each turns what was seen into a finding, and says what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import fcntl
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.doctor.findings import Finding, note, ok, skipped, wrong
-from sweeps.doctor.nodes import NodeFacts
+from sweeps.doctor.facts import NodeFacts, facts_of_nodes, this_machine
+from sweeps.doctor.findings import Finding
+from sweeps.service.running.terminal import count
+from sweeps.service.running.tune import connected_ray
+from sweeps.service.storage.probe import TO_LOCK, TO_SHARE, StorageProbe, probe_storage
+from trainers.files.storage import check_writable
 from trainers.tracking.server import connect, database_file, is_database
 
 _CLOCK_SECONDS = 1.0
-_FREE_BYTES, _FEW_BYTES = 2 * 10**9, 20 * 10**9
-_GB = 10**9
 
 
-def check_versions(nodes: Sequence[NodeFacts], driver: NodeFacts) -> list[Finding]:
-    """Refuse programs of other versions than the driver's, and other copies of this code."""
-    found = []
-    for program, version in driver.versions.items():
-        other = {node.name: node.versions.get(program, "") for node in nodes}
-        odd = {name: each for name, each in other.items() if each != version}
-        if odd:
-            seen = ", ".join(f"{each or 'none'} on {name}" for name, each in odd.items())
-            fix = "install the versions of constraints.txt on every node, and start Ray there again"
-            found.append(wrong("versions", f"{program} is {version or 'missing'} here, and {seen}", fix))
-    if not found:
-        shown = ", ".join(f"{program} {version}" for program, version in driver.versions.items())
-        found.append(ok("versions", f"{shown}, on {_nodes(nodes)}"))
-    return [*found, _check_code(nodes, driver)]
+def check_machines(data_path: str | None, root: Path) -> list[Finding]:
+    """Return what is found on the nodes; on this machine alone where Ray cannot be reached.
 
-
-def _check_code(nodes: Sequence[NodeFacts], driver: NodeFacts) -> Finding:
-    odd = [node.name for node in nodes if node.code != driver.code]
-    if odd:
-        return wrong(
-            "code",
-            f"{', '.join(odd)} imports another copy of this package than this machine, or none",
-            "submit with --working-dir ., which sends this copy along, or bring every node's copy up to date",
-        )
-    return ok("code", f"{driver.code or 'none'}, on {_nodes(nodes)}")
+    Args:
+      data_path: of the data, where they are files.
+      root: the storage folder.
+    """
+    driver = this_machine(data_path)
+    try:
+        with connected_ray():
+            nodes, silent = facts_of_nodes(data_path)
+            storage = check_storage(root, len(nodes))
+    except DpgclError as error:
+        fix = "start one with `ray start --head`, and set RAY_ADDRESS to the host:port that it prints"
+        alone = [check_versions([driver], driver), check_data([driver], driver), *check_storage(root, 1)]
+        return [Finding("ray", "wrong", str(error), f"{fix} (docs/cluster.md)"), *alone]
+    return [
+        check_nodes(nodes, silent),
+        check_versions(nodes, driver),
+        check_gpus(nodes),
+        check_clocks(nodes),
+        check_data(nodes, driver),
+        *storage,
+    ]
 
 
 def check_nodes(nodes: Sequence[NodeFacts], silent: Sequence[str]) -> Finding:
     """Refuse a cluster with nodes that do not answer."""
     if silent:
         fix = "look at `ray status`, and at the raylet's log on that node; end or replace the node"
-        return wrong("ray", f"no answer from {', '.join(silent)}", fix)
-    return ok("ray", f"{_nodes(nodes)} answered")
+        return Finding("ray", "wrong", f"no answer from {', '.join(silent)}", fix)
+    num_cpus, num_gpus = sum(node.num_cpus for node in nodes), sum(node.num_gpus for node in nodes)
+    return Finding(
+        "ray", "ok", f"{count(len(nodes), 'node')} answered, with {num_cpus:g} cores and {num_gpus:g} GPUs"
+    )
+
+
+def check_versions(nodes: Sequence[NodeFacts], driver: NodeFacts) -> Finding:
+    """Refuse programs of other versions than the driver's, and other copies of this code."""
+    odd = [
+        f"{program} is {version or 'missing'} here, and {node.versions[program] or 'none'} on {node.name}"
+        for program, version in driver.versions.items()
+        for node in nodes
+        if node.versions[program] != version
+    ]
+    if odd:
+        fix = (
+            "install the versions of constraints.txt on every node, and start Ray there again; the code of "
+            "this machine is sent along by `ray job submit --working-dir .`"
+        )
+        return Finding("versions", "wrong", "; ".join(odd), fix)
+    shown = ", ".join(f"{program} {version}" for program, version in driver.versions.items())
+    return Finding("versions", "ok", f"{shown}, on {count(len(nodes), 'node')}")
 
 
 def check_gpus(nodes: Sequence[NodeFacts]) -> Finding:
     """Refuse nodes on which torch sees fewer GPUs than Ray counts."""
-    with_gpus = [node for node in nodes if node.num_gpus]
-    if not with_gpus:
-        return skipped("gpu", "Ray counts none on the nodes that are up")
-    short = [node for node in with_gpus if (node.num_gpus_seen or 0) < node.num_gpus]
+    if not any(node.num_gpus for node in nodes):
+        return Finding("gpu", "skipped", "Ray counts none on the nodes that are up")
+    short = [node for node in nodes if node.num_gpus_seen < node.num_gpus]
     if short:
         seen = ", ".join(f"{node.num_gpus_seen} of {node.num_gpus:g} on {node.name}" for node in short)
         fix = "install a driver and a build of torch with CUDA there (docs/gpu.md): nvidia-smi must list all"
-        return wrong("gpu", f"torch sees fewer GPUs than Ray counts: {seen}", fix)
-    return ok("gpu", f"torch sees all {sum(node.num_gpus for node in with_gpus):g}")
+        return Finding("gpu", "wrong", f"torch sees fewer GPUs than Ray counts: {seen}", fix)
+    return Finding("gpu", "ok", f"torch sees all {sum(node.num_gpus for node in nodes):g}")
 
 
 def check_clocks(nodes: Sequence[NodeFacts]) -> Finding:
     """Note clocks that are apart for more than the measurement can explain."""
-    asked = [(node, node.offset_seconds) for node in nodes if node.offset_seconds is not None]
-    if not asked:
-        return skipped("clock", "no node was asked")
     late = [
-        f"{node.name} by {offset:+.1f} s"
-        for node, offset in asked
-        if abs(offset) - node.offset_error_seconds > _CLOCK_SECONDS
+        f"{node.name} by {node.offset_seconds:+.1f} s"
+        for node in nodes
+        if abs(node.offset_seconds) - node.offset_error_seconds > _CLOCK_SECONDS
     ]
     if late:
         fix = "run chrony or systemd-timesyncd on every node: logs and runs are compared by their times"
-        return note("clock", f"differs from this machine's: {', '.join(late)}", fix)
-    most = max(abs(offset) + node.offset_error_seconds for node, offset in asked)
-    return ok("clock", f"at most {most:.2g} s from this machine's")
-
-
-def check_disks(nodes: Sequence[NodeFacts], meaning: Mapping[str, str]) -> list[Finding]:
-    """Refuse folders that are nearly full.
-
-    Args:
-      nodes: with the free bytes of each folder.
-      meaning: of the folders, by path.
-    """
-    found = []
-    for folder, what in meaning.items():
-        free = {node.name: node.free_bytes[folder] for node in nodes if folder in node.free_bytes}
-        if not free:
-            continue
-        name, least = min(free.items(), key=lambda each: each[1])
-        text = f"{what}, {folder}: {least / _GB:.3g} GB free on {name}"
-        fix = "make room, or name another folder: a checkpoint is as large as the network and its optimizer"
-        if least < _FREE_BYTES:
-            found.append(wrong("disk", text, fix))
-        else:
-            found.append(note("disk", text, fix) if least < _FEW_BYTES else ok("disk", text))
-    return found
+        return Finding("clock", "note", f"differs from this machine's: {', '.join(late)}", fix)
+    most = max((abs(node.offset_seconds) + node.offset_error_seconds for node in nodes), default=0.0)
+    return Finding("clock", "ok", f"at most {most:.2g} s from this machine's")
 
 
 def check_data(nodes: Sequence[NodeFacts], driver: NodeFacts) -> Finding:
     """Refuse data that the driver cannot read; the nodes get the records from the driver."""
-    if driver.sees_data is None:
-        return skipped("data", "a built-in data set, or none was given (--dataset)")
-    blind = [node.name for node in nodes if not node.sees_data]
-    if not driver.sees_data:
+    if driver.has_data is None:
+        return Finding("data", "skipped", "a built-in data set, or none was given (--dataset)")
+    blind = [node.name for node in nodes if not node.has_data]
+    if not driver.has_data:
         where = "no node sees it, either" if len(blind) == len(nodes) else "some nodes see it"
         fix = "give the path as the driver's machine sees it: a job's driver runs on the head node"
-        return wrong("data", f"this machine cannot read the data; {where}", fix)
+        return Finding("data", "wrong", f"this machine cannot read the data; {where}", fix)
     if blind:
-        return note("data", f"{', '.join(blind)} cannot read the data, and need not: the driver sends them")
-    return ok("data", f"this machine and {_nodes(nodes)} can read them")
+        text = f"{', '.join(blind)} cannot read the data, and need not: the driver sends them"
+        return Finding("data", "note", text)
+    return Finding("data", "ok", f"this machine and {count(len(nodes), 'node')} can read them")
 
 
-def check_ports(nodes: Sequence[NodeFacts]) -> list[Finding]:
-    """Refuse nodes that do not reach each other; note what answers beyond the loopback address."""
-    apart = [f"{node.name} → {name} ({why})" for node in nodes for name, why in node.unreached.items()]
-    found = []
-    if apart:
-        fix = "let the nodes reach each other on all ports, and nobody else (a security group, a firewall)"
-        found.append(wrong("ports", f"no connection {', '.join(apart)}", fix))
-    elif len(nodes) > 1:
-        found.append(ok("ports", "each node reaches the next one on a port of its choice"))
-    else:
-        found.append(skipped("ports", "one node has nobody to reach"))
-    open_ports = {node.name: node.listens for node in nodes if node.listens}
-    if open_ports:
-        seen = "; ".join(f"{name}: {', '.join(each)}" for name, each in open_ports.items())
-        fix = "close the cluster's network to all others: not all of Ray's ports ask for a token"
-        found.append(note("open ports", f"beyond the loopback address Ray answers on {seen}", fix))
-    return found
+def check_storage(root: Path, num_nodes: int) -> list[Finding]:
+    """Refuse a folder that cannot be written or locked here; on several nodes it must be shared.
+
+    Args:
+      root: the storage folder; what is missing of its path would be created.
+      num_nodes: of the connected Ray, that must share it.
+    """
+    existing = next(parent for parent in (root, *root.parents) if parent.exists())
+    try:
+        check_writable(root)
+        with tempfile.TemporaryFile(dir=existing) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        here = Finding("storage", "ok", f"{root} can be written and locked here")
+        return [here, *findings_of(probe_storage(existing))] if num_nodes > 1 else [here]
+    except DpgclError as error:
+        return [Finding("storage", "wrong", str(error), "give --storage a folder that you can write")]
+    except OSError as error:
+        fix = "give a POSIX folder with flock: NFS 4 with local_lock=none, or Lustre mounted with flock"
+        return [Finding("storage", "wrong", f"{root} cannot be locked ({error.strerror})", fix)]
+
+
+def findings_of(probe: StorageProbe) -> list[Finding]:
+    """Return what the nodes see of the folder, or of the one that it would be created in."""
+    if apart := probe.apart():
+        return [Finding("storage", "wrong", apart, TO_SHARE)]
+    locks = [Finding("storage", "note", text, TO_LOCK)] if (text := probe.unlocked()) else []
+    return [*locks, Finding("storage", "ok", probe.speed())]
 
 
 def check_tracking(uri: str) -> Finding:
     """Refuse an MLflow that does not answer; a database that is not there yet will be made."""
     if uri.lower().startswith("sqlite") and not database_file(uri).exists():
-        return ok("mlflow", "a database of this machine's, which the first sweep makes")
+        return Finding("mlflow", "ok", "a database of this machine's, which the first sweep makes")
     kind = "database" if is_database(uri) else "server"
-    return _answers("mlflow", lambda: connect(uri), f"the {kind} answers", "start it (`make services`)")
+    return _connection("mlflow", lambda: connect(uri), f"the {kind} answers", "start it (`make services`)")
 
 
 def check_ledger(url: str | None) -> Finding:
-    """Refuse a ledger that does not answer."""
+    """Refuse a ledger, a file or in PostgreSQL, that does not answer."""
     if url is None:
-        return skipped("ledger", "none was given (--ledger, $DPGCL_LEDGER); private data need one")
-    return _answers("ledger", lambda: Ledger.open(url).head(), "it answers", "see docs/ledger.md")
+        return Finding("ledger", "skipped", "none was given (--ledger, $DPGCL_LEDGER); private data need one")
+    return _connection("ledger", lambda: Ledger.open(url).head(), "it answers", "see docs/ledger.md")
 
 
-def _answers(check: str, ask: Callable[[], object], text: str, fix: str) -> Finding:
+def _connection(check: str, connect_to: Callable[[], object], text: str, fix: str) -> Finding:
     try:
-        ask()
+        connect_to()
     except DpgclError as error:
-        return wrong(check, str(error), fix)
-    return ok(check, text)
-
-
-def _nodes(nodes: Sequence[NodeFacts]) -> str:
-    return f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+        return Finding(check, "wrong", str(error), fix)
+    return Finding(check, "ok", text)

@@ -9,10 +9,8 @@ from typing import Literal
 
 from dpgcl_core.addresses import masked_text
 
-Status = Literal["ok", "note", "wrong", "skipped"]
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing that was looked at.
 
@@ -24,29 +22,9 @@ class Finding:
     """
 
     check: str
-    status: Status
+    status: Literal["ok", "note", "wrong", "skipped"]
     text: str
     fix: str = ""
-
-
-def ok(check: str, text: str) -> Finding:
-    """Return that all is as it should be."""
-    return Finding(check=check, status="ok", text=text)
-
-
-def note(check: str, text: str, fix: str = "") -> Finding:
-    """Return what should be known."""
-    return Finding(check=check, status="note", text=text, fix=fix)
-
-
-def wrong(check: str, text: str, fix: str) -> Finding:
-    """Return what must be put right."""
-    return Finding(check=check, status="wrong", text=text, fix=fix)
-
-
-def skipped(check: str, text: str) -> Finding:
-    """Return what was not looked at, and why."""
-    return Finding(check=check, status="skipped", text=text)
 
 
 def is_ready(findings: Sequence[Finding]) -> bool:
@@ -57,10 +35,10 @@ def is_ready(findings: Sequence[Finding]) -> bool:
 def as_text(findings: Sequence[Finding]) -> str:
     """Return a line for each finding, and one below it for what to do.
 
-    >>> print(as_text([ok("clock", "at most 2 ms apart"), wrong("disk", "1 GB is free", "make room")]))
-    ok       clock: at most 2 ms apart
-    wrong    disk: 1 GB is free
-             fix: make room
+    >>> print(as_text([Finding("clock", "ok", "2 ms apart"), Finding("data", "wrong", "gone", "mount it")]))
+    ok       clock: 2 ms apart
+    wrong    data: gone
+             fix: mount it
     1 thing to fix
     """
     lines = []
@@ -75,8 +53,8 @@ def as_text(findings: Sequence[Finding]) -> str:
 def as_json(findings: Sequence[Finding]) -> str:
     """Return one object: whether all is ready, and the findings.
 
-    >>> as_json([ok("clock", "right")])
+    >>> as_json([Finding("clock", "ok", "right")])
     '{"ready": true, "findings": [{"check": "clock", "status": "ok", "text": "right", "fix": ""}]}'
     """
-    told = [{name: masked_text(text) for name, text in asdict(finding).items()} for finding in findings]
-    return json.dumps({"ready": is_ready(findings), "findings": told}, ensure_ascii=False)
+    shown = [{name: masked_text(text) for name, text in asdict(finding).items()} for finding in findings]
+    return json.dumps({"ready": is_ready(findings), "findings": shown}, ensure_ascii=False)

@@ -8,7 +8,6 @@ python -m sweeps.servers stop --folder ~/dpgcl-services
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +149,6 @@ def _tell(place: Path, tracking_uri: str, ledger: str) -> None:
 def _write_secret(path: Path, text: str) -> None:
     with replacing(path, mode=0o600) as file:
         file.write(text.encode())
-    os.chmod(path, 0o600)
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from dpgcl_core.errors import DataError
 from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.storage.cluster_nodes import answers_of_nodes, living_nodes
 from trainers.data.webdataset import ShardImages
 
 _ANSWER_SECONDS = 60.0
@@ -83,25 +84,12 @@ def _shards(value: Any) -> Iterator[ShardImages]:
 
 def _asked(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
     """Yield the nodes that answer, each with how many files it does not see."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    of_ray: Any = ray
-    look = of_ray.remote(num_cpus=0, max_retries=0)(look_function())
-    given = [(each.path, each.size, each.modified_ns) for each in files]
-    asked = {}
-    for node in of_ray.nodes():
-        if node["Alive"]:
-            on_it = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            asked[look.options(scheduling_strategy=on_it).remote(given)] = node["NodeManagerAddress"]
-    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_SECONDS)
-    for reference in late:
-        ray.cancel(reference, force=True)
-    for reference in ready:
-        try:
-            yield str(asked[reference]), int(ray.get(reference))
-        except ray.exceptions.RayError:  # the node left meanwhile
-            continue
+    wanted = [(each.path, each.size, each.modified_ns) for each in files]
+    nodes = living_nodes()
+    answers = answers_of_nodes(look_function(), wanted, nodes=nodes, seconds=_ANSWER_SECONDS)
+    for node in nodes:
+        if node.id in answers:
+            yield node.address, int(answers[node.id])
 
 
 def look_function() -> Callable[[list[tuple[str, int, int | None]]], int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import StorageError
+from sweeps.service.storage.cluster_nodes import answers_of_nodes, living_nodes
 from sweeps.service.storage.folder import storage_errors
 
 _PREFIX = ".dpgcl-probe-"
@@ -130,14 +131,17 @@ def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> S
     Raises:
       StorageError: this machine cannot write the folder.
     """
-    nodes = {
-        str(node["NodeID"]): f"{node['NodeManagerAddress']} ({str(node['NodeID'])[:6]})"
-        for node in _living_nodes()
-    }
+    nodes, question = living_nodes(), look_function()
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _held(folder) as (place, token):
-            return _asked(folder, nodes, place, token, answer_seconds)
+            arguments = place, token, _LOOKS, _SECONDS_BETWEEN_LOOKS
+            answers = answers_of_nodes(question, *arguments, nodes=nodes, seconds=answer_seconds)
+    return StorageProbe(
+        folder=folder,
+        nodes=[NodeStorage(node=node.name, **answers[node.id]) for node in nodes if node.id in answers],
+        silent=[node.name for node in nodes if node.id not in answers],
+    )
 
 
 def check_shared(folder: Path, say: Callable[[str], None]) -> None:
@@ -148,20 +152,13 @@ def check_shared(folder: Path, say: Callable[[str], None]) -> None:
     Raises:
       StorageError: a node sees another folder, or none.
     """
-    if len(_living_nodes()) < 2:
+    if len(living_nodes()) < 2:
         return
     found = probe_storage(folder)
     if refusal := found.refusal():
         raise StorageError(refusal)
     for note in found.notes():
         say(f"storage: {note}")
-
-
-def _living_nodes() -> list[dict[str, Any]]:
-    import ray
-
-    of_ray: Any = ray
-    return [node for node in of_ray.nodes() if node["Alive"]]
 
 
 @contextmanager
@@ -175,34 +172,6 @@ def _held(folder: Path) -> Iterator[tuple[str, str]]:
             with suppress(OSError):  # where there are no locks, the nodes will say so
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield name, token
-
-
-def _asked(
-    folder: Path, nodes: dict[str, str], place: str, token: str, answer_seconds: float
-) -> StorageProbe:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    look = ray.remote(num_cpus=0, max_retries=0)(look_function())
-    asked = {
-        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
-            place, token, _LOOKS, _SECONDS_BETWEEN_LOOKS
-        ): name
-        for node_id, name in nodes.items()
-    }
-    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=answer_seconds)
-    found, silent = [], []
-    for reference, name in asked.items():
-        try:
-            seen = ray.get(reference) if reference in ready else None
-        except ray.exceptions.RayError:  # the node left meanwhile
-            seen = None
-        if seen is None:
-            ray.cancel(reference, force=True)
-            silent.append(name)
-        else:
-            found.append(NodeStorage(node=name, **seen))
-    return StorageProbe(folder=folder, nodes=tuple(found), silent=tuple(silent))
 
 
 def look_function() -> Callable[[str, str, int, float], dict[str, Any]]:

@@ -1,0 +1,126 @@
+"""What each machine of a cluster tells of itself, and the driver's own machine without Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sweeps.service.storage.cluster_nodes import answers_of_nodes, living_nodes
+
+PACKAGES = ("dpgcl_core", "trainers", "dashboards", "sweeps")
+_ANSWER_SECONDS = 90.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """What one machine tells.
+
+    Attributes:
+      name: of the node; `this machine` for the driver's own.
+      versions: by program, and a digest of this package's source as it is imported there; "" where missing.
+      has_data: whether the data's path is there and can be read; None where none was given.
+      num_cpus, num_gpus: that Ray counts.
+      num_gpus_seen: that torch sees; not looked at where Ray counts none.
+      offset_seconds: how far its clock is ahead of the driver's.
+      offset_error_seconds: by how much that may be wrong.
+    """
+
+    name: str
+    versions: Mapping[str, str]
+    has_data: bool | None = None
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    num_gpus_seen: int = 0
+    offset_seconds: float = 0.0
+    offset_error_seconds: float = 0.0
+
+
+def this_machine(data_path: str | None) -> NodeFacts:
+    """Return what the driver's own machine tells."""
+    return NodeFacts(name="this machine", **facts_function()(data_path, PACKAGES))
+
+
+def facts_of_nodes(data_path: str | None) -> tuple[list[NodeFacts], list[str]]:
+    """Return what the nodes of the connected Ray tell, and the names of those that did not answer."""
+    nodes = living_nodes()
+    facts = answers_of_nodes(facts_function(), data_path, PACKAGES, nodes=nodes, seconds=_ANSWER_SECONDS)
+    gpus = answers_of_nodes(
+        gpus_function(), nodes=[node for node in nodes if node.num_gpus], seconds=_ANSWER_SECONDS
+    )
+    answering = [node for node in nodes if node.id in facts]
+    found = []
+    for node in answering:
+        before = time.time()  # its worker is up by now, so that the answer takes milliseconds
+        clock = answers_of_nodes(lambda: time.time(), nodes=[node], seconds=_ANSWER_SECONDS)
+        offset, error = offset_of(before, clock.get(node.id, before), time.time())
+        found.append(
+            NodeFacts(
+                name=node.name,
+                num_cpus=node.num_cpus,
+                num_gpus=node.num_gpus,
+                num_gpus_seen=gpus.get(node.id, 0),
+                offset_seconds=offset,
+                offset_error_seconds=error,
+                **facts[node.id],
+            )
+        )
+    return found, [node.name for node in nodes if node.id not in facts]
+
+
+def offset_of(before: float, theirs: float, after: float) -> tuple[float, float]:
+    """Return how far a clock that was read between two moments is ahead, and the error of that.
+
+    >>> offset_of(10.0, 13.0, 12.0)
+    (2.0, 1.0)
+    """
+    return theirs - (before + after) / 2, (after - before) / 2
+
+
+def facts_function() -> Callable[[str | None, tuple[str, ...]], dict[str, Any]]:
+    """Return what a node looks up, as a local function: Ray sends it along where the node lacks this code."""
+
+    def look(data_path: str | None, packages: tuple[str, ...]) -> dict[str, Any]:
+        import hashlib
+        import importlib.metadata
+        import importlib.util
+        import os
+        import platform
+        from pathlib import Path
+
+        versions = {"Python": platform.python_version()}
+        for name in ("ray", "torch", "mlflow"):
+            try:
+                versions[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                versions[name] = ""
+        digest = hashlib.sha256()
+        specs = [importlib.util.find_spec(name) for name in packages]
+        roots = [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
+        for root in roots:
+            for file in sorted(root.rglob("*.py")):
+                digest.update(f"{root.name}/{file.relative_to(root)}\0".encode() + file.read_bytes())
+        versions["this code"] = digest.hexdigest()[:12] if len(roots) == len(packages) else ""
+        return {
+            "versions": versions,
+            "has_data": None if data_path is None else os.access(data_path, os.R_OK),
+        }
+
+    return look
+
+
+def gpus_function() -> Callable[[], int]:
+    """Return what counts the GPUs that torch sees: a process of its own, for Ray hides them from a task."""
+
+    def look() -> int:
+        import os
+        import subprocess
+        import sys
+
+        own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=80, check=False)
+        return int(done.stdout.strip() or 0) if done.returncode == 0 else 0
+
+    return look

@@ -1,0 +1,80 @@
+"""What every node of the connected Ray answers to one question, which is asked of all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterNode:
+    """One node that is up.
+
+    Attributes:
+      id: Ray's.
+      address: of its machine.
+      num_cpus, num_gpus: that Ray counts.
+    """
+
+    id: str
+    address: str
+    num_cpus: float
+    num_gpus: float
+
+    @property
+    def name(self) -> str:
+        """Its address, and the beginning of Ray's id of it."""
+        return f"{self.address} ({self.id[:6]})"
+
+
+def living_nodes() -> list[ClusterNode]:
+    """Return the nodes of the connected Ray that are up."""
+    import ray
+
+    of_ray: Any = ray
+    return [
+        ClusterNode(
+            id=str(node["NodeID"]),
+            address=str(node["NodeManagerAddress"]),
+            num_cpus=float(node["Resources"].get("CPU", 0.0)),
+            num_gpus=float(node["Resources"].get("GPU", 0.0)),
+        )
+        for node in of_ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def answers_of_nodes(
+    look: Callable[..., Any], *arguments: object, nodes: Sequence[ClusterNode], seconds: float
+) -> dict[str, Any]:
+    """Return what nodes answer, by their ids; those that do not answer in time, or leave, are left out.
+
+    Args:
+      look: what each one does: a local function that imports what it needs itself, which Ray sends along, as
+        a node may lack this code.
+      arguments: of it.
+      nodes: that are asked.
+      seconds: to wait for all of them, of which one may be gone without Ray's knowing yet.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    of_ray: Any = ray
+    task = of_ray.remote(num_cpus=0, max_retries=0)(look)
+    asked = {
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
+            *arguments
+        ): node.id
+        for node in nodes
+    }
+    ready, late = of_ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
+    for reference in late:
+        of_ray.cancel(reference, force=True)
+    found = {}
+    for reference in ready:
+        try:
+            found[asked[reference]] = of_ray.get(reference)
+        except of_ray.exceptions.RayError:  # the node left meanwhile
+            of_ray.cancel(reference, force=True)
+    return found
