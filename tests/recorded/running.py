@@ -201,8 +201,8 @@ def _tracked(path: Path) -> dict[str, list[str]]:
             table: [
                 key
                 for (key,) in database.execute(f"SELECT DISTINCT key FROM {table} ORDER BY key")
-                # MLflow's own find user, source and commit; the machine's metrics need a training that lasts.
-                if not key.startswith(("mlflow.", "system/"))
+                # MLflow's own find user, source and commit.
+                if not key.startswith("mlflow.")
             ]
             for table in ("params", "metrics", "tags")
         }

@@ -344,18 +344,6 @@ class Tracker:
         with server_errors(self.uri, "logging the metrics of the sweep"):
             self._log(run_id, {}, _metric_points(metrics, {}))
 
-    def log_system(self, run_id: str, samples: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        """Write system metrics, each sample with its time in milliseconds. Raises as `log_artifact`."""
-        from mlflow.entities import Metric
-
-        points = [
-            Metric(name, float(value), time_ms, step)
-            for step, (time_ms, values) in enumerate(samples)
-            for name, value in values.items()
-        ]
-        with server_errors(self.uri, "logging the system metrics"):
-            self._log(run_id, {}, points)
-
     def log_artifact(self, run_id: str, path: Path, folder: str | None = None) -> None:
         """Upload the file `path` to a run, into `folder` there; an earlier upload is overwritten.
 

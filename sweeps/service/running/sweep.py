@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,6 @@ from sweeps.service.running.answer import (
 from sweeps.service.running.captions import tell_cut_captions
 from sweeps.service.running.clock import Clock, SystemClock
 from sweeps.service.running.display import displayed, doing, put_result
-from sweeps.service.running.machine import MachineWatch
 from sweeps.service.running.outbox import AT_A_STOP, AT_THE_END, Outbox, patiently
 from sweeps.service.running.reporting import Reporter
 from sweeps.service.running.sealed import SealedFolder, SealedSweep
@@ -520,7 +519,6 @@ class OpenSweep:
         self._checks: dict[Any, dict[str, float]] = {}
         self._results: dict[str, dict[str, Any]] | None = None
         self._parent = ""
-        self._machine = MachineWatch() if not plan.source.are_private else None
         self._untracked: list[str] = []
         self._before: dict[str, float] | None = None
         self._runs: dict[str, str] | None = None
@@ -551,10 +549,7 @@ class OpenSweep:
             if remaining:
                 performance = self._plan.trials[0].config.performance
                 storage, needed = self._folder.root, files_of_workers(self._plan)
-                with (
-                    ray_session(self._service, performance, storage, needed) as session,
-                    self._machine or nullcontext(),
-                ):
+                with ray_session(self._service, performance, storage, needed) as session:
                     self._begin(opened, done, remaining)
                     failed = self._train(session, remaining)
             else:
@@ -934,8 +929,6 @@ class OpenSweep:
         if self._untracked:
             return
         try:
-            if self._machine is not None and self._machine.samples:
-                self._tracker.log_system(self._parent, self._machine.samples)
             self._tracker.finish_sweep(self._parent, status)
         except TrackingError as error:
             warn(f"warning: {error}")
