@@ -20,9 +20,8 @@ is.
 to T times that of one, independent noise to √T times. So the SNR over the training is √T·√ρ·K·C/(σΔ√d). This
 is a model, too: a gradient that turns, as it does near an optimum, adds up to less.
 
-The numbers of this module are those of the first steps, when groups agree most. They are made by
-
-    python benchmarks/alignment.py
+The numbers of this module are those of the first steps, when groups agree most. They are made from committed
+tables by `tests/dpgcl_core/planning/alignment.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from dpgcl_core.planning.solving import solve
 from dpgcl_core.sampling.groups import BATCH
 
 ALIGNMENT_SIZE = 138.0
-"""S₀: the geometric mean over three committed tables, those that `benchmarks/alignment.py` names (65 to 594).
+"""S₀: the geometric mean over three committed tables of `benchmarks/results/calibration` (65 to 594).
 
 Against the rows themselves the expected SNR is then off by a factor of 0.66 to 2."""
 LEAST_TRAINING_SNR = 0.3

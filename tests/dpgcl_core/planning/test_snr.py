@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 import statistics
@@ -12,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import alignment
-from benchmarks.alignment import TABLES, measured, size_of_table
 from benchmarks.answers import RESULTS, Summary, read_answer
 from dashboards.compose.decision import HIGHER, LOWER
 from dpgcl_core.errors import ConfigError
@@ -22,6 +19,7 @@ from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning import snr
 from dpgcl_core.planning.snr import alignment_size_of, expected_snr, group_alignment, too_small
 from dpgcl_core.sampling.groups import BATCH
+from tests.dpgcl_core.planning.alignment import TABLES, measured, size_of_table
 
 ROWS = [row for table in TABLES for row in measured(table)]
 CALIBRATION = "calibration"
@@ -216,10 +214,3 @@ def test_warning_tells_the_batch_and_the_steps_from_n_and_epsilon() -> None:
 
 def test_large_steps_are_left_as_they_are() -> None:
     assert snr.with_larger_steps(mechanism(sampling_prob=0.125, num_steps=400)) is None
-
-
-def test_command_that_the_constant_comes_from_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert alignment.show(json=True) == 0
-    assert json.loads(capsys.readouterr().out)["alignment_size"] == pytest.approx(138, abs=0.5)
-    assert alignment.show() == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("S0 = 138")
