@@ -18,7 +18,7 @@ PYTEST_OPTIONS ?=
 unexport PYTHONDONTWRITEBYTECODE
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep dashboard services services-stop test test-ci test-long seconds mutants mutants-changed lint docs wheel gpu-bundle clean
+.PHONY: sweep dashboard services services-stop test test-ci test-long seconds mutants mutants-changed lint docs wheel clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
@@ -79,11 +79,6 @@ wheel: $(INSTALLED)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m twine check --strict dist/*
-
-# One folder, build/gpu-bundle, for a machine with torch and CUDA: docs/gpu.md. Another Python than this one's:
-# make gpu-bundle PYTHON_VERSION=3.12
-gpu-bundle: $(INSTALLED)
-	$(BIN)/python -m benchmarks.gpu bundle $(if $(PYTHON_VERSION),--python-version $(PYTHON_VERSION))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

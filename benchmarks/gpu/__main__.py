@@ -1,48 +1,404 @@
-"""Measures what trainings cost and give on a GPU, in parts and slices that add up over many calls.
+"""What do checks, steps and whole trainings give on a GPU? Rows of JSON that add up over many calls.
 
-    python -m benchmarks.gpu --part b --limit-minutes 9    # goes on where the last call ended
-    python -m benchmarks.gpu --device cpu --toy            # every part at toy size, on a CPU
-    python -m benchmarks.gpu report results/gpu            # table and figure, of the results alone
-    python -m benchmarks.gpu bundle                        # the folder for a GPU machine: make gpu-bundle
+    python -m benchmarks.gpu --calibrate                       # beforehand, where dp-accounting is installed
+    python -m benchmarks.gpu --output results/gpu              # on the GPU machine: all rows that are missing
+    python -m benchmarks.gpu --only trainings --limit-minutes 9         # one slice; the next call goes on
+    python -m benchmarks.gpu --only "steps: resnet18, bfloat16"         # the rows of that name alone
+    python -m benchmarks.gpu --device cpu --tiny               # every slice on a CPU: to try them out
+    python -m benchmarks.gpu --table results/gpu               # what is there, as Markdown
 
-Parts: a checks, b steps, c Fashion-MNIST, d auto-encoder and captioner, e the regime of new words. A finished
-slice is one JSON line in the output folder. See docs/gpu.md.
+The machine needs a copy of this source tree, torch with CUDA and numpy; with scipy trainings are scored by a
+linear probe, too. Neither Ray nor MLflow nor dp-accounting is needed there: σ and ε of the trainings stand in
+`benchmarks/results/gpu/calibration.json`, which `--calibrate` writes. See docs/gpu.md.
+
+Slices: *checks* of passes, kernels, noise and resumes against the CPU (the tests marked `gpu`); *steps*, the
+private over the ordinary step; *trainings*, the paper's Fashion-MNIST setting. A row is kept before the next
+one begins. A training that a call's time ends goes on from its checkpoint.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import dataclasses
+import gc
+import hashlib
+import json
+import math
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
-from benchmarks.gpu.packages import BundleError, add_packages
+import torch
 
-try:
-    add_packages()
-except BundleError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+from benchmarks import harness
+from benchmarks.gpu import Options, is_absent
+from benchmarks.gpu.trainings import calibrate, trainings
+from benchmarks.harness import ROOT, Row, markdown_table, ratio_text, say, side_text, with_spread
+from benchmarks.steps import OURS, ImageTask, PairTask, Precision, Step, Task, build_step
+from dpgcl_core.clipping.full_precision import full_precision
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
+from trainers.files.oversight import TrainingStopped
 
-from collections.abc import Callable
-
-from benchmarks.gpu.bundle import Bundle, fill
-from benchmarks.gpu.report import Report, write_report
-from benchmarks.gpu.running import RunOptions, run
-from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import exit_on_bad_input
-
-_COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
-    "report": (Report, write_report),
-    "bundle": (Bundle, fill),
+_LONG_SECONDS = 3.0
+_PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+_GRID = {
+    "resnet18": ((64, 1024, 8192, 65536), (2, 16, 256)),
+    "vit_b_32_lora": ((64, 1024, 8192), (2, 16)),
 }
+"""B and S by network, the paper's and those of CLIP's image tower."""
+Rows = Iterator[tuple[str, Callable[[], Row]]]
+"""A slice: the names of its rows, and what makes each."""
 
 
-def main() -> int:
-    """Run one command: the parts, unless another one is named first."""
-    words = sys.argv[1:]
-    name = words.pop(0) if words and words[0] in _COMMANDS else ""
-    options, command = _COMMANDS.get(name, (RunOptions, run))
-    prog = f"python -m benchmarks.gpu {name}".strip()
-    description = options.__doc__ if name else __doc__
-    return command(run_command(options, prog=prog, description=description, arguments=words))
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One row to be made: `run` returns what is found, and `slice` and `name` say of what."""
+
+    slice: str
+    name: str
+    run: Callable[[], Row]
+
+    def __str__(self) -> str:
+        return f"{self.slice}: {self.name}"
+
+
+# Rows: what is there is not made again
+
+
+def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of a folder, by slice and name.
+
+    Raises:
+      ConfigError: a line is damaged.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            for row in map(json.loads, path.read_text().splitlines()):
+                rows[f"{path.stem}: {row['name']}"] = row
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"{path} must hold a row of JSON in each line: delete what does not") from None
+    return rows
+
+
+def keep_row(folder: Path, work: Work, row: Row) -> None:
+    """Keep a row in place of an older one of its name; a process that is killed leaves the file whole."""
+    rows = {name: kept for name, kept in read_rows(folder).items() if name.startswith(f"{work.slice}: ")}
+    rows[str(work)] = dict(row)
+    path = folder / f"{work.slice}.jsonl"
+    temporary = path.with_suffix(".part")
+    temporary.write_text("".join(json.dumps(each) + "\n" for each in rows.values()))
+    temporary.replace(path)
+
+
+def run_works(works: Sequence[Work], options: Options) -> int:
+    """Make the rows that are missing, in order, while there is time; return 1 where one has failed, else 0.
+
+    That something does not fit into this GPU's memory, say, is a row; it is made again with `--again`.
+
+    Raises:
+      ConfigError: the folder holds rows of another device, or a damaged one.
+    """
+    facts = machine()
+    require_same_device(options.output, facts)
+    has_failed = False
+    for work in works:
+        kept = read_rows(options.output).get(str(work), {})
+        if "found" in kept or ("failed" in kept and not options.again):
+            has_failed |= "failed" in kept
+            continue
+        if time.monotonic() >= options.deadline:
+            say(f"the time is over before {work}")
+            break
+        say(str(work))
+        row, started = {"name": work.name, **facts}, time.perf_counter()
+        try:
+            row["found"] = work.run()
+        except TrainingStopped as stopped:
+            say(f"the time is over after step {stopped.step}: the next call goes on there")
+            break
+        except Exception as error:
+            first = next(iter(str(error).splitlines()), "")
+            row["failed"], has_failed = f"{type(error).__name__}: {first}", True
+            say(f"  {row['failed']}")
+        finally:
+            gc.collect()  # modules and hooks refer to each other
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        keep_row(options.output, work, row | {"seconds": time.perf_counter() - started})
+    return int(has_failed)
+
+
+def machine() -> dict[str, Any]:
+    """Return what every row says of device and code."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return {
+        "device_name": harness.device_name(device),
+        "driver": _driver(),
+        "torch": torch.__version__,
+        "version": _version(),
+    }
+
+
+@cache
+def _driver() -> str:
+    """Driver, highest clock and power limit of the GPUs, as nvidia-smi tells them; "" without one."""
+    command = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+@cache
+def _version() -> str:
+    """What identifies the source: a hash of its files, 12 hexadecimal digits."""
+    content = hashlib.sha256()
+    for path in sorted(path for name in ("dpgcl_core", "trainers") for path in (ROOT / name).rglob("*.py")):
+        content.update(path.read_bytes())
+    return content.hexdigest()[:12]
+
+
+def require_same_device(folder: Path, facts: Row) -> None:
+    """Refuse a folder that holds rows of another device."""
+    folder.mkdir(parents=True, exist_ok=True)
+    others = {row["device_name"] for row in read_rows(folder).values()} - {facts["device_name"]}
+    if others:
+        raise ConfigError(
+            f"--output must hold rows of one device; {folder} has some of {', '.join(sorted(others))}, and "
+            f"this is {facts['device_name']}: give another folder"
+        )
+
+
+# Slices
+
+
+def checks(options: Options) -> Rows:
+    """Yield what must hold on a GPU as on a CPU, for a network each."""
+    from tests.benchmarks.gpu_checks import CHECKS, passes_of_pairs_are_replayed
+
+    for model in ("tiny_cnn",) if options.tiny else ("small_cnn", "resnet18"):
+        task = ImageTask(
+            model=model,
+            group_size=4,
+            expected_batch_size=32,
+            threads=options.threads,
+            device=options.device,
+        )
+        for name, check in CHECKS.items():
+            yield f"{name}, {model}", partial(check, task)
+    if not options.tiny:
+        yield "passes of pairs are replayed, clip-tiny", partial(passes_of_pairs_are_replayed, task)
+
+
+def steps(options: Options) -> Rows:
+    """Yield private over ordinary steps, from small to large."""
+    shared: dict[str, Any] = {"threads": options.threads, "device": options.device}
+    tasks: list[Task]
+    if options.tiny:
+        shared |= {"group_size": 2, "expected_batch_size": 8}
+        tasks = [ImageTask(model="tiny_cnn", precision=each, **shared) for each in _PRECISIONS]
+    else:
+        tasks = [
+            ImageTask(model=model, group_size=size, expected_batch_size=batch, precision=each, **shared)
+            for model, (batches, sizes) in _GRID.items()
+            for batch in batches
+            for size in sizes
+            for each in _PRECISIONS
+            if size <= batch
+        ]
+        tasks += [
+            PairTask(model="ViT-B-32", group_size=size, expected_batch_size=batch, **shared)
+            for batch in (64, 1024)
+            for size in (2, 16)
+        ]
+    for task in sorted(tasks, key=lambda each: each.expected_batch_size):
+        name = f"{task.model}, {task.precision}, B = {task.expected_batch_size}, S = {task.group_size}"
+        yield name, partial(measure_step, task)
+
+
+def measure_step(task: Task, rounds: int = 5) -> Row:
+    """Return seconds and peak memory of every side of a step, and the private one's ratios over each other.
+
+    All sides take the microbatch that a training takes on this device, and float32 products are computed in
+    float32 on all, whatever the process allows.
+
+    Args:
+      task: the step.
+      rounds: timed ones, in which the sides take turns; fewer where a step takes long.
+    """
+    size = task.usual_microbatch()
+    memory = {side: _peak(side, task, size) for side in task.sides}
+    takes = {side: _taking(task, build_step(side, task, size)) for side in task.sides}
+    first = max(harness.seconds_of(take, task.device) for take in takes.values())
+    times = harness.in_turn(
+        {side: partial(harness.seconds_of, take, task.device) for side, take in takes.items()},
+        rounds if first < _LONG_SECONDS else 2,
+    )
+    sides = {side: harness.side_row(times[side], memory[side], size) for side in takes}
+    over = {}
+    for side in task.sides[1:]:
+        ratio, *ends = harness.ratio_of(times[OURS], times[side])
+        ratios = {"time": ratio, "time_range": ends, "memory": harness.memory_ratio(sides[OURS], sides[side])}
+        over[side] = ratios
+    return {**dataclasses.asdict(task), "views_per_microbatch": size, "sides": sides, "over": over}
+
+
+def _taking(task: Task, step: Step) -> Callable[[], None]:
+    """Return how a step is taken, with its float32 products in float32."""
+
+    def take() -> None:
+        with full_precision(task.device):
+            step.take()
+
+    return take
+
+
+def _peak(side: str, task: Task, size: int) -> int | None:
+    """The most memory that two steps of one side allocate on the GPU; None on a CPU."""
+    if task.device != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.empty_cache()
+    take = _taking(task, build_step(side, task, size))
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        take()
+    return torch.cuda.max_memory_allocated()
+
+
+SLICES: dict[str, Callable[[Options], Rows]] = {"checks": checks, "steps": steps, "trainings": trainings}
+
+
+def all_works(options: Options) -> list[Work]:
+    """Return the rows of all slices, in order."""
+    return [
+        Work(slice=name, name=row, run=run) for name, rows in SLICES.items() for row, run in rows(options)
+    ]
+
+
+# The rows as tables
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """Return checks, steps, trainings and failures as Markdown tables."""
+    found = [row for row in rows if "found" in row]
+    of_trainings = [row["found"] for row in found if "candidate" in row["found"]]
+    of_steps = [row["found"] for row in found if "sides" in row["found"]]
+    others = [row for row in found if not {"candidate", "sides"} & row["found"].keys()]
+    parts = []
+    if others:
+        lines = [
+            [
+                row["name"],
+                ", ".join(f"{name}: {value:.4g}" for name, value in row["found"].items()) or "holds",
+            ]
+            for row in others
+        ]
+        parts.append(markdown_table(["check", "measured"], lines))
+    if of_steps:
+        columns = ["network", "precision", "B", "S", "private", "other side", "", "time", "memory"]
+        parts.append(markdown_table(columns, [line for each in of_steps for line in _step_lines(each)]))
+    if of_trainings:
+        names = dict.fromkeys(each["candidate"] for each in of_trainings)
+        columns = ["", "seeds", "k-NN (%)", "linear probe (%)"]
+        parts.append(markdown_table(columns, [_training_line(name, of_trainings) for name in names]))
+    parts += [f"- {row['name']}: failed, {row['failed']}" for row in rows if "failed" in row]
+    return "\n\n".join(parts)
+
+
+def _step_lines(found: Row) -> Iterator[list[object]]:
+    for side, ratio in found["over"].items():
+        yield [
+            *(found[name] for name in ("model", "precision", "expected_batch_size", "group_size")),
+            side_text(found["sides"]["ours"]),
+            side.replace("_", " "),
+            side_text(found["sides"][side]),
+            with_spread(ratio["time"], ratio["time_range"]),
+            ratio_text(ratio["memory"]),
+        ]
+
+
+def _training_line(name: str, rows: Sequence[Row]) -> list[object]:
+    same = [row["metrics"] for row in rows if row["candidate"] == name]
+    scores = ("knn_accuracy", "linear_probe_accuracy")
+    return [
+        name,
+        len(same),
+        *(mean_text([100 * row[score] for row in same if score in row]) for score in scores),
+    ]
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """Return mean and standard error.
+
+    >>> mean_text([50, 70]), mean_text([50]), mean_text([])
+    ('60.0 ± 10.0', '50.0', '–')
+    """
+    if not values:
+        return "–"
+    error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{error}"
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line by Python's own library: the GPU machine need not have tyro."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        help='only rows with one of these in their name, "steps: resnet18" say',
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Options.output, help="folder of the rows, of one device"
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu with --tiny alone")
+    parser.add_argument("--tiny", action="store_true", help="everything as small as can be: no measurement")
+    parser.add_argument("--again", action="store_true", help="make failed rows once more")
+    parser.add_argument("--limit-minutes", type=float, default=math.inf, help="end after so many minutes")
+    parser.add_argument("--threads", type=int, default=harness.default_threads(), help="CPU threads")
+    parser.add_argument("--calibrate", action="store_true", help="write σ of the trainings, and end")
+    parser.add_argument("--table", type=Path, metavar="FOLDER", help="print a folder's rows, and end")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the slices, calibrate, or print the rows."""
+    given = vars(parse_arguments(arguments))
+    folder, is_calibration = given.pop("table"), given.pop("calibrate")
+    if folder is not None:
+        print(tables(list(read_rows(folder).values())))
+        return 0
+    if is_calibration:
+        if is_absent("dp_accounting"):
+            raise ConfigError("--calibrate needs dp-accounting, which is not installed here")
+        return calibrate()
+    options = Options(**given)
+    if options.device == "cpu" and not options.tiny:
+        raise ConfigError("--device cpu is for trying the slices out: give --tiny with it")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("a GPU is needed that torch sees; got none. --device cpu --tiny runs on a CPU")
+    torch.set_num_threads(options.threads)
+    works = all_works(options)
+    if options.only:
+        works = [work for work in works if any(words in str(work) for words in options.only)]
+        if not works:
+            raise ConfigError(f"--only must name rows; none has {' or '.join(options.only)} in its name")
+    code = run_works(works, options)
+    rows = read_rows(options.output)
+    print(f"{sum('found' in rows.get(str(work), {}) for work in works)} of {len(works)} rows are there")
+    return code
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Captured passes: every replay is of the inputs and the mask that it is given, and its report stays.
 
 There is no GPU here: a stand-in for a graph runs the pass again, on the memory that a graph would read. That
-graphs themselves are exact is a check of `benchmarks.gpu`, part a.
+graphs themselves are exact is a check of `tests/benchmarks/gpu_checks.py`.
 """
 
 from __future__ import annotations

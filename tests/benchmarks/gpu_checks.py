@@ -1,6 +1,7 @@
-"""What must hold on a GPU as on a CPU: part a. Each check returns what it measured, or says what fails.
+"""What must hold on a GPU as on a CPU. Each check returns what it measured, or says what fails.
 
-The tests marked `gpu` are the same checks; on a CPU they run as well, where some of them are weak.
+They are the tests marked `gpu`; on a CPU they run as well, where some of them are weak. `benchmarks.gpu` runs
+them on a machine that has no pytest.
 """
 
 from __future__ import annotations
@@ -17,10 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.slices import OPEN_CLIP, PEFT, CheckError, Slice
-from benchmarks.harness import Row
-from benchmarks.pair_steps import PairTask
-from benchmarks.steps import CLIP_NORM, OurStep, Task, exact_clipped_sum
+from benchmarks.steps import CLIP_NORM, ImageTask, OurStep, PairTask, exact_clipped_sum
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.layers import GroupNormRule
 from dpgcl_core.clipping.one_pass import as_layers_run
@@ -40,7 +38,7 @@ from trainers.training.precision import add_clipped_sum
 from trainers.training.workers import SingleWorker
 
 Numbers = dict[str, float]
-Check = Callable[[Task], Numbers]
+Check = Callable[[ImageTask], Numbers]
 
 ERRORS = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """The largest relative error of a clipped sum against one backward pass per group in the same precision."""
@@ -51,25 +49,8 @@ _SAME_TRAINING = 1e-3
 _NUM_STEPS, _NUM_DRAWS = 4, 3
 
 
-def checks(tasks: list[Task]) -> list[Slice]:
-    """Return part a: every check of every task, in the precisions that a check goes through by itself."""
-    found = [
-        Slice(part="a", name=f"{name}, {task.model}", run=_deferred(check, task), minutes=2.0)
-        for task in tasks
-        for name, check in CHECKS.items()
-    ]
-    pairs = Slice(
-        part="a",
-        name=f"passes of pairs are replayed, {CLIP_TINY}",
-        run=_deferred(passes_of_pairs_are_replayed, tasks[0]),
-        libraries=(OPEN_CLIP, PEFT),
-        minutes=2.0,
-    )
-    return [*found, pairs]
-
-
-def _deferred(check: Check, task: Task) -> Callable[[object], Row]:
-    return lambda _: check(task)
+class CheckError(Exception):
+    """What was checked does not hold."""
 
 
 def at_most(what: str, value: float, bound: float) -> float:
@@ -86,7 +67,7 @@ def at_most(what: str, value: float, bound: float) -> float:
 # Trainings in the seeded mode, which two devices take alike
 
 
-def _seeded(task: Task, *, prefetch: bool = False, at_once: int = 2) -> TrainingConfig:
+def _seeded(task: ImageTask, *, prefetch: bool = False, at_once: int = 2) -> TrainingConfig:
     """Few steps of little noise, a few groups at once: what goes wrong in a sum is seen in the weights."""
     config = task.config(at_once * task.group_size * task.num_views)
     mechanism = dataclasses.replace(config.mechanism, num_steps=_NUM_STEPS, noise_multiplier=0.1)
@@ -97,7 +78,7 @@ def _seeded(task: Task, *, prefetch: bool = False, at_once: int = 2) -> Training
     )
 
 
-def _prepared(config: TrainingConfig, task: Task) -> loop._Run:
+def _prepared(config: TrainingConfig, task: ImageTask) -> loop._Run:
     data = TrainingData(
         train=task.records(), index=None, queries=None, train_is_public=True, evaluation_is_public=True
     )
@@ -126,7 +107,7 @@ def _distance(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-def views_made_in_a_thread(task: Task) -> Numbers:
+def views_made_in_a_thread(task: ImageTask) -> Numbers:
     """Views that a second thread makes are whole when they are used: the streams are in order."""
     plain, beside = (
         _moved(_go_on(_prepared(_seeded(task, prefetch=prefetch), task), _NUM_STEPS))
@@ -135,14 +116,14 @@ def views_made_in_a_thread(task: Task) -> Numbers:
     return {"distance": at_most("the distance of both trainings", _distance(beside, plain), _SAME_TRAINING)}
 
 
-def same_training_as_on_the_cpu(task: Task) -> Numbers:
+def same_training_as_on_the_cpu(task: ImageTask) -> Numbers:
     """A seeded training ends where it does on the CPU, up to rounding."""
     expected = dataclasses.replace(task, device="cpu")
     ends = [_moved(_go_on(_prepared(_seeded(each), each), _NUM_STEPS)) for each in (task, expected)]
     return {"distance": at_most("the distance to the CPU's training", _distance(*ends), _SAME_TRAINING)}
 
 
-def microbatches_change_nothing(task: Task) -> Numbers:
+def microbatches_change_nothing(task: ImageTask) -> Numbers:
     """All groups at once and two at a time are one and the same training."""
     ends = [
         _moved(_go_on(_prepared(_seeded(task, at_once=at_once), task), _NUM_STEPS)) for at_once in (1_000, 2)
@@ -150,7 +131,7 @@ def microbatches_change_nothing(task: Task) -> Numbers:
     return {"distance": at_most("the distance of both trainings", _distance(*ends), _SAME_TRAINING)}
 
 
-def resume_goes_on(task: Task) -> Numbers:
+def resume_goes_on(task: ImageTask) -> Numbers:
     """A training that is stopped half way and goes on from its checkpoint ends as one that is not stopped."""
     config = _seeded(task)
     whole = _moved(_go_on(_prepared(config, task), _NUM_STEPS))
@@ -168,7 +149,7 @@ def resume_goes_on(task: Task) -> Numbers:
 # Clipped sums
 
 
-def clipped_sums_are_exact(task: Task) -> Numbers:
+def clipped_sums_are_exact(task: ImageTask) -> Numbers:
     """In every precision the clipped sum is that of one pass per group, also where TF32 was allowed.
 
     Normalisations run as they do by themselves, lest a ReLU's input of zero but for rounding decide; they
@@ -193,7 +174,7 @@ def _tf32_allowed() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def normalisations_are_torchs(task: Task) -> Numbers:
+def normalisations_are_torchs(task: ImageTask) -> Numbers:
     """A GroupNorm's output, input gradient and row sums are those of its own forward and backward pass."""
     found, generator = {}, torch.Generator().manual_seed(0)
     for shape in ((24, 64, 16, 16), (6, 24, 9, 9), (4, 128, 1, 1)):
@@ -236,7 +217,7 @@ def _normalised_by_torch(layer: nn.GroupNorm, x: Tensor, grad: Tensor) -> list[T
     return [output.detach(), of_x, (grad * normal).sum((2, 3)), grad.sum((2, 3))]
 
 
-def contributions_keep_to_the_clip(task: Task) -> Numbers:
+def contributions_keep_to_the_clip(task: ImageTask) -> Numbers:
     """In every precision no group adds more than C, by the norm of what it alone adds."""
     found = {}
     for precision in ERRORS:
@@ -247,7 +228,7 @@ def contributions_keep_to_the_clip(task: Task) -> Numbers:
     return found
 
 
-def contributions_have_no_companions(task: Task) -> Numbers:
+def contributions_have_no_companions(task: ImageTask) -> Numbers:
     """What a group adds follows neither from the groups beside it nor from its place among them."""
     found = {}
     for precision, bound in COMPANIONS.items():
@@ -262,7 +243,7 @@ def contributions_have_no_companions(task: Task) -> Numbers:
 class _Clipped:
     """The clipped sums of a task, all of its groups in one pass."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ImageTask) -> None:
         self._step = OurStep(task, task.expected_batch_size * task.num_views)
         self._groups = np.arange(task.expected_batch_size).reshape(-1, task.group_size)
         self._run, self._config = self._step.run, self._step.run.config
@@ -279,9 +260,7 @@ class _Clipped:
 
     def views(self, step: int) -> Tensor:
         """Return the views of all groups at a step."""
-        config, run = self._config, self._run
-        given = (config, run.encoder, self._step.records, self._groups)
-        made = run.task.inputs(*given, step=step, num_augmentations=config.num_augmentations)
+        made = self._step.inputs(self._groups, step)
         assert isinstance(made, Tensor)
         return made
 
@@ -319,7 +298,7 @@ class _Clipped:
         return (total / self._scale).cpu()
 
 
-def replays_are_the_passes(task: Task) -> Numbers:
+def replays_are_the_passes(task: ImageTask) -> Numbers:
     """A captured pass adds what the pass does: of other inputs, weights and masks, with an infinite group."""
     if task.device != "cuda":
         return {}
@@ -330,7 +309,7 @@ def replays_are_the_passes(task: Task) -> Numbers:
     return found
 
 
-def passes_of_pairs_are_replayed(task: Task) -> Numbers:
+def passes_of_pairs_are_replayed(task: ImageTask) -> Numbers:
     """The step of CLIP on pairs of images and texts asks the GPU for no number, so its pass is captured."""
     pairs = PairTask(
         model=CLIP_TINY, group_size=4, expected_batch_size=32, threads=task.threads, device=task.device
@@ -352,7 +331,7 @@ def _require_replays(run: loop._Run) -> None:
 # What comes after the sum
 
 
-def optimizers_step_as_on_the_cpu(task: Task) -> Numbers:
+def optimizers_step_as_on_the_cpu(task: ImageTask) -> Numbers:
     """Fused optimizers take the CPU's steps, also from a state that was saved half way."""
     found = {}
     for name in OPTIMIZERS:
@@ -392,7 +371,7 @@ def _on_the_cpu(state: dict[str, object]) -> dict[str, object]:
         return found
 
 
-def noise_is_added_as_on_the_cpu(task: Task) -> Numbers:
+def noise_is_added_as_on_the_cpu(task: ImageTask) -> Numbers:
     """The noisy sum is that of the CPU bit for bit, and its noise has the mechanism's deviation."""
     found, size = {}, 200_000
     clean = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -410,7 +389,7 @@ def noise_is_added_as_on_the_cpu(task: Task) -> Numbers:
     return found
 
 
-def noise_of_the_device_is_normal(task: Task) -> Numbers:
+def noise_of_the_device_is_normal(task: ImageTask) -> Numbers:
     """Noise that the device draws itself has the mechanism's law, and every seed its own."""
     found, size, law = {}, 400_000, GaussianNoise(std=1.5)
     seeds = (1, 2**62 + 1) if task.device == "cuda" else (1, 2)  # a CPU keeps the low 32 bits alone
@@ -426,7 +405,7 @@ def noise_of_the_device_is_normal(task: Task) -> Numbers:
     return found
 
 
-def random_state_is_left_alone(task: Task) -> Numbers:
+def random_state_is_left_alone(task: ImageTask) -> Numbers:
     """Neither a network's first weights nor a training draw from the device's global random state."""
     before = _random_state(task.device)
     _go_on(_prepared(_seeded(task), task), 1)
