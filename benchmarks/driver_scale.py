@@ -1,20 +1,28 @@
 #!/usr/bin/env python
-"""What a sweep of many trials costs its driver, with trials that do nothing.
+"""What does the service cost beside the trainings: its driver per trial, and a trial's seconds around them?
 
     python benchmarks/driver_scale.py                              # 100, 500 and 2,000 trials, and 300 on Ray
-    python benchmarks/driver_scale.py --trials 20 200 --ray-trials 0 --json
+    python benchmarks/driver_scale.py --trials 20 200 --ray-trials 0 --trainings 0 --json
+    python benchmarks/driver_scale.py --trials --ray-trials --trainings 6    # seconds around a training alone
 
-Each number is of a process of its own, in seconds of its processor: other programs on the machine do not
-count. Results are handed to the driver's own code as a trial's end does it, or come from a real private Ray
-whose trials report at once; then the sweep that is finished is resumed as a user does it, and its dashboards'
-data are loaded.
+The driver's numbers are of a process of its own each, in seconds of its processor: other programs on the
+machine do not count. Results are handed to the driver's own code as a trial's end does it, or come from a
+real private Ray whose trials report at once; then the sweep that is finished is resumed as a user does it,
+its trials are loaded, and its report is written.
+
+Seconds around a training are of the clock: small trainings go through the service one at a time, and a
+trial's seconds are those between the driver's last word on the trial before and on this one, so that nothing
+is left out. Those of its training steps are taken off. The first trial, which starts the processes, is told
+apart.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +37,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import harness
 from benchmarks.harness import ROOT, MeasurementError, Output, Page, say
-from dpgcl_core.errors import exit_on_bad_input
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
 
 MODULE = "benchmarks.driver_scale"
 NUM_STEPS = 10
@@ -53,6 +61,14 @@ class Options(Output):
     """Trials of sweeps whose results are replayed, multiples of ten; the last is compared with the first."""
     ray_trials: tuple[int, ...] = (100, 300)
     """Trials of the sweeps on a real Ray."""
+    trainings: int = 6
+    """Trials of a sweep that trains, one at a time, the first of which is told apart; 0 for none."""
+    training_options: str = "--dataset digits --group-sizes 4 --num-steps 100 --expected-batch-size 256"
+    """Options of that sweep, in one string."""
+
+    def __post_init__(self) -> None:
+        if self.trainings == 1:
+            raise ConfigError("trainings must be 0 or at least 2, for the first one is told apart; got 1")
 
 
 # In a process of its own
@@ -110,19 +126,27 @@ def _arguments(storage: str, num_trials: int) -> list[str]:
     ]
 
 
-def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
-    """Run a sweep of trials that do nothing in this process; what MLflow gets beside the loop counts, too."""
+def _sweep(arguments: Sequence[str]) -> None:
+    """Run a sweep over S in this process, which prints nothing to stdout."""
     from sweeps import group_size
     from sweeps.service.options.command_line import parse_options
+    from sweeps.service.running import sweep as service
+
+    options = parse_options(group_size.GroupSizeOptions, description="", arguments=arguments)
+    with contextlib.redirect_stdout(sys.stderr):
+        code = service.run_sweep("group-size", options, group_size.points(options), lambda *_: [])
+    if code != 0:
+        raise MeasurementError(f"the sweep {' '.join(arguments)} ended with {code}")
+
+
+def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
+    """Run a sweep of trials that do nothing in this process; what MLflow gets beside the loop counts, too."""
     from sweeps.service.running import sweep as service
     from sweeps.service.running.outbox import Outbox
     from sweeps.service.running.tune import run_trials
     from trainers import ray_worker
 
     meter = _Meter()
-    options = parse_options(
-        group_size.GroupSizeOptions, description="", arguments=_arguments(storage, num_trials)
-    )
     with contextlib.ExitStack() as patches:
         patches.enter_context(patch.object(service, "run_trials", meter(run_trials if on_ray else _replay)))
         patches.enter_context(patch.object(Outbox, "finish", meter(Outbox.finish)))
@@ -130,12 +154,55 @@ def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
             patches.enter_context(patch.object(ray_worker, "run_trial", report_at_once))
         else:
             patches.enter_context(patch.object(service, "ray_session", lambda *_: contextlib.nullcontext()))
-        patches.enter_context(contextlib.redirect_stdout(sys.stderr))
-        code = service.run_sweep("group-size", options, group_size.points(options), lambda *_: [])
-    if code != 0:
-        raise MeasurementError(f"the sweep of {num_trials} trials ended with {code}")
+        _sweep(_arguments(storage, num_trials))
     peak = harness.memory_status("VmHWM")
     return {"seconds_per_trial": meter.seconds / num_trials, "memory_bytes": peak}
+
+
+def _train(storage: str, num_trials: int, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run a sweep that trains, one trial at a time; seconds of the clock around each training."""
+    from sweeps.service.running import sweep as service
+    from sweeps.service.running.tune import run_trials
+
+    ends: list[float] = []
+    metrics: list[Mapping[str, float]] = []
+
+    def noting(session: Any, plan: Any, folder: Any, trials: Any, on_result: Any, *others: Any) -> Any:
+        def note(name: str, result: Mapping[str, Any]) -> None:
+            metrics.append(result["metrics"])
+            on_result(name, result)
+            ends.append(time.time())
+
+        ends.append(time.time())
+        return run_trials(session, plan, folder, trials, note, *others)
+
+    fixed = ("--max-concurrent-trials", "1", "--no-non-private", "--repeats", str(num_trials))
+    with patch.object(service, "run_trials", noting):
+        _sweep([*fixed, "--storage", storage, *arguments])
+    return around_trainings(ends, metrics)
+
+
+def around_trainings(ends: Sequence[float], metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return what trials take besides their training steps, and besides steps and scores.
+
+    Args:
+      ends: when the first trial began, and when the driver was done with each.
+      metrics: of each trial.
+
+    >>> one = {"train_seconds": 3.0, "evaluation_seconds": 0.5}
+    >>> around_trainings([0.0, 9.0, 13.0, 17.5], [one, one, one])["not_training_seconds"]
+    1.25
+    """
+    seconds = [after - before for before, after in itertools.pairwise(ends)]
+    around = [whole - each["train_seconds"] for whole, each in zip(seconds, metrics, strict=True)]
+    bare = [rest - each["evaluation_seconds"] for rest, each in zip(around, metrics, strict=True)]
+    return {
+        "trial_seconds": statistics.median(seconds[1:]),
+        "not_training_seconds": statistics.median(around[1:]),
+        "not_training_or_evaluation_seconds": statistics.median(bare[1:]),
+        "first_not_training_seconds": around[0],
+        "all_not_training_seconds": around,
+    }
 
 
 def _load(storage: str) -> dict[str, float]:
@@ -144,24 +211,26 @@ def _load(storage: str) -> dict[str, float]:
     from dashboards.report.write import write_report
 
     uri, started = f"sqlite:///{storage}/mlflow.db", time.process_time()
-    found = load_trials(uri, "scale")
+    trials = load_trials(uri, "scale")
     loaded = time.process_time()
     report = write_report(uri, "scale", Path(storage))
-    reported = time.process_time()
     return {
         "dashboard_seconds": loaded - started,
-        "rows": len(found),
-        "report_seconds": reported - loaded,
+        "rows": len(trials),
+        "report_seconds": time.process_time() - loaded,
         "report_bytes": report.stat().st_size,
     }
 
 
 def _in_this_process(order: Mapping[str, Any]) -> None:
-    if order["kind"] == "load":
-        found = _load(order["storage"])
+    kind, storage, num_trials = order["kind"], order["storage"], order.get("num_trials", 0)
+    if kind == "load":
+        result = _load(storage)
+    elif kind == "train":
+        result = _train(storage, num_trials, order["arguments"])
     else:
-        found = _run(order["storage"], order["num_trials"], on_ray=order["kind"] == "ray")
-    print(json.dumps(found))
+        result = _run(storage, num_trials, on_ray=kind == "ray")
+    print(json.dumps(result))
 
 
 # From the outside
@@ -187,24 +256,30 @@ def _in_fresh_process(*command: str) -> tuple[str, float]:
         return out.read(), used.ru_utime + used.ru_stime
 
 
-def _ordered(**order: Any) -> dict[str, float]:
+def _ordered(**order: Any) -> dict[str, Any]:
     printed, _ = _in_fresh_process("-m", MODULE, json.dumps(order))
-    found: dict[str, float] = json.loads(printed.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return result
 
 
-def measure(kind: str, num_trials: int) -> dict[str, Any]:
-    """Return what a sweep of so many trials took: run by `kind`, resumed when it is finished, and loaded."""
+def measure(kind: str, num_trials: int, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a sweep of so many trials took.
+
+    Args:
+      kind: `replay`, whose sweep is then resumed and loaded, `ray` or `train`.
+      num_trials: of the sweep.
+      arguments: of a sweep that trains.
+    """
     say(f"{kind}: {num_trials} trials")
     with tempfile.TemporaryDirectory() as storage:
-        found: dict[str, Any] = {"kind": kind, "trials": num_trials}
-        found |= _ordered(kind=kind, num_trials=num_trials, storage=storage)
+        row: dict[str, Any] = {"kind": kind, "trials": num_trials}
+        row |= _ordered(kind=kind, num_trials=num_trials, storage=storage, arguments=arguments)
         if kind == "replay":
-            _, found["resume_seconds"] = _in_fresh_process(
+            _, row["resume_seconds"] = _in_fresh_process(
                 "sweeps/group_size.py", *_arguments(storage, num_trials), "--resume"
             )
-            found |= _ordered(kind="load", storage=storage)
-    return found
+            row |= _ordered(kind="load", storage=storage)
+    return row
 
 
 def misses(smaller: Mapping[str, Any], larger: Mapping[str, Any]) -> list[str]:
@@ -214,46 +289,47 @@ def misses(smaller: Mapping[str, Any], larger: Mapping[str, Any]) -> list[str]:
     >>> misses(one, one | {"seconds_per_trial": 0.07})
     ['ratio is 1.4 and may be 1.2']
     """
-    found = dict(larger) | {"ratio": larger["seconds_per_trial"] / smaller["seconds_per_trial"]}
+    numbers = dict(larger) | {"ratio": larger["seconds_per_trial"] / smaller["seconds_per_trial"]}
     return [
-        f"{name} is {found[name]:.3g} and may be {bar:.3g}" for name, bar in BARS.items() if found[name] > bar
+        f"{name} is {numbers[name]:.3g} and may be {bar:.3g}"
+        for name, bar in BARS.items()
+        if numbers[name] > bar
     ]
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a Markdown table."""
-    columns = [
-        "results",
-        "trials",
-        "CPU per trial",
-        "peak memory",
-        "resume",
-        "dashboards' data",
-        "report",
-    ]
+def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the driver's rows and those of trainings as Markdown tables."""
 
-    def shown(row: Mapping[str, Any], name: str) -> str:
+    def seconds(row: Mapping[str, Any], name: str) -> str:
         return f"{row[name]:.2f} s" if name in row else "–"
 
-    def page(row: Mapping[str, Any], name: str) -> str:
-        size = f"{name}_bytes"
-        return shown(row, f"{name}_seconds") + (f", {row[size] / 1e6:.2f} MB" if size in row else "")
-
-    return harness.markdown_table(
-        columns,
+    driver = [row for row in rows if row["kind"] != "train"]
+    trained = [row for row in rows if row["kind"] == "train"]
+    columns = ["results", "trials", "CPU per trial", "peak memory", "resume", "dashboards' data", "report"]
+    lines = [
         [
-            [
-                "replayed" if row["kind"] == "replay" else "on Ray",
-                row["trials"],
-                f"{1000 * row['seconds_per_trial']:.1f} ms",
-                f"{row['memory_bytes'] / 2**20:.0f} MiB",
-                shown(row, "resume_seconds"),
-                shown(row, "dashboard_seconds"),
-                page(row, "report"),
-            ]
-            for row in rows
-        ],
-    )
+            "replayed" if row["kind"] == "replay" else "on Ray",
+            row["trials"],
+            f"{1000 * row['seconds_per_trial']:.1f} ms",
+            f"{row['memory_bytes'] / 2**20:.0f} MiB",
+            seconds(row, "resume_seconds"),
+            seconds(row, "dashboard_seconds"),
+            seconds(row, "report_seconds")
+            + (f", {row['report_bytes'] / 1e6:.2f} MB" if "report_bytes" in row else ""),
+        ]
+        for row in driver
+    ]
+    around = ("trial", "not_training", "not_training_or_evaluation", "first_not_training")
+    told = ["trainings", "seconds of a trial", "not of its steps", "nor of its scores", "the first trial's"]
+    both = [(columns, lines)] if driver else []
+    if trained:
+        both.append(
+            (
+                told,
+                [[row["trials"], *(seconds(row, f"{name}_seconds") for name in around)] for row in trained],
+            )
+        )
+    return [harness.markdown_table(*each) for each in both]
 
 
 def main() -> int:
@@ -264,21 +340,23 @@ def main() -> int:
     options = harness.read_options(Options, __doc__)
     facts = harness.about(device="cpu", threads=1)
     rows = [measure("replay", number) for number in options.trials]
-    missed = misses(rows[0], rows[-1])
-    rows += [measure("ray", number) for number in options.ray_trials]
+    missed = misses(rows[0], rows[-1]) if rows else []
+    rows += [measure("ray", number) for number in options.ray_trials if number]
+    if options.trainings:
+        rows.append(measure("train", options.trainings, options.training_options.split()))
     for each in missed:
         say(f"missed: {each}")
-    page = Page(name="driver_scale", title="What a sweep of many trials costs its driver", text=PAGE)
-    return harness.publish(
-        page, options, facts, {"rows": rows, "bars": BARS, "missed": missed}, [table(rows)]
-    )
+    page = Page(name="driver_scale", title="What the service costs beside the trainings", text=PAGE)
+    return harness.publish(page, options, facts, {"rows": rows, "bars": BARS, "missed": missed}, tables(rows))
 
 
 PAGE = """
 Processor seconds of the driver for each trial that ends, with MLflow on SQLite; of a resume of the finished
 sweep, from the interpreter's start to the figure; of loading its trials from MLflow; and of writing its
 report, with the size of its HTML. Replayed results are handed to the driver's own code as a trial's end does
-it; those on Ray come from trials that report at once.
+it; those on Ray come from trials that report at once. Trainings are small ones through the service, one at a
+time: medians of the clock's seconds from the driver's last word on one trial to its last word on the next,
+without the first.
 """
 
 
