@@ -1,16 +1,25 @@
 #!/usr/bin/env python
-"""What a private step costs over the same non-private step, in time and memory, side by side in one run.
+"""What does a private step cost over the same ordinary step, in time and memory?
 
-    python benchmarks/clipping.py --model small_cnn --group-size 2 --expected-batch-size 512 --json
-    python benchmarks/clipping.py --model resnet18 --group-size 4 --expected-batch-size 64 --others loop vmap
+    python benchmarks/clipping.py --models resnet18 --group-sizes 4 --expected-batch-sizes 64 --json
+    python benchmarks/clipping.py --models small_cnn --threads 1
+    python benchmarks/clipping.py --models ViT-B-32 --group-sizes 2 16 --num-augmentations 1
+    python benchmarks/clipping.py --models mae-toy cap-toy
     python benchmarks/clipping.py            # the whole table, with a dated file in benchmarks/results/
 
-"Non-private" is the same network, views and group loss, one ordinary backward pass per microbatch and an
-optimizer step, written as a plain loop, with images in the faster of two memory layouts. Every side takes
-exactly B records in a step and runs at its own fastest microbatch, found by a search. The sides are then
-timed in turn in one process, and their medians divided: a ratio of one run survives a noisy machine,
-seconds do not. Memory is the peak of a fresh process per side (see `benchmarks/memory.py`), of the
-non-private step at the private one's microbatch: either could take a smaller one.
+The private step is a training's own: views, clipped sum in microbatches, noise, optimizer. The ordinary step
+is of the same network, records, views, loss and optimizer, with one ordinary backward pass per microbatch;
+images in the faster of two memory layouts. Of a CLIP model *whole batch* stands beside it: symmetric InfoNCE
+among all B pairs in one pass, which is how CLIP is trained. Every side takes exactly B records in a step and
+runs at its own fastest microbatch, found by a search. The sides are then timed in turn in one process: a
+ratio of one run survives a noisy machine, seconds do not. Memory is the peak of a fresh process per side
+(`benchmarks/memory.py`), of the non-private step at the private one's microbatch: either could take a
+smaller one.
+
+How cost grows with B and S is a table of several B or S at one microbatch; the column of microseconds tells:
+
+    python benchmarks/clipping.py --models small_cnn --group-sizes 8 --microbatches 384 \\
+        --expected-batch-sizes 256 1024 4096 16384
 """
 
 from __future__ import annotations
@@ -22,32 +31,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import harness
-from benchmarks.engines import ENGINES, PER_VIEW, EngineStep, build_step, gradient_bytes
 from benchmarks.harness import Output, Page, in_turn, or_warning, ratio_text, say, seconds_of, side_text
 from benchmarks.memory import peak_bytes
-from benchmarks.steps import MICROBATCHES, Check, OurStep, Step, Task
+from benchmarks.steps import (
+    MICROBATCHES,
+    NON_PRIVATE,
+    OURS,
+    WHOLE_BATCH,
+    ImageTask,
+    OurStep,
+    PairTask,
+    Precision,
+    RecordTask,
+    Step,
+    Task,
+    build_step,
+    task_class,
+)
 from dpgcl_core.clipping.types import num_trainable
-from dpgcl_core.errors import ConfigError, exit_on_bad_input
+from dpgcl_core.errors import exit_on_bad_input
 
-Engine = Literal["loop", "vmap", "opacus", "opacus_ghost"]
-Model = Literal["small_cnn", "tiny_cnn", "wide_cnn", "resnet18", "vit_b_32_lora"]
-GROUP_SIZES = (2, 4, 8, 16, 64)
 BATCH_SIZES: dict[str, tuple[int, ...]] = {
     "tiny_cnn": (96, 1024),
     "small_cnn": (96, 1024),
     "wide_cnn": (96, 1024),
     "resnet18": (64, 128),
     "vit_b_32_lora": (16, 64),
+    "ViT-B-32": (64,),
+    "mae-toy": (512,),
+    "cap-toy": (256,),
+    "mae-base": (64,),
+    "cap-base": (64,),
 }
-"""The whole table: every model with each of its B and every S that fits into it."""
+"""The whole table: every network with each of its B and every S that fits into it."""
 
-FEWER_REPEATS = {"resnet18": 3, "vit_b_32_lora": 3}
-"""Timed rounds of networks whose step takes many seconds."""
+GROUP_SIZES = (2, 4, 8, 16, 64)
+LARGE = ("resnet18", "vit_b_32_lora", "ViT-B-32", "mae-base", "cap-base")
+"""Networks whose step takes many seconds: 3 timed rounds in place of 5."""
 
 WORSE_BY = 1.1
 """The search stops at two microbatches in a row that are slower than the best so far by this factor."""
@@ -62,121 +87,131 @@ LONG_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Output):
-    """One measurement, or the whole table."""
+    """What to measure: every network with every B and every S."""
 
-    model: Model | None = None
-    """The network; every network of the table unless given."""
-    group_size: int | None = None
-    """S; every S of the table unless given."""
-    expected_batch_size: int | None = None
-    """B, records per step, exactly; every B of the table unless given."""
-    others: tuple[Engine, ...] = ()
-    """Other engines to add to a row; the table of all networks has them all."""
+    models: tuple[str, ...] = tuple(BATCH_SIZES)
+    """The networks: of images, CLIP models of pairs, auto-encoders and captioners."""
+    group_sizes: tuple[int, ...] = GROUP_SIZES
+    """S, each that fits into B; 1 where each record is clipped by itself."""
+    expected_batch_sizes: tuple[int, ...] = ()
+    """B, records per step, exactly; by network unless given."""
+    num_augmentations: int = 1
+    """N_a of pairs, copies of both sides; images have one."""
+    lora_rank: int = 16
+    """Of a CLIP model's adapters; 0 trains every weight."""
+    tie_embeddings: bool = False
+    """Of captioners: one table for tokens read and predicted."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the forward and backward pass of ours and of non-private; the others stay in float32."""
+    precision: Precision = "float32"
+    """Of the forward and backward pass."""
     threads: int = dataclasses.field(default_factory=harness.default_threads)
     """CPU threads."""
-    image_size: int | None = None
-    """Pixels of the square images; 28 for the small networks, 32 for resnet18, 224 for the transformer."""
     microbatches: tuple[int, ...] = ()
-    """Views passed at once that the search tries; a range by model unless given."""
+    """Views passed at once that the search tries; a range by network unless given."""
     repeats: int | None = None
     """Timed rounds, one step of each side; 5, or 3 for the large networks."""
-    max_seconds: float = 120.0
-    """Another engine whose step would take longer is not run."""
-    max_gigabytes: float = 6.0
-    """Another engine whose separate gradients would take more memory is not run."""
+    measure_memory: bool = True
+    """Measure memory, too: two more steps of each side."""
 
 
-def measure(options: Options, task: Task, others: Sequence[str]) -> dict[str, Any]:
+def tasks(options: Options) -> list[Task]:
+    """Return what the options ask for, a row each.
+
+    Raises:
+      ConfigError: there is no such network.
+    """
+    chosen: list[Task] = []
+    for model in options.models:
+        kind = task_class(model)
+        own: dict[str, Any] = {}
+        if kind is PairTask:
+            own = {"num_augmentations": options.num_augmentations, "lora_rank": options.lora_rank}
+        if kind is RecordTask:
+            own = {"tie_embeddings": options.tie_embeddings and model.startswith("cap")}
+        for batch in options.expected_batch_sizes or BATCH_SIZES.get(model, (64,)):
+            sizes = (1,) if kind is RecordTask else options.group_sizes
+            chosen += [
+                kind(
+                    model=model,
+                    group_size=size,
+                    expected_batch_size=batch,
+                    threads=options.threads,
+                    device=options.device,
+                    precision=options.precision,
+                    **own,
+                )
+                for size in sizes
+                if size <= batch or len(sizes) == 1
+            ]
+    return chosen
+
+
+def measure(options: Options, task: Task) -> dict[str, Any]:
     """Return one row: times, memory and error of every side, and their ratios over non-private."""
-    ours, _ = fastest("ours", options, task)
+    ours, _ = fastest(OURS, options, task)
     assert isinstance(ours, OurStep)
-    check = ours.check()
-    num_parameters = num_trainable(ours.run.encoder)
-    plain = fastest("non_private", options, task)
-    if options.device == "cpu":
-        plain = min(plain, fastest("non_private", options, task, channels_last=True), key=lambda p: p[1])
-    steps: dict[str, Step] = {"ours": ours, "non_private": plain[0]}
-    not_run: dict[str, str] = {}
-    for name in others:
-        reason = infeasible(name, options, task, num_parameters)
-        if reason:
-            not_run[name] = reason
-        else:
-            steps[name], _ = fastest(name, options, task, num_parameters=num_parameters)
-    takes = {name: partial(seconds_of, step.take, task.device) for name, step in steps.items()}
-    times = in_turn(takes, options.repeats or FEWER_REPEATS.get(task.model, 5))
-    layouts = {"non_private": bool(getattr(plain[0], "channels_last", False))}
-    sizes = {name: step.views_per_microbatch for name, step in steps.items()}
+    check, num_parameters = ours.check(), num_trainable(ours.run.encoder)
+    plain = fastest(NON_PRIVATE, options, task)
+    if options.device == "cpu" and isinstance(task, ImageTask):
+        plain = min(plain, fastest(NON_PRIVATE, options, task, channels_last=True), key=lambda p: p[1])
+    steps: dict[str, Step] = {OURS: ours, NON_PRIVATE: plain[0]}
+    for side in task.sides[2:]:
+        steps[side], _ = fastest(side, options, task)
+    takes = {side: partial(seconds_of, step.take, task.device) for side, step in steps.items()}
+    times = in_turn(takes, options.repeats or (3 if task.model in LARGE else 5))
+    channels_last = bool(getattr(plain[0], "channels_last", False))
+    at_once = {side: step.views_per_microbatch for side, step in steps.items()}
     del steps, takes, ours, plain  # the measuring processes need the memory
+    gc.collect()
     sides: dict[str, dict[str, Any]] = {}
-    for name, size in sizes.items():
-        views = sizes["ours"] if name == "non_private" else size
-        memory = _memory(name, task, views, layouts.get(name, False))
-        sides[name] = harness.side_row(times[name], memory, size, memory_views=views)
-    sides["non_private"]["channels_last"] = layouts["non_private"]
-    for name, side in sides.items():
-        if name != "non_private":
-            side |= _ratios(side, sides["non_private"])
-    if "opacus_ghost" in sides:
-        sides["opacus_ghost"]["note"] = PER_VIEW
-    sides |= {name: {"not_run": reason} for name, reason in not_run.items()}
-    return _row(task, num_parameters, sides, check)
-
-
-def _row(task: Task, num_parameters: int, sides: dict[str, dict[str, Any]], check: Check) -> dict[str, Any]:
-    ours, plain = sides["ours"], sides["non_private"]
+    for side, views in at_once.items():
+        memory_views = at_once[OURS] if side == NON_PRIVATE else views
+        memory = _memory(options, side, task, memory_views, channels_last and side == NON_PRIVATE)
+        sides[side] = harness.side_row(times[side], memory, views, memory_views=memory_views)
+    sides[NON_PRIVATE]["channels_last"] = channels_last
     return {
         **dataclasses.asdict(task),
         "image_shape": task.image_shape,
         "views_per_record": task.num_views,
         "num_parameters": num_parameters,
-        "time_ratio": ours["time_ratio"],
-        "time_ratio_range": ours["time_ratio_range"],
-        "memory_ratio": ours["memory_ratio"],
+        **_ratios(sides[OURS], sides[NON_PRIVATE]),
+        "over": {side: _ratios(sides[OURS], row) for side, row in sides.items() if side != OURS},
         **dataclasses.asdict(check),
-        "ours_seconds": ours["seconds"],
-        "non_private_seconds": plain["seconds"],
-        "ours_memory_bytes": ours["memory_bytes"],
-        "non_private_memory_bytes": plain["memory_bytes"],
-        "ours_views_per_microbatch": ours["views_per_microbatch"],
-        "non_private_views_per_microbatch": plain["views_per_microbatch"],
         "sides": sides,
     }
 
 
-def _ratios(side: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "time_ratio": side["seconds"] / plain["seconds"],
-        "time_ratio_range": harness.ratio_of(side["all_seconds"], plain["all_seconds"])[1:],
-        "memory_ratio": harness.memory_ratio(side, plain),
-    }
+def _ratios(side: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """One side over another: the median of the rounds' ratios, its ends, and that of memory."""
+    ratio, *ends = harness.ratio_of(side["all_seconds"], other["all_seconds"])
+    memory = harness.memory_ratio(side, other)
+    return {"time_ratio": ratio, "time_ratio_range": ends, "memory_ratio": memory}
 
 
-def _memory(engine: str, task: Task, size: int, channels_last: bool) -> int | None:
-    return or_warning(lambda: peak_bytes(engine, task, size, channels_last=channels_last))
+def _memory(options: Options, side: str, task: Task, views: int, channels_last: bool) -> int | None:
+    if not options.measure_memory:
+        return None
+    return or_warning(lambda: peak_bytes(side, task, views, channels_last=channels_last))
 
 
-def fastest(
-    engine: str, options: Options, task: Task, *, channels_last: bool = False, num_parameters: int = 0
-) -> tuple[Step, float]:
+def fastest(side: str, options: Options, task: Task, *, channels_last: bool = False) -> tuple[Step, float]:
     """Return a side at its fastest microbatch, warmed up, and the seconds of its best step.
 
     Sizes are tried from small to large, until two in a row are clearly slower than the best so far. Short
     steps are searched once more, all sizes, lest a busy moment of the machine decide.
     """
-    sizes = candidates(engine, options, task, num_parameters)
+    sizes = candidates(options, task)
+    if side == WHOLE_BATCH:
+        sizes = sizes[-1:]  # it has but one
     seen: dict[int, float] = {}
     for is_second in (False, True):
         num_worse = 0
         for size in sizes:
             gc.collect()  # hooks and modules refer to each other: the last candidate is still there
-            step = build_step(engine, task, size, channels_last=channels_last)
+            step = build_step(side, task, size, channels_last=channels_last)
             seconds = _best_of_few(step, task, min(seen.values(), default=None))
-            say(f"  {engine}: {size} views at once{', channels last' * channels_last}: {seconds:.3f} s")
+            say(f"  {side}: {size} views at once{', channels last' * channels_last}: {seconds:.3f} s")
             seen[size] = min(seconds, seen.get(size, seconds))
             num_worse = num_worse + 1 if seconds > WORSE_BY * min(seen.values()) else 0
             if num_worse == 2 and not is_second:
@@ -184,7 +219,7 @@ def fastest(
         if len(sizes) == 1 or min(seen.values()) > SHORT_SECONDS:
             break
     best = min(size for size, seconds in seen.items() if seconds <= AS_FAST * min(seen.values()))
-    step = build_step(engine, task, best, channels_last=channels_last)
+    step = build_step(side, task, best, channels_last=channels_last)
     seconds_of(step.take, task.device)
     return step, seen[best]
 
@@ -200,120 +235,73 @@ def _best_of_few(step: Step, task: Task, best: float | None) -> float:
     return min(times)
 
 
-def candidates(engine: str, options: Options, task: Task, num_parameters: int = 0) -> list[int]:
-    """Return the microbatches to try, without those that hold the same groups or too much memory."""
-    sizes = options.microbatches or MICROBATCHES[task.model]
+def candidates(options: Options, task: Task) -> list[int]:
+    """Return the microbatches to try, without those that hold the same groups."""
+    sizes = options.microbatches or MICROBATCHES.get(task.model, ())
+    if not sizes:
+        return [task.usual_microbatch()]
     if not options.microbatches and task.device == "cuda":
         sizes = tuple(4 * size for size in sizes)
     most = task.expected_batch_size * task.num_views
-    by_groups = {task.groups_at_once(min(size, most)): min(size, most) for size in sorted(sizes)}
-    found = [
-        size
-        for size in by_groups.values()
-        if gradient_bytes(engine, task, num_parameters, size) <= options.max_gigabytes * 1e9
-    ]
-    return found or list(by_groups.values())[:1]
-
-
-def infeasible(engine: str, options: Options, task: Task, num_parameters: int) -> str:
-    """Return why an engine is not run: its predicted memory or time, or its own refusal; empty if it is."""
-    size = candidates(engine, options, task, num_parameters)[0]
-    gigabytes = gradient_bytes(engine, task, num_parameters, size) / 1e9
-    if gigabytes > options.max_gigabytes:
-        return f"its gradients would take {gigabytes:.1f} GB"
-    try:
-        step = EngineStep(engine, task, size)
-        step.take_one_microbatch()
-        groups: list[int] = []
-        seconds = seconds_of(lambda: groups.append(step.take_one_microbatch()), task.device)
-    except Exception as error:  # the engine's own limits are a result
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    seconds *= task.expected_batch_size / task.group_size / groups[0]
-    return f"a step would take {seconds:.0f} s" if seconds > options.max_seconds else ""
-
-
-def tasks(options: Options) -> list[Task]:
-    """Return what the options ask for: one row, or all rows of the table that they leave open."""
-    found = []
-    for model in (options.model,) if options.model else tuple(BATCH_SIZES):
-        batches = (options.expected_batch_size,) if options.expected_batch_size else BATCH_SIZES.get(model)
-        for batch in batches or (256,):
-            for size in (options.group_size,) if options.group_size else GROUP_SIZES:
-                if size <= batch or options.group_size:
-                    found.append(
-                        Task(
-                            model=model,
-                            group_size=size,
-                            expected_batch_size=batch,
-                            threads=options.threads,
-                            image_size=options.image_size,
-                            device=options.device,
-                            precision=options.precision,
-                        )
-                    )
-    return found
+    return list({task.groups_at_once(min(size, most)): min(size, most) for size in sorted(sizes)}.values())
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as a Markdown table."""
-    columns = ["network", "S", "B", "ours", "non-private", "time", "memory", "error"]
-    others = [name for name in ENGINES if any(name in row["sides"] for row in rows)]
+    has_pairs = any(WHOLE_BATCH in row["sides"] for row in rows)
+    columns = ["network", "S", "B", "ours", "non-private", "time", "memory", "µs per record", "error"]
     lines = [
         [
             row["model"],
             row["group_size"],
             row["expected_batch_size"],
-            side_text(row["sides"]["ours"]),
-            side_text(row["sides"]["non_private"]),
+            side_text(row["sides"][OURS]),
+            side_text(row["sides"][NON_PRIVATE]),
             harness.with_spread(row["time_ratio"], row["time_ratio_range"]),
             ratio_text(row["memory_ratio"]),
+            f"{1e6 * row['sides'][OURS]['seconds'] / row['expected_batch_size']:.0f}",
             f"{row['relative_error']:.0e}",
-            *(_other_text(row["sides"].get(name)) for name in others),
+            *([_text_over_whole_batch(row)] if has_pairs else []),
         ]
         for row in rows
     ]
-    return harness.markdown_table([*columns, *others], lines)
+    return harness.markdown_table([*columns, *(["over the whole batch"] if has_pairs else [])], lines)
 
 
-def _other_text(side: dict[str, Any] | None) -> str:
-    if side is None:
+def _text_over_whole_batch(row: dict[str, Any]) -> str:
+    if WHOLE_BATCH not in row["over"]:
         return ""
-    if "not_run" in side:
-        return f"not run: {side['not_run']}"
-    return f"{side['time_ratio']:.2f}, memory {ratio_text(side['memory_ratio'])}"
+    ratios = row["over"][WHOLE_BATCH]
+    time = harness.with_spread(ratios["time_ratio"], ratios["time_ratio_range"])
+    return f"{time}, memory {ratio_text(ratios['memory_ratio'])}"
 
 
 def main() -> int:
-    """Run one measurement or the table."""
+    """Measure every row and write the table."""
     options = harness.read_options(Options, __doc__)
     chosen = tasks(options)
-    whole = not (options.model and options.group_size and options.expected_batch_size)
-    if options.json and whole:
-        raise ConfigError("--json prints one row: give model, group_size and expected_batch_size with it")
-    others = options.others or (() if options.model else get_args(Engine))
-    name = f"clipping_{options.model}" if options.model else "clipping"
-    page = Page(name=name, title="Private over non-private step", text=PAGE)
+    name = "clipping" if options.models == Options.models else "clipping_" + "_".join(options.models)
+    page = Page(name=name.replace("/", "-"), title="Private over non-private step", text=PAGE)
     facts = harness.about(device=options.device, threads=options.threads)
     rows: list[dict[str, Any]] = []
     for task in chosen:
         say(f"{task.model}, S = {task.group_size}, B = {task.expected_batch_size}")
-        rows.append(measure(options, task, others))
+        rows.append(measure(options, task))
         say(table(rows[-1:]))
-        if whole:  # after every row, for a table takes hours
+        if not options.json:  # after every row, for a table takes hours
             harness.write(page, facts, {"rows": rows}, [table(rows)], options.output)
-    result = {"rows": rows} if whole else rows[0]
-    return harness.publish(page, options, facts, result, [table(rows)], to_files=whole)
+    return harness.publish(page, options, facts, {"rows": rows}, [table(rows)])
 
 
-PAGE = f"""
-Time and memory are ratios over the non-private step: the same network, views and group loss, one ordinary
-backward pass per microbatch and an optimizer step. Each side runs at its own fastest microbatch ("at",
-in views); 3 views per record; medians of sides timed in turn. `error`: relative error of the clipped sum
-against one exact backward pass per group, with norms and sum in float64. Memory: peak resident memory of
-two steps in a fresh process less what was resident before the network was built (on a GPU: peak
-allocated), of the non-private step at the private one's microbatch. A training on a CPU keeps up to 256 MiB
-of what it has freed besides. `opacus`: per-view gradients by hooks, summed per group. `opacus_ghost`
-{PER_VIEW}, for ghost norms of Opacus cannot express groups: another mechanism, shown for its cost.
+PAGE = """
+Time and memory are ratios over the non-private step: the same network, records, views, loss and optimizer,
+one ordinary backward pass per microbatch. Each side runs at its own fastest microbatch ("at", in views, of
+pairs images and texts). Ratios are medians over rounds of the ratio within a round; the sides were timed in
+turn in one process. `whole batch`: ordinary CLIP, symmetric InfoNCE among all pairs of the step in one pass.
+`error`: relative error of the clipped sum against one exact backward pass per group, with norms and sum in
+float64. Memory: peak resident memory of two steps in a fresh process less what was resident before the
+network was built (on a GPU: peak allocated), of the non-private step at the private one's microbatch. A
+training on a CPU keeps up to 256 MiB of what it has freed besides. Weights are random, and records synthetic.
 """
 
 

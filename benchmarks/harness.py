@@ -350,14 +350,11 @@ def write(page: Page, facts: Row, result: Row, tables: Sequence[str], folder: Pa
     return files
 
 
-def publish(
-    page: Page, options: Output, facts: Row, result: Row, tables: Sequence[str], *, to_files: bool = True
-) -> int:
+def publish(page: Page, options: Output, facts: Row, result: Row, tables: Sequence[str]) -> int:
     """Print the result as one JSON object, or its tables, which are written to files as well; return 0."""
     if options.json:
         print(json.dumps({**facts, **result}))
         return 0
     print("\n\n".join(tables))
-    if to_files:
-        print("written: " + ", ".join(map(str, write(page, facts, result, tables, options.output))))
+    print("written: " + ", ".join(map(str, write(page, facts, result, tables, options.output))))
     return 0

@@ -1,13 +1,10 @@
-#!/usr/bin/env python
-"""Peak memory of one engine's step, in a process of its own.
-
-    python -m benchmarks.memory '{"engine": "ours", "views_per_microbatch": 192, "kind": "Task", "task": {…}}'
+"""Peak memory of one side's step, in a process of its own.
 
 On a CPU: the peak resident memory (VmHWM) of two whole steps, less the memory resident (VmRSS) once
-everything is imported, the images exist and the same engine has taken a step of a tiny network. So
-network, optimizer, gradients, activations and noise count; interpreter, libraries and data set do not. The
-peak is reset (/proc/self/clear_refs) when the network has been built and checked, so that building it does
-not count. On a GPU: `torch.cuda.max_memory_allocated` of the same two steps.
+everything is imported, the records exist and the same side has taken a step of a tiny network. So network,
+optimizer, gradients, activations and noise count; interpreter, libraries and data set do not. The peak is
+reset (/proc/self/clear_refs) when the network has been built and checked, so that building it does not count.
+On a GPU: `torch.cuda.max_memory_allocated` of the same two steps.
 
 A measuring process runs with `harness.MALLOC`, which makes a peak independent of what was freed before.
 """
@@ -21,40 +18,36 @@ import sys
 
 import torch
 
-from benchmarks import engines, harness, pair_steps, record_steps
-from benchmarks.pair_steps import PairTask
-from benchmarks.record_steps import RecordTask
-from benchmarks.steps import GroupTask, Step, Task
+from benchmarks import harness
+from benchmarks.steps import ImageTask, PairTask, RecordTask, Task, build_step
 
 NUM_STEPS = 2
 
 
-def peak_bytes(
-    engine: str, task: GroupTask, views_per_microbatch: int, *, channels_last: bool = False
-) -> int:
-    """Return the peak memory of `engine` in bytes, from a fresh process.
+def peak_bytes(side: str, task: Task, views_per_microbatch: int, *, channels_last: bool = False) -> int:
+    """Return the peak memory of one side in bytes, from a fresh process.
 
     Raises:
       MeasurementError: the process failed, for instance for want of memory.
     """
     order = {
-        "engine": engine,
+        "side": side,
         "views_per_microbatch": views_per_microbatch,
         "channels_last": channels_last,
         "kind": type(task).__name__,
         "task": dataclasses.asdict(task),
     }
-    return harness.number_of_fresh_process("benchmarks.memory", order, of=engine)
+    return harness.number_of_fresh_process("benchmarks.memory", order, of=side)
 
 
-def _measure(engine: str, task: GroupTask, views_per_microbatch: int, channels_last: bool) -> int:
+def _measure(side: str, task: Task, views_per_microbatch: int, channels_last: bool) -> int:
     """Return this process's own peak, in bytes; see the module."""
     torch.set_num_threads(task.threads)
-    _import_first(engine, task.model)
-    _take_tiny_step(engine, task)
-    task.records()  # kept, so that the step finds the images there
+    _import_late_libraries(task.model)
+    build_step(side, task.tiny, 12).take()  # libraries import the rest, and set up threads and buffers
+    task.records()  # kept, so that the step finds them there
     before = harness.memory_status("VmRSS")
-    step = _build(engine, task, views_per_microbatch, channels_last)
+    step = build_step(side, task, views_per_microbatch, channels_last=channels_last)
     if task.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     cleared = harness.clear_peak()
@@ -67,36 +60,18 @@ def _measure(engine: str, task: GroupTask, views_per_microbatch: int, channels_l
     return harness.memory_status("VmHWM") - before
 
 
-def _build(engine: str, task: GroupTask, views_per_microbatch: int, channels_last: bool) -> Step:
-    if isinstance(task, PairTask):
-        return pair_steps.build_step(engine, task, views_per_microbatch)
-    if isinstance(task, RecordTask):
-        return record_steps.build_step(engine, task, views_per_microbatch)
-    assert isinstance(task, Task)
-    return engines.build_step(engine, task, views_per_microbatch, channels_last=channels_last)
-
-
-def _import_first(engine: str, model: str) -> None:
-    """Import what a network or an engine would import while it is built."""
+def _import_late_libraries(model: str) -> None:
+    """Import what a network would import while it is built."""
     if model.lower().startswith("vit"):
         from trainers.torchvision_import import ensure_torchvision_import
 
         ensure_torchvision_import()
         importlib.import_module("open_clip")
         importlib.import_module("peft")
-    if engine.startswith("opacus"):
-        importlib.import_module("opacus.grad_sample")
-    if engine == "vmap":
-        importlib.import_module("torch._functorch.vmap")
-
-
-def _take_tiny_step(engine: str, task: GroupTask) -> None:
-    """Have the libraries import what they import late, and set up their threads and buffers."""
-    _build(engine, task.tiny(), 12, False).take()
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    kinds = {kind.__name__: kind for kind in (Task, PairTask, RecordTask)}
-    given["task"] = kinds[given.pop("kind")](**given["task"])
-    print(_measure(**given))
+    order = json.loads(sys.argv[1])
+    kinds = {kind.__name__: kind for kind in (ImageTask, PairTask, RecordTask)}
+    order["task"] = kinds[order.pop("kind")](**order["task"])
+    print(_measure(**order))

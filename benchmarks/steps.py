@@ -1,7 +1,8 @@
-"""The two sides of the benchmark: our private step, and the ordinary step that knows nothing of privacy.
+"""One training step from both sides: our private step, and the ordinary step that knows nothing of privacy.
 
-Both use the same network, group loss, views and optimizer, and take the same number of records in every
-step: the sampling probability is 1 over exactly B records, so that no Poisson variation is in a ratio.
+Both share network, loss, views and optimizer, and take the same number of records in every step: the
+sampling probability is 1 over exactly B records, so that no Poisson variation is in a ratio. First weights
+are random, whatever the network: what they are changes neither time nor memory.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,30 +21,37 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping.types import GroupInputs, Objective, trainable_parameters
-from dpgcl_core.errors import ConfigError
-from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GroupRule
 from dpgcl_core.mechanism.numbers import default_delta
 from trainers.config.training import (
+    AnyNetworkConfig,
+    CaptionerConfig,
+    ClipNetworkConfig,
     EvaluationConfig,
+    MaskedNetworkConfig,
     NetworkConfig,
     OptimizerConfig,
     PerformanceConfig,
+    TextViewConfig,
     TrainingConfig,
     ViewConfig,
 )
 from trainers.data.dataset import AnyRecords, TrainingData
-from trainers.data.records import Records
-from trainers.models.encoder import build_encoder
+from trainers.models import captioner, masked
+from trainers.models.clip.published import CLIP_TINY, ClipConfig, find_clip
+from trainers.models.encoder import NETWORKS
 from trainers.models.precision import gradient_scale
-from trainers.tasks.images import IMAGES
+from trainers.tasks.task import task_named, task_of
 from trainers.training import loop
+from trainers.training.microbatch import max_views
 from trainers.training.optimizers import build_optimizer
-from trainers.training.precision import add_clipped_sum
+from trainers.training.precision import add_clipped_sum, objective_of
+from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker, Workers
-from trainers.views.images import make_views
 
+Precision = Literal["float32", "bfloat16"]
 CLIP_NORM = 1.0
 IMAGE_SHAPES = {
     "tiny_cnn": (1, 28, 28),
@@ -52,21 +59,33 @@ IMAGE_SHAPES = {
     "wide_cnn": (1, 28, 28),
     "resnet18": (3, 32, 32),
     "vit_b_32_lora": (3, 224, 224),
+    "mae-toy": (1, 28, 28),
+    "mae-base": (3, 224, 224),
+    "cap-toy": (3, 32, 32),
+    "cap-base": (3, 224, 224),
 }
-"""(channels, height, width) on which each network is measured unless told otherwise."""
+"""(channels, height, width) on which each network is measured; a CLIP model reads images of its own size."""
 
+_SMALL = (48, 96, 192, 384, 768, 1536)
 MICROBATCHES = {
-    "tiny_cnn": (48, 96, 192, 384, 768, 1536),
-    "small_cnn": (48, 96, 192, 384, 768, 1536),
-    "wide_cnn": (48, 96, 192, 384, 768, 1536),
+    "tiny_cnn": _SMALL,
+    "small_cnn": _SMALL,
+    "wide_cnn": _SMALL,
     "resnet18": (24, 48, 96, 192, 384),
     "vit_b_32_lora": (12, 24, 48, 96, 192),
+    "mae-toy": (64, 128, 256, 512),
+    "cap-toy": (32, 64, 128, 256),
+    "mae-base": (8, 16),
+    "cap-base": (8, 16),
 }
-"""Views passed at once that the search tries; larger ones do not fit into a workstation's memory."""
+"""Views passed at once that the search tries; larger ones do not fit into a workstation's memory. A CLIP
+model takes what a training takes."""
+
+OURS, NON_PRIVATE, WHOLE_BATCH = "ours", "non_private", "whole_batch"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupTask(ABC):
+class Task(ABC):
     """What every side has to do in one step, whatever the records are.
 
     Attributes:
@@ -83,7 +102,7 @@ class GroupTask(ABC):
     expected_batch_size: int
     threads: int
     device: str = "cpu"
-    precision: str = "float32"
+    precision: Precision | Literal["float16"] = "float32"
 
     def __post_init__(self) -> None:
         if not 1 <= self.group_size <= self.expected_batch_size:
@@ -97,38 +116,28 @@ class GroupTask(ABC):
     def num_views(self) -> int:
         """Views of one record."""
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        return IMAGE_SHAPES[self.model]
+
+    @property
+    @abstractmethod
+    def tiny(self) -> Task:
+        """The same task of two small groups and the smallest network."""
+
     @abstractmethod
     def config(self, views_per_microbatch: int | None) -> TrainingConfig:
         """Return the training of which one step is measured; None leaves the microbatch to it."""
 
-    @abstractmethod
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The private step and the ordinary ones that it is compared with."""
+        return OURS, NON_PRIVATE
+
     def records(self) -> AnyRecords:
         """Return B records, the same object for every side of a measurement."""
-
-    @abstractmethod
-    def tiny(self) -> GroupTask:
-        """Return the same task of two small groups and the smallest network."""
-
-    def mechanism(self, l2_clip_norm: float) -> Mechanism:
-        """Return a private step of exactly B records."""
-        size = self.expected_batch_size
-        return Mechanism(
-            num_records_public=size,
-            sampling_prob=1.0,
-            group_size=self.group_size,
-            l2_clip_norm=l2_clip_norm,
-            noise_multiplier=1.0,
-            num_steps=1_000_000,
-            target_delta=default_delta(size),
-        )
-
-    def performance(self, views_per_microbatch: int | None) -> PerformanceConfig:
-        """Return threads, device and microbatch."""
-        return PerformanceConfig(
-            threads_per_worker=self.threads,
-            max_views_per_microbatch=views_per_microbatch,
-            device=self.device,
-        )
+        return _synthetic_records(self.config(None).task, self.expected_batch_size, self.image_shape)
 
     def groups(self, generator: np.random.Generator) -> NDArray[np.int64]:
         """Return the rows of one step, `[groups, group_size]`."""
@@ -140,66 +149,184 @@ class GroupTask(ABC):
         """Return the whole groups of one microbatch, at least one."""
         return max(1, views_per_microbatch // (self.group_size * self.num_views))
 
+    def usual_microbatch(self) -> int:
+        """Return the views that a training on this machine takes at once, of pairs those of both kinds."""
+        config = self.config(None)
+        encoder = starting_encoder(config, self.image_shape).to(self.device)
+        most = self.expected_batch_size * self.num_views
+        return min(most, max_views(config, encoder, self.image_shape))
+
+    def _mechanism(self, method: str = "dp_gcl", l2_clip_norm: float = CLIP_NORM) -> Mechanism:
+        """A private step of exactly B records."""
+        size = self.expected_batch_size
+        return Mechanism(
+            method=method,
+            num_records_public=size,
+            sampling_prob=1.0,
+            group_size=self.group_size,
+            l2_clip_norm=l2_clip_norm,
+            noise_multiplier=1.0,
+            num_steps=1_000_000,
+            target_delta=default_delta(size),
+        )
+
+    def _config(
+        self,
+        views_per_microbatch: int | None,
+        *,
+        mechanism: Mechanism,
+        views: ViewConfig,
+        network: AnyNetworkConfig,
+        **settings: object,
+    ) -> TrainingConfig:
+        """A training with this task's threads, device and microbatch, which scores nothing."""
+        performance = PerformanceConfig(
+            threads_per_worker=self.threads,
+            max_views_per_microbatch=views_per_microbatch,
+            device=self.device,
+        )
+        unscored = EvaluationConfig(record_every_steps=0, also_untrained=False)
+        return TrainingConfig(
+            mechanism=mechanism,
+            views=views,
+            network=network,
+            performance=performance,
+            evaluation=unscored,
+            **settings,  # type: ignore[arg-type]
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class Task(GroupTask):
-    """A step on images.
-
-    Attributes:
-      model: a network of `trainers.models.encoder.NETWORKS`.
-      image_size: pixels of the square images; None for the model's in `IMAGE_SHAPES`.
-    """
-
-    image_size: int | None = None
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
-        channels, height, width = IMAGE_SHAPES[self.model]
-        return channels, self.image_size or height, self.image_size or width
+class ImageTask(Task):
+    """A step on images, of a network of `trainers.models.encoder.NETWORKS`."""
 
     @property
     def num_views(self) -> int:
         """Views of one record: query, key and one augmented key."""
         return 3
 
+    @property
+    def tiny(self) -> Task:
+        return replace(self, model="tiny_cnn", group_size=2, expected_batch_size=4)
+
     def config(self, views_per_microbatch: int | None) -> TrainingConfig:
-        return TrainingConfig(
-            mechanism=self.mechanism(CLIP_NORM),
+        return self._config(
+            views_per_microbatch,
+            mechanism=self._mechanism(),
             views=ViewConfig(min_crop_area=0.3, max_crop_area=1.0, brightness=0.4, contrast=0.4),
             network=NetworkConfig(name=self.model, precision=self.precision),
             optimizer=OptimizerConfig(name="adam"),
-            performance=self.performance(views_per_microbatch),
-            evaluation=EvaluationConfig(record_every_steps=0, also_untrained=False),
         )
 
-    def records(self) -> Records:
-        return _random_records((self.expected_batch_size, *self.image_shape))
 
+@dataclass(frozen=True, kw_only=True)
+class PairTask(Task):
+    """A step on pairs of images and texts, in the setting `paper-pairs`.
+
+    Attributes:
+      model: a CLIP model, as `trainers.models.clip.published.ClipConfig.model`.
+      num_augmentations: N_a, further copies of both sides of a pair.
+      lora_rank: of adapters on queries and values of both towers; 0 trains every weight.
+    """
+
+    num_augmentations: int = 1
+    lora_rank: int = 16
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return (3, *find_clip(ClipConfig(model=self.model)).image_size)
+
+    @property
+    def num_views(self) -> int:
+        """Views of one record: image, caption, and copies of both."""
+        return 2 + 2 * self.num_augmentations
+
+    @property
     def tiny(self) -> Task:
-        return replace(self, model="tiny_cnn", group_size=2, expected_batch_size=4, image_size=8)
+        return replace(self, model=CLIP_TINY, group_size=2, expected_batch_size=4)
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Ordinary CLIP compares every pair with all others, in one pass."""
+        return OURS, NON_PRIVATE, WHOLE_BATCH
+
+    def config(self, views_per_microbatch: int | None) -> TrainingConfig:
+        return self._config(
+            views_per_microbatch,
+            mechanism=self._mechanism(l2_clip_norm=0.01),
+            temperature=0.01,
+            num_augmentations=self.num_augmentations,
+            views=ViewConfig(
+                min_crop_area=0.8, max_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0
+            ),
+            text_views=TextViewConfig(),
+            network=ClipNetworkConfig(name=self.model, lora_rank=self.lora_rank, precision=self.precision),
+            optimizer=OptimizerConfig(name="adam"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordTask(Task):
+    """A step of a masked auto-encoder or of a captioner, each record clipped by itself.
+
+    Attributes:
+      model: a network of `trainers.models.masked.SIZES` or of `trainers.models.captioner.SIZES`.
+      tie_embeddings: of a captioner: one table for tokens read and predicted.
+    """
+
+    group_size: int = 1
+    tie_embeddings: bool = False
+
+    @property
+    def num_views(self) -> int:
+        """Views of one record."""
+        return 1
+
+    @property
+    def tiny(self) -> Task:
+        toy = "mae-toy" if self.model in masked.SIZES else "cap-toy"
+        return replace(self, model=toy, expected_batch_size=4)
+
+    def config(self, views_per_microbatch: int | None) -> TrainingConfig:
+        network: MaskedNetworkConfig | CaptionerConfig
+        if self.model in masked.SIZES:
+            network = MaskedNetworkConfig(name=self.model, precision=self.precision)
+        else:
+            network = CaptionerConfig(
+                name=self.model, precision=self.precision, tie_embeddings=self.tie_embeddings
+            )
+        return self._config(
+            views_per_microbatch,
+            mechanism=self._mechanism("dp_cap" if network.takes_pairs else "dp_mae"),
+            num_augmentations=0,
+            views=ViewConfig(flip_prob=0.0, brightness=0.0, contrast=0.0),
+            text_views=TextViewConfig() if network.takes_pairs else None,
+            network=network,
+            optimizer=OptimizerConfig(name="adamw"),
+        )
+
+
+def task_class(model: str) -> type[Task]:
+    """Return the kind of task that a network is measured on.
+
+    Raises:
+      ConfigError: there is no such network.
+    """
+    if model in NETWORKS:
+        return ImageTask
+    if model in masked.SIZES or model in captioner.SIZES:
+        return RecordTask
+    try:
+        find_clip(ClipConfig(model=model))
+    except ConfigError:
+        known = [*NETWORKS, *masked.SIZES, *captioner.SIZES, CLIP_TINY, "ViT-B-32"]
+        raise ConfigError(unknown_choice("network", model, known)) from None
+    return PairTask
 
 
 @lru_cache(maxsize=1)
-def _random_records(shape: tuple[int, int, int, int]) -> Records:
-    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    return Records(images=images, ids=np.arange(len(images), dtype=np.uint64))
-
-
-def views_of(
-    records: Records, groups: NDArray[np.int64], config: TrainingConfig, *, step: int, device: str
-) -> Tensor:
-    """Return the views of `groups`, `[groups, group_size, views, C, H, W]`, as the training makes them."""
-    rows = groups.reshape(-1)
-    views = make_views(
-        torch.from_numpy(records.images[rows]).to(device),
-        records.ids[rows],
-        config=config.views,
-        seed=config.public_seed,
-        step=step,
-        num_views=IMAGES.num_views(config, config.num_augmentations),
-    )
-    return views.view(*groups.shape, *views.shape[1:])
+def _synthetic_records(task: str, count: int, image_shape: tuple[int, int, int]) -> AnyRecords:
+    return task_named(task).synthetic_records(count, image_shape)
 
 
 class Step(Protocol):
@@ -214,7 +341,7 @@ class Step(Protocol):
 class OurStep:
     """The private step of the training loop, as trainings take it."""
 
-    def __init__(self, task: GroupTask, views_per_microbatch: int, workers: Workers | None = None) -> None:
+    def __init__(self, task: Task, views_per_microbatch: int, workers: Workers | None = None) -> None:
         self.task, self.views_per_microbatch = task, views_per_microbatch
         self.records = task.records()
         data = TrainingData(
@@ -226,6 +353,18 @@ class OurStep:
     def take(self) -> None:
         loop._step(self.run)
         self.run.step += 1
+
+    def inputs(self, groups: NDArray[np.int64], step: int) -> GroupInputs:
+        """Return what the objective takes of `groups` at a step."""
+        config = self.run.config
+        return self.run.task.inputs(
+            config,
+            self.run.encoder,
+            self.records,
+            groups,
+            step=step,
+            num_augmentations=config.num_augmentations,
+        )
 
     def check(self, max_groups: int = 32, draws: int = 5) -> Check:
         """Compare the clipped sums of a few microbatches with `exact_clipped_sum`, always in float32.
@@ -240,17 +379,14 @@ class OurStep:
         rule, scale = config.rule(), gradient_scale(config.network)
         assert isinstance(rule, GroupRule)
         size = min(max_groups, self.task.groups_at_once(self.views_per_microbatch))
-        found: list[tuple[float, float]] = []
+        errors: list[tuple[float, float]] = []
         for draw in range(draws):
-            groups = self.task.groups(np.random.default_rng(draw))[:size]
-            views = task.inputs(
-                config, encoder, self.records, groups, step=draw, num_augmentations=config.num_augmentations
-            )
+            inputs = self.inputs(self.task.groups(np.random.default_rng(draw))[:size], draw)
             actual = torch.zeros_like(self.run.total)
-            report = add_clipped_sum(rule, actual, encoder, objective, views, scale, None)
-            exact = exact_clipped_sum(encoder, in_full, views, config.mechanism.l2_clip_norm)
-            found.append(relative_errors(encoder, actual, exact))
-        whole, parameter = (statistics.median(errors) for errors in zip(*found, strict=True))
+            report = add_clipped_sum(rule, actual, encoder, objective, inputs, scale, None)
+            exact = exact_clipped_sum(encoder, in_full, inputs, config.mechanism.l2_clip_norm)
+            errors.append(relative_errors(encoder, actual, exact))
+        whole, parameter = (statistics.median(each) for each in zip(*errors, strict=True))
         return Check(relative_error=whole, parameter_error=parameter, paths=dict(report.paths))
 
 
@@ -268,11 +404,6 @@ class Check:
     relative_error: float
     parameter_error: float
     paths: dict[str, str]
-
-    def num_layers_by_path(self) -> dict[str, int]:
-        """Return the number of layers by how their norm was taken."""
-        ways = list(self.paths.values())
-        return {way: ways.count(way) for way in sorted(set(ways))}
 
 
 def exact_clipped_sum(
@@ -330,52 +461,74 @@ class OrdinaryStep:
     """One ordinary backward pass per microbatch and an optimizer step: no clipping, no noise.
 
     Args:
-      channels_last: keep images and weights with the channels as the last axis in memory.
+      task: the records, network and loss.
+      views_per_microbatch: views passed at once, in whole groups.
+      whole_batch: one group of all B records, in one pass, in place of the private step's groups.
+      channels_last: keep weights and activations with the channels as the last axis in memory.
     """
 
-    def __init__(self, task: Task, views_per_microbatch: int, *, channels_last: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        views_per_microbatch: int,
+        *,
+        whole_batch: bool = False,
+        channels_last: bool = False,
+    ) -> None:
+        if task.precision == "float16":
+            raise ConfigError("ordinary steps are in float32 or bfloat16; got float16")
         torch.set_num_threads(task.threads)
+        if whole_batch:
+            size = task.expected_batch_size
+            task, views_per_microbatch = replace(task, group_size=size), size * task.num_views
         self.task, self.views_per_microbatch = task, views_per_microbatch
         self.channels_last = channels_last
-        self.records = task.records()
-        self.config = task.config(views_per_microbatch)
-        assert isinstance(self.config.network, NetworkConfig)
-        self.encoder = build_encoder(self.config.network, task.image_shape, self.config.public_seed)
+        self.records, self.config = task.records(), task.config(views_per_microbatch)
         layout = torch.channels_last if channels_last else torch.preserve_format
-        self.encoder.to(device=task.device).to(memory_format=layout)  # type: ignore[call-overload]
+        self.encoder = starting_encoder(self.config, task.image_shape).to(task.device)
+        self.encoder.to(memory_format=layout)  # type: ignore[call-overload]
+        self.losses = objective_of(self.config, self.encoder, self.config.network)
         self.optimizer = build_optimizer(self.config.optimizer, trainable_parameters(self.encoder))
-        # Float16 gradients underflow without a scale that follows them, which needs no privacy here.
-        self.scaler = torch.amp.GradScaler(task.device, enabled=task.precision == "float16")
-        self.divisor = self.config.mechanism.divisor
         self._generator = np.random.default_rng(0)
         self._step = 1
 
     def take(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self.accumulate(self.task.groups(self._generator), step=self._step)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.optimizer.step()
         self._step += 1
 
     def accumulate(self, groups: NDArray[np.int64], *, step: int) -> None:
-        """Add the (scaled) gradient of the mean loss of `groups` to every parameter's `grad`."""
+        """Add the gradient of the loss of `groups`, over the public divisor, to every parameter's `grad`."""
         at_once = self.task.groups_at_once(self.views_per_microbatch)
         for start in range(0, len(groups), at_once):
-            chosen = groups[start : start + at_once]
-            views = views_of(self.records, chosen, self.config, step=step, device=self.task.device)
-            embeddings = self._embed(views.flatten(0, 2)).unflatten(0, views.shape[:3])
-            losses = two_view_group_loss(embeddings, temperature=self.config.temperature)
-            loss = losses.sum() / self.divisor
-            self.scaler.scale(loss).backward()
+            inputs = task_of(self.config).inputs(
+                self.config,
+                self.encoder,
+                self.records,
+                groups[start : start + at_once],
+                step=step,
+                num_augmentations=self.config.num_augmentations,
+            )
+            (self.losses(inputs).sum() / self.config.mechanism.divisor).backward()
 
-    def _embed(self, images: Tensor) -> Tensor:
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        with self._cast():
-            embeddings: Tensor = self.encoder(images)
-        return embeddings.float()
 
-    def _cast(self) -> AbstractContextManager[object]:
-        if self.task.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.task.device, dtype=getattr(torch, self.task.precision))
+def build_step(side: str, task: Task, views_per_microbatch: int, *, channels_last: bool = False) -> Step:
+    """Return one side of a measurement, ready to be timed.
+
+    Args:
+      side: `ours`, `non_private` or `whole_batch`.
+      task: what a step is.
+      views_per_microbatch: views passed at once.
+      channels_last: memory layout of ordinary steps.
+
+    Raises:
+      ConfigError: there is no such side.
+    """
+    if side not in (OURS, NON_PRIVATE, WHOLE_BATCH):
+        raise ConfigError(unknown_choice("side", side, (OURS, NON_PRIVATE, WHOLE_BATCH)))
+    if side == OURS:
+        return OurStep(task, views_per_microbatch)
+    return OrdinaryStep(
+        task, views_per_microbatch, whole_batch=side == WHOLE_BATCH, channels_last=channels_last
+    )

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""One training step on 1 worker with 2 threads against 2 workers with 1 thread each.
+"""Are two workers with one thread each faster than one worker with two threads?
 
     python benchmarks/workers.py                          # small_cnn and resnet18, with a dated file
     python benchmarks/workers.py --models small_cnn --expected-batch-size 256 --json
@@ -31,7 +31,7 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks import harness
 from benchmarks.harness import Output, Page, in_turn, say
-from benchmarks.steps import OurStep, Task
+from benchmarks.steps import ImageTask, OurStep
 from dpgcl_core.errors import exit_on_bad_input
 from trainers.training.workers import current_workers
 
@@ -89,8 +89,8 @@ def measure(options: Options, model: str) -> dict[str, Any]:
     }
 
 
-def _task(options: Options, model: str, threads: int) -> Task:
-    return Task(
+def _task(options: Options, model: str, threads: int) -> ImageTask:
+    return ImageTask(
         model=model,
         group_size=options.group_size,
         expected_batch_size=options.expected_batch_size or BATCH_SIZES[model],
@@ -98,7 +98,7 @@ def _task(options: Options, model: str, threads: int) -> Task:
     )
 
 
-def _seconds(task: Task, views_per_microbatch: int, count: int, steps: int) -> list[float]:
+def _seconds(task: ImageTask, views_per_microbatch: int, count: int, steps: int) -> list[float]:
     """Return the seconds of each timed step, from `count` processes of their own."""
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         file = Path(folder) / "seconds.json"
@@ -109,7 +109,7 @@ def _seconds(task: Task, views_per_microbatch: int, count: int, steps: int) -> l
 
 
 def _work(
-    rank: int, count: int, port: int, task: Task, views_per_microbatch: int, steps: int, file: str
+    rank: int, count: int, port: int, task: ImageTask, views_per_microbatch: int, steps: int, file: str
 ) -> None:
     """One worker; the first one writes the times. A single worker has no process group, as in trainings."""
     if count > 1:

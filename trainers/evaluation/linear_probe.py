@@ -13,7 +13,7 @@ minimum one, whatever the order of the records; the same features give the same 
 Features of networks are nearly collinear, where plain L-BFGS stops far from the minimum. So it runs on V = W
 L instead: L Lᵀ = XᵀX/K + n λ I is, of K classes, the curvature of F at W = 0, which bounds it everywhere up
 to a factor of K/2 (Böhning, 1992). That is one Cholesky factor of a `[feature_dim, feature_dim]` matrix. Time
-and memory: benchmarks/scoring.py.
+and memory: benchmarks/results/scoring-2026-11-22.md.
 """
 
 from __future__ import annotations
