@@ -46,7 +46,6 @@ from benchmarks.steps import (
     ImageTask,
     OurStep,
     PairTask,
-    Precision,
     RecordTask,
     Step,
     Task,
@@ -103,7 +102,7 @@ class Options(Output):
     """Of captioners: one table for tokens read and predicted."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
-    precision: Precision = "float32"
+    precision: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass."""
     threads: int = dataclasses.field(default_factory=harness.default_threads)
     """CPU threads."""

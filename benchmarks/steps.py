@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -51,7 +51,6 @@ from trainers.training.precision import add_clipped_sum, objective_of
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker, Workers
 
-Precision = Literal["float32", "bfloat16"]
 CLIP_NORM = 1.0
 IMAGE_SHAPES = {
     "tiny_cnn": (1, 28, 28),
@@ -102,7 +101,7 @@ class Task(ABC):
     expected_batch_size: int
     threads: int
     device: str = "cpu"
-    precision: Precision | Literal["float16"] = "float32"
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         if not 1 <= self.group_size <= self.expected_batch_size:

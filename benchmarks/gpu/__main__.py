@@ -39,13 +39,13 @@ from benchmarks import harness
 from benchmarks.gpu import Options, is_absent
 from benchmarks.gpu.trainings import calibrate, trainings
 from benchmarks.harness import ROOT, Row, markdown_table, ratio_text, say, side_text, with_spread
-from benchmarks.steps import OURS, ImageTask, PairTask, Precision, Step, Task, build_step
+from benchmarks.steps import OURS, ImageTask, PairTask, Step, Task, build_step
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from trainers.files.oversight import TrainingStopped
 
 _LONG_SECONDS = 3.0
-_PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+_PRECISIONS = ("float32", "bfloat16")
 _GRID = {
     "resnet18": ((64, 1024, 8192, 65536), (2, 16, 256)),
     "vit_b_32_lora": ((64, 1024, 8192), (2, 16)),
