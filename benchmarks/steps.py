@@ -47,7 +47,7 @@ from trainers.tasks.task import task_named, task_of
 from trainers.training import loop
 from trainers.training.microbatch import max_views
 from trainers.training.optimizers import build_optimizer
-from trainers.training.precision import add_clipped_sum, objective_of
+from trainers.training.precision import add_clipped_sum
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker, Workers
 
@@ -486,7 +486,7 @@ class OrdinaryStep:
         layout = torch.channels_last if channels_last else torch.preserve_format
         self.encoder = starting_encoder(self.config, task.image_shape).to(task.device)
         self.encoder.to(memory_format=layout)  # type: ignore[call-overload]
-        self.losses = objective_of(self.config, self.encoder, self.config.network)
+        self.losses = task_of(self.config).objective(self.config, self.encoder, self.config.network)
         self.optimizer = build_optimizer(self.config.optimizer, trainable_parameters(self.encoder))
         self._generator = np.random.default_rng(0)
         self._step = 1
