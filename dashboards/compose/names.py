@@ -215,7 +215,8 @@ def dataset_title(name: str) -> str:
 
 
 def _source_title(name: str) -> str:
-    return DATA_SOURCES[name].title if name in DATA_SOURCES else ""
+    source = DATA_SOURCES.get(name.replace("_", "-"))  # earlier versions wrote fashion_mnist
+    return source.title if source is not None else ""
 
 
 def symbol(column: str) -> str:
