@@ -65,8 +65,6 @@ PerGroup = Iterator[tuple[Tensor, Tensor]]
 GhostNorms = tuple[Tensor, Tensor]
 """Squared norms, and magnitude bounds Σ_m ‖x_m‖·‖y_m‖ on the terms whose sum is the gradient."""
 
-GramOf = Callable[[Tensor], Tensor]
-
 
 class LayerRule:
     """How one kind of layer computes its gradients; the base class is a layer without a weight matrix.
@@ -102,13 +100,8 @@ class LayerRule:
         """Return the flops of one group's ghost norm."""
         raise NotImplementedError
 
-    def ghost_norms(
-        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, gram_of: GramOf
-    ) -> GhostNorms:
-        """Return squared norms and magnitude bounds of the matrix's gradients, float64 `[groups]` each.
-
-        `gram_of` is `gram`, or remembers the last input's.
-        """
+    def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
+        """Return squared norms and magnitude bounds of the matrix's gradients, float64 `[groups]` each."""
         raise NotImplementedError
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
@@ -130,7 +123,7 @@ def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GhostNorms:
     return (of_inputs * of_outputs).sum((1, 2)).clamp_min(0), (lengths[0] * lengths[1]).sum(1)
 
 
-def gram(x: Tensor) -> Tensor:
+def _gram(x: Tensor) -> Tensor:
     """Return the Gram matrices of `[groups, M, ·]`, float64 `[groups, M, M]`."""
     grams = x.new_empty(len(x), x.shape[1], x.shape[1], dtype=torch.float64)
     for piece, room in _pieces_with_room(x, torch.float64):
@@ -176,11 +169,9 @@ class LinearRule(LayerRule):
         length = x.shape[:-1].numel() / num_groups
         return 2 * length**2 * (x.shape[-1] + grad.shape[-1])
 
-    def ghost_norms(
-        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, gram_of: GramOf
-    ) -> GhostNorms:
+    def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
         x, grad = (_rows(t, num_groups, t.shape[-1]) for t in (x, grad))
-        return _norms(gram_of(x), gram(grad))
+        return _norms(_gram(x), _gram(grad))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         return grad.double().flatten(0, -2).T @ x.double().flatten(0, -2)
@@ -295,9 +286,7 @@ class Conv2dRule(LayerRule):
         )  # additions, memory-bound: four times a product's flops
         return 2 * pixels**2 * x.shape[1] + 2 * positions**2 * grad.shape[1] + sums
 
-    def ghost_norms(
-        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, gram_of: GramOf
-    ) -> GhostNorms:
+    def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
         """Sum slices of the pixels' Gram matrix over the kernel's taps: that is the patches' Gram matrix."""
         module, x, grad = _as_conv2d(module, x, grad)
         blocks, rows = module.groups, len(x) // num_groups
@@ -756,13 +745,11 @@ class EmbeddingRule(LayerRule):
         length = x.numel() / num_groups
         return 2 * length**2 * grad.shape[-1]
 
-    def ghost_norms(
-        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, gram_of: GramOf
-    ) -> GhostNorms:
+    def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
         index = x.reshape(num_groups, -1)
         outputs = _rows(self._kept(module, x, grad), num_groups, grad.shape[-1])
         same = index[:, :, None] == index[:, None, :]  # one-hot inputs: their inner products
-        return _norms(same.double(), gram(outputs))
+        return _norms(same.double(), _gram(outputs))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, nn.Embedding)

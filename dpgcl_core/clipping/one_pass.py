@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.direct_uses import DirectUses, NotSeparableError
-from dpgcl_core.clipping.layers import EXACT_NUMBERS, LayerRule, gram, rule_of
+from dpgcl_core.clipping.layers import EXACT_NUMBERS, LayerRule, rule_of
 from dpgcl_core.clipping.types import add_to_sum
 
 PER_GROUP = "per-group gradient"
@@ -193,11 +193,6 @@ class _Deferred:
             yield self.rule.total(self.module, some_x, some_grad * some)
 
 
-def _is_same(x: Tensor, y: Tensor) -> bool:
-    """Return whether two tensors, both alive, are views of the same numbers."""
-    return (x.data_ptr(), x.shape, x.stride(), x.dtype) == (y.data_ptr(), y.shape, y.stride(), y.dtype)
-
-
 class _SideBySide:
     """Small per-group gradients in one matrix, `[groups, numbers]`, in the order in which they came.
 
@@ -327,7 +322,6 @@ class _Recorder:
         self._saved: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._shared: set[Tensor] = set()
         self._small: dict[int, dict[Tensor, Tensor]] = {}
-        self._gram: tuple[Tensor, Tensor] | None = None
         shape, device = (max(part_of.values()) + 1, num_groups), next(iter(part_of)).device
         squares = torch.zeros(shape, dtype=torch.float64, device=device)
         self._result = GroupGradients(
@@ -413,7 +407,6 @@ class _Recorder:
             hook.remove()
         self._leaves.clear()
         self._small.clear()
-        self._gram = None
         self._direct.forget()
 
     def _arrived(self, call: _Call, grad: Tensor) -> None:
@@ -430,7 +423,7 @@ class _Recorder:
             # The choice depends on shapes alone, so it is the same for all groups and follows no record.
             by_ghost_norm = rule.ghost_norm_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
             if by_ghost_norm and matrix not in self._shared:
-                squares, magnitude_bound = rule.ghost_norms(module, x, grad, n, self._gram_of)
+                squares, magnitude_bound = rule.ghost_norms(module, x, grad, n)
                 part = self._result.part_of[matrix]
                 self._result.squares[part] += squares
                 self._result.magnitude_bound[part] += magnitude_bound
@@ -441,13 +434,6 @@ class _Recorder:
             self._result.paths[self._names[module]] = (
                 GHOST_NORM if matrix in self._result.deferred else PER_GROUP
             )
-
-    def _gram_of(self, x: Tensor) -> Tensor:
-        """Return `gram(x)`, which layers of the same input, such as queries, keys and values, share."""
-        if self._gram is not None and _is_same(self._gram[0], x):  # unchanged: `_arrived` has seen to it
-            return self._gram[1]
-        self._gram = x, gram(x)
-        return self._gram[1]
 
     def _keep(self, parameter: Tensor, gradients: Tensor) -> None:
         if parameter not in self._wanted:

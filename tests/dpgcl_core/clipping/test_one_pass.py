@@ -15,7 +15,7 @@ from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping import layers, one_pass
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.direct_uses import NotSeparableError
-from dpgcl_core.clipping.layers import Conv2dRule, EmbeddingRule, LayerRule, LinearRule, gram
+from dpgcl_core.clipping.layers import Conv2dRule, EmbeddingRule, LayerRule, LinearRule
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from tests import oracles
@@ -237,33 +237,10 @@ def test_ghost_norm_and_weighted_total_agree_with_the_gradients_kept(
 ) -> None:
     grad = torch.randn(shape)
     kept = rule.per_group(layer, x, grad, 3)
-    squares, magnitude_bound = rule.ghost_norms(layer, x, grad, 3, gram)
+    squares, magnitude_bound = rule.ghost_norms(layer, x, grad, 3)
     assert torch.allclose(squares, kept.double().flatten(1).square().sum(1), rtol=1e-5)
     assert (magnitude_bound * (1 + 1e-6) >= squares.sqrt()).all()
     assert torch.allclose(rule.total(layer, x, grad).float(), kept.sum(0), rtol=1e-4, atol=1e-5)
-
-
-class _Projections(nn.Module):
-    """Two projections of one input, and one of an input of the same shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = (nn.Linear(6, 6) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x) * self.second(x))).mean(1)
-
-
-def test_layers_of_one_input_share_its_gram_matrix_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GHOST_NORM)
-    inputs: list[Tensor] = []
-    monkeypatch.setattr(one_pass, "gram", lambda x: inputs.append(x) or gram(x))
-    torch.manual_seed(0)
-    model, x = _Projections(), torch.randn(4, 2, 2, 3, 6)
-    losses_of = group_losses_of(model)
-    total = _one_pass_sum(model, losses_of, x, 0.2)
-    assert len(inputs) == 2
-    assert _relative_error(total, oracles.clipped_sum(model, losses_of, x, 0.2 * (1 - 1e-4))) < 1e-5
 
 
 def test_many_patches_of_few_weights_take_the_convolution_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +324,7 @@ def test_ghost_norm_of_cancelling_gradients_is_not_too_small() -> None:
     grad = torch.randn(1, 128, 16, generator=generator)
     grad = torch.cat([grad, -grad], 1)
     exact = (grad.double().transpose(1, 2) @ x.double()).square().sum()
-    actual = LinearRule().ghost_norms(nn.Linear(32, 16), x, grad, 1, gram)[0]
+    actual = LinearRule().ghost_norms(nn.Linear(32, 16), x, grad, 1)[0]
     assert float(actual[0]) >= float(exact) * (1 - 1e-7)
 
 
