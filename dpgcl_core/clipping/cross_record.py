@@ -9,7 +9,7 @@ groups are taken one at a time (`dpgcl_core.clipping.isolation`), unless its aut
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from dpgcl_core.clipping.isolation import (
     first_changed,
     isolated,
     networks_of,
+    perturb_weights,
     whole_state,
 )
 from dpgcl_core.clipping.types import GroupInputs, Objective, trainable_parameters
@@ -99,7 +100,7 @@ def refuse_mixed_groups(
             isolated(*networks),
         ):
             if not scales:
-                _perturb(networks)
+                perturb_weights(*networks)
             before = [(each, whole_state(each, weights=True), attributes_of(each)) for each in networks]
             try:
                 for scale in scales or (1.0,):
@@ -116,15 +117,6 @@ def refuse_mixed_groups(
                 "un-noised data into the released model, and from one group to the next. Keep nothing "
                 "between passes"
             )
-
-
-def _perturb(networks: Iterable[nn.Module]) -> None:
-    """Move all weights, lest a zero initialisation hide a branch."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in dict.fromkeys(p for network in networks for p in network.parameters()):
-            if parameter.is_floating_point():
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter))
 
 
 def _scaled(inputs: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
@@ -229,7 +221,7 @@ def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         _refuse_written_state(probe, images)
         _refuse_moved_rows(probe, images, others)
-        _perturb([probe])
+        perturb_weights(probe)
         _refuse_moved_rows(probe, images, others)
 
 

@@ -80,6 +80,30 @@ def isolated(*networks: nn.Module) -> Iterator[None]:
             each.put_back()
 
 
+def perturb_weights(*networks: nn.Module) -> torch.Generator:
+    """Move all weights of networks, lest a zero initialisation hide a branch; return a seeded generator."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in dict.fromkeys(p for network in networks for p in network.parameters()):
+            if parameter.is_floating_point():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter))
+    return generator
+
+
+@contextmanager
+def perturbed(network: nn.Module) -> Iterator[torch.Generator]:
+    """Perturb the weights of a network meanwhile; they and its buffers are restored bit for bit."""
+    # Not `state_dict`, which a model may override.
+    state = [(value, _copy(value)) for value in (*network.parameters(), *network.buffers())]
+    try:
+        yield perturb_weights(network)
+    finally:
+        with torch.no_grad():
+            for value, before in state:
+                value.copy_(before)
+        torch.clear_autocast_cache()  # of casts of the perturbed weights
+
+
 def _copy_all(modules: list[nn.Module]) -> None:
     """Give modules and their classes copies of what they hold; what was one object is one object again."""
     twins: dict[int, Any] = {id(module): module for module in modules}

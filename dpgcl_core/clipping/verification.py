@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.full_precision import low_precision_off
-from dpgcl_core.clipping.isolation import settings_of
+from dpgcl_core.clipping.isolation import perturbed, settings_of
 from dpgcl_core.clipping.layers import rule_of
 from dpgcl_core.clipping.one_pass import as_layers_run
 from dpgcl_core.clipping.types import GroupInputs, GroupReport
@@ -105,18 +105,11 @@ def one_pass_mismatch(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
     the same is a matter of the class, not of the network.
     """
     leaves = (inputs,) if isinstance(inputs, Tensor) else inputs
-    # Not `state_dict`, which a model may override.
-    state = [(value, value.detach().clone()) for value in (*model.parameters(), *model.buffers())]
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)
-    try:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter.add_(0.1 * noise.to(parameter))
+    vocabulary = smallest_vocabulary(model)
+    with perturbed(model) as generator:
         for num_groups in (2, 3):
             for most in dict.fromkeys((vocabulary, 2)):  # a whole number may be a label of fewer classes
-                synthetic = tuple(_synthetic(each, num_groups, most, generator) for each in leaves)
+                synthetic = tuple(synthetic_inputs(each, num_groups, most, generator) for each in leaves)
                 try:
                     with low_precision_off():  # whose rounding is above the tolerances
                         wrong = _compare(
@@ -127,15 +120,16 @@ def one_pass_mismatch(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
                     wrong = f"the loss fails on synthetic inputs ({type(error).__name__}: {error})"
             if wrong:
                 return wrong
-    finally:
-        with torch.no_grad():
-            for value, before in state:
-                value.copy_(before)
-        torch.clear_autocast_cache()  # of casts of the perturbed weights
     return ""
 
 
-def _synthetic(like: Tensor, num_groups: int, vocabulary: int, generator: torch.Generator) -> Tensor:
+def smallest_vocabulary(model: nn.Module) -> int:
+    """Return how many indices every table of the model has; 2 where there is none."""
+    return min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)
+
+
+def synthetic_inputs(like: Tensor, num_groups: int, vocabulary: int, generator: torch.Generator) -> Tensor:
+    """Return made-up inputs `[num_groups, ...]` like others, whose records differ in level and contrast."""
     shape = (num_groups, *like.shape[1:])
     if not like.is_floating_point():
         return torch.randint(vocabulary, shape, generator=generator).to(like)

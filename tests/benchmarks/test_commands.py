@@ -139,16 +139,15 @@ def test_workers_compares_two_arrangements(
 def test_logit_dp_prints_both_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = "--model tiny_cnn --dim 8 --step-dims 8 --two-tower-records 4 --shared-records 3"
+    arguments = "--model tiny_cnn --dim 8 --step-dims 8 --pair-records 4"
     arguments += " --step-records 16 --reference-rows 2 --repeats 1 --json"
     monkeypatch.setattr(sys, "argv", ["logit_dp.py", *arguments.split()])
     assert logit_dp.main() == 0
     result = json.loads(capsys.readouterr().out)
-    assert [(row["towers"], row["num_records"]) for row in result["pairs"]] == [(2, 4), (1, 3)]
-    assert max(max(row["max_norm_error"], row["sum_error"]) for row in result["pairs"]) < 1e-4
-    (step,) = result["steps"]
-    seconds = step["processor_seconds"]
-    assert step["ratios"]["two towers, exact"] == seconds["two towers, exact"] / seconds["dp_gcl"]
+    (pair,), (step,) = result["pairs"], result["steps"]
+    assert max(pair["max_vmap_norm_error"], pair["sum_error"]) < 1e-4
+    assert pair["smallest_bound"] > 1 - 1e-5
+    assert step["ratio"] == step["processor_seconds"]["ours"] / step["processor_seconds"]["dp_gcl"]
 
 
 def test_seconds_around_a_training_leave_out_its_steps_alone() -> None:

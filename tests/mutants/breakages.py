@@ -462,16 +462,6 @@ BREAKAGES = (
         ),
     ),
     Breakage(
-        name="matrices of zeros sorted as of full rank",
-        file="dpgcl_core/methods/baselines/logit_dp/jacobians.py",
-        before="return (pivots > 1e-9 * square[:, None] + 2 * tiny).sum(1)",
-        after="return (pivots > 1e-9 * square[:, None]).sum(1)",
-        tests=(
-            "tests/dpgcl_core/methods/baselines/test_logit_dp.py"
-            "::test_ranks_that_rows_are_sorted_by_are_those_of_the_narrowed_cotangents",
-        ),
-    ),
-    Breakage(
         name="norms without the last piece of groups",
         file="dpgcl_core/clipping/layers.py",
         before="for start in range(0, len(x), at_once):",
@@ -684,7 +674,7 @@ BREAKAGES = (
     Breakage(
         name="own loop: a zero initialisation hides what mixes",
         file="dpgcl_core/clipping/cross_record.py",
-        before="            if not scales:\n                _perturb(networks)\n",
+        before="            if not scales:\n                perturb_weights(*networks)\n",
         after="",
         tests=(
             "tests/dpgcl_core/test_private_training.py"
@@ -865,14 +855,14 @@ BREAKAGES = (
     # Logit-DP
     Breakage(
         name="passes of Logit-DP have as many rows as there are",
-        file="dpgcl_core/methods/baselines/logit_dp/norms.py",
-        before="filled = _filled(inputs, self._rows_by_layer)\n        try",
-        after="filled = inputs\n        try",
+        file="dpgcl_core/methods/baselines/logit_dp/jacobians.py",
+        before="self._embed, _filled(inputs, self._num_filled))",
+        after="self._embed, inputs)",
         tests=("tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py::test_every_pass_has_one_shape",),
     ),
     Breakage(
         name="Jacobians that are computed again are not compared",
-        file="dpgcl_core/methods/baselines/logit_dp/norms.py",
+        file="dpgcl_core/methods/baselines/logit_dp/jacobians.py",
         before="differs[at] = (again != side.gram[at]).flatten(1).any(1)",
         after="assert again is not None",
         tests=(
@@ -882,9 +872,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="Jacobians are contracted in float32",
-        file="dpgcl_core/methods/baselines/logit_dp/norms.py",
-        before="share.combined(cotangents[None, at])[0]",
-        after="share.combined(cotangents[None, at].float())[0]",
+        file="dpgcl_core/methods/baselines/logit_dp/jacobians.py",
+        before="cotangents[at]\n",
+        after="cotangents[at].float().double()\n",
         tests=("tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py::test_products_are_float64",),
     ),
     Breakage(

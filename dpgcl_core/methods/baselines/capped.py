@@ -5,7 +5,6 @@ They draw truncated Poisson batches; how each accounts for the truncation stands
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,25 +20,12 @@ from dpgcl_core.sampling.groups import Grouper, WholeBatch
 from dpgcl_core.sampling.truncated import TruncatedPoissonSampler
 
 
-class WholeBatchReport(Protocol):
-    """By-products of one call, **private-only** except `paths`; norms of any shape."""
-
-    @property
-    def norms(self) -> Tensor: ...
-    @property
-    def losses(self) -> Tensor: ...
-    @property
-    def non_finite(self) -> Tensor: ...
-    @property
-    def paths(self) -> Mapping[str, str]: ...
-
-
 class WholeBatchClipper(Protocol):
     """Adds the clipped sum of one whole batch to `total`."""
 
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor
-    ) -> WholeBatchReport: ...
+    ) -> GroupReport: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +45,7 @@ class OfOneBatch:
         generator: Draws | None,
         complete: Tensor | None = None,
     ) -> GroupReport:
-        report = self.inner.add_clipped_sum(total, model, embedding_of(objective), inputs)
-        return GroupReport(
-            norms=report.norms.flatten(),
-            losses=report.losses,
-            non_finite=report.non_finite,
-            paths=report.paths,
-        )
+        return self.inner.add_clipped_sum(total, model, embedding_of(objective), inputs)
 
 
 @dataclass(frozen=True, kw_only=True)

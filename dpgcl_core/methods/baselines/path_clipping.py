@@ -11,8 +11,7 @@ clipped:
   price of one more forward pass.
 - `FullBatchGroupClipping` clips Σ_{i∈G} ∇ℓ_i with each ∇ℓ_i taken **through the whole batch** (Eq. 8; with
   groups of one, Eq. 6 as printed). A group's gradient has terms from all n records, so ghost norms do not
-  help: `batch_gradients` runs one backward pass per group where there are few, and otherwise computes the
-  Jacobians of every key, whose number of passes does not grow with the number of groups.
+  help: `batch_gradients` runs one backward pass per group.
 
 Guarantee: for adding or removing one record, truncation to the cap included, both have sensitivity 2·M·C,
 where M is a public cap on the number of clipped terms of a batch (records for `PathClipping`, groups for

@@ -183,7 +183,7 @@ def test_automatic_logit_sum_equals_oracle(clip: float) -> None:
     report = clipper.add_clipped_sum(total, model, embed_of(model), inputs)
     z = embed_of(model)(inputs)[0]
     pairs = logit_oracle.pairs_of(trainable_parameters(model), z[:, 0], z[:, 1])
-    factor = clip * MARGIN / (pairs.norms + GAMMA)
+    factor = clip * MARGIN / (pairs.bounds + GAMMA)
     expected = torch.einsum(
         "ij,ijp->p", logit_oracle.coefficients(pairs.z, clipper) * factor, pairs.gradients
     )

@@ -1,38 +1,48 @@
-"""Jacobians of many rows' embeddings at once, layer by layer, for the pair norms of Logit-DP.
+"""Jacobians of many rows' embeddings, layer by layer, for the pair norms and the clipped sum of Logit-DP.
 
-One forward pass of all rows, then one backward pass per cotangent: the network mixes no records, so giving
-every row its own cotangent brings every row's gradients, at the price of an ordinary backward pass without
-weight gradients. Hooks record each layer's calls; its output gradients go to the module `layers` as they
-arrive.
+A row is one view of one record. One forward pass of many rows, then one backward pass per axis of the
+embedding: the network mixes no rows, so the gradient of all rows' k-th coordinates holds each row's own, at
+the price of an ordinary backward pass without weight gradients. Hooks record the layers' inputs; the module
+`layers` multiplies them with the output gradients.
 
-*Fewer passes.* If everything up to some layer (the *neck*) reaches the embedding only through that layer's
-input x, row i's cotangents at x are the rows of a d × width matrix H_i, of rank r_i < d after any ReLU that
-is off for some units. Only r_i cotangents then go on through the front of the network, which is most of the
-work: the leading eigenvectors of H_i H_iᵀ. See docs/theory/logit-dp.md.
+*A row's Jacobian follows no other row.* Every pass has the same number of rows, filled up with zeros, and one
+memory layout. The way through the network and each layer's way to its products are decided on made-up rows
+and public numbers. Another record changes a row's companions and its place, no shape.
 
-*A row's Jacobian is its own.* Behind the neck all d axes go in one pass: d is public. In front of it every
-cotangent is a pass of its own, so that no shape follows how many of them other rows need. A row takes part in
-its own r_i passes; what later passes bring, which only others need, is masked before anything is computed of
-it. So at one place of a pass of one shape, no bit of a row's tensors follows the other rows. An unsupported
-use of a parameter raises.
+*What is summed is what was measured.* `Jacobians.side` measures tensors, and `Jacobians.add_products` sums
+the very same ones, both in float64.
+
+Where a parameter is used in a way that is not supported, the Jacobian of each row is computed by itself:
+exact, slower.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.clipper import flat_gradient
 from dpgcl_core.clipping.direct_uses import DirectUses, NotSeparableError
-from dpgcl_core.clipping.types import Embed
-from dpgcl_core.methods.baselines.logit_dp.layers import Part, Share, has_parts, of_output, parts_of
+from dpgcl_core.clipping.isolation import perturbed
+from dpgcl_core.clipping.types import Embed, trainable_parameters
+from dpgcl_core.clipping.verification import Verdicts, smallest_vocabulary, synthetic_inputs
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.methods.baselines.logit_dp.layers import Collector, Share, factors_of, has_factors, of_output
 
-_LEFT_OUT = 2e-14  # share of a row's squared cotangents that may be dropped: their float32 rounding
+logger = logging.getLogger(__name__)
+
+ROW_BY_ROW = "one row at a time"
+BY_LAYER = "layer by layer"
+
+_MAX_PASS_NUMBERS = 2**26  # 256 MiB of output gradients at a time
+_MAX_ROWS = 128
+_SELF_CHECK_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +51,7 @@ class Rows:
 
     Attributes:
       z: `[rows, dim]`.
-      shares: one for every parameter in use; those that have a basis have the same one.
+      shares: one for every parameter in use.
       magnitude_bound: float64 `[rows]`: √(Σ ‖a‖²‖b‖²) over the layers. By Cauchy and Schwarz the terms
         Σ_m ‖a_m‖‖b_m‖ of the gradients are no larger, along any unit combination of axes.
     """
@@ -52,13 +62,16 @@ class Rows:
 
     def at(self, chosen: slice | Tensor) -> Rows:
         """Return these rows."""
-        shares = [share.rows(chosen) for share in self.shares]
+        shares = [share.at(chosen) for share in self.shares]
         return Rows(z=self.z[chosen], shares=shares, magnitude_bound=self.magnitude_bound[chosen])
 
-    @property
-    def num_numbers(self) -> int:
-        """Numbers that the shares hold."""
-        return sum(share.values.numel() + share.part.a.numel() for share in self.shares)
+    def gram(self) -> Tensor:
+        """Return each row's Gram matrix J Jᵀ, float64 `[rows, dim, dim]`."""
+        dim = self.z.shape[1]
+        total = torch.zeros(len(self.z), dim, dim, dtype=torch.float64, device=self.z.device)
+        for share in self.shares:
+            total += share.gram()
+        return total
 
 
 def row_by_row(parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor) -> Rows:
@@ -70,32 +83,24 @@ def row_by_row(parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor)
         jacobians += [_jacobian(view, parameters) for view in z]
         embeddings.append(z.detach())
     jacobian = torch.stack(jacobians)
-    ones = torch.ones(len(jacobian), 1, 1, 1, device=jacobian.device)
-    values = torch.split(jacobian, [p.numel() for p in parameters], dim=2)
-    shares = [
-        Share(part=Part(parameter=p, a=ones), formed=True, values=v)
-        for p, v in zip(parameters, values, strict=True)
-    ]
-    magnitude_bound = torch.linalg.vector_norm(jacobian.double(), dim=(1, 2))
-    return Rows(z=torch.cat(embeddings), shares=shares, magnitude_bound=magnitude_bound)
+    ones = torch.ones(len(jacobian), 1, 1, device=jacobian.device)
+    each = jacobian[:, :, None].split([p.numel() for p in parameters], dim=3)
+    return Rows(
+        z=torch.cat(embeddings),
+        shares=[Share(parameter=p, a=ones, b=b) for p, b in zip(parameters, each, strict=True)],
+        magnitude_bound=torch.linalg.vector_norm(jacobian.double(), dim=(1, 2)),
+    )
 
 
 def _jacobian(z: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the Jacobian `[dim, num_parameters]` of one embedding."""
     if not z.requires_grad:
         return torch.zeros(len(z), sum(p.numel() for p in parameters), device=z.device)
-    return torch.stack(
-        [
-            flat_gradient(
-                list(torch.autograd.grad(x, parameters, retain_graph=True, allow_unused=True)), parameters
-            )
-            for x in z
-        ]
-    )
+    each = [torch.autograd.grad(x, parameters, retain_graph=True, allow_unused=True) for x in z]
+    return torch.stack([flat_gradient(list(gradients), parameters) for gradients in each])
 
 
-@dataclass
-class _Call:
+class _Call(NamedTuple):
     """One use of a layer in the forward pass."""
 
     module: nn.Module
@@ -104,22 +109,21 @@ class _Call:
     versions: tuple[int, int]
 
 
-@dataclass
-class _Recording:
-    """The layers' calls of one forward pass, in order."""
+def _watched(
+    model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor
+) -> tuple[Tensor, list[_Call]]:
+    """Return the embeddings `[rows, dim]` with their graph, and the layers' calls in order.
 
-    calls: list[_Call] = field(default_factory=list)
-    uses: Counter[Tensor] = field(default_factory=Counter)
+    Parameters require no gradient meanwhile, so the graph holds what reaches the layers' outputs.
 
-
-@contextmanager
-def _recording(
-    model: nn.Module, parameters: Sequence[nn.Parameter], num_rows: int, views: int
-) -> Iterator[_Recording]:
-    """Record every layer's calls; parameters require no gradient meanwhile, and other uses raise."""
-    recording, wanted = _Recording(), set(parameters)
+    Raises:
+      NotSeparableError: a parameter is used in a way that is not supported.
+    """
+    wanted, num_rows = set(parameters), inputs.shape[1] * inputs.shape[2]
     names = {p: name for name, p in model.named_parameters() if p in wanted}
-    direct = DirectUses(names, num_rows // views, frozenset([num_rows]))
+    direct = DirectUses(names, inputs.shape[1], frozenset([num_rows]))
+    calls: list[_Call] = []
+    uses: Counter[Tensor] = Counter()
 
     def remember(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         direct.leave()
@@ -129,261 +133,282 @@ def _recording(
             raise NotSeparableError("a layer does not run in float32")
         if not output.requires_grad:
             output.requires_grad_()
-        recording.calls.append(_Call(module, args[0], output, (args[0]._version, output._version)))
-        recording.uses.update(p for p in module.parameters(recurse=False) if p in wanted)
+        calls.append(_Call(module, args[0], output, (args[0]._version, output._version)))
+        uses.update(p for p in module.parameters(recurse=False) if p in wanted)
 
     layers = [m for m in model.modules() if any(p in wanted for p in m.parameters(recurse=False))]
-    handles = [m.register_forward_hook(remember) for m in layers if has_parts(m)]
-    handles += [m.register_forward_pre_hook(direct.enter) for m in layers if has_parts(m)]
+    handles = [m.register_forward_hook(remember) for m in layers if has_factors(m)]
+    handles += [m.register_forward_pre_hook(direct.enter) for m in layers if has_factors(m)]
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
         with torch.enable_grad(), direct:
-            yield recording
+            z = embed(inputs).flatten(0, 2)
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
         for handle in handles:
             handle.remove()
-    if direct.used or any(count > 1 for count in recording.uses.values()):
+    if direct.used or any(count > 1 for count in uses.values()):
         direct.forget()
         raise NotSeparableError("a parameter is used outside its layer, or more than once")
+    if any((call.x._version, call.output._version) != call.versions for call in calls):
+        raise NotSeparableError("a layer's input or output was changed in place")
+    return z, calls
 
 
-def _watched(
-    model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor
-) -> tuple[Tensor, list[_Call]]:
-    """Return the embeddings `[rows, dim]` with their graph, and the layers' calls.
-
-    Raises:
-      NotSeparableError: a parameter is used in a way that is not supported.
-    """
-    views = inputs.shape[2]
-    with _recording(model, parameters, inputs.shape[1] * views, views) as recording:
-        z = embed(inputs).flatten(0, 2)
-    for call in recording.calls:
-        if (call.x._version, call.output._version) != call.versions:
-            raise NotSeparableError("a layer's input or output was changed in place")
-    return z, recording.calls
-
-
-def _axes(z: Tensor) -> Tensor:
-    """Return every row's cotangents along the axes of the embedding, `[dim, rows, dim]`."""
-    return torch.eye(z.shape[1], device=z.device)[:, None].expand(-1, len(z), -1)
-
-
-def ranks(
-    model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor
-) -> Tensor | None:
-    """Return how many cotangents of each row pass the neck, `[rows]`; None where the network has none.
-
-    Rows are only sorted by it: `_narrowed` decides, and differs where a matrix is nearly of lower rank.
+def by_layer(model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor) -> Rows:
+    """Return the Jacobians of all rows by one backward pass per axis of the embedding.
 
     Raises:
       NotSeparableError: a parameter is used in a way that is not supported.
     """
     z, calls = _watched(model, parameters, embed, inputs)
-    neck = _neck(z, calls)
-    return _rank(_pull(z, [], _axes(z), calls[neck].x)) if neck else None
+    wanted, collectors = set(parameters), dict[int, Collector]()
+    outputs, axes = [call.output for call in calls], z.shape[1] if calls else 0
+    for axis in range(axes):
+        cotangent = torch.zeros_like(z)
+        cotangent[:, axis] = 1
+        gradients = torch.autograd.grad(z, outputs, cotangent, retain_graph=True, allow_unused=True)
+        for index, (call, gradient) in enumerate(zip(calls, gradients, strict=True)):
+            if gradient is None:  # the embedding does not depend on it
+                continue
+            b = of_output(call.module, gradient)
+            with torch.no_grad():
+                if axis == 0:
+                    factors = factors_of(call.module, call.x.detach(), b.shape[1], wanted)
+                    collectors[index] = Collector(factors, axes)
+                collectors[index].take(b, axis)
+    squares = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    for collector in collectors.values():  # squares add up over layers; the root is taken at the end
+        squares += collector.squared_bound()
+    shares = [share for collector in collectors.values() for share in collector.shares()]
+    return Rows(z=z.detach(), shares=shares, magnitude_bound=squares.sqrt())
 
 
-def by_layer(
-    model: nn.Module,
-    parameters: Sequence[nn.Parameter],
-    embed: Embed,
-    inputs: Tensor,
-    partners: int,
-    cotangents: Tensor | None = None,
-) -> Rows:
-    """Return the Jacobians of all rows by one backward pass per cotangent.
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What the pair norms need from the rows.
 
-    Args:
-      model, parameters, embed: the network.
-      inputs: `[1, records, views, ...]`.
-      partners: how many rows of the other tower each row meets in cross terms.
-      cotangents: `[k, rows, dim]`, along which the shares hold gradients; None for the embedding's axes.
-
-    Raises:
-      NotSeparableError: a parameter is used in a way that is not supported.
+    Attributes:
+      z: `[n, dim]` embeddings; zero where the row is not finite.
+      gram: float64 `[n, dim, dim]`, J Jᵀ of each row; zero where the row is not finite.
+      magnitude_bound: float64 `[n]`; zero where the row is not finite.
+      finite: `[n]`.
     """
-    z, calls = _watched(model, parameters, embed, inputs)
-    magnitude_bound = torch.zeros(len(z), dtype=torch.float64, device=z.device)
-    if not calls:
-        return Rows(z=z.detach(), shares=[], magnitude_bound=magnitude_bound)
-    cotangents = _axes(z) if cotangents is None else cotangents
-    wanted, num = set(parameters), len(cotangents)
-    neck = _neck(z, calls)
-    early, late = (
-        [_Layer(call, wanted, num, partners) for call in some] for some in (calls[:neck], calls[neck:])
-    )
-    # From the embedding back to the neck, along all cotangents; the layers behind it take their gradients.
-    at_neck = _pull(z, late, cotangents, calls[neck].x if early else None)
-    basis = None
-    if early:
-        # From the neck to the input, along a basis of what arrived there; `basis` translates back to axes.
-        basis, narrowed, own = _narrowed(at_neck)
-        _pull(calls[neck].x, early, narrowed, None, own)
-    for layer in (*early, *late):  # squares add up over layers; the root is taken at the end
-        magnitude_bound += layer.magnitude_bound_squared()
-    shares = [share for layer in early for share in layer.shares(basis)]
-    shares += [share for layer in late for share in layer.shares(None)]
-    return Rows(z=z.detach(), shares=shares, magnitude_bound=magnitude_bound.sqrt())
+
+    z: Tensor
+    gram: Tensor
+    magnitude_bound: Tensor
+    finite: Tensor
+
+    def every(self, start: int, step: int) -> Side:
+        """Return every `step`-th row from `start` on."""
+        return Side(**{name: values[start::step] for name, values in vars(self).items()})
+
+    def lengths_along(self, directions: Tensor) -> Tensor:
+        """Return ‖J_iᵀ v_j‖ of every row i and direction j, float64 `[n, m]`; directions are `[m, dim]`."""
+        v = directions.double()
+        squares = self.gram.flatten(1) @ (v[:, :, None] * v[:, None]).flatten(1).T
+        return squares.clamp_min(0).sqrt()
 
 
-class _Layer:
-    """Collects one layer's output gradients, one cotangent after another."""
-
-    def __init__(self, call: _Call, wanted: set[nn.Parameter], dim: int, partners: int) -> None:
-        self._module, self.output = call.module, call.output
-        self._dim, self._partners = dim, partners  # not the rank: all passes must choose alike
-        with torch.no_grad():
-            self._parts = parts_of(call.module, call.x.detach(), wanted)
-        self._formed: dict[Tensor, Tensor] = {}
-        self._kept: Tensor | None = None
-        self._squares = torch.zeros(len(call.x), device=call.output.device)
-
-    def take(self, gradient: Tensor, index: int, num: int, others: Tensor | None) -> None:
-        """Take the gradient along cotangent `index` of `num`, but for `others`, rows that do not own it."""
-        b = of_output(self._module, gradient)
-        squares = torch.linalg.vector_norm(b, dim=(1, 2)).square()
-        if others is not None and bool((others & (squares != 0)).any()):
-            # A cotangent of zero was not enough: 0·inf is not 0.
-            b, squares = torch.where(others[:, None, None], 0.0, b), torch.where(others, 0.0, squares)
-        self._squares += squares
-        for part in self._parts:
-            if part.is_explicit(b, self._dim, self._partners):
-                formed = part.gradient(b)
-                if index == 0:
-                    self._formed[part.parameter] = formed.new_empty(len(b), num, formed.shape[1])
-                self._formed[part.parameter][:, index] = formed
-            else:
-                if self._kept is None:
-                    self._kept = b.new_empty(len(b), num, *b.shape[1:])
-                self._kept[:, index] = b
-
-    def magnitude_bound_squared(self) -> Tensor:
-        """Return Σ ‖a‖²‖b‖² over the layer's parameters, float64 `[rows]`."""
-        total = torch.zeros_like(self._squares, dtype=torch.float64)
-        for part in self._parts:
-            total += part.squares() * self._squares.double()
-        return total
-
-    def shares(self, basis: Tensor | None) -> Iterator[Share]:
-        """Yield the parameters' shares after the last cotangent."""
-        for part in self._parts:
-            formed = self._formed.get(part.parameter)
-            values = self._kept if formed is None else formed
-            if values is not None:
-                yield Share(part=part, formed=formed is not None, values=values, basis=basis)
-
-
-def _pull(
-    of: Tensor, layers: Sequence[_Layer], cotangents: Tensor, also: Tensor | None, own: Tensor | None = None
-) -> Tensor:
-    """Pass the gradients of `of` along cotangents `[k, rows, width]` to the layers.
-
-    Args:
-      of, layers, cotangents, also: as above.
-      own: bool `[k, rows]`, which of the cotangents are a row's own; None: all.
-
-    Returns:
-      The gradients at `also`, `[rows, k, width]`; `of` itself, unused, where `also` is None.
-    """
-    wanted = [layer.output for layer in layers] + ([] if also is None else [also])
-    others: Sequence[Tensor | None] = [None] * len(cotangents)
-    if own is not None:
-        others = [None if bool(mine.all()) else ~mine for mine in own]
-    at_also = []
-    for index, found in enumerate(_gradients(of, wanted, cotangents, together=also is not None)):
-        with torch.no_grad():
-            for layer, gradient in zip(layers, found, strict=False):
-                if gradient is not None:
-                    layer.take(gradient, index, len(cotangents), others[index])
-        at_also.append(found[-1])  # None where a cotangent does not depend on it
-    return (
-        of if also is None else torch.stack([torch.zeros_like(also) if g is None else g for g in at_also], 1)
+def summary(parts: Sequence[Rows]) -> Side:
+    """Return what the pair norms need from these rows, one part after the other."""
+    z = torch.cat([rows.z for rows in parts])
+    gram = torch.cat([rows.gram() for rows in parts])
+    magnitude_bound = torch.cat([rows.magnitude_bound for rows in parts])
+    finite = torch.isfinite(z).all(1) & torch.isfinite(gram).all((1, 2)) & torch.isfinite(magnitude_bound)
+    return Side(
+        z=torch.where(finite[:, None], z, 0.0),
+        gram=torch.where(finite[:, None, None], gram, 0.0),
+        magnitude_bound=torch.where(finite, magnitude_bound, 0.0),
+        finite=finite,
     )
 
 
-def _gradients(
-    of: Tensor, wanted: Sequence[Tensor], cotangents: Tensor, *, together: bool
-) -> Iterator[Sequence[Tensor | None]]:
-    """Yield the gradients at `wanted` for one cotangent after another, found `together` or pass by pass."""
-    if together:
-        found = torch.autograd.grad(
-            of, wanted, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
+Part = tuple[slice, Rows]  # rows of a pass with their places
+
+
+class Jacobians:
+    """The Jacobians of a batch's rows: measured in `side`, and the very same ones summed in `add_products`.
+
+    Every pass layer by layer has the same number of rows, filled up with zeros, and its rows' inputs are
+    copied into one layout. How many rows, and which way they go (layer by layer or row by row) is decided on
+    made-up rows, before any record is seen.
+
+    Args:
+      model: the network that owns the parameters.
+      embed: calls it.
+      inputs: `[1, n, views, ...]`; the rows are its records' views, in order.
+      isolated: go row by row, whatever the network.
+    """
+
+    def __init__(self, model: nn.Module, embed: Embed, inputs: Tensor, *, isolated: bool = False) -> None:
+        self._model, self._embed = model, embed
+        self._parameters = trainable_parameters(model)
+        self._rows = inputs.flatten(1, 2)[:, :, None]
+        activations, dim = _sizes(model, embed, inputs[:, :1])
+        self._num_filled = _num_rows(activations * dim)
+        self.path = ROW_BY_ROW if isolated else _path(model, embed, self._rows, self._num_filled)
+        num_weights = sum(p.numel() for p in self._parameters)
+        at_once = self._num_filled if self.path == BY_LAYER else _num_rows(num_weights * dim)
+        num = self._rows.shape[1]
+        self._slices = [slice(start, min(start + at_once, num)) for start in range(0, num, at_once)]
+        self._kept: dict[int, list[Part]] = {}  # by the pass's first row
+
+    def _of_pass(self, chosen: slice) -> Iterator[Part]:
+        """Yield the Jacobians of one pass, with their places.
+
+        Where a pass takes another way through the network than made-up rows did, some row of it is the
+        reason: each takes a pass alone, and those that differ by themselves go row by row.
+        """
+        rows = self._rows[:, chosen]
+        if self.path == ROW_BY_ROW:
+            yield chosen, row_by_row(self._parameters, self._embed, rows)
+            return
+        together = self._by_layer(rows)
+        if together is not None:
+            yield chosen, together
+            return
+        for place in range(chosen.start, chosen.stop):
+            at = slice(place, place + 1)
+            alone = self._by_layer(self._rows[:, at])
+            yield at, alone or row_by_row(self._parameters, self._embed, self._rows[:, at])
+
+    def _by_layer(self, inputs: Tensor) -> Rows | None:
+        """Return the rows of a pass; None where it takes another way through the network."""
+        try:
+            rows = by_layer(self._model, self._parameters, self._embed, _filled(inputs, self._num_filled))
+        except NotSeparableError:
+            return None
+        return rows.at(slice(inputs.shape[1]))
+
+    def side(self, max_kept: int = 0) -> Side:
+        """Return Gram matrices and magnitude bounds of all rows; keep up to `max_kept` numbers more."""
+        sides, num_kept = [], 0
+        for chosen in self._slices:
+            parts = list(self._of_pass(chosen))
+            sides.append(summary([rows for _, rows in parts]))
+            numbers = sum(share.a.numel() + share.b.numel() for _, rows in parts for share in rows.shares)
+            if num_kept + numbers <= max_kept:
+                num_kept += numbers
+                self._kept[chosen.start] = parts
+        return Side(**{name: torch.cat([vars(side)[name] for side in sides]) for name in vars(sides[0])})
+
+    def add_products(self, total: Tensor, side: Side, cotangents: Tensor) -> Tensor:
+        """Add Σ_r J_rᵀ c_r to `total`, of the very Jacobians that `side` was computed from.
+
+        Jacobians that were not kept are computed again, by the same call on the same pass. A row whose Gram
+        matrix then differs in any bit adds nothing: a decision about this row alone. So does a row that is
+        not finite.
+
+        Args:
+          total: `[num_parameters]`.
+          side: what the method of this name returned.
+          cotangents: c, float64 `[rows, dim]`: so are the products.
+
+        Returns:
+          Which rows were computed again and differed, `[rows]`.
+        """
+        each = total.split([p.numel() for p in self._parameters])
+        sums: dict[Tensor, Tensor] = dict(zip(self._parameters, each, strict=True))
+        differs = torch.zeros_like(side.finite)
+        for chosen in self._slices:
+            for at, rows in self._kept.get(chosen.start) or self._of_pass(chosen):
+                if chosen.start not in self._kept:
+                    again = summary([rows]).gram
+                    differs[at] = (again != side.gram[at]).flatten(1).any(1)
+                good, c = side.finite[at] & ~differs[at], cotangents[at]
+                if not bool(good.all()):  # 0·inf is not 0
+                    rows, c = rows.at(good), c[good]
+                for share in rows.shares if len(c) else ():
+                    sums[share.parameter] += share.combined(c)
+        return differs
+
+
+def _filled(inputs: Tensor, num_rows: int) -> Tensor:
+    """Return rows `[1, rows, 1, ...]` filled up with zeros to `num_rows`, always in one layout."""
+    filled = inputs.new_zeros(1, num_rows, *inputs.shape[2:])
+    filled[:, : inputs.shape[1]] = inputs
+    return filled
+
+
+def _num_rows(numbers: int) -> int:
+    """Return the rows of one pass, which holds so many numbers of each."""
+    return max(1, min(_MAX_ROWS, _MAX_PASS_NUMBERS // max(1, numbers)))
+
+
+def _sizes(model: nn.Module, embed: Embed, inputs: Tensor) -> tuple[int, int]:
+    """Return the size of all layers' outputs for one row, and the embedding's dimension."""
+    numbers = 0
+
+    def count(module: nn.Module, args: object, output: Tensor) -> None:
+        nonlocal numbers
+        numbers += output.numel()
+
+    handles = [m.register_forward_hook(count) for m in model.modules() if has_factors(m)]
+    try:
+        with torch.no_grad():
+            z = embed(torch.zeros_like(inputs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if z.shape[:-1] != inputs.shape[:3]:
+        raise ConfigError(
+            f"embeddings must be [groups, group_size, views, dim] like their inputs; got {list(z.shape)} "
+            f"for inputs {list(inputs.shape)}"
         )
-        yield from zip(*(len(cotangents) * [None] if g is None else g for g in found), strict=True)
-    else:
-        for cotangent in cotangents:
-            yield torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
+    return numbers // inputs.shape[2], z.shape[-1]
 
 
-def _neck(z: Tensor, calls: Sequence[_Call]) -> int:
-    """Return the first layer whose input `[rows, width]` cuts the network in two; 0 if there is none."""
-    for index, call in enumerate(calls):
-        if index and call.x.ndim == 2 and call.x.grad_fn is not None:
-            return index if _is_cut(z, call.x, [c.output for c in calls[:index]]) else 0
-    return 0
+_checked: Verdicts[str] = Verdicts()
 
 
-def _is_cut(z: Tensor, x: Tensor, before: Sequence[Tensor]) -> bool:
-    """Return whether the backward pass from `z` reaches the tensors `before` only through `x`."""
-    alive = [tensor.grad_fn for tensor in before] + [x.grad_fn]  # an id is unique only while its node lives
-    hidden = {id(tensor) for tensor in before} | {id(node) for node in alive[:-1]} - {id(None)}
-    seen, nodes = {id(None), id(x.grad_fn)}, [z.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or id(node) in seen:
-            continue
-        if id(node) in hidden or id(getattr(node, "variable", node)) in hidden:
-            return False
-        seen.add(id(node))
-        alive.append(node)
-        nodes += [following for following, _ in node.next_functions]
-    return True
+def _path(model: nn.Module, embed: Embed, rows: Tensor, num_rows: int) -> str:
+    """Return the way through the network: tried once, on made-up rows."""
+
+    def look() -> str:
+        wrong = _mismatch(model, embed, rows, num_rows)
+        if wrong:
+            logger.warning("Jacobians are computed one row at a time (exact, slower): %s", wrong)
+        return ROW_BY_ROW if wrong else BY_LAYER
+
+    return _checked.of(model, embed, (num_rows, rows.shape[3:], rows.dtype), look)
 
 
-def _products(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return h, float64 `[rows, k, width]`, zero where not finite, h hᵀ, and which rows are finite."""
-    finite = torch.isfinite(torch.linalg.vector_norm(gradients, dim=(1, 2)))
-    if not bool(finite.all()):
-        gradients = torch.where(finite[:, None, None], gradients, 0.0)
-    h = gradients.double()
-    return h, h @ h.transpose(1, 2), finite
+def _mismatch(model: nn.Module, embed: Embed, like: Tensor, num_rows: int) -> str:
+    """Compare both ways on a pass of made-up rows; return how they differ, empty if they do not.
 
-
-def _rank(gradients: Tensor) -> Tensor:
-    """Return the ranks of matrices `[rows, k, width]`: how many of a row's vectors are new directions.
-
-    A pivot of Cholesky's factor is a vector's distance to those before it: ten times as fast as
-    eigenvalues, and good enough to sort by.
+    It finds errors that layer types do not reveal, such as reordered records or dropout. The weights are
+    perturbed, so that a zero initialisation hides no branch.
     """
-    _, products, _ = _products(gradients)
-    square = products.diagonal(dim1=1, dim2=2).sum(1)
-    # A little is added to be positive definite; combinations of earlier vectors keep some multiple of it.
-    tiny = torch.finfo(products.dtype).tiny  # for matrices of zeros
-    products.diagonal(dim1=1, dim2=2).add_(1e-13 * square[:, None] + tiny)
-    factor, _ = torch.linalg.cholesky_ex(products)
-    pivots: Tensor = factor.diagonal(dim1=1, dim2=2).square()
-    return (pivots > 1e-9 * square[:, None] + 2 * tiny).sum(1)
+    with perturbed(model) as generator:
+        rows = synthetic_inputs(_filled(like[:, :1], num_rows), 1, smallest_vocabulary(model), generator)
+        with torch.no_grad():
+            first, second = embed(rows), embed(rows)
+        if not torch.equal(first, second):
+            raise ConfigError(
+                "embeddings and gradients come from two passes, which must agree, but this network draws "
+                "random numbers: set its dropout to 0 or call eval()"
+            )
+        return _compare(model, embed, rows)
 
 
-def _narrowed(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Narrow every row's cotangents to its own rank; later ones are zero, and not its own.
-
-    The basis of a row that is not finite is nan, which masks the row later, by its own gradients alone.
-
-    Returns:
-      A basis `[rows, dim, k]`, the cotangents in it `[k, rows, width]`, which are a row's own `[k, rows]`.
-    """
-    h, products, finite = _products(gradients)
-    values, vectors = torch.linalg.eigh(products)
-    left_out = values.clamp_min(0).cumsum(1)  # ascending: squared length of the first ones
-    num = (left_out > _LEFT_OUT * left_out[:, -1:]).sum(1)
-    rank = max(1, int(num.max()))
-    own = torch.arange(rank, device=num.device) < num[:, None]
-    basis = torch.where(own[:, None], vectors.flip(2)[:, :, :rank], 0.0)
-    cotangents = (basis.transpose(1, 2) @ h).float()
-    basis = torch.where(finite[:, None, None], basis, torch.nan)
-    return basis, cotangents.transpose(0, 1).contiguous(), own.T
+def _compare(model: nn.Module, embed: Embed, rows: Tensor) -> str:
+    parameters = trainable_parameters(model)
+    some = torch.tensor([0, rows.shape[1] // 2, rows.shape[1] - 1], device=rows.device)
+    exact = row_by_row(parameters, embed, rows[:, some])
+    try:
+        found = by_layer(model, parameters, embed, rows)
+    except NotSeparableError as error:
+        return str(error)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a module does to a hook; the exact way needs none
+        return f"it fails on made-up inputs ({type(error).__name__}: {error})"
+    gram = summary([exact]).gram
+    difference = (summary([found.at(some)]).gram - gram).flatten(1).norm(dim=1)
+    if bool((difference > _SELF_CHECK_TOLERANCE * gram.flatten(1).norm(dim=1)).any()):
+        return "Gram matrices differ from exact ones on made-up inputs"
+    return ""

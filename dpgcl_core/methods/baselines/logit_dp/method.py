@@ -22,7 +22,6 @@ from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
 
 _MORE_RECORDS = 1.05
 
-
 _LARGEST_ADDED_SHARE = 0.1
 """Of δ, that a cap may take."""
 
@@ -68,7 +67,6 @@ class LogitMethod(Capped):
         return LogitClipper(
             logit_clip_norm=numbers.l2_clip_norm,
             temperature=numbers.temperature,
-            norms="upper_bound",
             spread_out=self.spread_out,
             gamma=gamma_of(numbers.clipping),
         )

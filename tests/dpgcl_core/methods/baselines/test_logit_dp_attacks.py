@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
-from dpgcl_core.methods.baselines.logit_dp.layers import Part
-from dpgcl_core.methods.baselines.logit_dp.norms import Jacobians
+from dpgcl_core.methods.baselines.logit_dp.jacobians import Jacobians
 from trainers.config.training import NetworkConfig
 from trainers.models.encoder import build_encoder
 
@@ -58,32 +57,25 @@ def _embed(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda inputs: model(inputs.flatten(0, 2)).unflatten(0, inputs.shape[:3])
 
 
-def _clipped_sum(clipper: LogitClipper, towers: list[nn.Module], records: Tensor) -> Tensor:
-    model = nn.ModuleList(towers)
+def _clipped_sum(clipper: LogitClipper, model: nn.Module, records: Tensor) -> Tensor:
     total = torch.zeros(num_trainable(model), dtype=torch.float64)
-    if len(towers) == 1:
-        clipper.add_clipped_sum(total, model, _embed(towers[0]), records)
-    else:
-        pair = (records[:, :, :1], records[:, :, 1:])
-        clipper.add_clipped_sum(total, model, (_embed(towers[0]), _embed(towers[1])), pair)
+    clipper.add_clipped_sum(total, model, _embed(model), records)
     return total
 
 
-def _movement(clipper: LogitClipper, towers: list[nn.Module], records: Tensor, removed: int) -> float:
+def _movement(clipper: LogitClipper, model: nn.Module, records: Tensor, removed: int) -> float:
     kept = [i for i in range(records.shape[1]) if i != removed]
-    whole = _clipped_sum(clipper, towers, records)
-    return float((whole - _clipped_sum(clipper, towers, records[:, kept])).norm())
+    whole = _clipped_sum(clipper, model, records)
+    return float((whole - _clipped_sum(clipper, model, records[:, kept])).norm())
 
 
-@pytest.mark.parametrize("num_towers", [1, 2])
-@pytest.mark.parametrize("norms", ["exact", "upper_bound"])
 @pytest.mark.parametrize(("kind", "n"), [("overflow", 100), ("overflow", 400), ("rounding", 400)])
-def test_network_made_to_break_the_bound_does_not(kind: str, n: int, norms: str, num_towers: int) -> None:
-    clipper = LogitClipper(logit_clip_norm=1.0, temperature=1.0, norms=norms)  # type: ignore[arg-type]
-    towers = [_overflowing(n) if kind == "overflow" else _rounding() for _ in range(num_towers)]
+def test_network_made_to_break_the_bound_does_not(kind: str, n: int) -> None:
+    clipper = LogitClipper(logit_clip_norm=1.0, temperature=1.0)
+    model = _overflowing(n) if kind == "overflow" else _rounding()
     records = _balanced(n + 2)[:, : n + 1]
     records[0, n, 1, 0] *= -1  # one more on the other side
-    assert _movement(clipper, towers, records, n) <= clipper.sensitivity(n + 1)
+    assert _movement(clipper, model, records, n) <= clipper.sensitivity(n + 1)
 
 
 def _kinds(generator: torch.Generator) -> list[nn.Module]:
@@ -97,36 +89,14 @@ def _kinds(generator: torch.Generator) -> list[nn.Module]:
     ]
 
 
-@pytest.mark.parametrize(("norms", "num_towers"), [("exact", 2), ("upper_bound", 1)])
-def test_search_finds_no_record_that_moves_the_sum_too_far(norms: str, num_towers: int) -> None:
+def test_search_finds_no_record_that_moves_the_sum_too_far() -> None:
     generator = torch.Generator().manual_seed(0)
-    clipper = LogitClipper(
-        logit_clip_norm=1.0,
-        temperature=0.5,
-        norms=norms,  # type: ignore[arg-type]
-        spread_out=1.0,
-    )
+    clipper = LogitClipper(logit_clip_norm=1.0, temperature=0.5, spread_out=1.0)
     for kind in range(4):
-        towers = [_kinds(generator)[kind] for _ in range(num_towers)]
+        model = _kinds(generator)[kind]
         records = 3 * torch.randn(1, 9, 2, 2, generator=generator)
         records[..., 1] *= 10 ** (16 * torch.rand(1, 9, 2, generator=generator) - 8)
-        assert _movement(clipper, towers, records, 0) <= clipper.sensitivity(9)
-
-
-class _Gate(nn.Module):
-    """Units that are on decide a record's rank; its derivative is infinite where a unit is zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.front, self.head = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
-        nn.init.eye_(self.front.weight)
-        nn.init.eye_(self.head.weight)
-
-    def forward(self, records: Tensor) -> Tensor:
-        x = self.front(records)
-        on = records > 0
-        neck = torch.where(on, x.abs().sqrt(), x.abs().sqrt().detach())
-        return nn.functional.normalize(self.head(neck), dim=-1)
+        assert _movement(clipper, model, records, 0) <= clipper.sensitivity(9)
 
 
 def _one_pass_of(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,7 +114,7 @@ def _one_pass_of(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def test_jacobian_of_a_record_does_not_follow_the_others() -> None:
-    """Neither their number, nor their order, nor their ranks, nor what is infinite in them."""
+    """Neither their number, nor their order, nor what is infinite in them."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build_encoder(NetworkConfig(name="tiny_cnn", embedding_dim=8), (1, 8, 8), 0)
@@ -159,23 +129,12 @@ def test_jacobian_of_a_record_does_not_follow_the_others() -> None:
             assert torch.equal(mine, other[at : at + 2])
 
 
-def test_lower_rank_among_higher_ones_is_its_own() -> None:
-    """A record has no rank, and an infinite derivative where others have some: 0·inf is not 0."""
-    model = _Gate()
-    records = torch.rand(1, 3, 2, 4, generator=torch.Generator().manual_seed(0))
-    records[0, 0] = 0
-    alone, among = (_one_pass_of(model, some) for some in (records[:, :1], records))
-    assert bool(among[1][2:].any())
-    for mine, other in zip(alone, among, strict=True):
-        assert torch.equal(mine, other[:2])
-
-
 def test_jacobian_that_is_computed_again_and_differs_adds_nothing() -> None:
     model, inputs = _rounding(), _balanced(4)
     inputs[0, :, 0, 0] = torch.tensor([0.1, 0.2, 0.3, 0.4])
     tower = Jacobians(model, _embed(model), inputs)
     side = tower.side(0)
-    assert tower.kept is None
+    assert not tower._kept
     gram = side.gram.clone()
     gram[2] = gram[2].nextafter(torch.tensor(math.inf).double())
     total = torch.zeros(1, dtype=torch.float64)
@@ -188,29 +147,12 @@ def test_jacobian_that_is_computed_again_and_differs_adds_nothing() -> None:
     assert torch.equal(total, expected)
 
 
-def test_layers_choose_their_way_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cheaper way for n partners would be another one for some n: its rounding would follow the batch."""
-    asked: set[int] = set()
-    own = Part.is_explicit
-
-    def spy(self: Part, b: Tensor, num: int, partners: int) -> bool:
-        asked.add(partners)
-        return own(self, b, num, partners)
-
-    monkeypatch.setattr(Part, "is_explicit", spy)
-    model = _overflowing(3)
-    clipper = LogitClipper(logit_clip_norm=1.0, temperature=1.0)
-    for n in (2, 3, 7):
-        _clipped_sum(clipper, [model], _balanced(8)[:, :n])
-    assert asked <= {0, 256}
-
-
 def test_every_pass_has_one_shape() -> None:
     model, shapes = _rounding(), set()
     clipper = LogitClipper(logit_clip_norm=1.0, temperature=1.0)
     handle = model.register_forward_hook(lambda module, args, output: shapes.add(args[0].shape))
     for n in (1, 5, 70):
-        _clipped_sum(clipper, [model], _balanced(70)[:, :n])
+        _clipped_sum(clipper, model, _balanced(70)[:, :n])
     handle.remove()
     assert len(shapes - {(1, 2), (2, 2)}) == 1  # besides made-up rows, before the records
 
@@ -229,6 +171,6 @@ def test_isolated_rows_go_through_the_network_alone() -> None:
     model, lengths = _rounding(), set()
     handle = model.register_forward_hook(lambda module, args, output: lengths.add(len(args[0])))
     clipper = LogitClipper(logit_clip_norm=1.0, temperature=1.0, isolated=True)
-    _clipped_sum(clipper, [model], _balanced(4))
+    _clipped_sum(clipper, model, _balanced(4))
     handle.remove()
     assert lengths == {1, 2}  # besides rows a record of zeros, which tells the dimension

@@ -64,9 +64,8 @@ def _shift(clipper: LogitClipper, records: Tensor, removed: int = -1) -> float:
     return float((_clipped_sum(clipper, records) - _clipped_sum(clipper, records[:, kept])).norm())
 
 
-@pytest.mark.parametrize("norms", ["exact", "upper_bound"])
-def test_worst_case_attains_the_sensitivity(norms: str) -> None:
-    clipper = LogitClipper(logit_clip_norm=1.0, temperature=TAU, norms=norms)  # type: ignore[arg-type]
+def test_worst_case_attains_the_sensitivity() -> None:
+    clipper = LogitClipper(logit_clip_norm=1.0, temperature=TAU)
     shift = _shift(clipper, _worst_case(N))
     assert 0.9998 * clipper.sensitivity(N) <= shift <= clipper.sensitivity(N)
 
@@ -79,13 +78,6 @@ def test_worst_case_breaks_the_bounds_that_fall_short() -> None:
     assert round(merged_rows, 1) == 1972.3
     assert shift > 4.9 * without_temperature
     assert shift > merged_rows
-
-
-def test_worst_case_of_the_symmetric_loss_stays_within_twice_the_bound() -> None:
-    clipper = LogitClipper(logit_clip_norm=1.0, temperature=TAU, symmetric=True)
-    one_way = LogitClipper(logit_clip_norm=1.0, temperature=TAU)
-    assert clipper.sensitivity(N) == 2 * one_way.sensitivity(N)
-    assert one_way.sensitivity(20) < _shift(clipper, _worst_case(20)) <= clipper.sensitivity(20)
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 50])
@@ -110,7 +102,7 @@ def _spread_out_case(n: int) -> Tensor:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("options", [{}, {"symmetric": True}, {"spread_out": 1.0}, {"norms": "upper_bound"}])
+@pytest.mark.parametrize("options", [{}, {"spread_out": 1.0}])
 def test_random_neighbours_stay_within_the_sensitivity(options: dict[str, object]) -> None:
     generator = torch.Generator().manual_seed(0)
     clipper = LogitClipper(logit_clip_norm=1.0, temperature=0.3, **options)  # type: ignore[arg-type]
