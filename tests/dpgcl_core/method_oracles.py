@@ -170,7 +170,6 @@ def _through_the_batch(step: Step) -> Iterator[Term]:
 
 def _pairs(spread_out: float) -> Terms:
     def terms(step: Step) -> Iterator[Term]:
-        exact = step.mechanism.rule(SETTINGS).inner.norms == "exact"  # type: ignore[attr-defined]
         plain = LogitClipper(logit_clip_norm=1.0, temperature=TAU, spread_out=spread_out)
         z = step.embed(step.records)
         weights = coefficients((z[:, 0] @ z[:, 1].T).detach(), plain)
@@ -178,9 +177,6 @@ def _pairs(spread_out: float) -> Terms:
             for j in range(len(z)):
                 query, key = z[i, 0], z[j, 1]
                 whole = step.gradient(query @ key)
-                if exact:
-                    yield Term(whole, weights[i, j])
-                    continue
                 parts = (step.gradient(query @ key.detach()), step.gradient(query.detach() @ key))
                 yield Term(whole, weights[i, j], parts[0].norm() + parts[1].norm())
 
