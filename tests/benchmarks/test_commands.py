@@ -32,7 +32,7 @@ from benchmarks.steps import (
 )
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError
-from trainers.training.precision import objective_of
+from trainers.tasks.task import task_of
 
 pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
 
@@ -203,7 +203,7 @@ def test_ordinary_step_has_the_gradient_without_clipping(task: Task, num_groups_
     groups = task.groups(np.random.default_rng(3))
     inputs = OurStep(task, 1_000).inputs(groups, 1)
     parameters = trainable_parameters(step.encoder)
-    losses = objective_of(step.config, step.encoder)(inputs)
+    losses = task_of(step.config).objective(step.config, step.encoder)(inputs)
     expected = torch.autograd.grad(
         losses.sum() / step.config.mechanism.divisor, parameters, allow_unused=True
     )

@@ -1366,8 +1366,8 @@ BREAKAGES = (
     Breakage(
         name="training loss of private records leaves",
         file="dpgcl_core/release/metrics.py",
-        before='Metric("train_loss", Release.PRIVATE_ONLY,',
-        after='Metric("train_loss", Release.RELEASABLE,',
+        before='_private("train_loss",',
+        after='_released("train_loss",',
         tests=(
             "tests/dpgcl_core/release/test_metrics.py::test_by_products_of_the_method_sheet_are_private_only",
         ),

@@ -344,9 +344,16 @@ def test_scores_are_fitted_on_all_records_and_asked_of_all_unless_limited() -> N
     index = _records(300)
     order = first_by_hash(index.ids, None, seed=0)
     assert len(order) == 300
-    config = EvaluationConfig(num_neighbors=1)
     last = index.take(order[-1:])
     asked = embed_features(_identity(), last.images)
-    scores = label_scores(_identity(), index, asked, last, config, batch_size=64, device="cpu")
+    scoring = Scoring(
+        index=index,
+        queries=last,
+        config=EvaluationConfig(num_neighbors=1),
+        view_config=ViewConfig(),
+        seed=0,
+        device="cpu",
+    )
+    scores = label_scores(_identity(), asked, last, scoring)
     assert scores["knn_accuracy"] == 1.0
     assert _scores(index, index, num_neighbors=1)["knn_accuracy"] == 1.0

@@ -15,8 +15,8 @@ from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from tests import oracles
+from trainers import torchvision_import
 from trainers.config.training import NetworkConfig
-from trainers.models import torchvision_import
 from trainers.models.attention import fuse_attention, separate_attention
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder
 from trainers.models.lora import merge_lora, prove_adapters_train, with_lora
