@@ -443,7 +443,7 @@ def test_folder_of_an_earlier_version_is_refused_in_one_line(resume: bool, tmp_p
     del plan["layout"]
     (folder.path / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(
-        StorageError, match=r"layout None.* layout 4: choose another --name\..*sweeps\.settle --name one$"
+        StorageError, match=r"layout None.* choose another --name\..*settle --name one$"
     ):
         find(tmp_path, "one", resume=resume)
 
