@@ -67,7 +67,6 @@ from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.numbers import default_delta, whole_number
 from dpgcl_core.mechanism.passes import groups_of_a_pass
-from dpgcl_core.methods.in_groups import ClippedGroups
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.parts import add_in_parts, drawn_of, in_float32
 from dpgcl_core.noise.sources import DrawSource
@@ -198,7 +197,7 @@ class PrivateTraining:
           ConfigError: as for `make_private`.
         """
         method = mechanism.rules
-        if not isinstance(method, ClippedGroups):
+        if not method.clips_groups:
             raise ConfigError(
                 f"{mechanism.method} does not clip disjoint groups by a loss of each: use `trainers.train`"
             )

@@ -58,7 +58,6 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
-from dpgcl_core.methods.in_groups import ClippedGroups
 from dpgcl_core.noise.sources import Draws, DrawSource, SecretRandomness, SeededNonPrivateRandomness
 from dpgcl_core.sampling.groups import BATCH
 from dpgcl_core.sampling.stage import DrawnGroups
@@ -105,7 +104,7 @@ class AuditCase:
     def __post_init__(self) -> None:
         if not self.mechanism.is_private:
             raise ConfigError("an audit needs a claim: noise_multiplier must be positive; got 0")
-        if not isinstance(self.mechanism.rules, ClippedGroups):
+        if not self.mechanism.rules.clips_groups:
             raise ConfigError(
                 "an audit crafts one gradient for each group, and so is for methods that clip groups; got "
                 f"{self.mechanism.method}"

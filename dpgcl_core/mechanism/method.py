@@ -137,6 +137,7 @@ class Method:
       takes_temperature: whether the loss reads τ.
       needs_cap: whether the sensitivity needs a public cap on the batch.
       takes_group_size: whether S has a meaning; otherwise the batch is one group, or each record is.
+      clips_groups: whether each disjoint group has a loss of its own, whose gradient alone is clipped.
       one_record_groups: whether each record is a group of its own, S = 1 whatever is asked for.
       task: the only task whose objective it is for (`trainers.tasks`); empty for any that fits.
       plain_event: whether a step is the Poisson-subsampled Gaussian of (q, σ) for adding or removing one
@@ -165,6 +166,7 @@ class Method:
     takes_temperature: bool = True
     needs_cap: bool = False
     takes_group_size: bool = True
+    clips_groups: bool = False
     one_record_groups: bool = False
     task: str = ""
     plain_event: bool = True

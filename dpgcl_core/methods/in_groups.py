@@ -29,6 +29,7 @@ class ClippedGroups(Method):
     Formula and proof of the sensitivity follow from what is sampled, and are not given.
     """
 
+    clips_groups: bool = True
     needs_embeddings: bool = False
     samplings: tuple[Sampled, ...] = (GROUPS, RECORDS)
     sensitivity_formula: str = field(init=False)

@@ -34,7 +34,6 @@ from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, epsilon_of_s
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.registry import METHODS, method_named
-from dpgcl_core.methods.in_groups import ClippedGroups
 from dpgcl_core.planning.solving import solve
 from dpgcl_core.sampling.groups import BATCH
 
@@ -135,7 +134,7 @@ def clips_groups(method: str) -> bool:
     (True, False, False)
     """
     rules = method_named(method)
-    return isinstance(rules, ClippedGroups) and not rules.task
+    return rules.clips_groups and not rules.task
 
 
 def names_of_modelled() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +21,6 @@ from trainers.data.channels import with_channels
 from trainers.data.dataset import Probe, TrainingData
 from trainers.data.loading import load_dataset
 from trainers.data.probes import load_probe, load_probes
-from trainers.data.records import Records
 from trainers.data.registry import DATA_SOURCES
 from trainers.data.shapes import SHAPE_NAMES
 from trainers.evaluation import features as evaluation
@@ -192,11 +190,9 @@ def test_probes_change_nothing_of_the_training() -> None:
 def test_probes_are_not_scored_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     data, scored = _data(), []
 
-    def noted(
-        encoder: Encoder, index: Records, queries: Records, *rest: Any, **more: Any
-    ) -> dict[str, float]:
-        scored.append(queries)
-        return compute(encoder, index, queries, *rest, **more)
+    def noted(encoder: Encoder, scoring: Scoring) -> dict[str, float]:
+        scored.append(scoring.queries)
+        return compute(encoder, scoring)
 
     compute = evaluation.evaluate
     monkeypatch.setattr(evaluation, "evaluate", noted)
