@@ -239,7 +239,7 @@ def test_public_start_is_of_the_same_task(tmp_path: Path, monkeypatch: pytest.Mo
     ids = np.arange(9_000, 9_064, dtype=np.uint64)
     images = normalise(torch.from_numpy(procedural_images(ids, SHAPE, seed=7)))
     orders = patch_orders(ids, started.num_patches, seed=5, step=0)
-    views = (images[:, None, None], orders[:, None])
+    views = (images[:, None, None], orders[:, None, None])
     with torch.no_grad():
         before, after = (masked_losses(network)(views).mean() for network in (fresh, started))
     assert float(after) < 0.98 * float(before)
