@@ -107,7 +107,7 @@ def stopped_job(request, head) -> dict[str, Any]:
     """The default sweep, by a script's path alone, stopped by `ray job stop` in its first trials."""
     submission = head.submit(*request.param, SCRIPT)
     wait_for(
-        lambda: re.search(r"^sweep: .* \(0 of 20 trials done\)$", head.log(submission), re.MULTILINE),
+        lambda: re.search(r"^sweep: .* \(0 of 18 trials done\)$", head.log(submission), re.MULTILINE),
         timeout_seconds=240,
         what="the start of the sweep",
     )
@@ -201,7 +201,7 @@ def test_upload_is_the_code_without_results_databases_and_data(head, small_jobs)
 
 
 def test_script_path_alone_is_submitted_and_stopped(stopped_job):
-    assert "\n20 trials = 10 points × 2 repeats\n" in stopped_job["log"]
+    assert "\n18 trials = 6 points × 3 repeats\n" in stopped_job["log"]
     assert stopped_job["status"] == "STOPPED"
     assert "stopped by SIGTERM; continue with ray job submit --working-dir . -- python " in stopped_job["log"]
 
