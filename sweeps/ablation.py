@@ -18,11 +18,10 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.free_options import free_options
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 
@@ -47,8 +46,7 @@ def points(options: AblationOptions) -> list[Point]:
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(AblationOptions, description=__doc__)
-    return run_question("ablation", options, points(options))
+    return run_script("ablation", AblationOptions, points, description=__doc__)
 
 
 if __name__ == "__main__":

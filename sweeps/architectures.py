@@ -20,11 +20,10 @@ from typing import Any, Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import PairSweepOptions, varies
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 OF_PAIRS = ("clip-tiny", "clip-tiny-patch4", "clip-small")
@@ -69,8 +68,7 @@ def points(options: ArchitecturesOptions) -> list[Point]:
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(ArchitecturesOptions, description=__doc__)
-    return run_question("architectures", options, points(options))
+    return run_script("architectures", ArchitecturesOptions, points, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,11 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import PairSweepOptions
 from sweeps.service.planning.augmentations import IMAGE_AUGMENTATIONS, combinations
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 from trainers.views.captions import TEXT_AUGMENTATIONS
 
@@ -58,8 +57,7 @@ def points(options: AugmentationsOptions) -> list[Point]:
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(AugmentationsOptions, description=__doc__)
-    return run_question("augmentations", options, points(options))
+    return run_script("augmentations", AugmentationsOptions, points, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import along
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 
@@ -29,7 +28,7 @@ class BatchSizeOptions(SweepOptions):
     """The axes of this sweep."""
 
     expected_batch_sizes: tuple[float, ...] = field(
-        default=(64, 128, 256, 512, 1024, 2048), metadata=varies("expected_batch_size")
+        default=(64, 128, 256, 512, 1024, 2048), metadata=varies("expected_batch_size", "B")
     )
     """Values of B = q·n; with --sampling records the group size is at most a quarter of the smallest."""
     non_private: bool = True
@@ -41,15 +40,7 @@ class BatchSizeOptions(SweepOptions):
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(BatchSizeOptions, description=__doc__)
-    points = along(
-        options.mechanism,
-        "expected_batch_size",
-        options.expected_batch_sizes,
-        "B",
-        non_private=options.non_private,
-    )
-    return run_question("batch-size", options, points)
+    return run_script("batch-size", BatchSizeOptions, along, description=__doc__)
 
 
 if __name__ == "__main__":

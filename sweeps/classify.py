@@ -20,11 +20,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.networks import TRAINED_LAYERS
 from trainers.config.tree import changed
 
@@ -61,8 +60,7 @@ def points(options: ClassifyOptions) -> list[Point]:
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(ClassifyOptions, description=__doc__)
-    return run_question("classify", options, points(options))
+    return run_script("classify", ClassifyOptions, points, description=__doc__)
 
 
 if __name__ == "__main__":

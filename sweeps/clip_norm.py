@@ -17,10 +17,9 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import along
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 
@@ -29,7 +28,7 @@ class ClipNormOptions(SweepOptions):
     """The axes of this sweep."""
 
     l2_clip_norms: tuple[float, ...] = field(
-        default=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0), metadata=varies("l2_clip_norm")
+        default=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0), metadata=varies("l2_clip_norm", "C")
     )
     """Values of C."""
 
@@ -39,9 +38,7 @@ class ClipNormOptions(SweepOptions):
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(ClipNormOptions, description=__doc__)
-    points = along(options.mechanism, "l2_clip_norm", options.l2_clip_norms, "C")
-    return run_question("clip-norm", options, points)
+    return run_script("clip-norm", ClipNormOptions, along, description=__doc__)
 
 
 if __name__ == "__main__":

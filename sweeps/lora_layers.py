@@ -18,11 +18,10 @@ from typing import ClassVar, Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import PairSweepOptions
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
@@ -66,8 +65,7 @@ def points(options: LoraLayersOptions) -> list[Point]:
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(LoraLayersOptions, description=__doc__)
-    return run_question("lora-layers", options, points(options))
+    return run_script("lora-layers", LoraLayersOptions, points, description=__doc__)
 
 
 if __name__ == "__main__":

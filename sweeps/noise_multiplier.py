@@ -17,10 +17,9 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import along
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 
@@ -29,7 +28,7 @@ class NoiseMultiplierOptions(SweepOptions):
     """The axes of this sweep."""
 
     noise_multipliers: tuple[float, ...] = field(
-        default=(0.5, 0.7, 1.0, 1.5, 2.0, 4.0), metadata=varies("noise_multiplier")
+        default=(0.5, 0.7, 1.0, 1.5, 2.0, 4.0), metadata=varies("noise_multiplier", "sigma")
     )
     """Values of σ = noise std / sensitivity."""
 
@@ -39,9 +38,7 @@ class NoiseMultiplierOptions(SweepOptions):
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(NoiseMultiplierOptions, description=__doc__)
-    points = along(options.mechanism, "noise_multiplier", options.noise_multipliers, "sigma")
-    return run_question("noise-multiplier", options, points)
+    return run_script("noise-multiplier", NoiseMultiplierOptions, along, description=__doc__)
 
 
 if __name__ == "__main__":

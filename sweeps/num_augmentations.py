@@ -17,10 +17,9 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import along
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 
@@ -29,7 +28,7 @@ class NumAugmentationsOptions(SweepOptions):
     """The axes of this sweep."""
 
     augmentation_counts: tuple[int, ...] = field(
-        default=(0, 1, 2, 3, 4), metadata=varies("num_augmentations")
+        default=(0, 1, 2, 3, 4), metadata=varies("num_augmentations", "Na")
     )
     """Values of N_a."""
     non_private: bool = True
@@ -41,15 +40,7 @@ class NumAugmentationsOptions(SweepOptions):
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(NumAugmentationsOptions, description=__doc__)
-    points = along(
-        options.mechanism,
-        "num_augmentations",
-        options.augmentation_counts,
-        "Na",
-        non_private=options.non_private,
-    )
-    return run_question("num-augmentations", options, points)
+    return run_script("num-augmentations", NumAugmentationsOptions, along, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,9 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 
@@ -50,8 +49,7 @@ def points(options: TanOptions) -> list[Point]:
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(TanOptions, description=__doc__)
-    return run_question("tan", options, points(options))
+    return run_script("tan", TanOptions, points, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import along
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 
@@ -29,7 +28,7 @@ class TemperatureOptions(SweepOptions):
     """The axes of this sweep."""
 
     temperatures: tuple[float, ...] = field(
-        default=(0.05, 0.1, 0.2, 0.5, 0.7071, 1.0), metadata=varies("temperature")
+        default=(0.05, 0.1, 0.2, 0.5, 0.7071, 1.0), metadata=varies("temperature", "tau")
     )
     """Values of τ."""
     non_private: bool = True
@@ -41,11 +40,7 @@ class TemperatureOptions(SweepOptions):
 
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(TemperatureOptions, description=__doc__)
-    points = along(
-        options.mechanism, "temperature", options.temperatures, "tau", non_private=options.non_private
-    )
-    return run_question("temperature", options, points)
+    return run_script("temperature", TemperatureOptions, along, description=__doc__)
 
 
 if __name__ == "__main__":

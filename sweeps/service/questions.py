@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions
 
 if TYPE_CHECKING:
-    from sweeps.service.options.sweep import SweepOptions
     from sweeps.service.planning.points import Candidate
     from sweeps.service.planning.trials import Point
+
+
+Options = TypeVar("Options", bound=SweepOptions)
+
+
+def run_script(
+    question: str,
+    kind: type[Options],
+    points_of: Callable[[Options], Sequence[Point]],
+    *,
+    description: str | None,
+) -> int:
+    """Run a question's sweep as its script's command line says, and return the exit code.
+
+    Args:
+      question: its name.
+      kind: of the script's options.
+      points_of: what is compared, by the options.
+      description: for `--help`.
+    """
+    options = parse_options(kind, description=description)
+    return run_question(question, options, points_of(options))
 
 
 def run_question(question: str, options: SweepOptions, points: Sequence[Point]) -> int:

@@ -174,8 +174,8 @@ def test_every_noise_multiplier_has_the_epsilon_that_it_spends_as_its_target(tmp
         description="",
         arguments=("--tiny",),
     )
-    points = along(options.mechanism, "noise_multiplier", (1.0, 2.0), "sigma")
-    plan = plan_of("noise-multiplier", options, points, calibration_folder=tmp_path)
+    assert options.noise_multipliers == (1.0, 2.0)
+    plan = plan_of("noise-multiplier", options, along(options), calibration_folder=tmp_path)
     for trial in plan.trials:
         assert trial.params["target_epsilon"] == pytest.approx(trial.config.epsilon(), abs=1e-3)
 

@@ -20,15 +20,19 @@ from sweeps.service.options.service import LedgerOptions, ServiceOptions, Storag
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed, leaves, option
 
-_VARIES = "varies"
+VARIES, SYMBOL = "varies", "symbol"
 
 
-def varies(option: str) -> Mapping[str, Any]:
+def varies(option: str, symbol: str = "") -> Mapping[str, Any]:
     """Return the metadata of an axis that takes the place of an option in this sweep.
 
     For example, `temperatures: tuple[float, ...] = field(default=(0.5,), metadata=varies("temperature"))`.
+
+    Args:
+      option: its name.
+      symbol: of its values in trial names, where this axis alone makes the points of the sweep.
     """
-    return MappingProxyType({_VARIES: option})
+    return MappingProxyType({VARIES: option, SYMBOL: symbol})
 
 
 def varied_by(kind: type[SweepOptions]) -> dict[str, str]:
@@ -38,7 +42,7 @@ def varied_by(kind: type[SweepOptions]) -> dict[str, str]:
     {}
     """
     fields = dataclasses.fields(kind)
-    return {each.metadata[_VARIES]: each.name for each in fields if _VARIES in each.metadata}
+    return {each.metadata[VARIES]: each.name for each in fields if VARIES in each.metadata}
 
 
 def flags_of(kind: type[SweepOptions]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import BATCH, GroupSize
+from sweeps.service.options.sweep import SYMBOL, VARIES, SweepOptions
 from sweeps.service.planning.trials import Point
 from sweeps.service.storage.names import fit_for_name
 from trainers.config.networks import NetworkOptions
@@ -40,29 +42,24 @@ class Candidate:
 _NO_NOISE = "epsinf", {"epsilon": math.inf}
 
 
-def along(
-    mechanism: MechanismOptions,
-    setting: str,
-    values: Sequence[Any],
-    symbol: str,
-    *,
-    non_private: bool = False,
-) -> list[Point]:
-    """Return one point per distinct value of a setting.
+def along(options: SweepOptions) -> list[Point]:
+    """Return one point per distinct value of the axis that has a symbol.
 
-    Args:
-      mechanism: the sweep's.
-      setting: name of the option that varies.
-      values: its values.
-      symbol: short name in trial names.
-      non_private: also without noise and clipping, where the option has a meaning then.
+    Where the sweep has the option `non_private`, it decides on points without noise and clipping.
 
-    >>> [point.label for point in along(MechanismOptions(), "temperature", (0.1, 0.5, 0.1), "tau")]
+    >>> from sweeps.service.options.sweep import varies
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Temperatures(SweepOptions):
+    ...     values: tuple[float, ...] = field(default=(0.1, 0.5, 0.1), metadata=varies("temperature", "tau"))
+    >>> [point.label for point in along(Temperatures())]
     ['tau0.1-private', 'tau0.5-private']
     """
+    (axis,) = (each for each in dataclasses.fields(options) if each.metadata.get(SYMBOL))
+    option, symbol = axis.metadata[VARIES], axis.metadata[SYMBOL]
+    non_private = getattr(options, "non_private", False)
     found: list[Point] = []
-    for value in dict.fromkeys(values):
-        found += at(mechanism, f"{symbol}{value:g}", {setting: value}, non_private=non_private)
+    for value in dict.fromkeys(getattr(options, axis.name)):
+        found += at(options.mechanism, f"{symbol}{value:g}", {option: value}, non_private=non_private)
     return found
 
 
