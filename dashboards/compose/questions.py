@@ -42,8 +42,7 @@ class Question:
 
     Attributes:
       name: on the command line; underscores instead of dashes in file names.
-      heading: what is asked, for titles.
-      asked: the same as a question.
+      asked: the question.
       axis: what the scores are drawn against.
       splits: columns that split the trials into curves where they vary.
       snr: whether the gradient's signal-to-noise ratio has a panel.
@@ -51,10 +50,10 @@ class Question:
       series: metrics whose histories are drawn, for "convergence".
       untrained_along: the untrained network's scores differ along the axis: points instead of a line.
       compared: scores at different values of the axis may be compared.
+      heading: what is asked, for titles; the name in words unless given.
     """
 
     name: str
-    heading: str
     asked: str
     axis: Axis
     splits: Sequence[str] = SPLITS
@@ -63,6 +62,11 @@ class Question:
     series: Sequence[str] = ()
     untrained_along: bool = False
     compared: bool = True
+    heading: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.heading:
+            object.__setattr__(self, "heading", self.name.replace("-", " "))
 
     @property
     def stem(self) -> str:
@@ -87,32 +91,18 @@ def _axis(column: str, scale: Scale, order: Sequence[str] = ()) -> Axis:
 
 
 _ASKED = (
-    Question(
-        name="group-size",
-        heading="group size",
-        asked="Which group size?",
-        axis=_axis("group_size", "log2"),
-        snr=True,
-    ),
-    Question(
-        name="batch-size",
-        heading="batch size",
-        asked="Which batch size?",
-        axis=_axis("expected_batch_size", "log2"),
-    ),
+    Question(name="group-size", asked="Which group size?", axis=_axis("group_size", "log2"), snr=True),
+    Question(name="batch-size", asked="Which batch size?", axis=_axis("expected_batch_size", "log2")),
     Question(
         name="num-augmentations",
         heading="augmented copies",
         asked="How many augmented copies?",
         axis=_axis("num_augmentations", "linear"),
     ),
-    Question(
-        name="clip-norm", heading="clip norm", asked="Which clip norm?", axis=_axis("l2_clip_norm", "log")
-    ),
+    Question(name="clip-norm", asked="Which clip norm?", axis=_axis("l2_clip_norm", "log")),
     # ε follows from σ here, so it must not split the curve.
     Question(
         name="noise-multiplier",
-        heading="noise multiplier",
         asked="Which noise multiplier?",
         axis=_axis("noise_multiplier", "log"),
         splits=("method", "num_augmentations"),
@@ -125,9 +115,7 @@ _ASKED = (
         axis=_axis("tan_factor", "log2"),
         splits=("method", "num_augmentations", "group_size"),
     ),
-    Question(
-        name="privacy-budget", heading="privacy budget", asked="Which ε?", axis=_axis("target_epsilon", "log")
-    ),
+    Question(name="privacy-budget", asked="Which ε?", axis=_axis("target_epsilon", "log")),
     Question(
         name="classify",
         heading="classifiers",
@@ -135,15 +123,9 @@ _ASKED = (
         axis=_axis("target_epsilon", "log"),
         splits=("trained_layers", *SPLITS),
     ),
-    Question(
-        name="temperature",
-        heading="temperature",
-        asked="Which temperature?",
-        axis=_axis("temperature", "log"),
-    ),
+    Question(name="temperature", asked="Which temperature?", axis=_axis("temperature", "log")),
     Question(
         name="methods",
-        heading="methods",
         asked="Which method?",
         axis=_axis("method", "categorical", tuple(METHODS)),
         # A method brings its own N_a, which must not keep its scores apart from the others'.
@@ -152,7 +134,6 @@ _ASKED = (
     ),
     Question(
         name="convergence",
-        heading="convergence",
         asked="Which method and setting?",
         axis=Axis(column="step", label="Step", symbol="step", scale="linear", dense=True),
         splits=(*SPLITS, "group_size", "expected_batch_size", "temperature", "network_name", "lora_layers"),
@@ -164,7 +145,6 @@ _ASKED = (
     ),
     Question(
         name="search",
-        heading="search",
         asked="Which settings?",
         axis=Axis(column="trial_number", label="Trial", symbol="trial", scale="linear", dense=True),
         kind="search",
@@ -177,20 +157,17 @@ _ASKED = (
     ),
     Question(
         name="architectures",
-        heading="architectures",
         asked="Which network?",
         axis=_axis("network_name", "categorical", NETWORKS),
         untrained_along=True,
     ),
     Question(
         name="augmentations",
-        heading="augmentations",
         asked="Which augmentations?",
         axis=_axis("augmentation", "categorical", AUGMENTATIONS),
     ),
     Question(
         name="transfer",
-        heading="transfer",
         asked="Which method and ε?",
         axis=_axis(PROBE, "categorical"),
         untrained_along=True,
@@ -198,7 +175,6 @@ _ASKED = (
     ),
     Question(
         name="ablation",
-        heading="ablation",
         asked="Which option?",
         axis=_axis("option", "categorical", OPTION_NAMES),
         untrained_along=True,  # a warm start is none
