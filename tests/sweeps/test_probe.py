@@ -64,12 +64,12 @@ def test_every_finding_says_what_to_do(tmp_path: Path) -> None:
     apart = NodeStorage(node="two", folder=probe.OTHER)
     unlocked = NodeStorage(node="three", folder=probe.SAME, lock=probe.TAKEN, write_seconds=0.5)
     found = StorageProbe(folder=tmp_path, nodes=(good, apart), silent=("four",))
-    assert not found.is_shared
-    assert found.locks_hold
+    assert found.apart()
+    assert not found.unlocked()
     assert "not on two (another folder of that path): mount one shared file system" in found.refusal()
     found = StorageProbe(folder=tmp_path, nodes=(good, unlocked), silent=("four",))
     assert found.refusal() == ""
-    assert not found.locks_hold
+    assert found.unlocked()
     locks, silent, slow = found.notes()
     assert "do not hold between nodes (three): start no sweep from two nodes at once" in locks
     assert silent.endswith(": four")

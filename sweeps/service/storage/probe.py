@@ -68,16 +68,6 @@ class StorageProbe:
     nodes: Sequence[NodeStorage]
     silent: Sequence[str] = ()
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether every node that answered sees the driver's folder, and can write there."""
-        return all(node.folder == SAME for node in self.nodes)
-
-    @property
-    def locks_hold(self) -> bool:
-        """Whether no node could take, or do without, a lock that the driver holds."""
-        return all(node.lock in (HELD, "") for node in self.nodes)
-
     def apart(self) -> str:
         """Return that nodes see another folder, or none, and which; "" where all see the driver's."""
         apart = [node for node in self.nodes if node.folder != SAME]
