@@ -74,7 +74,8 @@ def figure_command(
     asked = find_question(question)
     asked = asked if axis is None else asked.along(axis)
     uri = tracking_uri or default_tracking_uri()
-    trials, answer = load_for(asked, uri, sweep), load_answer(uri, sweep) if axis is None else None
+    trials = load_for(asked, uri, sweep)
+    answer = load_answer(uri, trials) if axis is None else None
     folder = output or storage_root(None) / "figures" / folder_name(str(trials["sweep"].iloc[0]))
     _report(lambda: write_all(trials, folder, asked, answer), folder)
 
@@ -217,12 +218,7 @@ def report_command(
 
     uri = tracking_uri or default_tracking_uri()
     folder = output or storage_root(None) / "reports" / (folder_name(sweep) if sweep else "last")
-    try:
-        print(write_report(uri, sweep, folder))
-    except OSError as error:
-        raise DashboardError(
-            f"{folder} cannot be written ({error.strerror}); give another --output"
-        ) from error
+    _report(lambda: [write_report(uri, sweep, folder)], folder)
 
 
 def folder_name(sweep: str) -> str:

@@ -20,7 +20,7 @@ from dashboards.compose.planning import curves_content, numbers_of_curves
 from dashboards.compose.questions import Question, find_question
 from dashboards.errors import DashboardError
 from dashboards.query.documents import load_answer
-from dashboards.query.trials import load_series, load_trials
+from dashboards.query.trials import load_trials, series_of
 from dashboards.render.latex import to_latex
 from dashboards.render.page import page_of
 from dashboards.render.pictures import pictures_of
@@ -40,9 +40,8 @@ def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder:
       DashboardError: the sweep does not make this figure.
       OSError: the folder cannot be written.
     """
-    return write_all(
-        load_for(question, tracking_uri, sweep), folder, question, load_answer(tracking_uri, sweep)
-    )
+    trials = load_for(question, tracking_uri, sweep)
+    return write_all(trials, folder, question, load_answer(tracking_uri, trials))
 
 
 def write_all(
@@ -72,7 +71,7 @@ def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -
       OSError: the folder cannot be written.
     """
     asked = find_question(question)
-    return _write_content(content_of(trials, asked), folder, asked.stem, asked.name)
+    return _write_content(content_of(trials, asked), folder, asked.stem)
 
 
 def write_drawing(content: Content, numbers: pd.DataFrame, folder: Path, stem: str) -> list[Path]:
@@ -87,8 +86,7 @@ def write_drawing(content: Content, numbers: pd.DataFrame, folder: Path, stem: s
     Raises:
       OSError: the folder cannot be written.
     """
-    pictures = _write_content(content, folder, stem, stem.replace("_", "-"))
-    return [*pictures, *write_tables(content, numbers, folder, stem)]
+    return [*_write_content(content, folder, stem), *write_tables(content, numbers, folder, stem)]
 
 
 def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle: str) -> list[Path]:
@@ -103,14 +101,14 @@ def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle:
       OSError: the folder cannot be written.
     """
     content = curves_content(points, title=title, subtitle=subtitle)
-    paths = _write_content(content, folder, "planning", "planning")
+    paths = _write_content(content, folder, "planning")
     table = folder / "planning.csv"
     numbers_of_curves(points).to_csv(table, index=False)
     return [*paths, table]
 
 
-def _write_content(content: Content, folder: Path, stem: str, name: str) -> list[Path]:
-    files = pictures_of(content) | {".html": page_of(content, name).encode()}
+def _write_content(content: Content, folder: Path, stem: str) -> list[Path]:
+    files = pictures_of(content) | {".html": page_of(content, stem.replace("_", "-")).encode()}
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}{ending}" for ending in files]
     for path, written in zip(paths, files.values(), strict=True):
@@ -191,7 +189,7 @@ def load_for(question: Question | str, tracking_uri: str, sweep: str | None = No
     trials = load_trials(tracking_uri, sweep)
     name = sweep or str(trials["sweep"].iloc[0])
     recorded = [metric for metric in asked.series if metric in trials]
-    found = [load_series(tracking_uri, name, metric) for metric in recorded]
+    found = [series_of(tracking_uri, trials, metric) for metric in recorded]
     # Each frame has the last values of the other series, which belong to no step of its own.
     found = [
         frame.drop(columns=[other for other in recorded if other != metric and other in frame])

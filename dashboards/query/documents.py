@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from dashboards.compose.answer import Answer
 from dashboards.errors import DashboardError
-from dashboards.query.sweeps import find_parent
-from dpgcl_core.addresses import masked
 from dpgcl_core.errors import TrackingError
 from trainers.tracking.server import connect, server_errors
 
@@ -25,21 +25,18 @@ _MOST_BYTES = 1_000_000
 """Of a document; a larger one is none that a sweep has logged."""
 
 
-def load_answer(tracking_uri: str, sweep: str | None = None) -> Answer | None:
-    """Return the answer that a sweep has recorded; None where it has none of this version.
+def load_answer(tracking_uri: str, trials: pd.DataFrame) -> Answer | None:
+    """Return the answer that the sweep of some trials has recorded; None where it has none of this version.
 
     Args:
       tracking_uri: as for `trainers.tracking.server.connect`.
-      sweep: the sweep's name; None is the one started last.
+      trials: of one sweep, from `dashboards.query.trials.load_trials`.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
-      DashboardError: there is no such sweep, or it is sealed.
     """
-    client = connect(tracking_uri)
-    with server_errors(tracking_uri, "reading the sweep"):
-        parent = find_parent(client, masked(tracking_uri), sweep)
-    values = read_json(read_documents(client, tracking_uri, parent.info.run_id, (ANSWER,)).get(ANSWER))
+    run_id = str(trials["sweep_run_id"].iloc[0])
+    values = read_json(read_documents(connect(tracking_uri), tracking_uri, run_id, (ANSWER,)).get(ANSWER))
     with suppress(DashboardError):
         return None if values is None else Answer.read(values)
     return None

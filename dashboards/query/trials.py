@@ -16,6 +16,7 @@ from trainers.tracking.server import connect, runs_below, server_errors
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
 
 # MLflow's databases hold ±inf as the largest double.
 _STORED_INFINITY = 1.79e308
@@ -38,16 +39,29 @@ def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
       TrackingError: the server does not answer or the database does not exist.
       DashboardError: there is no such sweep, it is sealed, or none of its trials has finished.
     """
-    client = connect(tracking_uri)
-    address = masked(tracking_uri)
-    with server_errors(tracking_uri, "reading the runs"):
-        parent = find_parent(client, address, sweep)
-        runs = runs_below(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
+    _, parent, runs = find_runs(tracking_uri, sweep, doing="reading the runs")
     trials = trials_of(parent, runs)
     if trials.empty:
-        name = parent.data.tags[SWEEP_TAG]
-        raise DashboardError(f"the sweep {name!r} at {address} has no finished trial yet ({len(runs)} begun)")
+        where = f"{parent.data.tags[SWEEP_TAG]!r} at {masked(tracking_uri)}"
+        raise DashboardError(f"the sweep {where} has no finished trial yet ({len(runs)} begun)")
     return trials
+
+
+def find_runs(tracking_uri: str, sweep: str | None, *, doing: str) -> tuple[MlflowClient, Run, list[Run]]:
+    """Return MLflow's client, the parent run of a sweep and the runs of its trials, in whatever state.
+
+    Args:
+      tracking_uri, sweep: as of `load_trials`, and raises so.
+      doing: what is done, for messages.
+    """
+    client = connect(tracking_uri)
+    with server_errors(tracking_uri, doing):
+        parent = find_parent(client, masked(tracking_uri), sweep)
+        return (
+            client,
+            parent,
+            runs_below(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id}),
+        )
 
 
 def trials_of(parent: Run, runs: list[Run]) -> pd.DataFrame:
@@ -80,7 +94,11 @@ def load_series(tracking_uri: str, sweep: str | None, metric: str) -> pd.DataFra
     Raises:
       TrackingError, DashboardError: as `load_trials`.
     """
-    trials = load_trials(tracking_uri, sweep)
+    return series_of(tracking_uri, load_trials(tracking_uri, sweep), metric)
+
+
+def series_of(tracking_uri: str, trials: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the series of trials from `load_trials`, as `load_series`."""
     if metric not in trials:
         return trials[:0].assign(step=pd.Series(dtype=float), **{metric: pd.Series(dtype=float)})
     client = connect(tracking_uri)

@@ -11,12 +11,10 @@ from typing import Any
 import pandas as pd
 
 from dashboards.query.documents import ANSWER, CONFIG, STATEMENT, read_documents, read_json
-from dashboards.query.sweeps import find_parent
-from dashboards.query.trials import metrics_of, own_tags, trials_of, typed_params
-from dpgcl_core.addresses import masked
+from dashboards.query.trials import find_runs, metrics_of, own_tags, trials_of, typed_params
 from dpgcl_core.errors import ConfigError
-from trainers.tracking.runs import PARENT_TAG, ROLE_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_ROLE, TRIAL_TAG
-from trainers.tracking.server import connect, is_database, run_link, runs_below, runs_link, server_errors
+from trainers.tracking.runs import ROLE_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_ROLE, TRIAL_TAG
+from trainers.tracking.server import is_database, run_link, runs_link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +61,7 @@ def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
       TrackingError: the server does not answer or the database does not exist.
       DashboardError: there is no such sweep, or it is sealed.
     """
-    client = connect(tracking_uri)
-    with server_errors(tracking_uri, "reading the sweep"):
-        parent = find_parent(client, masked(tracking_uri), sweep)
-        runs = runs_below(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
+    client, parent, runs = find_runs(tracking_uri, sweep, doing="reading the sweep")
     experiment, name = parent.info.experiment_id, parent.data.tags[SWEEP_TAG]
     params, planned = typed_params(parent), typed_params(parent).get("num_trials")
     documents = read_documents(client, tracking_uri, parent.info.run_id, (ANSWER, STATEMENT, CONFIG))
