@@ -72,6 +72,7 @@ class Ticks:
 
     Attributes:
       label: of the axis.
+      symbol: its sign, for hovering.
       positions: of each value, by its order.
       names: of each value, by its order.
       ticks: (position, label) of those that are labelled.
@@ -81,6 +82,7 @@ class Ticks:
     """
 
     label: str
+    symbol: str
     positions: Mapping[float, float]
     names: Mapping[float, str]
     ticks: list[tuple[float, str]]
@@ -117,6 +119,7 @@ def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
     categorical = axis.scale == "categorical"
     return Ticks(
         label=axis.label,
+        symbol=axis.symbol,
         positions=positions,
         names=names,
         ticks=ticks if categorical else _thinned(ticks, ends[1] - ends[0]),

@@ -127,7 +127,6 @@ def _content(numbers: pd.DataFrame, account: Account) -> Content:
         title=title,
         subtitle=f"{len(account.rows)} rows, one {account.unit} protected ({account.neighboring_relation})",
         rows=[panels],
-        facts=table,
         tables=[("Left now", table), (f"Last rows, all of them in the .csv file (at most {_LAST})", last)],
         remarks=_notes(account),
     )
@@ -160,17 +159,16 @@ def _panel(rows: pd.DataFrame, numbers: pd.Series, places: Mapping[str, int]) ->
         lines = (("whole", "dashed", f"{name}, whole budget"), ("left", "solid", f"{name}, left"))
         for column, dash, label in lines:
             style = Style(label=label, colour=colour, marker="", dash=dash)
-            curves.append(_curve(style, *staircase(x, list(each[column]))))
+            curves.append(Curve.of_single(style, *staircase(x, list(each[column]))))
         if len(each) <= _MOST_DOTS:
             style = Style(label=f"{name}, left", colour=colour, marker=marker, dash="")
-            curves.append(_curve(style, x, list(each["left"]), _row_names(each)))
+            curves.append(Curve.of_single(style, _row_names(each), x, list(each["left"])))
     unit = str(rows["unit"].iloc[0])
     nothing = Reference(label="nothing left", mean=0.0, standard_error=math.nan, num_repeats=1)
     return Panel(
         legend="Budgets",
         y_label=unit,
         axis=ticks,
-        axis_symbol="row",
         curves=curves,
         references=[nothing],
     )
@@ -179,11 +177,6 @@ def _panel(rows: pd.DataFrame, numbers: pd.Series, places: Mapping[str, int]) ->
 def _row_names(rows: pd.DataFrame) -> list[str]:
     events = zip(rows["row"], rows["event"], rows["label"], strict=True)
     return [f"{row}, {event}{': ' * bool(label)}{label}" for row, event, label in events]
-
-
-def _curve(style: Style, x: list[float], y: list[float], names: list[str]) -> Curve:
-    nothing = [math.nan] * len(x)
-    return Curve(style=style, names=names, x=x, mean=y, standard_error=nothing, num_repeats=[1] * len(x))
 
 
 def _now_table(numbers: pd.DataFrame) -> Table:

@@ -6,6 +6,7 @@ they agree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
@@ -56,6 +57,14 @@ class Curve:
     num_repeats: list[int]
     band: bool = False
 
+    @classmethod
+    def of_single(cls, style: Style, names: list[str], x: list[float], values: list[float]) -> Curve:
+        """Return the curve of points that have one value each, and so no error."""
+        nothing = [math.nan] * len(x)
+        return cls(
+            style=style, names=names, x=x, mean=values, standard_error=nothing, num_repeats=[1] * len(x)
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
@@ -77,7 +86,6 @@ class Panel:
       legend: heading of the legend that its curves are listed under.
       y_label: of the values; a categorical axis stands on the side and the values below.
       axis: the other axis.
-      axis_symbol: its sign, for hovering.
       curves: in the order of the legend.
       references: lines across.
       log_y: values on a logarithmic scale.
@@ -87,7 +95,6 @@ class Panel:
     legend: str
     y_label: str
     axis: Ticks
-    axis_symbol: str
     curves: list[Curve]
     references: Sequence[Reference] = ()
     log_y: bool = False
@@ -156,7 +163,7 @@ class Content:
       title: data set, question, ε, δ and the neighbouring relation.
       subtitle: σ, B, T and the network.
       rows: panels, as they stand on the page.
-      facts: drawn where there is no panel.
+      facts: drawn where there is no panel; none of a figure that always has one.
       tables: (heading, table), the first with the numbers of the figure.
       answer: of the sweep, in sentences; empty without one.
       remarks: what else the reader must know, one sentence each.
@@ -165,7 +172,7 @@ class Content:
     title: str
     subtitle: str
     rows: list[list[Panel]]
-    facts: Table
+    facts: Table = Table(heading=(), rows=())
     tables: list[tuple[str, Table]] = field(default_factory=list)
     answer: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)

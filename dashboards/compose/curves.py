@@ -177,10 +177,10 @@ def _label(key: dict[str, Any], varying: list[str]) -> str:
     return ", ".join(parts)
 
 
-def staircase(x: list[float], y: list[float]) -> tuple[list[float], list[float], list[str]]:
-    """Return the corners of a staircase through the points."""
+def staircase(x: list[float], y: list[float]) -> tuple[list[str], list[float], list[float]]:
+    """Return the corners of a staircase through the points, without names."""
     corners_x, corners_y = x[:1], y[:1]
     for place, before, after in zip(x[1:], y, y[1:], strict=False):
         corners_x += [place, place]
         corners_y += [before, after]
-    return corners_x, corners_y, [""] * len(corners_x)
+    return [""] * len(corners_x), corners_x, corners_y

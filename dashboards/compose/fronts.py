@@ -81,7 +81,6 @@ def _panel(shown: pd.DataFrame, score: str, column: str) -> Panel:
         legend=_LEGEND,
         y_label=f"{score_title(score)} (%)",
         axis=ticks,
-        axis_symbol=axis.symbol,
         curves=curves,
         references=lines_across(shown, score, find_question("search")),
     )
@@ -89,10 +88,8 @@ def _panel(shown: pd.DataFrame, score: str, column: str) -> Panel:
 
 def _stairs(dots: Curve) -> Curve:
     """Return the line of a front through its dots."""
-    x, y, names = staircase(dots.x, dots.mean)
     style = Style(label=_FRONT, colour=_FRONT_COLOUR, marker="", dash="solid")
-    nothing = [math.nan] * len(x)
-    return Curve(style=style, names=names, x=x, mean=y, standard_error=nothing, num_repeats=[1] * len(x))
+    return Curve.of_single(style, *staircase(dots.x, dots.mean))
 
 
 def _groups(shown: pd.DataFrame) -> list[tuple[Style, pd.DataFrame]]:
@@ -113,14 +110,9 @@ def _groups(shown: pd.DataFrame) -> list[tuple[Style, pd.DataFrame]]:
 
 def _dots(rows: pd.DataFrame, score: str, axis: Axis, ticks: Ticks, style: Style) -> Curve:
     orders = list(axis.orders(rows[axis.column]))
-    return Curve(
-        style=style,
-        names=[f"{ticks.names[o]}, {trial}" for o, trial in zip(orders, trial_names(rows), strict=True)],
-        x=[ticks.positions[order] for order in orders],
-        mean=[100 * value for value in rows[score]],
-        standard_error=[math.nan] * len(rows),
-        num_repeats=[1] * len(rows),
-    )
+    names = [f"{ticks.names[o]}, {trial}" for o, trial in zip(orders, trial_names(rows), strict=True)]
+    x = [ticks.positions[order] for order in orders]
+    return Curve.of_single(style, names, x, [100 * value for value in rows[score]])
 
 
 def trial_names(rows: pd.DataFrame) -> list[str]:

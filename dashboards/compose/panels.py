@@ -36,7 +36,7 @@ def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
     """Return the panels of scores against the axis, then that of the SNR where asked for."""
     ticks = ticks_of(question.axis, shown[question.axis.column])
     scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(common_scores(shown))]
-    rows = in_rows(scores)
+    rows = _in_rows(scores)
     if question.snr and (snr := _snr_panel(shown, question, ticks)):
         rows.append([snr])
     return rows
@@ -53,11 +53,10 @@ def series_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
             for style, rows in split(shown, question)
             if has_values(rows, RELATIVE_LOSS)
         ]
-        symbol = question.axis.symbol
         label = "Loss / loss at the first step"
-        scores.append(Panel(legend=SCORES, y_label=label, axis=ticks, axis_symbol=symbol, curves=curves))
+        scores.append(Panel(legend=SCORES, y_label=label, axis=ticks, curves=curves))
     legend = "Curves"
-    return in_rows([dataclasses.replace(panel, legend=legend) for panel in scores])
+    return _in_rows([dataclasses.replace(panel, legend=legend) for panel in scores])
 
 
 def _beside(panel: Panel) -> Panel:
@@ -80,19 +79,20 @@ def _beside(panel: Panel) -> Panel:
     return dataclasses.replace(panel, curves=curves)
 
 
-def in_rows(panels: list[Panel], most: int = _PANELS_IN_A_ROW) -> list[list[Panel]]:
-    """Return the panels, `most` side by side."""
-    return [panels[start : start + most] for start in range(0, len(panels), most)]
+def _in_rows(panels: list[Panel]) -> list[list[Panel]]:
+    """Return the panels, some side by side."""
+    starts = range(0, len(panels), _PANELS_IN_A_ROW)
+    return [panels[start : start + _PANELS_IN_A_ROW] for start in starts]
 
 
-def with_relative_loss(series: pd.DataFrame, metric: str = "train_loss") -> pd.DataFrame:
+def with_relative_loss(series: pd.DataFrame) -> pd.DataFrame:
     """Return a series with `relative_loss`: every loss over that of its trial's first recorded step."""
-    if metric not in series:
+    if "train_loss" not in series:
         return series
     series = series.reset_index(drop=True)
-    values = series.dropna(subset=[metric]).sort_values("step")
-    first = values.groupby("run_id")[metric].transform("first")
-    return series.assign(**{RELATIVE_LOSS: values[metric] / first.where(first != 0)})
+    values = series.dropna(subset=["train_loss"]).sort_values("step")
+    first = values.groupby("run_id")["train_loss"].transform("first")
+    return series.assign(**{RELATIVE_LOSS: values["train_loss"] / first.where(first != 0)})
 
 
 def _score_panel(shown: pd.DataFrame, metric: str, question: Question, ticks: Ticks) -> Panel:
@@ -108,7 +108,6 @@ def _score_panel(shown: pd.DataFrame, metric: str, question: Question, ticks: Ti
         legend=SCORES,
         y_label=f"{score_title(metric)} (%)",
         axis=ticks,
-        axis_symbol=question.axis.symbol,
         curves=[drawn for drawn in curves if drawn.x],
         references=lines_across(shown, metric, question),
         least_span=least_span(curves),
@@ -156,7 +155,6 @@ def _snr_panel(shown: pd.DataFrame, question: Question, ticks: Ticks) -> Panel |
         legend=GRADIENT_SNR,
         y_label="Gradient SNR, first step",
         axis=ticks,
-        axis_symbol=question.axis.symbol,
         curves=curves,
         log_y=True,
     )

@@ -46,7 +46,6 @@ def pareto_of(sweeps: Sequence[pd.DataFrame], score: str | None = None) -> tuple
         title=f"{dataset_title(str(shown['dataset'].iloc[0]))}: {score_title(drawn)} against ε",
         subtitle=captions.subtitle(shown, find_question("search")),
         rows=front_rows(shown, drawn),
-        facts=tables[1][1],
         tables=tables,
         remarks=_notes(shown, private=data_are_private(trials)),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -42,9 +41,7 @@ def curves_content(points: Sequence[Point], *, title: str, subtitle: str) -> Con
         "By PLD on a coarse grid, from the safe side: ε is not above what is drawn, epochs not below.",
     ]
     drawn = [panel for panel in panels if panel.curves]
-    return Content(
-        title=title, subtitle=subtitle, rows=[drawn], facts=cells, tables=[("", cells)], remarks=notes
-    )
+    return Content(title=title, subtitle=subtitle, rows=[drawn], tables=[("", cells)], remarks=notes)
 
 
 def numbers_of_curves(points: Sequence[Point]) -> pd.DataFrame:
@@ -74,14 +71,7 @@ def _panel(rows: pd.DataFrame, axis: Axis, column: str, label: str, legend: str)
             colour=_COLOURS[index % len(_COLOURS)],
             marker=_MARKERS[index % len(_MARKERS)],
         )
-        curves.append(
-            Curve(
-                style=style,
-                names=[ticks.names[order] for order in orders],
-                x=[ticks.positions[order] for order in orders],
-                mean=found[column].astype(float).tolist(),
-                standard_error=[math.nan] * len(found),
-                num_repeats=[1] * len(found),
-            )
-        )
-    return Panel(legend=legend, y_label=label, axis=ticks, axis_symbol=axis.symbol, curves=curves, log_y=True)
+        names = [ticks.names[order] for order in orders]
+        x = [ticks.positions[order] for order in orders]
+        curves.append(Curve.of_single(style, names, x, found[column].astype(float).tolist()))
+    return Panel(legend=legend, y_label=label, axis=ticks, curves=curves, log_y=True)

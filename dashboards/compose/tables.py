@@ -24,7 +24,7 @@ from dashboards.compose.names import (
 from dashboards.compose.questions import Question
 from dashboards.compose.references import REFERENCE, ReferenceRow, reference_rows
 from dashboards.compose.repeats import means_and_errors
-from dashboards.compose.selection import ORDER, PROVEN, cell_columns, shown_trials
+from dashboards.compose.selection import AS_PUBLISHED, NO_GUARANTEE, ORDER, PROVEN, cell_columns, shown_trials
 from dpgcl_core.release.metrics import DURING
 from dpgcl_core.release.statement import rounded_up
 
@@ -182,6 +182,12 @@ def _is_news(table: pd.DataFrame, name: str) -> bool:
     return name not in ("method", "num_augmentations", "guarantee") or bool(table[name].nunique() > 1)
 
 
+def guarantee_title(guarantee: str) -> str:
+    """Return a guarantee in words."""
+    titles = {NO_GUARANTEE: "none: not private", AS_PUBLISHED: "as published, not proven"}
+    return titles.get(guarantee, guarantee)
+
+
 def _plain(name: str, value: Any, guarantee: str) -> str:
     """Return a cell of a column that is no mean; ε is rounded up.
 
@@ -193,9 +199,7 @@ def _plain(name: str, value: Any, guarantee: str) -> str:
     if name == SWEEP:
         return str(value)
     if name == "guarantee":
-        return {"none": "none: not private", "as-published": "as published, not proven"}.get(
-            value, str(value)
-        )
+        return guarantee_title(str(value))
     if name == "epsilon_max":
         spent = rounded_up(float(value), 4).replace("inf", "∞")
         return {"proven": spent, "as-published": f"claimed {spent}"}.get(guarantee, "none")

@@ -72,22 +72,32 @@ def header_of(title: str, below: str) -> str:
     )
 
 
-def drawing_of(content: Content, name: str, description: str, caption: str = "") -> str:
-    """Return a figure, drawn when the page opens.
+def drawing_of(content: Content, name: str) -> str:
+    """Return a figure, drawn when the page opens; nothing of one without a panel.
 
     Args:
-      content: with at least one panel.
+      content: of the figure.
       name: of the pictures that a reader saves.
-      description: what a screen reader says in place of the figure.
-      caption: below it.
     """
-    specification, said = page_specification(content), html.escape(description)
-    below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+    if not content.rows:
+        return ""
+    specification, said = page_specification(content), html.escape(_description_of(content))
     return (
         f'<figure class="drawing" data-name="{html.escape(name)}" data-description="{said}">'
         '<div class="canvas" role="region" tabindex="0" aria-label="Figure"><div></div></div>'
-        f'<script type="application/json">{script_json(specification)}</script>{below}</figure>'
+        f'<script type="application/json">{script_json(specification)}</script></figure>'
     )
+
+
+def _description_of(content: Content) -> str:
+    """Return what a figure shows, for who cannot see it; the numbers stand in the tables below."""
+    panels = "; ".join(
+        f"{panel.y_label} against {panel.axis.label}"
+        if not panel.axis.categorical
+        else f"{panel.y_label} of each {panel.axis.label.lower()}"
+        for panel in content.panels
+    )
+    return f"{content.title}. Panels: {panels}. The numbers stand in the tables below."
 
 
 def _packed_library() -> str:

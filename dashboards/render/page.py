@@ -16,21 +16,10 @@ def page_of(content: Content, name: str) -> str:
       content: of the figure.
       name: of the pictures that a reader saves.
     """
-    drawing = drawing_of(content, name, description_of(content)) if content.rows else ""
+    drawing = drawing_of(content, name)
     tables = content.tables if content.rows else [("What was trained", content.facts), *content.tables]
     shown = "".join(f"<h2>{html.escape(heading)}</h2>{boxed(table, heading)}" for heading, table in tables)
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in content.notes)
     head = header_of(content.title, f'<p class="soft">{html.escape(content.subtitle)}</p>')
     body = f'{head}<main id="main">{drawing}{notes}{shown}</main>'
     return document_of(content.title, body, scripts=(DRAWINGS,) if content.rows else ())
-
-
-def description_of(content: Content) -> str:
-    """Return what a figure shows, for who cannot see it; the numbers stand in the tables below."""
-    panels = "; ".join(
-        f"{panel.y_label} against {panel.axis.label}"
-        if not panel.axis.categorical
-        else f"{panel.y_label} of each {panel.axis.label.lower()}"
-        for panel in content.panels
-    )
-    return f"{content.title}. Panels: {panels}. The numbers stand in the tables below."

@@ -344,7 +344,7 @@ def _error_bars(panel: Panel, axes: _Axes, look: Json) -> list[Json]:
 
 def _markers(panel: Panel, axes: _Axes, faded: Json) -> list[Json]:
     """Return the markers, and invisible ones to hover over where a curve has none."""
-    name = panel.axis.label if panel.axis.categorical else panel.axis_symbol
+    name = panel.axis.label if panel.axis.categorical else panel.axis.symbol
     encoding = axes.across("place") | axes.values("value") | _tooltip({"name": name})
     marker: Json = {"type": "point", "opacity": 1, "strokeWidth": 1.2}
     found = [_layer("datum.marked", marker, encoding | _SYMBOL | faded)]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from dashboards.compose.content import Content, Table
 from dashboards.render.document import DRAWINGS, RELOAD, TABLES, document_of, drawing_of, header_of
-from dashboards.render.page import description_of
 from dashboards.render.tables import boxed, to_sortable_html
 from dashboards.report.content import Report
 
@@ -61,7 +60,7 @@ def _settings(table: Table) -> str:
 
 def _figure(content: Content) -> str:
     """Return a figure, its notes and its tables; the answer, which stands above, is no note here."""
-    drawn = drawing_of(content, "figure", description_of(content)) if content.rows else ""
+    drawn = drawing_of(content, "figure")
     tables = content.tables if content.rows else [("What was trained", content.facts), *content.tables]
     shown = "".join(f"<h3>{html.escape(name)}</h3>{boxed(table, name)}" for name, table in tables)
     folded = f"<details><summary>The figure's numbers, as tables</summary>{shown}</details>" if shown else ""

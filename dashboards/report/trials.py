@@ -13,6 +13,7 @@ from dashboards.compose.names import column_title, has_values, score_names, scor
 from dashboards.compose.questions import Question
 from dashboards.compose.search import NOT_SEARCHED
 from dashboards.compose.selection import AS_PUBLISHED, PROVEN, is_withheld
+from dashboards.compose.tables import guarantee_title
 from dpgcl_core.release.metrics import DURING, find_metric, is_reference
 from dpgcl_core.release.statement import rounded_up
 
@@ -44,7 +45,7 @@ def trial_table(shown: pd.DataFrame, question: Question, links: Mapping[str, str
         ]
         cells += [
             _epsilon(row),
-            Cell(text=_guarantee(row)),
+            Cell(text=guarantee_title(str(row["guarantee"]))),
             *(_setting(row[column], column) for column in others),
         ]
         rows.append([*cells, _seconds(row[_SECONDS])] if seconds else cells)
@@ -91,11 +92,6 @@ def _epsilon(row: Mapping[str, Any]) -> Cell:
         return Cell(text="none")
     claimed = "claimed " if row["guarantee"] == AS_PUBLISHED else ""
     return Cell(text=f"{claimed}{rounded_up(float(epsilon), 4)}", value=float(epsilon), name="epsilon")
-
-
-def _guarantee(row: Mapping[str, Any]) -> str:
-    texts = {"none": "none: not private", AS_PUBLISHED: "as published, not proven"}
-    return texts.get(str(row["guarantee"]), str(row["guarantee"]))
 
 
 def _seconds(value: float) -> Cell:
