@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 from dpgcl_core.command_line import errors_in_one_line
@@ -27,16 +27,8 @@ FIRST = (
 """What most people need first, besides the axes of a sweep."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Group:
-    title: str
-    description: str
-    options: list[tuple[Leaf, Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Page:
-    groups: Sequence[_Group]
+_Section = list[tuple[Leaf, Any]]
+"""Options with their values."""
 
 
 def show_help(
@@ -56,36 +48,46 @@ def show_help(
     """
     import tyro  # here, for it is needed by command lines alone
 
-    groups = [group for title, tree in trees.items() for group in _groups(title, tree)]
-    total = 0
-    for group in groups:
-        group.options[:] = [each for each in group.options if each[0].option not in varied]
-        total += len(group.options)
-        if not everything:
-            group.options[:] = [each for each in group.options if _comes_first(each[0])]
+    pages, total = list[Any](), 0
+    for title, tree in trees.items():
+        for name, node, options in _sections(title, tree):
+            found = [each for each in options if each[0].option not in varied]
+            total += len(found)
+            if shown := [each for each in found if everything or _comes_first(each[0])]:
+                pages.append((name, _page(name, shown, _first_line(node))))
     more = "" if everything else f"\n\n--help-all shows all {total} options."
-    registry = tyro.constructors.ConstructorRegistry()
-    registry.struct_rule(_struct_rule)
     with contextlib.suppress(SystemExit), errors_in_one_line(["--help"]):  # as after every help
         tyro.cli(
-            _Page,
-            default=_Page(groups=[group for group in groups if group.options]),
+            dataclasses.make_dataclass("Options", pages),
             args=["--help"],
             description=inspect.cleandoc(description or "") + more,
             config=(tyro.conf.OmitArgPrefixes,),
-            registry=registry,
         )
 
 
-def _groups(title: str, tree: Any) -> list[_Group]:
+def _page(name: str, options: _Section, description: str) -> type:
+    """A dataclass of some options, which tyro shows as a group."""
+    import tyro
+
+    fields = [
+        (
+            leaf.option,
+            Annotated[marked(leaf.type), tyro.conf.arg(help=leaf.help)],
+            dataclasses.field(default=value),
+        )
+        for leaf, value in options
+    ]
+    return dataclasses.make_dataclass(name, fields, namespace={"__doc__": description})
+
+
+def _sections(title: str, tree: Any) -> list[tuple[str, object, _Section]]:
     """The options of a tree by its nodes; those of no node come first."""
-    found = {"": _Group(title=title, description=_first_line(tree), options=[])}
+    found: dict[str, tuple[str, object, _Section]] = {"": (title, tree, [])}
     for leaf in leaves(type(tree)).values():
         section = "" if len(leaf.path) == 1 else leaf.path[0]
         if section not in found:
-            node = getattr(tree, section)
-            found[section] = _Group(title=section, description=_first_line(node), options=[])
-        found[section].options.append((leaf, leaf.of(tree)))
+            found[section] = (section, getattr(tree, section), [])
+        found[section][2].append((leaf, leaf.of(tree)))
     return list(found.values())
 
 
@@ -95,26 +97,6 @@ def _first_line(node: object) -> str:
 
 def _comes_first(leaf: Leaf) -> bool:
     return leaf.option in FIRST or (len(leaf.path) == 1 and leaf.option not in leaves(Start))
-
-
-def _struct_rule(info: Any) -> Any:
-    """How tyro takes pages and groups: a field for each group, and in it one for each option."""
-    import tyro
-
-    field, shown = tyro.constructors.StructFieldSpec, info.default
-    if isinstance(shown, _Page):
-        fields = [
-            field(name=group.title, type=_Group, default=group, helptext=group.description)
-            for group in shown.groups
-        ]
-    elif isinstance(shown, _Group):
-        fields = [
-            field(name=leaf.option, type=marked(leaf.type), default=value, helptext=leaf.help)
-            for leaf, value in shown.options
-        ]
-    else:
-        return None
-    return tyro.constructors.StructConstructorSpec(instantiate=dict, fields=tuple(fields))
 
 
 def marked(type_: Any) -> Any:
