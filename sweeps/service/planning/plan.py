@@ -43,7 +43,8 @@ from trainers.data.dataset import TrainingData, image_shape_of, modality_of, num
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.own import label_place
 from trainers.data.records import Records
-from trainers.evaluation.features import first_records
+from trainers.data.rows import row_of_each
+from trainers.evaluation.features import first_by_hash
 from trainers.tasks.task import task_of
 from trainers.training.foreign import foreign_note, refuse_mixing_network
 from trainers.training.microbatch import max_views
@@ -598,14 +599,14 @@ def _data_params(data: TrainingData, evaluation: EvaluationConfig) -> dict[str, 
     `num_scored_records`, and with labels `scored_majority_share`, the share of the most frequent class.
     """
     params: dict[str, Any] = {"image_shape": list(data.train.images.shape[1:])}
-    if data.queries is None or not data.evaluation_is_public:
+    queries = data.queries
+    if queries is None or not data.evaluation_is_public:
         return params
-    scored = first_records(data.queries, evaluation.max_query_records)
+    scored = first_by_hash(queries.ids, evaluation.max_query_records)
     params["num_scored_records"] = len(scored)
-    if scored.labels is not None:
-        params["scored_majority_share"] = float(
-            np.unique(scored.labels, return_counts=True)[1].max() / len(scored)
-        )
+    if queries.labels is not None:
+        labels = queries.labels[row_of_each(queries.row_starts, queries.ids, scored)]
+        params["scored_majority_share"] = float(np.unique_counts(labels).counts.max() / len(scored))
     return params
 
 
