@@ -143,16 +143,12 @@ class SweepBudget:
                 f"{spent.rdp_budget:.4g} at order {rule.order:g})"
             )
         costliest = max(self.trials, key=lambda trial: trial.config.epsilon())
-        more = self._num_more(costliest, planned)
+        more = _num_admitted(self.ledger, self.dataset_id, costliest, planned)
         return (
             f"{first}; then {more} more like {costliest.name} fit. What this sweep costs is the ε above. The "
             "ledger counts the same trials by a coarser rule, under which later sweeps may follow what "
             "earlier ones found, and promises its cap for all of them together"
         )
-
-    def _num_more(self, trial: Trial, planned: Sequence[PlannedTraining]) -> int:
-        """How many more trainings like one fit after those planned."""
-        return _num_admitted(self.ledger, self.dataset_id, trial, planned)
 
     def begin(self, remaining: Sequence[Trial], data: Path | None) -> None:
         """Charge all planned steps and those that resumed trainings may repeat, then write the grants.
@@ -259,7 +255,7 @@ class SweepBudget:
         """
         number = 0
         for trial in self.trials:
-            begun = self.folder.starts(trial.name).num_starts > 0 or self.folder.drawn(trial.name) is not None
+            begun = self.folder.has_begun(trial.name)
             if trial.name not in names or begun or trial.name not in self._open:
                 continue
             self._take_back(trial.name)
@@ -305,8 +301,7 @@ class SweepBudget:
         """Reserve what one more attempt may draw in all, and grant its steps."""
         path, num_steps = self.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
         before, starts = read_grant(path), self.folder.starts(trial.name)
-        begun = self.folder.drawn(trial.name) is not None or starts.num_starts > 0
-        if begun:
+        if self.folder.has_begun(trial.name):
             self._checkpoints(trial).outdate()  # one that was cut off may still draw what it has counted
         more = dict.fromkeys(held, 0)
         if SNR in held:

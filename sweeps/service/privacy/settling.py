@@ -97,11 +97,11 @@ def _take_back(folder: SweepFolder, trial: str) -> bool:
     """Grant no step more, and return whether the training may have drawn any."""
     path = folder.checkpoint_folder(trial)
     grant = read_grant(path)
-    has_traces = folder.starts(trial).num_starts > 0 or folder.drawn(trial) is not None
+    has_begun = folder.has_begun(trial)
     write_grant(path, replace(grant or Grant(num_steps=0), num_steps=0))
-    if has_traces:
+    if has_begun:
         attempts_of(folder.count_file(trial)).claim()
-    return has_traces or grant is None or folder.result(trial) is not None
+    return has_begun or grant is None or folder.result(trial) is not None
 
 
 def _num_charged(

@@ -180,6 +180,10 @@ class SweepFolder:
         traces = self.count_file(trial).is_file() or self._result_file(trial).exists()
         return known if traces else dataclasses.replace(known, num_lost=known.num_starts)
 
+    def has_begun(self, trial: str) -> bool:
+        """Return whether a trial has any trace of a start. Raises as `starts`."""
+        return self.starts(trial).num_starts > 0 or self.drawn(trial) is not None
+
     def mark_start(self, trial: str) -> None:
         """Count one more start of a trial, durably, before it can draw a step.
 
