@@ -92,7 +92,8 @@ def _parsed(
         print(f"{Path(sys.argv[0]).stem.replace('_', ' ')}: loading …", flush=True)
     named = frozenset({*given, *(file.values if file else ())})
     options = dataclasses.replace(options.completed(named), given=named)
-    _refuse_contradictions(options, given)
+    if found := list(_contradictions(options, given)):
+        raise _together(found)
     return options
 
 
@@ -341,11 +342,6 @@ def _unknown_option(name: str, valid: Collection[str]) -> str:
         return f"{name} is an option of an earlier version, {line}"
     told, _, _ = unknown_choice("option", name, [*valid, "--help", "--help-all"]).partition(" Valid: ")
     return f"{told} Valid: what --help-all lists"
-
-
-def _refuse_contradictions(options: SweepOptions, given: Collection[str]) -> None:
-    if found := list(_contradictions(options, given)):
-        raise _together(found)
 
 
 def _contradictions(options: SweepOptions, given: Collection[str]) -> Iterator[str]:

@@ -48,24 +48,24 @@ def show_help(
     """
     import tyro  # here, for it is needed by command lines alone
 
-    pages, total = list[Any](), 0
+    groups, total = list[Any](), 0
     for title, tree in trees.items():
         for name, node, options in _sections(title, tree):
             found = [each for each in options if each[0].option not in varied]
             total += len(found)
             if shown := [each for each in found if everything or _comes_first(each[0])]:
-                pages.append((name, _page(name, shown, _first_line(node))))
+                groups.append((name, _group(name, shown, _first_line(node))))
     more = "" if everything else f"\n\n--help-all shows all {total} options."
     with contextlib.suppress(SystemExit), errors_in_one_line(["--help"]):  # as after every help
         tyro.cli(
-            dataclasses.make_dataclass("Options", pages),
+            dataclasses.make_dataclass("Options", groups),
             args=["--help"],
             description=inspect.cleandoc(description or "") + more,
             config=(tyro.conf.OmitArgPrefixes,),
         )
 
 
-def _page(name: str, options: _Section, description: str) -> type:
+def _group(name: str, options: _Section, description: str) -> type:
     """A dataclass of some options, which tyro shows as a group."""
     import tyro
 

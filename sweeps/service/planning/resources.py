@@ -73,16 +73,12 @@ def resources_of(options: PlannerOptions) -> Resources:
         threads = config.performance.threads_per_worker
         seconds, fixed = (threads * each for each in _step_seconds(options, config, shape))
         rate = 1 / seconds
-    if options.num_weights is not None:
-        return Resources(
-            num_weights=options.num_weights,
-            records_per_second=rate,
-            is_measured=stated is None,
-            seconds_per_step=fixed,
-        )
-    memory = {size: _memory_bytes(_config(options, size), encoder, shape) for size in sizes}
+    num_weights, memory = options.num_weights, dict[GroupSize, float]()
+    if num_weights is None:
+        num_weights = num_trainable(encoder)
+        memory = {size: _memory_bytes(_config(options, size), encoder, shape) for size in sizes}
     return Resources(
-        num_weights=num_trainable(encoder),
+        num_weights=num_weights,
         records_per_second=rate,
         is_measured=stated is None,
         seconds_per_step=fixed,
