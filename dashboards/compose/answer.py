@@ -117,6 +117,11 @@ class Setting:
     over_best: Comparison | None
     trials: tuple[str, ...] = ()
 
+    @property
+    def is_contender(self) -> bool:
+        """Whether it is the highest, or not distinguishable from it."""
+        return self.over_best is None or not self.over_best.is_distinguishable
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -153,11 +158,7 @@ class Choice:
     @property
     def contenders(self) -> list[str]:
         """Names of the settings that are not distinguishable from the best one, itself included."""
-        return [
-            each.name
-            for each in self.settings
-            if each.over_best is None or not each.over_best.is_distinguishable
-        ]
+        return [each.name for each in self.settings if each.is_contender]
 
     @property
     def runner_up(self) -> Setting | None:
@@ -590,11 +591,9 @@ class _Candidates:
         starts = [start_of(cell, score) for cell in cells]
         names = {each[0] for each in starts if each}
         noise = _noise_variance(rows, score)
-        if is_search:
-            layout = _layout_within(cells, score, level, noise, outcomes)
-            num_repeats, num_left_out = min(map(len, cells)), 0
-        elif not paired:
-            layout = _with_gains_within(_layout_within(cells, score, level, noise, {}), cells, score)
+        if is_search or not paired:
+            layout = _layout_within(cells, score, level, noise, outcomes if is_search else {})
+            layout = layout if is_search else _with_gains_within(layout, cells, score)
             num_repeats, num_left_out = min(map(len, cells)), 0
         else:
             scores = pd.concat([_by_repeat(cell, cell[score]) for cell in cells], axis=1)
@@ -629,9 +628,6 @@ class _Candidates:
         layout, names = self.layout, [self._name(cell) for cell in self.cells]
         costs = _costs(self.trials, self.cells)
         best, taken = int(layout.means.argmax()), layout.recommend(costs)
-        over_best = [
-            None if each == best else layout.between(each, best, names[best]) for each in range(len(names))
-        ]
         settings = tuple(
             Setting(
                 name=names[number],
@@ -639,12 +635,12 @@ class _Candidates:
                 mean=float(layout.means[number]),
                 cost=costs[number],
                 over_start=layout.over_start(number, self.start),
-                over_best=over_best[number],
+                over_best=None if number == best else layout.between(number, best, names[best]),
                 trials=tuple(map(str, cell["trial"])) if "trial" in cell else (),
             )
             for number, cell in enumerate(self.cells)
         )
-        near = [i for i, each in enumerate(over_best) if each is None or not each.is_distinguishable]
+        near = [number for number, each in enumerate(settings) if each.is_contender]
         order = sorted(range(len(names)), key=lambda each: -layout.means[each])
         needed = layout.repeats_to_show(*order[:2]) if len(near) > 1 else None
         return Choice(

@@ -16,7 +16,7 @@ import pandas as pd
 
 from dashboards.compose.axes import Axis, ticks_of
 from dashboards.compose.content import Content, Curve, Panel, Reference, Style, Table
-from dashboards.compose.curves import staircase
+from dashboards.compose.curves import MARKERS, PRIVATE_COLOURS, staircase
 from dashboards.errors import DashboardError
 from dpgcl_core.accounting.filters import QuotaFilter
 from dpgcl_core.errors import unknown_choice
@@ -24,8 +24,7 @@ from dpgcl_core.ledger.account import Account
 from dpgcl_core.ledger.books import Books
 from dpgcl_core.ledger.chain import Entry
 
-_COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
-_MARKERS = ("square", "diamond", "triangle", "pentagon", "cross")
+_COLOURS = PRIVATE_COLOURS[:5]
 _LAST, _MOST_DOTS = 20, 60
 _ROW = Axis(column="row", label="Row of the ledger", symbol="row", scale="linear", dense=True)
 _KINDS = {
@@ -154,7 +153,7 @@ def _panel(rows: pd.DataFrame, numbers: pd.Series, places: Mapping[str, int]) ->
     curves: list[Curve] = []
     for name, each in rows.groupby("budget", sort=False):
         place = places[str(name)]
-        colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+        colour, marker = _COLOURS[place % len(_COLOURS)], MARKERS[place % len(MARKERS)]
         x = [ticks.positions[order] for order in _ROW.orders(each["row"])]
         lines = (("whole", "dashed", f"{name}, whole budget"), ("left", "solid", f"{name}, left"))
         for column, dash, label in lines:

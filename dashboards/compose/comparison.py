@@ -25,16 +25,14 @@ from dashboards.compose.names import (
     natural_key,
     panel_scores,
     score_names,
-    score_title,
     value_text,
 )
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.repeats import mean_and_error
-from dashboards.compose.search import NOT_SEARCHED
+from dashboards.compose.search import is_setting
 from dashboards.compose.selection import ORDER, cell_columns, shown_trials
-from dashboards.compose.tables import differences_for_readers
+from dashboards.compose.tables import cell_text, is_news, mean_text
 from dashboards.errors import DashboardError
-from dpgcl_core.release.metrics import find_metric
 
 SEED = "public_seed"
 _SAME = ("dataset", "scored_on")
@@ -42,9 +40,13 @@ _SCORERS = (
     *("max_index_records", "max_query_records", "num_neighbors", "readout", "score_on_held_out"),
     "score_noise_multiplier",
 )
-_NO_SETTINGS = {*NOT_SEARCHED, "num_trials", "noise_multiplier", "image_shape", "question"}
+_NO_SETTINGS = ("num_trials", "noise_multiplier", "image_shape", "question")
 _HASH = re.compile(r"^([0-9a-f]{8})[0-9a-f]{56}$")
 _UNPAIRED = "no seed in common: not paired"
+_TITLES = {
+    **{"score": "Score", "minus": "Minus", "difference": "Difference (points)"},
+    "num_repeats": "Seeds in common",
+}
 
 
 def overlaid(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -185,14 +187,19 @@ def _difference(own: pd.DataFrame, reference: pd.DataFrame, score: str) -> dict[
 
 
 def _between_for_readers(differences: pd.DataFrame) -> Table:
-    table = differences_for_readers(differences.assign(num_repeats=differences["num_repeats"].map(str)))
-    seeds = list(table.heading).index("Repeats")
-    rows = [
-        [_UNPAIRED if i == seeds and cell == "0" else cell for i, cell in enumerate(row)]
-        for row in table.rows
-    ]
-    heading = ["Seeds in common" if i == seeds else name for i, name in enumerate(table.heading)]
-    return Table(heading=heading, rows=rows)
+    """Return the differences with readable names, of scores in percentage points."""
+    plain = [str(name) for name in differences if name not in ("difference", "standard_error", "minus")]
+    place = plain.index("num_repeats")
+    axis, order = plain[place - 1], [*plain[:place], "minus", "difference", "num_repeats"]
+    order = [name for name in order if name == axis or is_news(differences, name)]
+    rows = []
+    for record in differences.to_dict("records"):
+        shown = dict(record)
+        shown["score"] = column_title(record["score"])
+        shown["difference"] = mean_text(record["difference"], record["standard_error"], 1, scale=100)
+        shown["num_repeats"] = str(record["num_repeats"] or _UNPAIRED)
+        rows.append([cell_text(name, shown[name], record["guarantee"]) for name in order])
+    return Table(heading=[_TITLES.get(name) or column_title(name) for name in order], rows=rows)
 
 
 def settings_that_differ(trials: pd.DataFrame) -> Table:
@@ -200,10 +207,10 @@ def settings_that_differ(trials: pd.DataFrame) -> Table:
     sweeps = dict(iter(trials.groupby(SWEEP, sort=False)))
     rows = []
     for column in map(str, trials):
-        if column in _NO_SETTINGS or find_metric(column) is not None or score_title(column):
+        if column in _NO_SETTINGS or column.startswith("sweep") or not is_setting(column):
             continue
         told = [_values(rows[column]) for rows in sweeps.values()]
-        if len(set(told)) > 1 and not column.startswith(("epsilon_", "sweep")):
+        if len(set(told)) > 1:
             rows.append([column_title(column), *told])
     return Table(heading=["Setting", *map(str, sweeps)], rows=rows)
 

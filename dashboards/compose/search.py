@@ -50,14 +50,16 @@ def searched_columns(shown: pd.DataFrame) -> list[str]:
         named = [name.strip() for name in str(shown["searched"].iloc[0]).split(",")]
         return [name for name in named if has_values(shown, name)]
     shown = shown[is_private(shown)] if is_private(shown).any() else shown
-    found = [
-        str(name)
-        for name in shown
-        if name not in NOT_SEARCHED and find_metric(str(name)) is None and not score_title(str(name))
-        if not str(name).startswith("epsilon_") and shown[name].map(str).nunique() > 1
-    ]
+    found = [name for name in map(str, shown) if is_setting(name) and shown[name].map(str).nunique() > 1]
     # σ is calibrated to the target, and so no setting of its own.
     return [name for name in found if name != "noise_multiplier" or "target_epsilon" not in found]
+
+
+def is_setting(name: str) -> bool:
+    """Return whether a column may be a setting of trials: it is no number of theirs, and names no run."""
+    if name in NOT_SEARCHED or find_metric(name) is not None or score_title(name):
+        return False
+    return not name.startswith("epsilon_")
 
 
 def objective(shown: pd.DataFrame) -> str | None:

@@ -101,12 +101,12 @@ def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[Reference
     plain = [
         name for name in summary if not re.fullmatch(r".*(_mean|_standard_error|_n|_gain_share)", str(name))
     ]
-    plain = [name for name in plain if name == axis or _is_news(summary, str(name))]
+    plain = [name for name in plain if name == axis or is_news(summary, str(name))]
     heading = [column_title(str(name)) for name in plain]
     heading += [_metric_title(name, is_score=name in scores) for name in metrics]
     rows = []
     for record in summary.to_dict("records"):
-        row = [_plain(str(name), record[name], record["guarantee"]) for name in plain]
+        row = [cell_text(str(name), record[name], record["guarantee"]) for name in plain]
         for name in metrics:
             values = [record[name + ending] for ending in _ENDINGS]
             if name.endswith(_GAIN):
@@ -135,24 +135,6 @@ def mean_text(mean: float, error: float, n: int, *, scale: float = 1) -> str:
     return f"{mean:.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
 
 
-def differences_for_readers(differences: pd.DataFrame) -> Table:
-    """Return the paired differences with readable names, of scores in percentage points."""
-    plain = [str(name) for name in differences if name not in ("difference", "standard_error", "minus")]
-    place = plain.index("num_repeats")
-    order = [*plain[:place], "minus", "difference", *plain[place:]]
-    axis = order[order.index("minus") - 1]
-    order = [name for name in order if name == axis or _is_news(differences, name)]
-    titles = {"score": "Score", "minus": "Minus", "difference": "Difference (points)"}
-    rows = []
-    for record in differences.to_dict("records"):
-        shown = dict(record)
-        shown["score"] = column_title(record["score"])
-        shown["difference"] = mean_text(record["difference"], record["standard_error"], 1, scale=100)
-        rows.append([_plain(name, shown[name], record["guarantee"]) for name in order])
-    heading = [titles.get(name, "Repeats" if name == "num_repeats" else column_title(name)) for name in order]
-    return Table(heading=heading, rows=rows)
-
-
 def _add_gains(table: pd.DataFrame, score: str, shown: pd.DataFrame, question: Question) -> None:
     """Add the columns of a score's gain to a table of cells."""
     cells = shown.groupby(cell_columns(shown, question))
@@ -177,7 +159,7 @@ def _metric_title(name: str, *, is_score: bool) -> str:
     return column_title(name) + (" (%)" if is_score else "")
 
 
-def _is_news(table: pd.DataFrame, name: str) -> bool:
+def is_news(table: pd.DataFrame, name: str) -> bool:
     """Return whether a column adds to the title and the notes."""
     return name not in ("method", "num_augmentations", "guarantee") or bool(table[name].nunique() > 1)
 
@@ -188,10 +170,10 @@ def guarantee_title(guarantee: str) -> str:
     return titles.get(guarantee, guarantee)
 
 
-def _plain(name: str, value: Any, guarantee: str) -> str:
+def cell_text(name: str, value: Any, guarantee: str) -> str:
     """Return a cell of a column that is no mean; ε is rounded up.
 
-    >>> _plain("epsilon_max", 9.9904, "proven"), _plain("epsilon_max", math.inf, "none")
+    >>> cell_text("epsilon_max", 9.9904, "proven"), cell_text("epsilon_max", math.inf, "none")
     ('9.991', 'none')
     """
     if isinstance(value, float) and math.isnan(value):

@@ -165,13 +165,19 @@ def _answer(record: SweepRecord, question: Question, notes: list[str]) -> Answer
 
 def _numbers(record: SweepRecord) -> PrivacyNumbers | None:
     """Return what the sweep cost, as far as it was recorded."""
-    cost = _statement(record).get("cost")
-    if not isinstance(cost, Mapping):
+    cost = _cost(record)
+    if not cost:
         return None
     names = ("training_epsilon", "tuned_epsilon", "delta")
     return PrivacyNumbers(
         **{name: cost.get(name) for name in names}, epsilon_remaining=record.metrics.get(LEFT_AFTER)
     )
+
+
+def _cost(record: SweepRecord) -> Mapping[str, Any]:
+    """Return what the privacy statement says of the cost; nothing without one."""
+    cost = _statement(record).get("cost")
+    return cost if isinstance(cost, Mapping) else {}
 
 
 def _figures(
@@ -220,16 +226,15 @@ def _promise(record: SweepRecord) -> str:
 
 def _privacy(record: SweepRecord, answer: Answer | None) -> list[tuple[str, str]]:
     """Return the rows of the privacy panel; of a sweep without a statement what was planned."""
-    statement = _statement(record)
-    given = statement.get("cost")
-    cost: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    statement, cost = _statement(record), _cost(record)
+    relation = cost.get("neighboring_relation") or record.params.get("neighboring_relation")
     rows = [
         ("ε of one training", _epsilon(cost.get("training_epsilon"))),
         ("ε of the whole sweep, tuning included", _tuned(record, cost)),
         ("δ", _delta(cost.get("delta", record.tags.get("tuned_delta")))),
         ("Theorem", cost.get("theorem") or record.tags.get("tuning_theorem")),
         ("Guarantee", _labels(record)),
-        ("Neighbouring data sets", cost.get("neighboring_relation") or _relation(record)),
+        ("Neighbouring data sets", relation),
         ("One record", statement.get("unit")),
         ("Release mode", statement.get("released") or record.tags.get("release_mode")),
         ("Data", statement.get("data") or record.tags.get("data_is")),
@@ -286,13 +291,6 @@ def _labels(record: SweepRecord) -> str:
     return ", ".join(f"{name}: {count} trial{'s' * (count != 1)}" for name, count in sorted(counts.items()))
 
 
-def _relation(record: SweepRecord) -> str | None:
-    found = record.params.get("neighboring_relation")
-    return None if found is None else str(found)
-
-
 def _command(record: SweepRecord) -> str:
-    question = str(record.params.get("question", "")).removesuffix("-tuning")
-    return (
-        f"python sweeps/{QUESTIONS[question].stem}.py --config config.yaml" if question in QUESTIONS else ""
-    )
+    question = question_of(record)
+    return "" if question is OWN else f"python sweeps/{question.stem}.py --config config.yaml"

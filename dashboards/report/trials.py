@@ -11,15 +11,15 @@ import pandas as pd
 from dashboards.compose.content import Cell, SortableTable
 from dashboards.compose.names import column_title, has_values, score_names, score_title, value_text
 from dashboards.compose.questions import Question
-from dashboards.compose.search import NOT_SEARCHED
+from dashboards.compose.search import is_setting
 from dashboards.compose.selection import AS_PUBLISHED, PROVEN, is_withheld
 from dashboards.compose.tables import guarantee_title
-from dpgcl_core.release.metrics import DURING, find_metric, is_reference
+from dpgcl_core.release.metrics import DURING, is_reference
 from dpgcl_core.release.statement import rounded_up
 
 _SECONDS = "train_seconds"
 # What follows from other settings, or only says how a training was run.
-_FOLLOWS = {"sampling_prob", "sensitivity", "data_is", "restarts", "notes", "tuned_from", "tuning_grid_size"}
+_FOLLOWS = {"sampling_prob", "sensitivity", "data_is", "restarts", "notes", "tags"}
 
 
 def trial_table(shown: pd.DataFrame, question: Question, links: Mapping[str, str]) -> SortableTable:
@@ -67,11 +67,9 @@ def withheld_names(trials: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
 
 
 def _is_setting(name: str) -> bool:
-    if name in NOT_SEARCHED or name in _FOLLOWS or name == "tags":
+    if name in _FOLLOWS or name.startswith(("tuned_", "tuning_")) or name.endswith(DURING):
         return False
-    if name.startswith(("epsilon_", "tuned_", "tuning_")) or find_metric(name) is not None:
-        return False
-    return not (score_title(name) or is_reference(name) or name.endswith(DURING))
+    return is_setting(name) and not is_reference(name)
 
 
 def _setting(value: Any, name: str) -> Cell:
