@@ -19,10 +19,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.sampling.groups import GroupSize
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import of_methods
-from sweeps.service.questions import run_question
+from sweeps.service.planning.trials import Point
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 SCORED = 10
@@ -54,13 +54,16 @@ class ConvergenceOptions(SweepOptions):
         )
 
 
-def main() -> int:
-    """Run the sweep."""
-    options = parse_options(ConvergenceOptions, description=__doc__)
-    points = of_methods(
+def points(options: ConvergenceOptions) -> list[Point]:
+    """Return one point per method and group size."""
+    return of_methods(
         options.mechanism, options.methods, group_sizes=options.group_sizes, non_private=options.non_private
     )
-    return run_question("convergence", options, points)
+
+
+def main() -> int:
+    """Run the sweep."""
+    return run_script("convergence", ConvergenceOptions, points, description=__doc__)
 
 
 if __name__ == "__main__":

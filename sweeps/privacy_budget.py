@@ -18,11 +18,10 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import of_samplings
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_question
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 
@@ -41,13 +40,16 @@ class PrivacyBudgetOptions(SweepOptions):
         return changed(super().tiny(), epsilons=(10.0,))
 
 
+def points(options: PrivacyBudgetOptions) -> list[Point]:
+    """Return one point per ε and way of sampling."""
+    values = dict.fromkeys([*options.epsilons, *((math.inf,) if options.non_private else ())])
+    found = [Point(label=f"eps{value:g}", changes={"epsilon": value}) for value in values]
+    return of_samplings(found, options.sampling_grid)
+
+
 def main() -> int:
     """Run the sweep."""
-    options = parse_options(PrivacyBudgetOptions, description=__doc__)
-    values = dict.fromkeys([*options.epsilons, *((math.inf,) if options.non_private else ())])
-    points = [Point(label=f"eps{value:g}", changes={"epsilon": value}) for value in values]
-    points = of_samplings(points, options.sampling_grid)
-    return run_question("privacy-budget", options, points)
+    return run_script("privacy-budget", PrivacyBudgetOptions, points, description=__doc__)
 
 
 if __name__ == "__main__":

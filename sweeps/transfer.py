@@ -18,10 +18,10 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import of_methods
-from sweeps.service.questions import run_question
+from sweeps.service.planning.trials import Point
+from sweeps.service.questions import run_script
 from trainers.config.tree import changed
 
 # Probed unless others are named: for all but digits itself nothing has to be downloaded.
@@ -51,13 +51,16 @@ class TransferOptions(SweepOptions):
         return changed(self, probe_datasets=probed)
 
 
-def main() -> int:
-    """Run the sweep."""
-    options = parse_options(TransferOptions, description=__doc__)
-    points = of_methods(
+def points(options: TransferOptions) -> list[Point]:
+    """Return one point per method and ε."""
+    return of_methods(
         options.mechanism, options.methods, epsilons=options.epsilons, non_private=options.non_private
     )
-    return run_question("transfer", options, points)
+
+
+def main() -> int:
+    """Run the sweep."""
+    return run_script("transfer", TransferOptions, points, description=__doc__)
 
 
 if __name__ == "__main__":
