@@ -27,18 +27,22 @@ OPTION_TITLES = {
     "warm-start": "warm start",
 }
 """Of the ablation's options."""
+_SIGNED_COLUMNS = {
+    "group_size": ("Group size", "S"),
+    "expected_batch_size": ("Expected batch size", "B"),
+    "num_augmentations": ("Augmented copies", "Nₐ"),
+    "l2_clip_norm": ("Clip norm", "C"),
+    "noise_multiplier": ("Noise multiplier", "σ"),
+    "target_epsilon": ("Target", "ε"),
+    "temperature": ("Temperature", "τ"),
+    "tan_factor": ("B and σ divided by", "k"),
+    "num_steps": ("Steps", "T"),
+}
+"""Name and sign of each column that labels such as "S = 8" show by its sign."""
 _COLUMN_NAMES = {
-    "group_size": "Group size S",
-    "expected_batch_size": "Expected batch size B",
-    "num_augmentations": "Augmented copies Nₐ",
-    "l2_clip_norm": "Clip norm C",
-    "noise_multiplier": "Noise multiplier σ",
-    "target_epsilon": "Target ε",
-    "temperature": "Temperature τ",
-    "tan_factor": "B and σ divided by k",
+    **{column: f"{name} {sign}" for column, (name, sign) in _SIGNED_COLUMNS.items()},
     "sampling_prob": "Sampling probability q",
     "sampled": "Sampled",
-    "num_steps": "Steps T",
     "learning_rate": "Learning rate",
     "weight_decay": "Weight decay",
     "embedding_dim": "Embedding width",
@@ -61,19 +65,6 @@ _WORDS = {
     **{"num": "number of", "prob": "probability", "max": "largest", "min": "smallest", "l2": "L2"},
     **{"ema": "weight-averaging", "lora": "LoRA", "snr": "SNR", "public": "public"},
 }
-_SYMBOLS = {
-    "group_size": "S",
-    "expected_batch_size": "B",
-    "num_augmentations": "Nₐ",
-    "l2_clip_norm": "C",
-    "noise_multiplier": "σ",
-    "target_epsilon": "ε",
-    "temperature": "τ",
-    "tan_factor": "k",
-    "num_steps": "T",
-}
-
-
 _MOST_NAMES = 5
 
 
@@ -221,7 +212,7 @@ def _source_title(name: str) -> str:
 
 def symbol(column: str) -> str:
     """Return the sign of a column in labels such as "S = 8"."""
-    return _SYMBOLS.get(column) or _in_words(column)
+    return _SIGNED_COLUMNS[column][1] if column in _SIGNED_COLUMNS else _in_words(column)
 
 
 def value_text(value: Any) -> str:

@@ -42,34 +42,16 @@ class Compared:
     prefix: str
     label: str
     colour: str
-    dash: str
-    of_trials: bool
+    dash: str = "solid"
+    of_trials: bool = True
 
 
 COMPARED = (
     Compared(prefix="raw_pixels_", label="raw pixels", colour="#9A9A9A", dash="dotted", of_trials=False),
     Compared(prefix="hog_", label="HOG", colour="#9A9A9A", dash="dashdot", of_trials=False),
-    Compared(
-        prefix=f"{UNTRAINED}_",
-        label="untrained network",
-        colour=REFERENCE_COLOUR,
-        dash="dashed",
-        of_trials=True,
-    ),
-    Compared(
-        prefix=f"{PUBLIC_START}_",
-        label="public start alone",
-        colour="#222222",
-        dash="solid",
-        of_trials=True,
-    ),
-    Compared(
-        prefix=f"{PRIVATE_START}_",
-        label="private start alone",
-        colour="#222222",
-        dash="solid",
-        of_trials=True,
-    ),
+    Compared(prefix=f"{UNTRAINED}_", label="untrained network", colour=REFERENCE_COLOUR, dash="dashed"),
+    Compared(prefix=f"{PUBLIC_START}_", label="public start alone", colour="#222222"),
+    Compared(prefix=f"{PRIVATE_START}_", label="private start alone", colour="#222222"),
 )
 
 
