@@ -1632,10 +1632,10 @@ BREAKAGES = (
     Breakage(
         name="captions are padded to the longest of the batch",
         file="trainers/tasks/captions.py",
-        before="return images.unflatten(0, groups.shape), tokens.unflatten(0, groups.shape)",
+        before="        return images, tokens\n",
         after=(
-            "tokens = tokens[..., : int((tokens == network.end_token).int().argmax(-1).max()) + 1]\n"
-            "        return images.unflatten(0, groups.shape), tokens.unflatten(0, groups.shape)"
+            "        tokens = tokens[..., : int((tokens == network.end_token).int().argmax(-1).max()) + 1]\n"
+            "        return images, tokens\n"
         ),
         tests=(
             "tests/trainers/tasks/test_captions.py::"

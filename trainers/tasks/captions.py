@@ -16,18 +16,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError
-from trainers.config.training import (
-    AnyNetworkConfig,
-    CaptionerConfig,
-    TrainingConfig,
-)
+from trainers.config.training import AnyNetworkConfig, CaptionerConfig, TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
@@ -37,7 +31,7 @@ from trainers.models.captioner import Captioner, build_captioner
 from trainers.models.encoder import ImageShape
 from trainers.models.precision import pass_in, scale_gradient
 from trainers.tasks.pairs import pair_views
-from trainers.tasks.per_record import NUM_PROBES, PerRecordTask
+from trainers.tasks.per_record import NUM_PROBES, PerRecordTask, Rows
 
 
 class Captions(PerRecordTask[Captioner]):
@@ -55,37 +49,19 @@ class Captions(PerRecordTask[Captioner]):
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> Captioner:
         return build_captioner(_network(config), image_shape, config.public_seed)
 
-    def inputs(
-        self,
-        config: TrainingConfig,
-        network: Captioner,
-        records: ImageTextRecords,
-        groups: NDArray[np.int64],
-        *,
-        step: int,
-        num_augmentations: int,
-    ) -> GroupInputs:
-        rows = groups.reshape(-1)
+    def make_inputs(
+        self, config: TrainingConfig, network: Captioner, records: ImageTextRecords, rows: Rows, step: int
+    ) -> tuple[Tensor, Tensor]:
         images, tokens = pair_views(config, network, records, rows, step=step, num_views=1)
-        return images.unflatten(0, groups.shape), tokens.unflatten(0, groups.shape)
+        return images, tokens
 
-    def blank_inputs(
-        self, network: Captioner, image_shape: tuple[int, ...], shape: tuple[int, int, int]
-    ) -> GroupInputs:
-        device = next(network.parameters()).device
-        images = torch.zeros(*shape, *image_shape, device=device)
-        return images, torch.zeros(*shape, network.max_tokens, dtype=torch.int64, device=device)
+    def make_blank_conditions(self, network: Captioner, shape: tuple[int, int, int]) -> Tensor:
+        return torch.zeros(*shape, network.max_tokens, dtype=torch.int64)
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> ImageTextRecords:
         return make_shape_pairs(count, seed=0, image_size=image_shape[1])
 
-    def objective(
-        self,
-        config: TrainingConfig,
-        network: Captioner,
-        precision: AnyNetworkConfig | None = None,
-        target: Captioner | None = None,
-    ) -> Objective:
+    def losses(self, network: Captioner, precision: AnyNetworkConfig | None) -> Objective:
         return caption_losses(network, precision)
 
     def evaluate(self, network: Captioner, scoring: Scoring) -> dict[str, float]:
@@ -93,17 +69,14 @@ class Captions(PerRecordTask[Captioner]):
             return {}
         return captions.evaluate(network, scoring)
 
-    def made_up(self, network: Captioner, seed: int) -> tuple[Tensor, Tensor]:
-        """Inputs of as many groups of one as a probe of mixing needs, with captions of several lengths."""
-        generator = torch.Generator().manual_seed(seed)
-        images = torch.randn(NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
+    def draw_conditions(self, network: Captioner, generator: torch.Generator) -> Tensor:
+        """Return tokens of captions of several lengths."""
         words = torch.randint(network.start_token, (NUM_PROBES, network.max_tokens), generator=generator)
         lengths = torch.randint(1, network.max_tokens, (NUM_PROBES, 1), generator=generator)
         places = torch.arange(network.max_tokens)
         tokens = torch.where(places < lengths, words, 0).masked_fill(places == lengths, network.end_token)
         tokens[:, 0] = network.start_token
-        device = next(network.parameters()).device
-        return images.to(device), tokens[:, None, None].to(device)
+        return tokens[:, None, None]
 
 
 CAPTIONS = Captions()

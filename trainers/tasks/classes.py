@@ -18,7 +18,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
@@ -50,7 +49,7 @@ from trainers.models.masked import build_masked
 from trainers.models.precision import pass_in, scale_gradient
 from trainers.models.starting import is_classifier, load_given, load_whole
 from trainers.tasks.images import synthetic_images
-from trainers.tasks.per_record import NUM_PROBES, PerRecordTask
+from trainers.tasks.per_record import NUM_PROBES, PerRecordTask, Rows
 from trainers.tasks.task import image_views
 from trainers.views.images import normalise
 
@@ -121,29 +120,17 @@ class Classes(PerRecordTask[Classifier]):
         else:
             network.to(device)
 
-    def inputs(
-        self,
-        config: TrainingConfig,
-        network: Classifier,
-        records: Records,
-        groups: NDArray[np.int64],
-        *,
-        step: int,
-        num_augmentations: int,
-    ) -> GroupInputs:
-        rows, seed = groups.reshape(-1), config.public_seed
+    def make_inputs(
+        self, config: TrainingConfig, network: Classifier, records: Records, rows: Rows, step: int
+    ) -> tuple[Tensor, Tensor]:
+        seed = config.public_seed
         pixels = records.images_at(rows, seed=seed, step=step)
         views = image_views(config, network, pixels, records.ids[rows], step=step, num_views=1)
         labels = torch.from_numpy(records.labels_at(rows, seed=seed, step=step)).to(views.device)
-        targets = F.one_hot(labels, network.num_classes).float()
-        return views.unflatten(0, groups.shape), targets[:, None].unflatten(0, groups.shape)
+        return views, F.one_hot(labels, network.num_classes).float()[:, None]
 
-    def blank_inputs(
-        self, network: Classifier, image_shape: tuple[int, ...], shape: tuple[int, int, int]
-    ) -> GroupInputs:
-        device = next(network.parameters()).device
-        targets = torch.zeros(*shape, network.num_classes, device=device)
-        return torch.zeros(*shape, *image_shape, device=device), targets
+    def make_blank_conditions(self, network: Classifier, shape: tuple[int, int, int]) -> Tensor:
+        return torch.zeros(*shape, network.num_classes)
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
         images = synthetic_images(count, image_shape)
@@ -153,25 +140,16 @@ class Classes(PerRecordTask[Classifier]):
         with torch.no_grad():
             network(inputs[0].flatten(0, 2))
 
-    def objective(
-        self,
-        config: TrainingConfig,
-        network: Classifier,
-        precision: AnyNetworkConfig | None = None,
-        target: Classifier | None = None,
-    ) -> Objective:
+    def losses(self, network: Classifier, precision: AnyNetworkConfig | None) -> Objective:
         return class_losses(network, precision)
 
     def evaluate(self, network: Classifier, scoring: Scoring) -> dict[str, float]:
         return classes.evaluate(network, scoring)
 
-    def made_up(self, network: Classifier, seed: int) -> tuple[Tensor, Tensor]:
-        """Inputs of as many groups of one as a probe of mixing needs, with labels of all classes."""
-        generator = torch.Generator().manual_seed(seed)
-        images = torch.randn(NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
+    def draw_conditions(self, network: Classifier, generator: torch.Generator) -> Tensor:
+        """Return labels of all classes."""
         labels = torch.randint(network.num_classes, (NUM_PROBES, 1, 1), generator=generator)
-        device = next(network.parameters()).device
-        return images.to(device), F.one_hot(labels, network.num_classes).float().to(device)
+        return F.one_hot(labels, network.num_classes).float()
 
 
 CLASSES = Classes()

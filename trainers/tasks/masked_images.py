@@ -12,18 +12,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
 from trainers.config.nodes import POOLED
-from trainers.config.training import (
-    AnyNetworkConfig,
-    MaskedNetworkConfig,
-    TrainingConfig,
-)
+from trainers.config.training import AnyNetworkConfig, MaskedNetworkConfig, TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.records import Records
 from trainers.evaluation import features
@@ -32,7 +27,7 @@ from trainers.models.encoder import ImageShape
 from trainers.models.masked import MaskedAutoEncoder, build_masked
 from trainers.models.precision import pass_in, scale_gradient
 from trainers.tasks.images import synthetic_images
-from trainers.tasks.per_record import NUM_PROBES, PerRecordTask
+from trainers.tasks.per_record import NUM_PROBES, PerRecordTask, Rows
 from trainers.tasks.task import image_views
 
 
@@ -57,52 +52,29 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
             )
         super().check_network(config, network, image_shape)
 
-    def inputs(
-        self,
-        config: TrainingConfig,
-        network: MaskedAutoEncoder,
-        records: AnyRecords,
-        groups: NDArray[np.int64],
-        *,
-        step: int,
-        num_augmentations: int,
-    ) -> GroupInputs:
-        rows, seed = groups.reshape(-1), config.public_seed
+    def make_inputs(
+        self, config: TrainingConfig, network: MaskedAutoEncoder, records: AnyRecords, rows: Rows, step: int
+    ) -> tuple[Tensor, Tensor]:
+        seed, ids = config.public_seed, records.ids[rows]
         pixels = records.images_at(rows, seed=seed, step=step)
-        ids = records.ids[rows]
         views = image_views(config, network, pixels, ids, step=step, num_views=1)
-        orders = patch_orders(ids, network.num_patches, seed=seed, step=step)[:, None]
-        return views.unflatten(0, groups.shape), orders.to(views.device).unflatten(0, groups.shape)
+        return views, patch_orders(ids, network.num_patches, seed=seed, step=step)[:, None]
 
-    def blank_inputs(
-        self, network: MaskedAutoEncoder, image_shape: tuple[int, ...], shape: tuple[int, int, int]
-    ) -> GroupInputs:
-        device = next(network.parameters()).device
-        orders = torch.arange(network.num_patches, device=device).expand(*shape, -1)
-        return torch.zeros(*shape, *image_shape, device=device), orders.contiguous()
+    def make_blank_conditions(self, network: MaskedAutoEncoder, shape: tuple[int, int, int]) -> Tensor:
+        return torch.arange(network.num_patches).expand(*shape, -1).contiguous()
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
         return synthetic_images(count, image_shape)
 
-    def objective(
-        self,
-        config: TrainingConfig,
-        network: MaskedAutoEncoder,
-        precision: AnyNetworkConfig | None = None,
-        target: MaskedAutoEncoder | None = None,
-    ) -> Objective:
+    def losses(self, network: MaskedAutoEncoder, precision: AnyNetworkConfig | None) -> Objective:
         return masked_losses(network, precision)
 
     def evaluate(self, network: MaskedAutoEncoder, scoring: Scoring) -> dict[str, float]:
         return features.evaluate(network, scoring)
 
-    def made_up(self, network: MaskedAutoEncoder, seed: int) -> tuple[Tensor, Tensor]:
-        """Inputs of as many groups of one as a probe of mixing needs."""
-        generator = torch.Generator().manual_seed(seed)
-        images = torch.randn(NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
-        noise = torch.rand(NUM_PROBES, 1, 1, network.num_patches, generator=generator)
-        device = next(network.parameters()).device
-        return images.to(device), noise.argsort(-1).to(device)
+    def draw_conditions(self, network: MaskedAutoEncoder, generator: torch.Generator) -> Tensor:
+        """Return orders of patches."""
+        return torch.rand(NUM_PROBES, 1, 1, network.num_patches, generator=generator).argsort(-1)
 
 
 MASKED_IMAGES = MaskedImages()

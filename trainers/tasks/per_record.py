@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.clipping.cross_record import check_layers, refuse_mixed_groups
-from dpgcl_core.clipping.types import GroupInputs
-from trainers.config.training import TrainingConfig
+from dpgcl_core.clipping.types import GroupInputs, Objective
+from trainers.config.training import AnyNetworkConfig, TrainingConfig
 from trainers.models.encoder import ImageShape
 from trainers.models.starting import load_whole
 from trainers.tasks.task import NetworkT, Task
+
+Rows = NDArray[np.int64]
 
 NUM_PROBES = 4
 """Groups of one that a probe of mixing takes."""
@@ -24,7 +28,7 @@ _CPU_VIEWS_AT_ONCE = 32
 
 
 class PerRecordTask(Task[NetworkT]):
-    """A task whose network takes images, and beside each what its own objective asks for."""
+    """A task whose network takes images, and with each a *condition*: what its own objective asks for."""
 
     embeds: ClassVar[bool] = False
     cpu_views_at_once: ClassVar[int] = _CPU_VIEWS_AT_ONCE
@@ -38,8 +42,22 @@ class PerRecordTask(Task[NetworkT]):
         """
 
     @abstractmethod
-    def made_up(self, network: NetworkT, seed: int) -> tuple[Tensor, Tensor]:
-        """Return inputs of `NUM_PROBES` groups of one, to look for mixing with."""
+    def make_inputs(
+        self, config: TrainingConfig, network: NetworkT, records: Any, rows: Rows, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return images `[n, 1, C, H, W]` and conditions `[n, 1, ...]` of records `rows` at a step."""
+
+    @abstractmethod
+    def make_blank_conditions(self, network: NetworkT, shape: tuple[int, int, int]) -> Tensor:
+        """Return conditions of no content; `shape` is (groups, group_size, views)."""
+
+    @abstractmethod
+    def draw_conditions(self, network: NetworkT, generator: torch.Generator) -> Tensor:
+        """Return conditions of `NUM_PROBES` groups of one, to look for mixing with."""
+
+    @abstractmethod
+    def losses(self, network: NetworkT, precision: AnyNetworkConfig | None) -> Objective:
+        """Return the mean loss of a group's views, `[groups]`, of images and conditions."""
 
     def build(
         self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
@@ -51,8 +69,15 @@ class PerRecordTask(Task[NetworkT]):
 
     def check_network(self, config: TrainingConfig, network: NetworkT, image_shape: tuple[int, ...]) -> None:
         check_layers(network)
-        probes = [self.made_up(network, seed) for seed in (0, 1)]
+        probes = [self._draw_probe(network, seed) for seed in (0, 1)]
         refuse_mixed_groups(network, self.objective(config, network), *probes)
+
+    def _draw_probe(self, network: Any, seed: int) -> tuple[Tensor, Tensor]:
+        """Inputs of as many groups of one as a probe of mixing needs."""
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randn(NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
+        device = next(network.parameters()).device
+        return images.to(device), self.draw_conditions(network, generator).to(device)
 
     def start_note(self, config: TrainingConfig) -> str:
         return ""
@@ -63,7 +88,36 @@ class PerRecordTask(Task[NetworkT]):
     def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
         return 1
 
+    def inputs(
+        self,
+        config: TrainingConfig,
+        network: NetworkT,
+        records: Any,
+        groups: Rows,
+        *,
+        step: int,
+        num_augmentations: int,
+    ) -> GroupInputs:
+        images, conditions = self.make_inputs(config, network, records, groups.reshape(-1), step)
+        return images.unflatten(0, groups.shape), conditions.to(images.device).unflatten(0, groups.shape)
+
+    def blank_inputs(
+        self, network: NetworkT, image_shape: tuple[int, ...], shape: tuple[int, int, int]
+    ) -> GroupInputs:
+        device = next(network.parameters()).device
+        images = torch.zeros(*shape, *image_shape, device=device)
+        return images, self.make_blank_conditions(network, shape).to(device)
+
+    def objective(
+        self,
+        config: TrainingConfig,
+        network: NetworkT,
+        precision: AnyNetworkConfig | None = None,
+        target: NetworkT | None = None,
+    ) -> Objective:
+        return self.losses(network, precision)
+
     def run(self, network: NetworkT, inputs: GroupInputs) -> None:
-        images, beside = inputs
+        images, conditions = inputs
         with torch.no_grad():
-            network(images.flatten(0, 2), beside.flatten(0, 2))
+            network(images.flatten(0, 2), conditions.flatten(0, 2))
