@@ -22,19 +22,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.networks import CaptionerConfig
 from trainers.models.clip.published import ClipSpec
 from trainers.models.clip.tokens import ClipTokenizer
 from trainers.models.transformer import (
     Blocks,
+    EncoderSize,
     ImageShape,
-    cut_patches,
-    grid_positions,
+    PatchEncoder,
     initialise_,
     num_heads_of,
-    patch_grid,
     sequence_positions,
+    size_named,
 )
 
 _HALF = (0.5, 0.5, 0.5)
@@ -44,19 +43,16 @@ _TOKEN_STD = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """Depth and width of both transformers, their tokens, and the side of a patch unless one is given.
+class Size(EncoderSize):
+    """Of both transformers, and of their tokens.
 
     Attributes:
       vocabulary: tokens that are known, the first of open_clip's.
       max_tokens: of a caption, with its start and end.
     """
 
-    depth: int
-    width: int
     decoder_depth: int = 6
     decoder_width: int
-    patch_size: int = 16
     vocabulary: int = 32_000
     max_tokens: int = 40
 
@@ -97,7 +93,7 @@ class NextTokens(NamedTuple):
         return self.log_likelihoods.sum(1) / self.counts.sum(1).clamp_min(1)
 
 
-class Captioner(nn.Module):
+class Captioner(PatchEncoder):
     """An encoder of images and a decoder of captions.
 
     Args:
@@ -109,10 +105,6 @@ class Captioner(nn.Module):
       recomputes: see `Blocks`.
 
     Attributes:
-      image_shape: of the images.
-      feature_dim: width of the features.
-      patch_size: side of a patch in pixels.
-      num_patches: of an image.
       max_tokens: of a caption, with its start and end.
       vocabulary: tokens that are known.
 
@@ -120,7 +112,6 @@ class Captioner(nn.Module):
       ConfigError: the patch size does not divide the image.
     """
 
-    image_positions: Tensor
     token_positions: Tensor
 
     def __init__(
@@ -132,15 +123,9 @@ class Captioner(nn.Module):
         tie_embeddings: bool = False,
         recomputes: bool = False,
     ) -> None:
-        super().__init__()
-        grid = patch_grid(image_shape, patch_size)
-        self.image_shape, self.feature_dim = image_shape, size.width
-        self.patch_size, self.num_patches = patch_size, grid[0] * grid[1]
+        super().__init__(size, image_shape, patch_size=patch_size, recomputes=recomputes)
         self.max_tokens, self.vocabulary = size.max_tokens, size.vocabulary
         width = size.decoder_width
-        self.embed = nn.Linear(image_shape[0] * patch_size**2, size.width)
-        self.encoder = Blocks(size.depth, size.width, num_heads_of(size.width), recomputes=recomputes)
-        self.norm = nn.LayerNorm(size.width)
         self.embed_tokens = nn.Embedding(size.vocabulary, width)
         self.decoder = Blocks(
             size.decoder_depth,
@@ -151,7 +136,6 @@ class Captioner(nn.Module):
         )
         self.decoder_norm = nn.LayerNorm(width)
         self.predict = nn.Linear(width, size.vocabulary, bias=False)
-        self.register_buffer("image_positions", grid_positions(size.width, *grid), persistent=False)
         self.register_buffer(
             "token_positions", sequence_positions(width, size.max_tokens - 1), persistent=False
         )
@@ -179,16 +163,6 @@ class Captioner(nn.Module):
         return ClipTokenizer(
             ClipSpec(name="captioner", architecture={"text_cfg": text}, mean=_HALF, std=_HALF)
         )
-
-    def encode(self, images: Tensor) -> Tensor:
-        """Return the tokens `[n, patches, feature_dim]` of normalised images `[n, C, H, W]`."""
-        patches = cut_patches(images, self.patch_size)
-        encoded: Tensor = self.norm(self.encoder(self.embed(patches) + self.image_positions))
-        return encoded
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`."""
-        return self.encode(images).mean(1)
 
     def decode(self, encoded: Tensor, tokens: Tensor) -> Tensor:
         """Return the logits of every next token, `[n, length, vocabulary]`.
@@ -262,9 +236,7 @@ def build_captioner(config: CaptionerConfig, image_shape: ImageShape, seed: int)
     >>> network.features(images).shape, network(images, tokens).shape
     (torch.Size([2, 64]), torch.Size([2, 63, 1024]))
     """
-    if config.name not in SIZES:
-        raise ConfigError(unknown_choice("network of dp_cap", config.name, SIZES))
-    size = SIZES[config.name]
+    size = size_named(config.name, SIZES, "dp_cap")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Captioner(

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError
 from trainers.config.networks import MaskedNetworkConfig
 from trainers.models.transformer import (
     Blocks,
+    EncoderSize,
     ImageShape,
-    cut_patches,
+    PatchEncoder,
     grid_positions,
     initialise_,
     num_heads_of,
-    patch_grid,
+    size_named,
 )
 
 _VARIANCE_FLOOR = 1e-6
@@ -30,14 +31,11 @@ _VARIANCE_FLOOR = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """Depth and width of both transformers, and the side of a patch unless one is given."""
+class Size(EncoderSize):
+    """Of both transformers."""
 
-    depth: int
-    width: int
     decoder_depth: int = 4
     decoder_width: int = 512
-    patch_size: int = 16
 
 
 SIZES = {
@@ -53,7 +51,7 @@ the numbers of weights of its table 4, but for the last: depth 24 and width 1,02
 233.3."""
 
 
-class MaskedAutoEncoder(nn.Module):
+class MaskedAutoEncoder(PatchEncoder):
     """An encoder of the visible patches and a decoder of all.
 
     Args:
@@ -64,17 +62,12 @@ class MaskedAutoEncoder(nn.Module):
       recomputes: see `Blocks`.
 
     Attributes:
-      image_shape: of the images.
-      feature_dim: width of the features.
-      patch_size: side of a patch in pixels.
-      num_patches: of an image.
-      num_hidden: of these.
+      num_hidden: of the patches.
 
     Raises:
       ConfigError: the patch size does not divide the image, or no patch is hidden, or none is left.
     """
 
-    encoder_positions: Tensor
     decoder_positions: Tensor
 
     def __init__(
@@ -86,41 +79,24 @@ class MaskedAutoEncoder(nn.Module):
         mask_ratio: float,
         recomputes: bool = False,
     ) -> None:
-        super().__init__()
-        rows, columns = patch_grid(image_shape, patch_size)
-        self.image_shape, self.feature_dim = image_shape, size.width
-        self.num_patches = rows * columns
+        super().__init__(size, image_shape, patch_size=patch_size, recomputes=recomputes)
         self.num_hidden = round(mask_ratio * self.num_patches)
         if not 0 < self.num_hidden < self.num_patches:
             raise ConfigError(
                 f"mask_ratio must hide a patch and leave one: {mask_ratio} of {self.num_patches} patches "
                 f"hides {self.num_hidden}; give another --mask-ratio, or a smaller --patch-size"
             )
-        self.patch_size = patch_size
-        numbers = image_shape[0] * patch_size**2
-        self.embed = nn.Linear(numbers, size.width)
-        self.encoder = Blocks(size.depth, size.width, num_heads_of(size.width), recomputes=recomputes)
-        self.norm = nn.LayerNorm(size.width)
         self.to_decoder = nn.Linear(size.width, size.decoder_width)
         self.hidden = nn.Embedding(1, size.decoder_width)
         self.decoder = Blocks(
             size.decoder_depth, size.decoder_width, num_heads_of(size.decoder_width), recomputes=recomputes
         )
         self.decoder_norm = nn.LayerNorm(size.decoder_width)
-        self.rebuild = nn.Linear(size.decoder_width, numbers)
-        grid = (rows, columns)
-        self.register_buffer("encoder_positions", grid_positions(size.width, *grid), persistent=False)
-        self.register_buffer("decoder_positions", grid_positions(size.decoder_width, *grid), persistent=False)
+        self.rebuild = nn.Linear(size.decoder_width, self.embed.in_features)
+        positions = grid_positions(size.decoder_width, *self.grid)
+        self.register_buffer("decoder_positions", positions, persistent=False)
         initialise_(self)
         nn.init.normal_(self.hidden.weight, std=0.02)
-
-    def patches(self, images: Tensor) -> Tensor:
-        """Return the patches `[n, patches, channels·side²]` of images `[n, C, H, W]`, row by row."""
-        return cut_patches(images, self.patch_size)
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`: nothing is hidden."""
-        return self._encoded(self.embed(self.patches(images)) + self.encoder_positions).mean(1)
 
     def forward(self, images: Tensor, order: Tensor) -> Tensor:
         """Return what is made of the hidden patches, `[n, num_hidden, channels·side²]`.
@@ -131,8 +107,8 @@ class MaskedAutoEncoder(nn.Module):
             hidden, and rebuilt in that order.
         """
         shown, hidden = order.split([self.num_patches - self.num_hidden, self.num_hidden], dim=1)
-        tokens = self.embed(_chosen(self.patches(images), shown)) + self.encoder_positions[shown]
-        known = self.to_decoder(self._encoded(tokens)) + self.decoder_positions[shown]
+        tokens = self.embed(_chosen(self.patches(images), shown)) + self.positions[shown]
+        known = self.to_decoder(self.encode_tokens(tokens)) + self.decoder_positions[shown]
         asked = self.hidden(torch.zeros_like(hidden)) + self.decoder_positions[hidden]
         decoded = self.decoder_norm(self.decoder(torch.cat([known, asked], dim=1)))
         rebuilt: Tensor = self.rebuild(decoded[:, shown.shape[1] :])
@@ -145,10 +121,6 @@ class MaskedAutoEncoder(nn.Module):
         variance = patches.var(-1, keepdim=True)  # of one pixel in one channel it is not defined
         normalised: Tensor = centred / (variance.nan_to_num() + _VARIANCE_FLOOR).sqrt()
         return normalised
-
-    def _encoded(self, tokens: Tensor) -> Tensor:
-        encoded: Tensor = self.norm(self.encoder(tokens))
-        return encoded
 
 
 def _chosen(patches: Tensor, places: Tensor) -> Tensor:
@@ -170,9 +142,7 @@ def build_masked(config: MaskedNetworkConfig, image_shape: ImageShape, seed: int
     >>> network.num_patches, network.num_hidden, network.features(torch.zeros(2, 1, 28, 28)).shape
     (49, 37, torch.Size([2, 64]))
     """
-    if config.name not in SIZES:
-        raise ConfigError(unknown_choice("network of dp_mae", config.name, SIZES))
-    size = SIZES[config.name]
+    size = size_named(config.name, SIZES, "dp_mae")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return MaskedAutoEncoder(

@@ -7,13 +7,16 @@ gradient comes out of one pass (`dpgcl_core.clipping.layers`), and none falls ba
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpgcl_core.clipping.direct_uses import NotSeparableError
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.models.attention import SeparateAttention
 
 HEAD_WIDTH = 64
@@ -110,6 +113,84 @@ class Blocks(nn.ModuleList):
             else:
                 tokens = block(tokens, context, mask)
         return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSize:
+    """Depth and width of a transformer of patches, and the side of a patch unless one is given."""
+
+    depth: int
+    width: int
+    patch_size: int = 16
+
+
+class PatchEncoder(nn.Module):
+    """A transformer of an image's patches; subclasses put a decoder behind it.
+
+    The features that are scored and exported are the mean of its tokens of all patches.
+
+    Args:
+      size: of the transformer; its `patch_size` is not read.
+      image_shape: (channels, height, width) of the images.
+      patch_size: side of a patch in pixels.
+      recomputes: see `Blocks`.
+
+    Attributes:
+      image_shape: of the images.
+      feature_dim: width of the features.
+      patch_size: side of a patch in pixels.
+      grid: rows and columns of patches.
+      num_patches: of an image.
+
+    Raises:
+      ConfigError: the patch size does not divide the image.
+    """
+
+    positions: Tensor
+
+    def __init__(
+        self, size: EncoderSize, image_shape: ImageShape, *, patch_size: int, recomputes: bool
+    ) -> None:
+        super().__init__()
+        width = size.width
+        self.grid = patch_grid(image_shape, patch_size)
+        self.image_shape, self.feature_dim = image_shape, width
+        self.patch_size, self.num_patches = patch_size, self.grid[0] * self.grid[1]
+        self.embed = nn.Linear(image_shape[0] * patch_size**2, width)
+        self.encoder = Blocks(size.depth, width, num_heads_of(width), recomputes=recomputes)
+        self.norm = nn.LayerNorm(width)
+        self.register_buffer("positions", grid_positions(width, *self.grid), persistent=False)
+
+    def patches(self, images: Tensor) -> Tensor:
+        """Return the patches `[n, patches, channels·side²]` of images `[n, C, H, W]`, row by row."""
+        return cut_patches(images, self.patch_size)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Return the tokens `[n, patches, feature_dim]` of normalised images `[n, C, H, W]`."""
+        return self.encode_tokens(self.embed(self.patches(images)) + self.positions)
+
+    def encode_tokens(self, tokens: Tensor) -> Tensor:
+        """Return what the encoder makes of embedded patches, `[n, length, feature_dim]` both."""
+        encoded: Tensor = self.norm(self.encoder(tokens))
+        return encoded
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`."""
+        return self.encode(images).mean(1)
+
+
+SizeT = TypeVar("SizeT", bound=EncoderSize)
+
+
+def size_named(name: str, sizes: Mapping[str, SizeT], method: str) -> SizeT:
+    """Return the size of a network's name.
+
+    Raises:
+      ConfigError: the method has no network of this name; lists them.
+    """
+    if name not in sizes:
+        raise ConfigError(unknown_choice(f"network of {method}", name, sizes))
+    return sizes[name]
 
 
 def num_heads_of(width: int) -> int:
