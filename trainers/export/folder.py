@@ -33,7 +33,7 @@ from torch import Tensor
 from dpgcl_core.errors import ConfigError, StorageError
 from trainers.export.card import model_card
 from trainers.export.description import ModelDescription, read_description, write_description
-from trainers.export.kinds import CAPTIONERS, CLASSIFIERS, CLIP_MODELS, KINDS
+from trainers.export.kinds import CAPTIONERS, CLASSIFIERS, CLIP_MODELS, KINDS, ModelKind, NetworkT
 from trainers.models.captioner import Captioner
 from trainers.models.classifier import Classifier
 from trainers.models.clip.encoder import ImageTextEncoder
@@ -150,13 +150,7 @@ def load_captioner(folder: Path | str) -> tuple[Captioner, ModelDescription]:
       StorageError: the folder is none, damaged, or its weights do not fit its network.
       ConfigError: it holds a model of another kind.
     """
-    description = read_description(folder)
-    if description.kind != CAPTIONERS.name:
-        raise ConfigError(
-            f"the model in {folder} must be a captioner, which dp_cap trains; got one of kind "
-            f"{description.kind}"
-        )
-    return CAPTIONERS.open(Path(folder), description), description
+    return _load_kind(CAPTIONERS, folder, "a captioner, which dp_cap trains")
 
 
 def load_classifier(
@@ -172,10 +166,13 @@ def load_classifier(
       StorageError: the folder is none, damaged, or its weights do not fit its network.
       ConfigError: it holds a model of another kind, or as `load_encoder`.
     """
+    return _load_kind(CLASSIFIERS, folder, "a classifier, which dp_classifier trains", own_network)
+
+
+def _load_kind(
+    kind: ModelKind[NetworkT], folder: Path | str, title: str, own_network: str | None = None
+) -> tuple[NetworkT, ModelDescription]:
     description = read_description(folder)
-    if description.kind != CLASSIFIERS.name:
-        raise ConfigError(
-            f"the model in {folder} must be a classifier, which dp_classifier trains; got one of kind "
-            f"{description.kind}"
-        )
-    return CLASSIFIERS.open(Path(folder), description, own_network=own_network), description
+    if description.kind != kind.name:
+        raise ConfigError(f"the model in {folder} must be {title}; got one of kind {description.kind}")
+    return kind.open(Path(folder), description, own_network=own_network), description

@@ -10,9 +10,10 @@ import dataclasses
 import json
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -34,7 +35,7 @@ from trainers.export.description import (
     read_model_weights,
 )
 from trainers.files.weights import misfits, write_weights
-from trainers.models.captioner import Captioner, build_captioner
+from trainers.models.captioner import build_captioner
 from trainers.models.classifier import Classifier
 from trainers.models.clip.adapters import make_trainable
 from trainers.models.clip.encoder import ImageTextEncoder
@@ -48,13 +49,18 @@ from trainers.models.clip.files import (
 )
 from trainers.models.clip.published import ClipSpec, build_clip
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder
-from trainers.models.masked import MaskedAutoEncoder, build_masked
+from trainers.models.masked import build_masked
+from trainers.models.transformer import ImageShape, PatchEncoder
 from trainers.torchvision_import import script_import
 
 ADAPTER = "adapter"
 """Folder of a CLIP model's adapters, beside its weights."""
 
 NetworkT = TypeVar("NetworkT", bound=nn.Module)
+PatchNetworkT = TypeVar("PatchNetworkT", bound=PatchEncoder)
+
+PROGRAMS = {"embed": "embed images", "caption": "write captions", "classify": "classify images"}
+"""What a program of this package does with a model."""
 
 
 class ModelKind(ABC, Generic[NetworkT]):
@@ -62,9 +68,11 @@ class ModelKind(ABC, Generic[NetworkT]):
 
     Attributes:
       name: in `model.json`.
+      programs: of `PROGRAMS`, that take it.
     """
 
-    name: ClassVar[str]
+    name: str
+    programs: tuple[str, ...] = ("embed",)
 
     @abstractmethod
     def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,15 +126,15 @@ class ModelKind(ABC, Generic[NetworkT]):
         _load(network, folder, description)
         return network.eval()
 
-    @abstractmethod
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
         """Return lines on how the folder is used."""
+        return [f"{PROGRAMS[program]} with it: {_command(program, folder)}" for program in self.programs]
 
 
 class ImageEncoderKind(ModelKind[Encoder]):
     """A backbone with a projection head."""
 
-    name: ClassVar[str] = IMAGE_ENCODER
+    name = IMAGE_ENCODER
 
     def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
         channels, height, width = params["image_shape"]
@@ -140,14 +148,11 @@ class ImageEncoderKind(ModelKind[Encoder]):
         refuse_unknown_network(folder, description, own_network)
         return super().open(folder, description)
 
-    def usage(self, folder: Path, description: ModelDescription) -> list[str]:
-        return [f"embed images with it: {_command('embed', folder)}"]
-
 
 class ClipKind(ModelKind[ImageTextEncoder]):
     """Both towers of a CLIP model, as open_clip and peft read them."""
 
-    name: ClassVar[str] = CLIP
+    name = CLIP
 
     def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
         clip = _clip_config(params)
@@ -165,7 +170,6 @@ class ClipKind(ModelKind[ImageTextEncoder]):
         )
         # Grey images were shown in three colours, so the input is the model's own and not that of the data.
         return {
-            "kind": self.name,
             "embedding_dim": int(spec.architecture["embed_dim"]),
             "image_shape": (3, *spec.image_size),
             "pixel_mean": None,
@@ -205,73 +209,46 @@ class ClipKind(ModelKind[ImageTextEncoder]):
         ]
 
 
-class MaskedKind(ModelKind[MaskedAutoEncoder]):
-    """A masked auto-encoder with its decoder, so that another training can start from it."""
+@dataclass(frozen=True, kw_only=True)
+class PatchKind(ModelKind[PatchNetworkT]):
+    """A transformer of patches with its decoder, so that another training can start from it.
 
-    name: ClassVar[str] = MASKED
+    Attributes:
+      config: of its network.
+      description: of what `model.json` says besides, in the field `field_name`.
+      build_network: of its configuration.
+    """
 
-    def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        channels, height, width = params["image_shape"]
-        shape = channels, height, width
-        config = MaskedNetworkConfig(
-            name=params["network_name"], patch_size=params["patch_size"], mask_ratio=params["mask_ratio"]
-        )
-        network = build_masked(config, shape, seed=0)
-        about = MaskedDescription(patch_size=network.patch_size, mask_ratio=config.mask_ratio)
-        return {
-            "kind": self.name,
-            "embedding_dim": network.feature_dim,
-            "image_shape": shape,
-            "masked": about,
-        }
-
-    def build(self, description: ModelDescription) -> MaskedAutoEncoder:
-        assert description.masked is not None  # `read_description` sees to it
-        config = MaskedNetworkConfig(name=description.network, **dataclasses.asdict(description.masked))
-        return build_masked(config, description.image_shape, seed=0)
-
-    def usage(self, folder: Path, description: ModelDescription) -> list[str]:
-        return IMAGE_ENCODERS.usage(folder, description)
-
-
-class CaptionerKind(ModelKind[Captioner]):
-    """A captioner with its decoder, which writes captions and gives texts a likelihood."""
-
-    name: ClassVar[str] = CAPTIONER
+    name: str
+    field_name: str
+    config: type[MaskedNetworkConfig | CaptionerConfig]
+    description: type[MaskedDescription | CaptionerDescription]
+    build_network: Callable[[Any, ImageShape, int], PatchNetworkT]
+    programs: tuple[str, ...] = ("embed",)
 
     def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
         channels, height, width = params["image_shape"]
-        shape = channels, height, width
-        config = CaptionerConfig(
-            name=params["network_name"],
-            patch_size=params["patch_size"],
-            tie_embeddings=params["tie_embeddings"],
-        )
-        network = build_captioner(config, shape, seed=0)
-        about = CaptionerDescription(patch_size=network.patch_size, tie_embeddings=config.tie_embeddings)
+        settings = {item.name: params[item.name] for item in dataclasses.fields(self.description)}
+        config = self.config(name=params["network_name"], **settings)
+        network = self.build_network(config, (channels, height, width), 0)
+        about = self.description(**settings | {"patch_size": network.patch_size})
         return {
-            "kind": self.name,
             "embedding_dim": network.feature_dim,
-            "image_shape": shape,
-            "captioner": about,
+            "image_shape": network.image_shape,
+            self.field_name: about,
         }
 
-    def build(self, description: ModelDescription) -> Captioner:
-        assert description.captioner is not None  # `read_description` sees to it
-        config = CaptionerConfig(name=description.network, **dataclasses.asdict(description.captioner))
-        return build_captioner(config, description.image_shape, seed=0)
-
-    def usage(self, folder: Path, description: ModelDescription) -> list[str]:
-        return [
-            *IMAGE_ENCODERS.usage(folder, description),
-            f"write captions with it: {_command('caption', folder)}",
-        ]
+    def build(self, description: ModelDescription) -> PatchNetworkT:
+        settings = dataclasses.asdict(getattr(description, self.field_name))
+        config = self.config(name=description.network, **settings)
+        return self.build_network(config, description.image_shape, 0)
 
 
 class ClassifierKind(ModelKind[Classifier]):
     """A classifier: an encoder of another kind, with a linear layer that tells the classes."""
 
-    name: ClassVar[str] = CLASSIFIER
+    name = CLASSIFIER
+    programs = ("embed", "classify")
 
     def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
         of_encoder = encoder_kind_of(params)
@@ -281,7 +258,7 @@ class ClassifierKind(ModelKind[Classifier]):
             num_classes=params["num_classes"],
             trained_layers=params["trained_layers"],
         )
-        return found | {"kind": self.name, "classifier": about}
+        return found | {"classifier": about}
 
     def write_weights(
         self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
@@ -308,16 +285,24 @@ class ClassifierKind(ModelKind[Classifier]):
             refuse_unknown_network(folder, description, own_network)
         return super().open(folder, description)
 
-    def usage(self, folder: Path, description: ModelDescription) -> list[str]:
-        return [
-            *IMAGE_ENCODERS.usage(folder, description),
-            f"classify images with it: {_command('classify', folder)}",
-        ]
-
 
 AnyKind = ModelKind[Any]
-IMAGE_ENCODERS, CLIP_MODELS, MASKED_ENCODERS = ImageEncoderKind(), ClipKind(), MaskedKind()
-CAPTIONERS, CLASSIFIERS = CaptionerKind(), ClassifierKind()
+IMAGE_ENCODERS, CLIP_MODELS, CLASSIFIERS = ImageEncoderKind(), ClipKind(), ClassifierKind()
+MASKED_ENCODERS = PatchKind(
+    name=MASKED,
+    field_name="masked",
+    config=MaskedNetworkConfig,
+    description=MaskedDescription,
+    build_network=build_masked,
+)
+CAPTIONERS = PatchKind(
+    name=CAPTIONER,
+    field_name="captioner",
+    config=CaptionerConfig,
+    description=CaptionerDescription,
+    build_network=build_captioner,
+    programs=("embed", "caption"),
+)
 KINDS: Mapping[str, AnyKind] = {
     kind.name: kind for kind in (IMAGE_ENCODERS, CLIP_MODELS, MASKED_ENCODERS, CAPTIONERS, CLASSIFIERS)
 }

@@ -228,11 +228,13 @@ def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDe
     from trainers.export.kinds import kind_of
 
     params, statement = trial.params, sweep.statement.values
+    kind = kind_of(params)
     figures = _figures(sweep, trial)
     return ModelDescription(
         promise=_promise(sweep, trial, figures),
         network=params["network_name"],
-        **kind_of(params).describe(params),
+        kind=kind.name,
+        **kind.describe(params),
         sweep=sweep.name,
         trial=trial.name,
         chosen=chosen,
