@@ -39,7 +39,14 @@ from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException
 
 from dpgcl_core.audit import defects
-from dpgcl_core.audit.canary import WorstCase, check_numbers, chosen_cases, print_rows
+from dpgcl_core.audit.canary import (
+    AuditOptions,
+    WorstCase,
+    check_numbers,
+    chosen_cases,
+    print_rows,
+    source_of,
+)
 from dpgcl_core.audit.defects import Defect, Step, step_of
 from dpgcl_core.audit.judging import Claim, Released, judge
 from dpgcl_core.audit.result import AuditResult
@@ -54,7 +61,7 @@ from dpgcl_core.audit.worst_cases import (
 )
 from dpgcl_core.clipping.types import Objective
 from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import ConfigError, exit_on_bad_input
+from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule, LossSettings
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
@@ -621,44 +628,30 @@ def _as_worker(
     dist.destroy_process_group()
 
 
-def audit_command(
-    runs: int = DEFAULT_RUNS,
-    confidence: float = 0.95,
-    only: tuple[str, ...] = (),
-    seed: int | None = None,
-    json: bool = False,
-    markdown: bool = False,
-) -> int:
-    """Run the standard cases and print a row for each; return 0 if every row is as expected, else 1.
+@dataclass(frozen=True, kw_only=True)
+class StepAuditOptions(AuditOptions):
+    """The same, of fewer runs, for each is a training.
 
-    Args:
+    Attributes:
       runs: runs on each of D and D'.
-      confidence: confidence of each row's bound.
-      only: run these cases alone.
-      seed: draw from this seed, not from the operating system; repeatable.
-      json: print one JSON list.
-      markdown: print the table as it stands in the documentation.
-
-    Raises:
-      ConfigError: an option is out of range.
     """
-    chosen = chosen_cases(standard_cases(), only)
-    if seed is not None and seed < 0:
-        raise ConfigError(f"seed must not be negative; got {seed}")
-    results = audit_steps(chosen, num_runs=runs, confidence=confidence, seed=seed)
-    return print_rows(results, as_json=json, as_markdown=markdown)
+
+    runs: int = DEFAULT_RUNS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the standard cases of the command line; return 0 if every row is as expected, else 1.
 
     Raises:
       ConfigError: an option is unknown or out of range.
     """
-    code: int = run_command(
-        audit_command, prog="python -m trainers.audit", description=__doc__, arguments=arguments
+    options: StepAuditOptions = run_command(
+        StepAuditOptions, prog="python -m trainers.audit", description=__doc__, arguments=arguments
     )
-    return code
+    chosen = chosen_cases(standard_cases(), options.only)
+    source_of(options.seed)  # refuses a negative one
+    results = audit_steps(chosen, num_runs=options.runs, confidence=options.confidence, seed=options.seed)
+    return print_rows(results, options)
 
 
 if __name__ == "__main__":

@@ -369,39 +369,32 @@ def standard_cases() -> tuple[AuditCase, ...]:
     )
 
 
-def print_rows(results: Sequence[AuditResult], *, as_json: bool = False, as_markdown: bool = False) -> int:
-    """Print a table; return the exit code, 0 if every row is as expected."""
-    show: Callable[[Sequence[AuditResult]], str] = markdown if as_markdown else table
-    print(dumps([result.as_dict() for result in results]) if as_json else show(results))
-    return 0 if all(result.as_expected for result in results) else 1
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """Which of the standard cases are run, how often, and how their rows are printed.
 
-
-def audit_command(
-    runs: int = DEFAULT_RUNS,
-    confidence: float = 0.95,
-    only: tuple[str, ...] = (),
-    seed: int | None = None,
-    json: bool = False,
-    markdown: bool = False,
-) -> int:
-    """Run the standard cases and print a row for each; return 0 if every row is as expected, else 1.
-
-    Args:
+    Attributes:
       runs: runs on each of D and D'.
       confidence: confidence of each row's bound.
       only: run these cases alone.
       seed: draw from this seed, not from the operating system; repeatable.
       json: print one JSON list.
       markdown: print the table as it stands in the documentation.
-
-    Raises:
-      ConfigError: an option is out of range.
     """
-    results = [
-        audit(case, num_runs=runs, confidence=confidence, randomness=source_of(seed))
-        for case in chosen_cases(standard_cases(), only)
-    ]
-    return print_rows(results, as_json=json, as_markdown=markdown)
+
+    runs: int = DEFAULT_RUNS
+    confidence: float = 0.95
+    only: tuple[str, ...] = ()
+    seed: int | None = None
+    json: bool = False
+    markdown: bool = False
+
+
+def print_rows(results: Sequence[AuditResult], options: AuditOptions) -> int:
+    """Print a row for each result; return the exit code, 0 if every row is as expected."""
+    show: Callable[[Sequence[AuditResult]], str] = markdown if options.markdown else table
+    print(dumps([result.as_dict() for result in results]) if options.json else show(results))
+    return 0 if all(result.as_expected for result in results) else 1
 
 
 class _Named(Protocol):
@@ -437,12 +430,16 @@ def source_of(seed: int | None) -> DrawSource:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the standard cases of the command line; return 0 if every row is as expected, else 1.
 
     Raises:
       ConfigError: an option is unknown or out of range.
     """
-    code: int = run_command(
-        audit_command, prog="python -m dpgcl_core.audit", description=__doc__, arguments=arguments
+    options: AuditOptions = run_command(
+        AuditOptions, prog="python -m dpgcl_core.audit", description=__doc__, arguments=arguments
     )
-    return code
+    results = [
+        audit(case, num_runs=options.runs, confidence=options.confidence, randomness=source_of(options.seed))
+        for case in chosen_cases(standard_cases(), options.only)
+    ]
+    return print_rows(results, options)
