@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         CaptionOptions, prog="python -m trainers.caption", description=__doc__, arguments=arguments
     )
     from trainers.data.pair_options import PairOptions
-    from trainers.embed.files import check_csv_target, write_csv
+    from trainers.embed.files import check_csv_target, write_answers
     from trainers.embed.images import chosen_device, read_images
     from trainers.export.folder import load_captioner
 
@@ -85,13 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names, images = read_images(options.images, description.image_shape, pairs, options.max_image_pixels)
     device = chosen_device(options.device)
     captions = generated(network, images, batch_size=options.batch_size, device=device)
-    write_csv(options.to, ("id", "caption"), zip(names.tolist(), captions, strict=True))
-    print(f"written: {options.to}, {len(captions)} captions")
-    print(f"the model: {description.promise}")
-    print(
-        "note: Captions of private images are private data themselves: the guarantee covers the model, not "
-        "what it is applied to."
-    )
+    rows = zip(names.tolist(), captions, strict=True)
+    write_answers(options.to, ("id", "caption"), rows, f"{len(captions)} captions", "Captions", description)
     return 0
 
 
@@ -110,18 +105,12 @@ def generated(
       batch_size: images passed at once.
       device: where to compute.
     """
-    import torch
-
-    from trainers.evaluation.features import frozen
-    from trainers.views.images import normalise
+    from trainers.evaluation.features import frozen, normalised_batches
 
     network.to(device)
-    found = list[str]()
     with frozen(network):
-        for start in range(0, len(images), batch_size):
-            batch = torch.from_numpy(images[start : start + batch_size]).to(device)
-            found += network.generate(normalise(batch))
-    return found
+        batches = normalised_batches(images, batch_size, device)
+        return [caption for batch in batches for caption in network.generate(batch)]
 
 
 if __name__ == "__main__":

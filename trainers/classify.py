@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: ClassifyOptions = run_command(
         ClassifyOptions, prog="python -m trainers.classify", description=__doc__, arguments=arguments
     )
-    from trainers.embed.files import check_csv_target, write_csv
+    from trainers.embed.files import check_csv_target, write_answers
     from trainers.embed.images import chosen_device, read_images
     from trainers.export.folder import load_classifier
 
@@ -77,13 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = chosen_device(options.device)
     found = probabilities(network, images, batch_size=options.batch_size, device=device)
     rows = zip(names.tolist(), found.argmax(1).tolist(), found.max(1).round(6).tolist(), strict=True)
-    write_csv(options.to, ("id", "label", "probability"), rows)
-    print(f"written: {options.to}, classes of {len(found)} images")
-    print(f"the model: {description.promise}")
-    print(
-        "note: Classes of private images are private data themselves: the guarantee covers the model, not "
-        "what it is applied to."
-    )
+    columns, content = ("id", "label", "probability"), f"classes of {len(found)} images"
+    write_answers(options.to, columns, rows, content, "Classes", description)
     return 0
 
 
@@ -102,17 +97,13 @@ def probabilities(
       batch_size: images passed at once; changes nothing beyond rounding.
       device: where to compute.
     """
-    import torch
-
-    from trainers.evaluation.features import frozen
-    from trainers.views.images import normalise
+    from trainers.evaluation.features import frozen, normalised_batches
 
     network.to(device)
     found = [np.zeros((0, network.num_classes))]
     with frozen(network):
-        for start in range(0, len(images), batch_size):
-            batch = torch.from_numpy(images[start : start + batch_size]).to(device)
-            found.append(network(normalise(batch)).double().softmax(1).cpu().numpy())
+        for batch in normalised_batches(images, batch_size, device):
+            found.append(network(batch).double().softmax(1).cpu().numpy())
     return np.concatenate(found)
 
 

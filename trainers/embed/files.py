@@ -19,10 +19,11 @@ from dpgcl_core.errors import ConfigError, StorageError
 from trainers.export.description import ModelDescription
 
 PARQUET, NPZ, CSV = ".parquet", ".npz", ".csv"
-NOTE = (
-    "Embeddings of private images are private data themselves: the guarantee covers the model, not what it "
-    "is applied to."
+_NOTE = (
+    "{} of private images are private data themselves: the guarantee covers the model, not what it is "
+    "applied to."
 )
+NOTE = _NOTE.format("Embeddings")
 
 
 def check_target(path: Path) -> None:
@@ -70,8 +71,23 @@ def write_embeddings(
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write rows of text and numbers to a new csv file.
+def write_answers(
+    path: Path,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    content: str,
+    kind: str,
+    model: ModelDescription,
+) -> None:
+    """Write a model's answers to a new csv file, and print what it holds and whose they are.
+
+    Args:
+      path: of the file.
+      columns: their names.
+      rows: of text and numbers, one per image.
+      content: of the file, in words.
+      kind: of the answers, in the plural.
+      model: that gave them.
 
     Raises:
       ConfigError: it is named otherwise.
@@ -86,10 +102,13 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
             writer.writerows(rows)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    print(f"written: {path}, {content}")
+    print(f"the model: {model.promise}")
+    print(f"note: {_NOTE.format(kind)}")
 
 
 def check_csv_target(path: Path) -> None:
-    """Refuse a file that `write_csv` would not write.
+    """Refuse a file that `write_answers` would not write.
 
     Raises:
       ConfigError: it is no csv file.

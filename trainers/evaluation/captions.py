@@ -19,7 +19,6 @@ A network that diverged gives poor scores and no error: what is not finite count
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,19 +29,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.sampling.records import ids_from_names, keyed_uniform
+from trainers.data.classes import encodable
 from trainers.data.dataset import AnyRecords, captions_of
-from trainers.evaluation.features import (
-    check_some,
-    finite_features,
-    first_records,
-    frozen,
-    is_labelled,
-    label_scores,
-    read_images,
-    view_retrieval_of,
-)
+from trainers.evaluation.features import read_images
 from trainers.evaluation.outcomes import Score, exp_score, mean_score, ratio_score
-from trainers.evaluation.pairs import PAIRS_AT_ONCE, ZERO_SHOT_TEMPLATES
+from trainers.evaluation.pairs import PAIRS_AT_ONCE, ZERO_SHOT_TEMPLATES, evaluate_with_captions
 from trainers.evaluation.retrieval import check_labels, share_of_texts
 from trainers.evaluation.scoring import Scoring
 from trainers.models.captioner import Captioner
@@ -98,22 +89,7 @@ def evaluate(network: Captioner, scoring: Scoring) -> dict[str, float]:
     Raises:
       DataError: there is nothing to score, or a label has no name though others have.
     """
-    check_some(scoring.index, scoring.queries)
-    scoring = dataclasses.replace(scoring, batch_size=min(scoring.batch_size, PAIRS_AT_ONCE))
-    queries = first_records(scoring.queries, scoring.config.max_query_records)
-    labelled = scoring.index is not None and is_labelled(scoring.index, queries)
-    if captions_of(queries) is None and not labelled:
-        return view_retrieval_of(network, queries, scoring)
-    with frozen(network):
-        scores, features = caption_scores(
-            network,
-            queries,
-            seed=scoring.seed,
-            device=scoring.device,
-            class_names=scoring.class_names,
-            batch_size=scoring.batch_size,
-        )
-    return scores | (label_scores(network, finite_features(features), queries, scoring) if labelled else {})
+    return evaluate_with_captions(network, partial(caption_scores, seed=scoring.seed), scoring)
 
 
 @torch.no_grad()
@@ -231,9 +207,8 @@ def other_orders(text: str, *, seed: int) -> list[str]:
     is_content = np.array([word.lower() not in NON_ESSENTIAL_WORDS for word in words], dtype=bool)
     whole = len(words) // _TRIPLE * _TRIPLE
     triples = places[:whole].reshape(-1, _TRIPLE)
-    # What must be hashed need not be valid Unicode in a caption.
-    name = text.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
-    draw = partial(keyed_uniform, ids_from_names(f"{place} {name}" for place in places), "word order", seed)
+    names = (f"{place} {encodable(text)}" for place in places)
+    draw = partial(keyed_uniform, ids_from_names(names), "word order", seed)
     orders = [
         _among(places, is_content, draw("content")),
         _among(places, ~is_content, draw("other")),

@@ -192,6 +192,14 @@ def read_images(images: Images | Tensor, rows: slice) -> Tensor:
     return torch.from_numpy(images[np.arange(*rows.indices(images.shape[0]))])
 
 
+def normalised_batches(
+    images: Images | Tensor, batch_size: int, device: torch.device | str
+) -> Iterator[Tensor]:
+    """Yield the images, uint8 `[n, C, H, W]`, a batch at a time as networks take them, on a device."""
+    for start in range(0, images.shape[0], batch_size):
+        yield normalise(read_images(images, slice(start, start + batch_size)).to(device))
+
+
 def embed_features(
     encoder: AnyEncoder,
     images: Images | Tensor,
@@ -216,10 +224,9 @@ def embed_features(
         return np.zeros((0, encoder.feature_dim), dtype=np.float32)
     rows = []
     with frozen(encoder):
-        for start in range(0, images.shape[0], batch_size):
-            batch = read_images(images, slice(start, start + batch_size))
+        for batch in normalised_batches(images, batch_size, device):
             with isolated(encoder) if isolate else contextlib.nullcontext():
-                rows.append(finite_features(read_out(encoder, normalise(batch.to(device)), readout)))
+                rows.append(finite_features(read_out(encoder, batch, readout)))
     return np.concatenate(rows)
 
 

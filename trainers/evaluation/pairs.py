@@ -9,7 +9,7 @@ identical images count for each other.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from trainers.evaluation.retrieval import (
     zero_shot_accuracy,
 )
 from trainers.evaluation.scoring import Scoring
+from trainers.models.captioner import Captioner
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.views.images import normalise
 
@@ -61,21 +62,40 @@ def evaluate(encoder: ImageTextEncoder, scoring: Scoring) -> dict[str, float]:
     Raises:
       DataError: there is nothing to score, or a label has no name though others have.
     """
+    return evaluate_with_captions(encoder, tower_scores, scoring)
+
+
+def evaluate_with_captions(
+    network: ImageTextEncoder | Captioner,
+    own_scores: Callable[..., tuple[dict[str, float], Tensor]],
+    scoring: Scoring,
+) -> dict[str, float]:
+    """Return the scores of a network of images and captions, of its features, or the view retrieval.
+
+    Args:
+      network: as of `evaluate`.
+      own_scores: returns the scores of frozen network and records, and the images' features; takes what
+        `tower_scores` does.
+      scoring: as of `evaluate`.
+
+    Raises:
+      DataError: as `evaluate`.
+    """
     check_some(scoring.index, scoring.queries)
     scoring = dataclasses.replace(scoring, batch_size=min(scoring.batch_size, PAIRS_AT_ONCE))
     queries = first_records(scoring.queries, scoring.config.max_query_records)
     labelled = scoring.index is not None and is_labelled(scoring.index, queries)
     if captions_of(queries) is None and not labelled:
-        return view_retrieval_of(encoder, queries, scoring)
-    with frozen(encoder):
-        scores, features = tower_scores(
-            encoder,
+        return view_retrieval_of(network, queries, scoring)
+    with frozen(network):
+        scores, features = own_scores(
+            network,
             queries,
             device=scoring.device,
             class_names=scoring.class_names,
             batch_size=scoring.batch_size,
         )
-    return scores | (label_scores(encoder, finite_features(features), queries, scoring) if labelled else {})
+    return scores | (label_scores(network, finite_features(features), queries, scoring) if labelled else {})
 
 
 def tower_scores(
