@@ -82,18 +82,6 @@ class Matches:
                 "Leave them out"
             )
 
-    def take(self, rows: Rows) -> tuple[Matches, Rows]:
-        """Return the matches among the images at `rows`, in that order, and the rows of their captions."""
-        new_row = np.full(len(self.image_contents), -1, dtype=np.int64)
-        new_row[rows] = np.arange(len(rows))
-        text_rows = np.flatnonzero(new_row[self.image_of_text] >= 0)
-        some = Matches(
-            image_of_text=new_row[self.image_of_text[text_rows]],
-            image_contents=self.image_contents[rows],
-            text_contents=self.text_contents[text_rows],
-        )
-        return some, text_rows
-
 
 def content_ids(contents: Iterable[bytes]) -> Ids:
     """Return one id per content, `[n]`, the same for the same bytes (unlike `ids_from_contents`).
@@ -215,14 +203,13 @@ def check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
         )
 
 
-def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_bytes: int = MAX_BYTES) -> Score:
+def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor) -> Score:
     """Return the share of images nearer to their own class than to any other; ties are misses.
 
     Args:
       images: `[n, dim]` embeddings of any length.
       labels: `[n]` rows of `classes`.
       classes: `[num_classes, dim]`, of `class_embeddings`.
-      max_bytes: bound on the memory of similarities.
 
     Raises:
       DataError: there is no image, or a label without a class.
@@ -242,7 +229,7 @@ def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_byt
         every,
         own_class_only,
         ks=(1,),
-        max_bytes=max_bytes,
+        max_bytes=MAX_BYTES,
     )
     return mean_score(hits[:, 0].cpu().numpy())
 

@@ -72,29 +72,6 @@ def vit_b_32_lora(image_shape: tuple[int, int, int]) -> ImageTower:
     return backbone
 
 
-def vit_b_32_lora_fused(image_shape: tuple[int, int, int]) -> ImageTower:
-    """Return the same tower with its fused attention, for **non-private** speed comparisons only.
-
-    On `nn.MultiheadAttention` peft adapts query, key, value and output together (884,736 weights); with
-    peft 0.21 the output's adapter counts twice. Every pass adds the adapters to the frozen weights and
-    subtracts them again, and rounding remains: after some passes the frozen weights tell how many there
-    were, which with private records is a by-product that must not leave. Nor can the group gradient be
-    separated by layers. So this is not among the built-in networks.
-
-    Args:
-      image_shape: (1 or 3, 224, 224).
-
-    Raises:
-      ConfigError: images of another shape.
-    """
-    backbone = ImageTower(_random_tower(), image_shape)
-    from peft import LoraConfig, inject_adapter_in_model
-
-    config = LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, bias="none", target_modules=["attn"])
-    inject_adapter_in_model(config, backbone)
-    return backbone
-
-
 def _random_tower() -> nn.Module:
     """The image tower, initialised from torch's global generator."""
     ensure_torchvision_import()

@@ -353,10 +353,6 @@ class Tracker:
         with server_errors(self.uri, f"uploading {path.name}"):
             self.client.log_artifact(run_id, str(path), folder)
 
-    def log_figure(self, run_id: str, path: Path) -> None:
-        """Upload a figure's file to a run's folder `figures`. Raises as `log_artifact`."""
-        self.log_artifact(run_id, path, "figures")
-
     def finish_sweep(self, parent_run_id: str, status: str = "FINISHED") -> None:
         """End the parent run with one of `SWEEP_STATUSES`.
 

@@ -18,9 +18,9 @@ from tests import oracles
 from trainers import torchvision_import
 from trainers.config.training import NetworkConfig
 from trainers.models.attention import fuse_attention, separate_attention
-from trainers.models.encoder import NETWORKS, Encoder, build_encoder
+from trainers.models.encoder import Encoder, build_encoder
 from trainers.models.lora import merge_lora, prove_adapters_train, with_lora
-from trainers.models.vit_lora import ImageTower, vit_b_32_lora_fused
+from trainers.models.vit_lora import ImageTower
 from trainers.torchvision_import import ensure_torchvision_import
 
 SMALL = (3, 16, 16)
@@ -347,17 +347,3 @@ def test_vit_b_32_trains_the_published_number_of_weights() -> None:
     assert num_trainable(encoder.backbone) == 589_824
     assert encoder.features(_images(1, *LARGE)).shape == (1, 512)
     assert all(p.requires_grad for p in encoder.head.parameters())
-
-
-@pytest.mark.ci
-def test_fused_vit_b_32_trains_all_its_adapters() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tower = vit_b_32_lora_fused(LARGE)
-    assert num_trainable(tower) == 884_736
-    images = _images(1, *LARGE)
-    prove_adapters_train(tower, lambda network: network(images))
-
-
-def test_fused_tower_is_no_builtin_network() -> None:
-    assert vit_b_32_lora_fused not in [backbone.factory for backbone in NETWORKS.values()]

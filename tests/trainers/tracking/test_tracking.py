@@ -318,7 +318,7 @@ def test_figure_is_stored_under_the_artifact_root(tracker, storage, tmp_path):
     picture = tmp_path / "f.png"
     picture.write_bytes(b"picture")
     parent = tracker.start_sweep("s", {}, {})
-    tracker.log_figure(parent, picture)
+    tracker.log_artifact(parent, picture, "figures")
     assert [path.read_bytes() for path in (storage / "mlartifacts").rglob("figures/f.png")] == [b"picture"]
 
 

@@ -215,12 +215,12 @@ def build_image_text_encoder(
     return ImageTextEncoder(clip, spec, gradient_checkpointing=gradient_checkpointing)
 
 
-def synthetic_pairs(encoder: ImageTextEncoder, num_pairs: int = _NUM_PROBES) -> Pairs:
-    """Return images `[n, C, H, W]` and tokens `[n, length]` of public content, on the encoder's device."""
+def synthetic_pairs(encoder: ImageTextEncoder) -> Pairs:
+    """Return some images `[n, C, H, W]` and tokens `[n, length]` of public content, where the encoder is."""
     generator = torch.Generator().manual_seed(0)
     device = next(encoder.parameters()).device
-    images = torch.rand(num_pairs, *encoder.image_shape, generator=generator) * 2 - 1
-    levels = torch.rand(num_pairs, encoder.spec.context_length, generator=generator) * 2 - 1
+    images = torch.rand(_NUM_PROBES, *encoder.image_shape, generator=generator) * 2 - 1
+    levels = torch.rand(_NUM_PROBES, encoder.spec.context_length, generator=generator) * 2 - 1
     return images.to(device), _with_end(_tokens_of(levels, encoder.spec), encoder.spec).to(device)
 
 

@@ -40,7 +40,6 @@ from trainers.models.clip.tokens import CLIP_VOCABULARY, write_fast_tokenizer, w
 from trainers.models.lora import merge_lora
 from trainers.torchvision_import import ensure_torchvision_import
 
-ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
 MERGES_FILE = "merges.txt.gz"
 _PEFT_PREFIX = "base_model.model."
