@@ -36,7 +36,7 @@ def plan_with(data: object = None, *starts: WarmStart) -> Any:
 
 
 def test_shards_are_needed_with_their_times(tmp_path: Path) -> None:
-    records = load_webdataset(write_three(tmp_path / "shards"), index_folder=tmp_path)
+    records = load_webdataset(write_three(tmp_path / "shards"))
     for data in (records, (1, (records,)), (records, records)):
         found = files_of_workers(plan_with(data))
         assert [Path(each.path).name for each in found] == ["s-00.tar", "s-01.tar"]

@@ -93,14 +93,18 @@ def decode_images(
             "ones (--max-image-pixels)",
             faults,
         )
-    sizes = Counter(image.shape[:2] for image in decoded)
-    check_one_size(sizes)
+    check_one_size(Counter(image.shape[:2] for image in decoded))
     num_grey = sum(image.ndim == 2 for image in decoded)
     channels = 1 if num_grey == len(decoded) else 3
     converted = {"grey images made colour, as others are": num_grey if channels == 3 else 0}
     converted["animations and files of several pages, of which the first is taken"] = len(animated)
     show_on_a_terminal({what: number for what, number in converted.items() if number})
-    images = np.empty((len(decoded), channels, *next(iter(sizes))), dtype=np.uint8)
+    return stacked(decoded, channels)
+
+
+def stacked(decoded: Sequence[NDArray[np.uint8]], channels: int) -> NDArray[np.uint8]:
+    """Return images of one size, as `decode_image` gives them, in an array `[n, channels, height, width]`."""
+    images = np.empty((len(decoded), channels, *decoded[0].shape[:2]), dtype=np.uint8)
     for row, image in zip(images, decoded, strict=True):
         row[:] = image.transpose(2, 0, 1) if image.ndim == 3 else image
     return images

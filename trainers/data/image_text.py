@@ -15,17 +15,18 @@ where the separator is another one.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.errors import ConfigError, DataError
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.faults import RecordsError
+from trainers.data.own import existing_parquet_files, parquet_files, unpacked
 from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
 from trainers.data.pairs import (
     ImageTextRecords,
@@ -38,7 +39,7 @@ from trainers.data.pairs import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 __all__ = ["ImageTextRecords", "LoadedPairs", "PairOptions", "load_csv_pairs", "load_parquet_pairs"]
 
@@ -74,16 +75,17 @@ def load_csv_pairs(
         return None if place is None else ["" if line is None else line[place] for line in sound]
 
     keys, texts = column(names.image) or [], column(names.caption) or []
-    rows = _PlainRows(
-        sources=[path.parent / key if key else None for key in keys],
+    rows = PairRows(
         keys=image_keys(keys, path.parent),
         captions=[(text,) for text in texts],
+        faults=["malformed" if line is None else "" for line in sound],
         units=column(names.unit),
         splits=column(names.split),
         labels=column(names.label),
-        malformed=[line is None for line in sound],
+        max_pixels=max_pixels,
     )
-    return _load(rows, names, image_size, max_pixels)
+    sources = [path.parent / key if key else None for key in keys]
+    return _load(rows, sources, names, image_size)
 
 
 def load_parquet_pairs(
@@ -101,9 +103,7 @@ def load_parquet_pairs(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    files = _parquet_files(path)
-    if not files:
-        raise DataError(f"parquet:PATH must be a .parquet file or a folder that has some; got {str(path)!r}")
+    files = existing_parquet_files(path)
     table = None
     try:
         header = pq.read_schema(files[0]).names
@@ -119,8 +119,11 @@ def load_parquet_pairs(
             f"{len(files)} parquet file(s) must be readable and have the same columns; some are not"
         )
     base = path.parent if path.is_file() else path
-    rows = _parquet_rows({name: _plain(column) for name, column in lists.items()}, names, base)
-    return _load(rows, names, image_size, max_pixels)
+    values = {name: unpacked(column) for name, column in lists.items()}
+    rows = _parquet_rows(values, names, base, max_pixels)
+    images = values[names.image or ""]
+    sources = [base / image if isinstance(image, str) else image for image in images]
+    return _load(rows, sources, names, image_size)
 
 
 def has_captions(path: Path, options: PairOptions | None = None) -> bool:
@@ -133,13 +136,9 @@ def has_captions(path: Path, options: PairOptions | None = None) -> bool:
 
     usual = CAPTION_COLUMNS if options is None or options.caption is None else (options.caption,)
     try:
-        return any(not set(usual).isdisjoint(pq.read_schema(f).names) for f in _parquet_files(path)[:1])
+        return any(not set(usual).isdisjoint(pq.read_schema(f).names) for f in parquet_files(path)[:1])
     except (OSError, ValueError, NotImplementedError, pa.ArrowException):
         return False
-
-
-def _parquet_files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(path.rglob("*.parquet"))
 
 
 def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
@@ -184,7 +183,7 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
 
     base = path.parent if path.is_file() else path
     try:
-        for file in _parquet_files(path):
+        for file in parquet_files(path):
             schema = pq.read_schema(file)
             image = image_column(options, schema.names, "parquet")
             kind = schema.field(image).type
@@ -195,16 +194,7 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
         return
 
 
-def _plain(column: pa.ChunkedArray) -> list[Any]:
-    import pyarrow.compute as pc
-    import pyarrow.types as kinds
-
-    is_packed = kinds.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
-    values: list[Any] = (pc.struct_field(column, "bytes") if is_packed else column).to_pylist()
-    return values
-
-
-def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path) -> _PlainRows:
+def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, max_pixels: int) -> PairRows:
     images, captions = values[names.image or ""], values[names.caption or ""]
     kinds = {type(image) for image in images if image is not None}
     texts = [text for entry in captions for text in (entry if isinstance(entry, list) else [entry])]
@@ -217,14 +207,14 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path) 
         # NaN, which alone differs from itself, is how a table writes that there is nothing.
         return None if name is None else ["" if v is None or v != v else str(v) for v in values[name]]
 
-    return _PlainRows(
-        sources=[base / image if isinstance(image, str) else image for image in images],
+    return PairRows(
         keys=image_keys(images, base),
         captions=[tuple(c or "" for c in (e if isinstance(e, list) else [e])) for e in captions],
+        faults=[""] * len(images),
         units=named(names.unit),
         splits=named(names.split),
         labels=named(names.label),
-        malformed=[False] * len(images),
+        max_pixels=max_pixels,
     )
 
 
@@ -256,19 +246,38 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
         raise DataError(f"csv:PATH must be an existing file; got {str(path)!r}")
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
-            # A quote that is never closed would swallow the rest of the file, this last line with it.
-            lines = [
-                line for line in csv.reader(itertools.chain(opened, [_END]), delimiter=separator) if line
-            ]
-    except (OSError, csv.Error):
+            lines = split_csv(opened, separator)
+    except OSError:
         lines = []
-    if len(lines) < 2 or lines[-1] != [_END]:
+    if not lines:
         raise DataError(
             "csv:PATH must be a readable text file with a line of column names and every quote closed; "
             f"got {str(path)!r}"
         )
+    return lines[0], lines[1:]
+
+
+def split_csv(text: Iterable[str], separator: str) -> list[list[str]]:
+    """Return the lines of a csv file, column names first, without empty ones; none of a damaged file.
+
+    Args:
+      text: the file's lines.
+      separator: of the columns.
+
+    Raises:
+      RecordsError: as `check_one_line_each`.
+    """
+    try:
+        # A quote that is never closed would swallow the rest of the file, this last line with it.
+        lines = [
+            line for line in csv.reader(itertools.chain(text, ["\n", _END]), delimiter=separator) if line
+        ]
+    except csv.Error:
+        return []
+    if len(lines) < 2 or lines[-1] != [_END]:
+        return []
     check_one_line_each(lines[:-1])
-    return lines[0], lines[1:-1]
+    return lines[:-1]
 
 
 def check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
@@ -290,38 +299,18 @@ def check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _PlainRows:
-    sources: list[Any]
-    keys: list[str]
-    captions: list[tuple[str, ...]]
-    units: list[str] | None
-    splits: list[str] | None
-    labels: list[str] | None
-    malformed: list[bool]
-
-
-def _load(rows: _PlainRows, options: PairOptions, image_size: int | None, max_pixels: int) -> LoadedPairs:
-    distinct = {
-        key: source for key, source in zip(rows.keys, rows.sources, strict=True) if source is not None
-    }
-    decoded = dict(zip(distinct, decode_each(distinct.values(), image_size, max_pixels), strict=True))
+def _load(
+    rows: PairRows, sources: Sequence[Any], options: PairOptions, image_size: int | None
+) -> LoadedPairs:
+    """The records of rows whose images are not decoded yet: a source each, None where there is none."""
+    distinct = {key: source for key, source in zip(rows.keys, sources, strict=True) if source is not None}
+    decoded = dict(zip(distinct, decode_each(distinct.values(), image_size, rows.max_pixels), strict=True))
     faults = []
-    for key, captions, is_malformed in zip(rows.keys, rows.captions, rows.malformed, strict=True):
+    for key, captions, fault in zip(rows.keys, rows.captions, rows.faults, strict=True):
         image = decoded.get(key, "missing image")
-        fault = "malformed" if is_malformed else image if isinstance(image, str) else caption_fault(captions)
-        faults.append(fault)
-    known = PairRows(
-        keys=rows.keys,
-        captions=rows.captions,
-        faults=faults,
-        units=rows.units,
-        splits=rows.splits,
-        labels=rows.labels,
-        max_pixels=max_pixels,
-    )
+        faults.append(fault or (image if isinstance(image, str) else caption_fault(captions)))
     return assemble(
-        known,
+        dataclasses.replace(rows, faults=faults),
         lambda kept: stack_images([decoded[rows.keys[row]] for row in kept]),
         unit=options.unit,
         skip_corrupt=options.skip_corrupt,

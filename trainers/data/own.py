@@ -210,20 +210,35 @@ def load_parquet(
     Raises:
       DataError: a file cannot be read, or its columns break a rule above.
     """
-    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
-    if not files:
-        raise DataError(f"parquet:PATH must be a .parquet file or a folder that has some; got {str(path)!r}")
+    files = existing_parquet_files(path)
     schemas = _read_files(files, _read_schema)
     for schema in schemas:
         _check_schema(schema, schemas[0], unit_column)
     tables = _read_files(files, partial(_read_table, unit_column=unit_column))
-    encoded = [image for table in tables for image in _encoded_images(table)]
+    encoded = [image for table in tables for image in unpacked(table.column("image"))]
     images = decode_images(encoded, image_size, max_pixels=max_pixels)
     labels, names = _column(tables, "label"), _column(tables, unit_column or "id")
     if unit_column is not None and names is not None:
         return _to_splits([_part_of_units(images, labels, as_text(names))], image_size)
     ids = content_ids(encoded, labels) if names is None else _name_ids(as_text(names))
     return _to_splits([_Part(images=images, labels=labels, ids=ids)], image_size)
+
+
+def parquet_files(path: Path) -> list[Path]:
+    """Return a parquet file, or those below a folder in order."""
+    return [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+
+
+def existing_parquet_files(path: Path) -> list[Path]:
+    """Return `parquet_files`.
+
+    Raises:
+      DataError: there are none.
+    """
+    files = parquet_files(path)
+    if not files:
+        raise DataError(f"parquet:PATH must be a .parquet file or a folder that has some; got {str(path)!r}")
+    return files
 
 
 def _read_files(files: list[Path], read: Callable[[Path], Any]) -> list[Any]:
@@ -299,14 +314,14 @@ def _check_schema(schema: pa.Schema, first: pa.Schema, unit_column: str | None) 
             )
 
 
-def _encoded_images(table: pa.Table) -> list[bytes | None]:
+def unpacked(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column, of `{bytes, path}` the bytes."""
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
-    column = table.column("image")
-    encoded = pc.struct_field(column, "bytes") if kinds.is_struct(column.type) else column
-    images: list[bytes | None] = encoded.to_pylist()
-    return images
+    is_packed = kinds.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
+    values: list[Any] = (pc.struct_field(column, "bytes") if is_packed else column).to_pylist()
+    return values
 
 
 def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:

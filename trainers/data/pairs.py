@@ -26,11 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.sampling.records import Ids, ids_from_names, keyed_uniform
-from trainers.data.classes import ClassNames, class_indices
-from trainers.data.decoding import MAX_IMAGE_PIXELS, decode_image, in_threads, silence_decoders
+from dpgcl_core.sampling.records import ids_from_names, keyed_uniform
+from trainers.data.classes import ClassNames, class_indices, encodable
+from trainers.data.decoding import MAX_IMAGE_PIXELS, decode_image, in_threads, silence_decoders, stacked
 from trainers.data.faults import RecordsError, check_one_size
-from trainers.data.rows import check_row_starts, row_of_each, rows_of
+from trainers.data.records import RecordsOfRows
+from trainers.data.rows import check_row_starts, row_of_each
 
 Decoded = NDArray[np.uint8] | str
 """An image `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
@@ -61,23 +62,17 @@ Images = NDArray[np.uint8] | StoredImages
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTextRecords:
-    """Images with their captions; one record is one privacy unit. Stands beside `Records`.
+class ImageTextRecords(RecordsOfRows):
+    """Images with their captions; stands beside `Records`.
 
     Attributes:
       images: uint8 `[num_rows, channels, height, width]`, in memory or stored; a record's rows lie together.
       captions: `[num_rows][captions of the row]`, at least one each, none empty.
-      ids: uint64 `[num_records]`, stable under adding or removing other records.
-      row_starts: int64 `[num_records + 1]` as in `Records`; None where every record has one row.
-      labels: int64 `[num_rows]`, or None.
       unit: the column that names the privacy unit; None: it is one image with all its captions.
     """
 
     images: Images
     captions: tuple[tuple[str, ...], ...]
-    ids: Ids
-    row_starts: NDArray[np.int64] | None = None
-    labels: NDArray[np.int64] | None = None
     unit: str | None = None
 
     def __post_init__(self) -> None:
@@ -98,14 +93,6 @@ class ImageTextRecords:
                 f"every image must have captions and none may be empty; {empty} break the rule"
             )
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, records: NDArray[np.int64] | NDArray[np.bool_]) -> ImageTextRecords:
-        """Return the records at `records` (indices or a mask), with all their rows and captions."""
-        rows, starts = rows_of(self.row_starts, np.arange(len(self))[records])
-        return self._with_rows(rows, self.ids[records], starts)
-
     def pairs_at(
         self, records: NDArray[np.int64], *, seed: int, step: int
     ) -> tuple[NDArray[np.uint8], list[str]]:
@@ -121,32 +108,14 @@ class ImageTextRecords:
             chosen.append(captions[min(int(u * len(captions)), len(captions) - 1)])
         return self.images[rows], chosen
 
-    def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
-        """Return the images of `pairs_at` alone."""
-        return self.images[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]
-
     def flat_captions(self) -> tuple[list[str], NDArray[np.int64]]:
         """Return all captions, `[num_captions]`, and the row each belongs to, for retrieval scores."""
         owners = np.repeat(np.arange(len(self.captions)), [len(row) for row in self.captions])
         return [caption for row in self.captions for caption in row], owners.astype(np.int64)
 
-    def one_row_each(self) -> ImageTextRecords:
-        """Return the same records with one image each, chosen by a keyed hash of the record's id."""
-        if self.row_starts is None:
-            return self
-        return self._with_rows(row_of_each(self.row_starts, self.ids, np.arange(len(self))), self.ids, None)
-
-    def _with_rows(
-        self, rows: NDArray[np.int64], ids: Ids, row_starts: NDArray[np.int64] | None
-    ) -> ImageTextRecords:
-        return ImageTextRecords(
-            images=self.images[rows] if isinstance(self.images, np.ndarray) else self.images.select(rows),
-            captions=tuple(self.captions[row] for row in rows.tolist()),
-            ids=ids,
-            row_starts=row_starts,
-            labels=None if self.labels is None else self.labels[rows],
-            unit=self.unit,
-        )
+    def _columns_at(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        captions = tuple(self.captions[row] for row in rows.tolist())
+        return super()._columns_at(rows) | {"captions": captions}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,17 +260,10 @@ def _records(
         captions=tuple(
             tuple(dict.fromkeys(caption for row in same for caption in rows.captions[row])) for same in images
         ),
-        ids=_stable_ids(list(units)),
+        ids=ids_from_names(map(encodable, units)),
         row_starts=None if rows.units is None else np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         labels=None if labels is None else np.array([labels[same[0]] for same in images], dtype=np.int64),
         unit=unit,
-    )
-
-
-def _stable_ids(names: list[str]) -> Ids:
-    # A file name need not be valid Unicode, but what is hashed must be.
-    return ids_from_names(
-        n.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace") for n in names
     )
 
 
@@ -342,7 +304,4 @@ def _is_text(text: str) -> bool:
 def stack_images(decoded: list[Any]) -> NDArray[np.uint8]:
     """RGB, also where all are grey: towers take colour, and the shape then depends on no record."""
     check_one_size(Counter(image.shape[:2] for image in decoded))
-    images = np.empty((len(decoded), 3, *decoded[0].shape[:2]), dtype=np.uint8)
-    for row, image in zip(images, decoded, strict=True):
-        row[:] = image.transpose(2, 0, 1) if image.ndim == 3 else image
-    return images
+    return stacked(decoded, 3)

@@ -75,6 +75,11 @@ def _own_pairs(request: Request, loaded: LoadedPairs) -> Dataset:
     )
 
 
+def _pairs_of_file(request: Request, reader: Callable[..., LoadedPairs]) -> Dataset:
+    size, pixels = request.image_size, request.max_image_pixels
+    return _own_pairs(request, reader(request.path, request.pairs, image_size=size, max_pixels=pixels))
+
+
 def read_npz(request: Request) -> Dataset:
     """Read the images of an `.npz` file."""
     return _own_images(request, load_npz)
@@ -89,18 +94,12 @@ def read_parquet(request: Request) -> Dataset:
     """Read the images of parquet files, with captions where a column has them."""
     if not request.has_captions:
         return _own_images(request, load_parquet)
-    size, pixels = request.image_size, request.max_image_pixels
-    return _own_pairs(
-        request, load_parquet_pairs(request.path, request.pairs, image_size=size, max_pixels=pixels)
-    )
+    return _pairs_of_file(request, load_parquet_pairs)
 
 
 def read_csv(request: Request) -> Dataset:
     """Read the images with captions that a csv file names."""
-    size, pixels = request.image_size, request.max_image_pixels
-    return _own_pairs(
-        request, load_csv_pairs(request.path, request.pairs, image_size=size, max_pixels=pixels)
-    )
+    return _pairs_of_file(request, load_csv_pairs)
 
 
 def read_webdataset(request: Request) -> Dataset:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +15,8 @@ from trainers.data.rows import check_row_starts, row_of_each, rows_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
-    """Records in memory; one record is one privacy unit.
+class RecordsOfRows:
+    """Records of any kind, each with rows that lie together; one record is one privacy unit.
 
     Attributes:
       images: uint8 `[num_rows, channels, height, width]`; a record's rows lie together.
@@ -22,14 +24,54 @@ class Records:
       labels: int64 `[num_rows]`, or None.
       row_starts: int64 `[num_records + 1]`: record i has the rows from `row_starts[i]` to before
         `row_starts[i + 1]`; None where every record has one row.
+    """
+
+    images: Any
+    ids: Ids
+    labels: NDArray[np.int64] | None = None
+    row_starts: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, records: NDArray[np.int64] | NDArray[np.bool_]) -> Self:
+        """Return the records at `records` (indices or a mask), with all their rows."""
+        rows, starts = rows_of(self.row_starts, np.arange(len(self))[records])
+        return dataclasses.replace(self, ids=self.ids[records], row_starts=starts, **self._columns_at(rows))
+
+    def one_row_each(self) -> Self:
+        """Return the same records with one row each, chosen by a keyed hash of the record's id."""
+        if self.row_starts is None:
+            return self
+        rows = row_of_each(self.row_starts, self.ids, np.arange(len(self)))
+        return dataclasses.replace(self, row_starts=None, **self._columns_at(rows))
+
+    def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
+        """Return the image that stands for each of `records` at `step`, `[n, channels, height, width]`."""
+        images: NDArray[np.uint8] = self.images[
+            row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)
+        ]
+        return images
+
+    def _columns_at(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """The fields that have an entry for each row, of these rows alone; of stored images none is read."""
+        images = self.images
+        return {
+            "images": images[rows] if isinstance(images, np.ndarray) else images.select(rows),
+            "labels": None if self.labels is None else self.labels[rows],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records(RecordsOfRows):
+    """Records in memory.
+
+    Attributes:
       classes_from_data: whether labels are places in the list of this data set's own classes: one record
         more can then change the labels of others.
     """
 
     images: NDArray[np.uint8]
-    ids: Ids
-    labels: NDArray[np.int64] | None = None
-    row_starts: NDArray[np.int64] | None = None
     classes_from_data: bool = False
 
     def __post_init__(self) -> None:
@@ -44,24 +86,6 @@ class Records:
                 raise DataError(f"{name} must have one entry per image; got shape {column.shape}")
         check_row_starts(self.row_starts, num_records=len(self.ids), num_rows=len(self.images))
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, records: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
-        """Return the records at `records` (indices or a mask), with all their rows."""
-        rows, starts = rows_of(self.row_starts, np.arange(len(self))[records])
-        return Records(
-            images=self.images[rows],
-            ids=self.ids[records],
-            labels=None if self.labels is None else self.labels[rows],
-            row_starts=starts,
-            classes_from_data=self.classes_from_data,
-        )
-
-    def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
-        """Return the image that stands for each of `records` at `step`, `[n, channels, height, width]`."""
-        return self.images[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]
-
     def labels_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.int64]:
         """Return the labels of the images that `images_at` returns, `[n]`.
 
@@ -71,15 +95,3 @@ class Records:
         if self.labels is None:
             raise DataError("labels are asked for, and these records have none")
         return self.labels[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]
-
-    def one_row_each(self) -> Records:
-        """Return the same records with one row each, chosen by a keyed hash of the record's id."""
-        if self.row_starts is None:
-            return self
-        rows = row_of_each(self.row_starts, self.ids, np.arange(len(self)))
-        return Records(
-            images=self.images[rows],
-            ids=self.ids,
-            labels=None if self.labels is None else self.labels[rows],
-            classes_from_data=self.classes_from_data,
-        )

@@ -14,6 +14,7 @@ not used as ids, because writers commonly number them: the image's bytes and the
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import itertools
@@ -120,15 +121,7 @@ class ShardImages:
 
     def select(self, rows: NDArray[np.int64]) -> ShardImages:
         """Return the same store with the images at `rows` alone; read nothing."""
-        return ShardImages(
-            files=self.files,
-            stamps=self.stamps,
-            places=self.places[rows],
-            height=self.height,
-            width=self.width,
-            image_size=self.image_size,
-            max_pixels=self.max_pixels,
-        )
+        return dataclasses.replace(self, places=self.places[rows])
 
     def _read(self, place: list[int]) -> bytes:
         # Opening costs microseconds beside the decoding, and no handle then outlives a call or a fork.
@@ -155,8 +148,6 @@ def load_webdataset(
     image_size: int | None = None,
     unit_field: str | None = None,
     skip_corrupt: bool = False,
-    index_folder: Path | None = None,
-    in_memory: bool = False,
     max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> LoadedPairs:
     """Return the pairs of tar shards; the images stay in the shards and are read by record.
@@ -167,16 +158,14 @@ def load_webdataset(
       unit_field: field of each sample's json file that names the privacy unit; None: it is the image.
       skip_corrupt: drop samples without a readable image or with an empty caption, instead of refusing
         all; of a shard that is cut off, the whole samples before the cut are kept.
-      index_folder: where indices are kept; None: beside their shards.
       max_pixels: of one image as stored; a sample with a larger one is corrupt.
-      in_memory: decode all images now instead of at each step.
 
     Raises:
       RecordsError: some samples are corrupt (their positions are in `details`), or images differ in size.
       DataError: there are no shards, or one cannot be read.
     """
     files = _shards(path)
-    indices = [_index(file, unit_field, index_folder, max_pixels) for file in files]
+    indices = [_index(file, unit_field, max_pixels) for file in files]
     samples = [sample for index in indices for sample in index.samples]
     shard_of = np.repeat(np.arange(len(files)), [len(index.samples) for index in indices])
     stamps = np.array([index.stamp for index in indices], dtype=np.int64)
@@ -190,10 +179,10 @@ def load_webdataset(
         max_pixels=max_pixels,
     )
 
-    def images_of(kept: list[int]) -> Any:
+    def images_of(kept: list[int]) -> ShardImages:
         height, width = (image_size, image_size) if image_size else _common_size([samples[i] for i in kept])
         places = [(shard_of[row], *samples[row].place) for row in kept]
-        images = ShardImages(
+        return ShardImages(
             files=tuple(files),
             stamps=stamps,
             places=np.array(places, dtype=np.int64),
@@ -202,7 +191,6 @@ def load_webdataset(
             image_size=image_size,
             max_pixels=max_pixels,
         )
-        return images[np.arange(len(places))] if in_memory else images
 
     return assemble(rows, images_of, unit=unit_field, skip_corrupt=skip_corrupt)
 
@@ -223,12 +211,11 @@ def _shards(path: Path) -> list[Path]:
     return files
 
 
-def _index(file: Path, unit_field: str | None, folder: Path | None, max_pixels: int) -> _Index:
+def _index(file: Path, unit_field: str | None, max_pixels: int) -> _Index:
     """The shard's index: the one kept, where it belongs to the file as it is now."""
     state = file.stat()
     stamp = (state.st_size, state.st_mtime_ns)
-    name = hashlib.blake2b(str(file.resolve()).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    place = (folder / f"{name}.pairs.json") if folder else file.with_name(f".{file.name}.pairs.json")
+    place = file.with_name(f".{file.name}.pairs.json")
     header = [_FORMAT, *stamp, unit_field, max_pixels]
     kept = _read_index(place, header)
     if kept is not None:
@@ -241,7 +228,7 @@ def _index(file: Path, unit_field: str | None, folder: Path | None, max_pixels: 
             os.fchmod(out.fileno(), state.st_mode & 0o666)
             out.write(json.dumps([header, is_cut, written]).encode())
     except DataError:
-        _log.warning("a shard's index could not be kept, so it is built each time; give index_folder")
+        _log.warning("a shard's index could not be kept, so it is built each time: let its folder be written")
     return index
 
 

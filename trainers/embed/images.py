@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
 from trainers.data.channels import with_channels
+from trainers.data.classes import encodable
 from trainers.data.dataset import Dataset
 from trainers.data.decoding import MAX_IMAGE_PIXELS
-from trainers.data.loading import PairOptions, load_dataset
-from trainers.embed.files import PARQUET, write_embeddings
+from trainers.data.loading import PairOptions
+from trainers.data.own import parquet_files
+from trainers.embed.files import write_embeddings
 from trainers.embed.options import EmbedOptions
 from trainers.embed.pairs import (
     Names,
@@ -29,7 +31,7 @@ from trainers.embed.pairs import (
     embed_texts,
     images_of,
     labels_of,
-    load_images,
+    load_at_size,
     pair_names,
     parts_of,
     read_captions,
@@ -42,7 +44,7 @@ from trainers.export.folder import ImageNetwork, load_clip, load_encoder
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
 
-BACKBONE, PROJECTION = "backbone", "projection"
+BACKBONE = "backbone"
 _IMAGES_AT_ONCE = 512
 
 
@@ -102,7 +104,7 @@ def _embed_both(
 ) -> PairEmbeddings:
     found = PairEmbeddings()
     if options.images is not None:
-        dataset = load_images(options.images, encoder, pairs, options.max_image_pixels)
+        dataset = load_at_size(options.images, encoder.spec.image_size, pairs, options.max_image_pixels)
         if options.texts is not None and dataset.modality == "image-text":
             raise ConfigError(
                 f"{options.images} has captions of its own: embed the texts in a run of their own, without "
@@ -171,17 +173,7 @@ def read_rows(
     """
     channels, height, width = image_shape
     pairs = (pairs or PairOptions()).fitting(name)
-    dataset = load_dataset(
-        name,
-        image_size=height if height == width else None,
-        pairs=pairs,
-        max_image_pixels=max_image_pixels,
-    )
-    if dataset.image_shape[1:] != (height, width):
-        raise ConfigError(
-            f"the model reads images of {height}×{width} pixels, and only squares are resized to; got "
-            f"{dataset.image_shape[1]}×{dataset.image_shape[2]}: resize them beforehand"
-        )
+    dataset = load_at_size(name, (height, width), pairs, max_image_pixels)
     images = np.concatenate([with_channels(images_of(part), channels) for part in parts_of(dataset)])
     return ImageRows(names=_names(dataset, pairs), images=images, labels=labels_of(dataset))
 
@@ -214,7 +206,7 @@ def _paths_of(dataset: Dataset, folder: Path) -> list[Any]:
     """The relative path of each record, found by the id that was made of it."""
     places = [(Path(root).relative_to(folder), files) for root, _, files in os.walk(folder)]
     paths = [(place / name).as_posix() for place, files in places for name in files]
-    shown = [path.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace") for path in paths]
+    shown = list(map(encodable, paths))
     path_of = dict(zip(ids_from_names(shown).tolist(), shown, strict=True))
     return [path_of[each] for each in dataset.train.ids.tolist() if each in path_of]
 
@@ -232,7 +224,7 @@ def _npz_ids(path: Path) -> list[Any] | None:
 def _parquet_ids(path: Path) -> list[Any] | None:
     import pyarrow.parquet as pq
 
-    files = [path] if path.is_file() else sorted(path.rglob(f"*{PARQUET}"))
+    files = parquet_files(path)
     if "id" not in pq.read_schema(files[0]).names:
         return None
     found: list[Any] = []

@@ -6,10 +6,8 @@ caption's is their cosine. Which caption belongs to which image is written besid
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import io
-import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +20,12 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
+from trainers.data.classes import encodable
 from trainers.data.dataset import captions_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
-from trainers.data.image_text import check_one_line_each, image_keys
+from trainers.data.image_text import image_keys, split_csv
 from trainers.data.loading import AnyRecords, Dataset, PairOptions, load_dataset
-from trainers.data.pair_options import column_missing
+from trainers.data.pair_options import CAPTION_COLUMNS, IMAGE_COLUMNS, column_missing
 from trainers.data.pairs import caption_fault
 from trainers.embed.files import PARQUET
 from trainers.evaluation.features import read_images
@@ -37,10 +36,7 @@ from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.views.images import normalise
 
 CSV, TSV = ".csv", ".tsv"
-_CAPTIONS = ("title", "caption")
-_IMAGES = ("filepath", "image")
 _ID = "id"
-_END = "\x00end of file\x00"
 
 Names = NDArray[Any]
 """One name per image, `[num_images]`: strings or integers."""
@@ -136,21 +132,18 @@ def embed_source(
     )
 
 
-def embed_image_array(
-    encoder: ImageTextEncoder, images: NDArray[np.uint8], *, batch_size: int = PAIRS_AT_ONCE
-) -> Features:
+def embed_image_array(encoder: ImageTextEncoder, images: NDArray[np.uint8]) -> Features:
     """Return the unit embeddings of images in memory, float32 `[num_images, dim]`.
 
     Args:
       encoder: an exported one, on the CPU.
       images: uint8 `[num_images, 3, height, width]` of the model's size, not normalised.
-      batch_size: images passed at once; changes nothing beyond rounding.
     """
 
     def embed(rows: slice) -> torch.Tensor:
         return encoder.embed_images(normalise(torch.from_numpy(images[rows])))
 
-    return _finite(embed_in_batches(embed, len(images), batch_size))
+    return _finite(embed_in_batches(embed, len(images), PAIRS_AT_ONCE))
 
 
 def embed_texts(
@@ -214,10 +207,10 @@ def read_captions(path: Path, options: PairOptions) -> list[str]:
       DataError: it cannot be read, has no such column, or captions are empty (the message says how many).
     """
     if path.suffix == PARQUET:
-        captions = _parquet_column(path, _wanted(options.caption, _CAPTIONS))
+        captions = _parquet_column(path, _wanted(options.caption, CAPTION_COLUMNS))
     elif path.suffix in (CSV, TSV):
         separator = "\t" if path.suffix == TSV else options.separator
-        captions = _csv_column(path, _wanted(options.caption, _CAPTIONS), separator)
+        captions = _csv_column(path, _wanted(options.caption, CAPTION_COLUMNS), separator)
     else:
         captions = _read_text(path).split("\n")
         captions = [line.removesuffix("\r") for line in (captions[:-1] if captions[-1] == "" else captions)]
@@ -243,17 +236,11 @@ def _read_text(path: Path) -> str:
 
 
 def _csv_column(path: Path, wanted: tuple[str, ...], separator: str) -> list[Any]:
-    # A quote that is never closed would swallow the rest of the file, this last line with it.
-    lines = itertools.chain(io.StringIO(_read_text(path)), ["\n", _END])
-    try:
-        rows = [row for row in csv.reader(lines, delimiter=separator) if row]
-    except csv.Error:
-        rows = []
-    if len(rows) < 2 or rows[-1] != [_END]:
+    rows = split_csv(io.StringIO(_read_text(path)), separator)
+    if not rows:
         raise DataError(f"{path} must be a csv file with a line of column names and every quote closed")
-    check_one_line_each(rows[:-1])
     place = rows[0].index(_found(rows[0], wanted, path))
-    return [row[place] if len(row) == len(rows[0]) else None for row in rows[1:-1]]
+    return [row[place] if len(row) == len(rows[0]) else None for row in rows[1:]]
 
 
 def _parquet_column(path: Path, wanted: tuple[str, ...]) -> list[Any]:
@@ -314,7 +301,7 @@ def _record_names(dataset: Dataset, options: PairOptions) -> dict[int, str]:
         except DataError:
             return None
 
-    images = column(_wanted(options.image, _IMAGES if scheme == "parquet" else _IMAGES[:1])) or []
+    images = column(_wanted(options.image, IMAGE_COLUMNS if scheme == "parquet" else IMAGE_COLUMNS[:1])) or []
     images = [image.get("bytes") if isinstance(image, dict) else image for image in images]
     if options.unit is not None:
         keys = names = column((options.unit,)) or []
@@ -327,27 +314,20 @@ def _record_names(dataset: Dataset, options: PairOptions) -> dict[int, str]:
     found: dict[str, str] = {}
     for key, name in zip(keys, names, strict=True):
         if name is not None:
-            found.setdefault(_shown(str(key)), _shown(str(name)))
+            found.setdefault(encodable(str(key)), encodable(str(name)))
     return dict(zip(ids_from_names(list(found)).tolist(), found.values(), strict=True))
 
 
-def _shown(name: str) -> str:
-    return name.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
-
-
-def load_images(
-    name: str,
-    encoder: ImageTextEncoder,
-    options: PairOptions,
-    max_image_pixels: int = MAX_IMAGE_PIXELS,
+def load_at_size(
+    name: str, size: tuple[int, int], options: PairOptions, max_image_pixels: int = MAX_IMAGE_PIXELS
 ) -> Dataset:
-    """Return a data set with its images in the model's size.
+    """Return a data set with its images in the model's size, (height, width).
 
     Raises:
       ConfigError: the images would have to be stretched to another shape than a square.
       DataError: as `load_dataset`.
     """
-    height, width = encoder.spec.image_size
+    height, width = size
     dataset = load_dataset(
         name,
         image_size=height if height == width else None,
