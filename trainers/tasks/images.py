@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -12,10 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.clipping.cross_record import refuse_cross_record
-from dpgcl_core.clipping.types import Embed, Objective
+from dpgcl_core.clipping.types import Embed
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.losses.info_nce import two_view_group_loss
-from dpgcl_core.losses.objective import EmbeddingObjective
 from trainers.config.training import (
     AnyNetworkConfig,
     NetworkConfig,
@@ -127,14 +124,6 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
 
 
 IMAGES = ContrastiveImages()
-
-
-def group_losses_of(
-    encoder: Encoder, temperature: float, precision: AnyNetworkConfig | None = None
-) -> Objective:
-    """Return stages 5 and 6 of DP-GCL: views `[groups, group_size, views, C, H, W]` to `[groups]`."""
-    loss = partial(two_view_group_loss, temperature=temperature)
-    return EmbeddingObjective(embed=IMAGES.embed(encoder, precision), loss=loss)
 
 
 def synthetic_images(count: int, image_shape: tuple[int, ...]) -> Records:

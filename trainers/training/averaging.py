@@ -16,7 +16,7 @@ average without a word between them. A checkpoint keeps it, for a resume to cont
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from dpgcl_core.errors import StorageError
 from dpgcl_core.losses.byol import update_target
 from trainers.config.training import TrainingConfig
-from trainers.files.checkpoint import Checkpoint
 from trainers.models.networks import AnyEncoder
 
 _Network = TypeVar("_Network", bound=nn.Module)
@@ -84,13 +83,6 @@ def average_of(config: TrainingConfig, encoder: AnyEncoder) -> WeightAverage | N
 def target_of(config: TrainingConfig, encoder: AnyEncoder) -> AnyEncoder | None:
     """Return a target network at the weights of `encoder`, for methods that regress onto one."""
     return _copy(encoder) if config.mechanism.rules.needs_target else None
-
-
-def released_state(saved: Checkpoint, config: TrainingConfig) -> dict[str, Any]:
-    """Return the state dictionary of the network that is scored and returned, from a checkpoint."""
-    if not config.optimizer.ema_decay:
-        return saved.model
-    return saved.model | (saved.average or {})
 
 
 def _copy(encoder: _Network) -> _Network:

@@ -12,9 +12,10 @@ from dpgcl_core.errors import StorageError
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.files.test_checkpoint import _crashed, _folder
 from trainers.config.training import NetworkConfig, OptimizerConfig, TrainingConfig
+from trainers.export.finished import released_state
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.training import loop
-from trainers.training.averaging import WeightAverage, released_state
+from trainers.training.averaging import WeightAverage
 from trainers.training.loop import train
 from trainers.training.workers import SingleWorker
 
@@ -165,7 +166,7 @@ def test_checkpoint_tells_which_weights_are_released(changes: dict[str, object],
     result = train(config, make_data(), checkpoints=folder)
     saved = folder.load()
     assert saved is not None
-    state = released_state(saved, config)
+    state = released_state(saved, averaged=bool(config.optimizer.ema_decay))
     assert state.keys() == result.encoder.state_dict().keys()
     for name, weights in result.encoder.state_dict().items():
         assert torch.equal(weights, state[name])

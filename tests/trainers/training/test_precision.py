@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -22,8 +23,7 @@ from trainers.config.training import NetworkConfig
 from trainers.models import precision as network_precision
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.models.precision import gradient_scale
-from trainers.tasks import images
-from trainers.tasks.images import IMAGES, group_losses_of
+from trainers.tasks.images import IMAGES
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.precision import (
@@ -47,13 +47,18 @@ def make_views(num_groups: int = 5) -> Tensor:
     return 2 * torch.rand(num_groups, 4, 3, 1, 8, 8, generator=generator) - 1
 
 
+def make_objective(
+    encoder: Encoder, config: NetworkConfig, loss: Callable[..., Tensor] = two_view_group_loss
+) -> EmbeddingObjective:
+    return EmbeddingObjective(embed=IMAGES.embed(encoder, config), loss=partial(loss, temperature=0.2))
+
+
 def clipped_sum(
     encoder: Encoder, views: Tensor, config: NetworkConfig, l2_clip_norm: float = 1.0
 ) -> tuple[Tensor, GroupReport]:
     total = torch.zeros(num_trainable(encoder))
     rule = GroupRule(clipper=GroupClipper(l2_clip_norm=l2_clip_norm))
-    loss, scale = partial(two_view_group_loss, temperature=0.2), gradient_scale(config)
-    objective = EmbeddingObjective(embed=IMAGES.embed(encoder, config), loss=loss)
+    objective, scale = make_objective(encoder, config), gradient_scale(config)
     return total, add_clipped_sum(rule, total, encoder, objective, views, scale, np.random.default_rng(0))
 
 
@@ -100,29 +105,27 @@ def test_gradient_scale_reaches_the_encoder() -> None:
     encoder, views, norms = make_encoder(), make_views(1), []
     for scale in (1.0, 4096.0):
         config = NetworkConfig(precision="float16", loss_scale=scale)
-        loss = group_losses_of(encoder, 0.2, config)(views).sum()
+        loss = make_objective(encoder, config)(views).sum()
         gradients = torch.autograd.grad(loss, list(encoder.parameters()))
         norms.append(torch.cat([g.flatten() for g in gradients]).norm())
     assert float(norms[1] / norms[0]) == pytest.approx(4096, rel=0.1)
 
 
 @pytest.mark.parametrize("name", LOW)
-def test_low_precision_ends_before_the_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_precision_ends_before_the_loss(name: str) -> None:
     seen: list[torch.dtype] = []
-    original = images.two_view_group_loss
 
     def spy(embeddings: Tensor, *, temperature: float) -> Tensor:
         seen.append(embeddings.dtype)
         seen.append((embeddings @ embeddings.mT).dtype)  # not under autocast any more
-        return original(embeddings, temperature=temperature)
+        return two_view_group_loss(embeddings, temperature=temperature)
 
-    monkeypatch.setattr(images, "two_view_group_loss", spy)
     encoder = make_encoder()
     inside: list[torch.dtype] = []
     handle = next(m for m in encoder.modules() if isinstance(m, torch.nn.Conv2d)).register_forward_hook(
         lambda module, args, output: inside.append(output.dtype)
     )
-    losses = group_losses_of(encoder, 0.2, network(name))(make_views(2))
+    losses = make_objective(encoder, network(name), spy)(make_views(2))
     handle.remove()
     assert {*seen, losses.dtype} == {torch.float32}
     assert inside == [getattr(torch, name)]
