@@ -272,8 +272,16 @@ class NetworkConfig(ImageNetwork):
     learn_temperature: ClassVar[bool] = False
 
 
+class _OfThisPackage:
+    """What needs no word of an author, and no predictor."""
+
+    mixes_no_records: ClassVar[bool] = False
+    is_foreign: ClassVar[bool] = False
+    predictor: ClassVar[bool] = False
+
+
 @dataclass(frozen=True, kw_only=True)
-class ClipNetworkConfig(ClipNetwork):
+class ClipNetworkConfig(ClipNetwork, _OfThisPackage):
     """Both towers of a CLIP model, and what of it trains (stage 5), for pairs of images and texts.
 
     Attributes:
@@ -282,34 +290,25 @@ class ClipNetworkConfig(ClipNetwork):
     """
 
     name: str = "clip-tiny"
-    mixes_no_records: ClassVar[bool] = False
-    is_foreign: ClassVar[bool] = False
-    predictor: ClassVar[bool] = False
     takes_pairs: ClassVar[bool] = True
     has_towers: ClassVar[bool] = True
     task: ClassVar[str] = "pairs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedNetworkConfig(MaskedNetwork):
+class MaskedNetworkConfig(MaskedNetwork, _OfThisPackage):
     """A masked auto-encoder: a transformer of visible patches, and one that rebuilds the others (stage 5)."""
 
     name: str = "mae-toy"
-    mixes_no_records: ClassVar[bool] = False
-    is_foreign: ClassVar[bool] = False
-    predictor: ClassVar[bool] = False
     learn_temperature: ClassVar[bool] = False
     task: ClassVar[str] = "masked-images"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionerConfig(CaptioningNetwork):
+class CaptionerConfig(CaptioningNetwork, _OfThisPackage):
     """A captioner: a transformer of an image's patches, and one that predicts its caption (stage 5)."""
 
     name: str = "cap-toy"
-    mixes_no_records: ClassVar[bool] = False
-    is_foreign: ClassVar[bool] = False
-    predictor: ClassVar[bool] = False
     learn_temperature: ClassVar[bool] = False
     takes_pairs: ClassVar[bool] = True
     task: ClassVar[str] = "captions"

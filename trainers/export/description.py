@@ -15,7 +15,7 @@ from dpgcl_core.errors import StorageError, unknown_choice
 from dpgcl_core.release.statement import RESEARCH
 from trainers.config.networks import TRAINED_LAYERS
 from trainers.files.weights import read_weights
-from trainers.models.clip.adapters import ClipLora
+from trainers.models.clip.adapters import ClipLora, lora_of
 from trainers.models.clip.published import WEIGHTS_FILE, Colours
 from trainers.models.encoder import ImageShape
 from trainers.views.images import PIXEL_MEAN, PIXEL_STD
@@ -63,11 +63,7 @@ class ClipDescription:
     @property
     def lora(self) -> ClipLora | None:
         """The adapters; None without."""
-        if not self.lora_rank:
-            return None
-        return ClipLora(
-            rank=self.lora_rank, alpha=self.lora_alpha, targets=self.lora_targets, towers=self.lora_towers
-        )
+        return lora_of(self)
 
 
 @dataclass(frozen=True, kw_only=True)

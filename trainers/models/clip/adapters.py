@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,6 +57,18 @@ class ClipLora:
                 raise ConfigError(unknown_choice("tower", tower, TOWERS))
         if not self.towers:
             raise ConfigError("LoRA must adapt at least one tower; got none. Choose image, text or both")
+
+
+def lora_of(settings: Any) -> ClipLora | None:
+    """Return the adapters of what has the fields of a `ClipNetworkConfig`; None where all weights train."""
+    if not settings.lora_rank:
+        return None
+    return ClipLora(
+        rank=settings.lora_rank,
+        alpha=settings.lora_alpha,
+        targets=settings.lora_targets,
+        towers=settings.lora_towers,
+    )
 
 
 def make_trainable(clip: nn.Module, lora: ClipLora | None, *, seed: int, train_logit_scale: bool) -> None:

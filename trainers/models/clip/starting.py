@@ -13,7 +13,7 @@ from torch import Tensor
 from dpgcl_core.errors import ConfigError
 from trainers.config.networks import WarmStart
 from trainers.config.training import ClipNetworkConfig
-from trainers.models.clip.adapters import ClipLora
+from trainers.models.clip.adapters import lora_of
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
 from trainers.models.clip.published import CONFIG_FILE, RANDOM, SHIPPED, ClipConfig, ClipSpec, find_clip
 
@@ -48,15 +48,9 @@ def starting_clip(
             if value.is_floating_point() and not torch.isfinite(value).all():
                 raise ConfigError(f"a warm start must be finite, and {name} in {start.path} is not")
         weights = start.path
-    lora = ClipLora(
-        rank=network.lora_rank,
-        alpha=network.lora_alpha,
-        targets=network.lora_targets,
-        towers=network.lora_towers,
-    )
     return build_image_text_encoder(
         ClipConfig(model=network.name, weights=weights),
-        lora if network.lora_rank else None,
+        lora_of(network),
         seed=seed,
         train_logit_scale=network.learn_temperature,
         temperature=temperature if network.learn_temperature else None,
