@@ -194,6 +194,11 @@ class ModelDescription:
         return self.data != RESEARCH
 
     @property
+    def encoder_kind(self) -> str:
+        """The kind of the model, or of a classifier's encoder."""
+        return self.kind if self.classifier is None else self.classifier.encoder
+
+    @property
     def weights_file(self) -> str:
         """The name of the weights' file in the folder."""
         return WEIGHTS_FILES[self.kind]

@@ -122,9 +122,22 @@ class ModelKind(ABC, Generic[NetworkT]):
           StorageError: the folder is damaged, or its weights do not fit its network.
           ConfigError: the network cannot be built, or is the user's own and was not given.
         """
+        if description.encoder_kind == IMAGE_ENCODER:
+            refuse_unknown_network(folder, description, own_network)
         network = self.build(description)
-        _load(network, folder, description)
+        tensors, stored = read_model_weights(folder, description), self.stored_part(network)
+        difference = misfits(tensors, stored.state_dict())
+        if difference is not None:
+            raise StorageError(
+                f"the weights in {folder} do not fit the network {description.network}: {difference}; use "
+                "the version of the network that was trained"
+            )
+        stored.load_state_dict(dict(tensors))
         return network.eval()
+
+    def stored_part(self, network: NetworkT) -> nn.Module:
+        """Return the part of a network whose weights the folder holds."""
+        return network
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
         """Return lines on how the folder is used."""
@@ -143,10 +156,6 @@ class ImageEncoderKind(ModelKind[Encoder]):
     def build(self, description: ModelDescription) -> Encoder:
         network = NetworkConfig(name=description.network, embedding_dim=description.embedding_dim)
         return build_encoder(network, description.image_shape, 0)
-
-    def open(self, folder: Path, description: ModelDescription, *, own_network: str | None = None) -> Encoder:
-        refuse_unknown_network(folder, description, own_network)
-        return super().open(folder, description)
 
 
 class ClipKind(ModelKind[ImageTextEncoder]):
@@ -193,12 +202,8 @@ class ClipKind(ModelKind[ImageTextEncoder]):
         spec = _spec(description)
         return ImageTextEncoder(build_clip(spec, seed=0).requires_grad_(False), spec)
 
-    def open(
-        self, folder: Path, description: ModelDescription, *, own_network: str | None = None
-    ) -> ImageTextEncoder:
-        network = self.build(description)
-        _load(network.clip, folder, description)
-        return network.eval()
+    def stored_part(self, network: ImageTextEncoder) -> nn.Module:
+        return network.clip
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
         first = script_import("open_clip") if folder.is_dir() else "import open_clip"  # here, or in a card
@@ -276,14 +281,6 @@ class ClassifierKind(ModelKind[Classifier]):
         return Classifier(
             encoder, description.image_shape, num_classes=about.num_classes, trained_layers=HEAD
         )
-
-    def open(
-        self, folder: Path, description: ModelDescription, *, own_network: str | None = None
-    ) -> Classifier:
-        assert description.classifier is not None
-        if description.classifier.encoder == IMAGE_ENCODER:
-            refuse_unknown_network(folder, description, own_network)
-        return super().open(folder, description)
 
 
 AnyKind = ModelKind[Any]
@@ -373,14 +370,3 @@ def _clip_config(params: Mapping[str, Any]) -> ClipNetworkConfig:
 def _spec(description: ModelDescription) -> ClipSpec:
     clip = clip_of(description)
     return ClipSpec(name=description.network, architecture=clip.architecture, mean=clip.mean, std=clip.std)
-
-
-def _load(network: nn.Module, folder: Path, description: ModelDescription) -> None:
-    tensors = read_model_weights(folder, description)
-    difference = misfits(tensors, network.state_dict())
-    if difference is not None:
-        raise StorageError(
-            f"the weights in {folder} do not fit the network {description.network}: {difference}; use the "
-            "version of the network that was trained"
-        )
-    network.load_state_dict(dict(tensors))

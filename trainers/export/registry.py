@@ -139,8 +139,7 @@ def requirements_of(description: ModelDescription) -> list[str]:
     True
     """
     names = [*REQUIRED]
-    about = description.classifier
-    if description.kind == CLIP or (about is not None and about.encoder == CLIP):
+    if description.encoder_kind == CLIP:
         names += REQUIRED_OF_CLIP
     if description.network.startswith("resnet"):
         names += REQUIRED_OF_TORCHVISION
