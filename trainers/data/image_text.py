@@ -312,6 +312,5 @@ def _load(
     return assemble(
         dataclasses.replace(rows, faults=faults),
         lambda kept: stack_images([decoded[rows.keys[row]] for row in kept]),
-        unit=options.unit,
         skip_corrupt=options.skip_corrupt,
     )

@@ -68,12 +68,10 @@ class ImageTextRecords(RecordsOfRows):
     Attributes:
       images: uint8 `[num_rows, channels, height, width]`, in memory or stored; a record's rows lie together.
       captions: `[num_rows][captions of the row]`, at least one each, none empty.
-      unit: the column that names the privacy unit; None: it is one image with all its captions.
     """
 
     images: Images
     captions: tuple[tuple[str, ...], ...]
-    unit: str | None = None
 
     def __post_init__(self) -> None:
         num_rows = len(self.captions)
@@ -158,15 +156,12 @@ class PairRows:
     max_pixels: int = MAX_IMAGE_PIXELS
 
 
-def assemble(
-    rows: PairRows, images_of: Callable[[list[int]], Images], *, unit: str | None, skip_corrupt: bool
-) -> LoadedPairs:
+def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_corrupt: bool) -> LoadedPairs:
     """Return the records that `rows` make: sound rows with one key are one image, of one unit one record.
 
     Args:
       rows: as stored, corrupt ones with their fault.
       images_of: (sound rows, one per image) to their images `[n, channels, height, width]`.
-      unit: the column that `rows.units` come from; None: each image is its own unit.
       skip_corrupt: drop corrupt rows instead of refusing all.
 
     Raises:
@@ -187,7 +182,7 @@ def assemble(
     if both:
         raise RecordsError(f"a record must lie in one split; {len(both)} lie in both train and test")
     labels, class_names = _labels(rows, kept)
-    train, *test = (_records(rows, part, labels, images_of, unit) for part in places)
+    train, *test = (_records(rows, part, labels, images_of) for part in places)
     if test and train.images.shape[1:] != test[0].images.shape[1:]:
         raise DataError("training and test images must have one size; they differ. Give --image-size")
     return LoadedPairs(
@@ -247,7 +242,6 @@ def _records(
     kept: list[int],
     labels: dict[int, int] | None,
     images_of: Callable[[list[int]], Images],
-    unit: str | None,
 ) -> ImageTextRecords:
     units: dict[str, dict[str, list[int]]] = {}
     for row in kept:
@@ -263,7 +257,6 @@ def _records(
         ids=ids_from_names(map(encodable, units)),
         row_starts=None if rows.units is None else np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         labels=None if labels is None else np.array([labels[same[0]] for same in images], dtype=np.int64),
-        unit=unit,
     )
 
 

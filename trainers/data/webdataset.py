@@ -192,7 +192,7 @@ def load_webdataset(
             max_pixels=max_pixels,
         )
 
-    return assemble(rows, images_of, unit=unit_field, skip_corrupt=skip_corrupt)
+    return assemble(rows, images_of, skip_corrupt=skip_corrupt)
 
 
 def _common_size(samples: list[_Sample]) -> tuple[int, int]:

@@ -347,7 +347,7 @@ UNIT_ROWS = [
 def test_a_unit_is_one_record_with_all_its_images(tmp_path):
     records = with_units(tmp_path, UNIT_ROWS)
     assert records.captions == (("one", "four"), ("three",), ("two",), ("five",))
-    assert (records.row_starts.tolist(), records.unit) == ([0, 2, 4], "person")
+    assert records.row_starts.tolist() == [0, 2, 4]
 
 
 def test_ids_of_units_stay_when_one_unit_is_removed(tmp_path):
@@ -365,7 +365,7 @@ def test_an_id_column_is_no_unit(tmp_path):
     """Each caption of one image with an id of its own: as units they would be two records."""
     images = [encoded(of("a"))] * 2
     records = load_parquet_pairs(write_parquet(tmp_path, image=images, title=["one", "two"], id=[1, 2])).train
-    assert (records.captions, records.unit) == ((("one", "two"),), None)
+    assert (records.captions, records.row_starts) == ((("one", "two"),), None)
 
 
 NO_UNITS = {"NaN": [1.5, float("nan")], "null": [1, None], "empty": ["p", ""], "blank": ["p", " \t"]}

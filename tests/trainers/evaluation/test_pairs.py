@@ -91,7 +91,6 @@ def _of_units(images: Sequence[Sequence[int]]) -> ImageTextRecords:
         captions=tuple(source.captions[row] for row in rows),
         ids=ids_from_names(f"unit {unit}" for unit in range(len(images))),
         row_starts=np.cumsum([0, *map(len, images)]).astype(np.int64),
-        unit="person",
     )
 
 
