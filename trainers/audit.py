@@ -26,7 +26,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,22 +39,21 @@ from torch.multiprocessing.spawn import ProcessExitedException
 
 from dpgcl_core.audit import defects
 from dpgcl_core.audit.canary import (
+    AuditCase,
     AuditOptions,
-    WorstCase,
     check_numbers,
     chosen_cases,
     print_rows,
     source_of,
 )
 from dpgcl_core.audit.defects import Defect, Step, step_of
-from dpgcl_core.audit.judging import Claim, Released, judge
+from dpgcl_core.audit.judging import Released, judge
 from dpgcl_core.audit.result import AuditResult
 from dpgcl_core.audit.worst_cases import (
     CANARY,
     Crafted,
     GroupGradient,
     crafted_inputs,
-    foreign,
     in_order,
     newcomer,
 )
@@ -353,43 +351,23 @@ class _Config(TrainingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepCase:
+class StepCase(AuditCase):
     """One setting of the training step to audit.
 
     Attributes:
-      name: of the row.
-      mechanism: of one run; its ε is the claim.
-      num_records: of D.
       num_workers: 1 or 2.
-      worst: the groups' gradients.
-      defect: of the core, built into the mechanism.
       workers: what stands between the loop and its workers.
       repeated_noise: whether all steps of a run get the same noise.
       defect_name: in the table; None for the code as written.
       breaks_claim: whether the defect costs more than is claimed.
-      runs_factor: multiplies the number of runs, for a case that needs many.
     """
 
-    name: str
-    mechanism: Mechanism
-    num_records: int
+    dim: int = _DIM
     num_workers: int = 1
-    worst: WorstCase = foreign
-    defect: Defect | None = None
     workers: type[_Watched] = _Watched
     repeated_noise: bool = False
     defect_name: str | None = None
     breaks_claim: bool = True
-    runs_factor: int = 1
-
-    @property
-    def claim(self) -> Claim:
-        """What is charged for a run, and the noise that it is charged for."""
-        return Claim(
-            epsilon=self.mechanism.epsilon(),
-            delta=self.mechanism.target_delta,
-            noise_std=self.mechanism.noise().std,
-        )
 
 
 _PAIRS = Mechanism(
@@ -513,9 +491,8 @@ def _one_training(
         public_seed=seed or 0,
         noise_repeats_for=num_steps if case.repeated_noise else 0,
     )
-    size = mechanism.group_size
     register_task(_TASK)
-    _TASK.gradient = partial(case.worst, group_size=int(size), dim=_DIM)
+    _TASK.gradient = case.gradient
     workers = case.workers(inner, config)
     records = _records(case.num_records, canary_row)
     # A seeded training is not private, so its records are declared public; all others are private.
@@ -527,7 +504,7 @@ def _one_training(
         evaluation_is_public=seed is not None,
     )
     train(config, data, workers=workers)
-    shape = (num_runs + 1, 1, num_steps, _DIM)
+    shape = (num_runs + 1, 1, num_steps, case.dim)
     iterates = divisor * torch.stack(_TASK.iterates).numpy()
     clean = divisor * torch.stack(workers.clean).numpy()
     return Released((iterates[:-1] - iterates[1:]).reshape(shape)[1:], clean.reshape(shape)[1:])
