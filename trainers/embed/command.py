@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     description = read_description(options.model)
     run = embed_with_towers if description.kind == CLIP else embed_alone
-    run(options, description, pairs)
+    run(options, pairs)
     print(f"the model: {description.promise}")
     print(f"note: {NOTE}")
     return 0

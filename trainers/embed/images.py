@@ -39,7 +39,6 @@ from trainers.embed.pairs import (
 from trainers.evaluation.features import embed_features
 from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
-from trainers.export.description import ModelDescription
 from trainers.export.folder import ImageNetwork, load_clip, load_encoder
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
@@ -48,7 +47,7 @@ BACKBONE = "backbone"
 _IMAGES_AT_ONCE = 512
 
 
-def embed_alone(options: EmbedOptions, description: ModelDescription, pairs: PairOptions) -> None:
+def embed_alone(options: EmbedOptions, pairs: PairOptions) -> None:
     """Embed images by an encoder of images, and write the embeddings."""
     if options.texts is not None or options.images is None:
         raise ConfigError(
@@ -73,7 +72,7 @@ def embed_alone(options: EmbedOptions, description: ModelDescription, pairs: Pai
     print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
 
 
-def embed_with_towers(options: EmbedOptions, _: ModelDescription, pairs: PairOptions) -> None:
+def embed_with_towers(options: EmbedOptions, pairs: PairOptions) -> None:
     """Embed images, texts or both by a CLIP model, and write the embeddings."""
     if options.features is not None:
         raise ConfigError(
