@@ -201,7 +201,7 @@ def test_upload_is_the_code_without_results_databases_and_data(head, small_jobs)
 
 
 def test_script_path_alone_is_submitted_and_stopped(stopped_job):
-    assert "\n18 trials = 6 points × 3 repeats\n" in stopped_job["log"]
+    assert "\n18 trials = 6 points × 3 repeats; --dry-run lists them\n" in stopped_job["log"]
     assert stopped_job["status"] == "STOPPED"
     assert "stopped by SIGTERM; continue with ray job submit --working-dir . -- python " in stopped_job["log"]
 
