@@ -154,6 +154,12 @@ class TimesPerMarker:
                 terminalreporter.write_line(line)
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that a command prints are whole, whatever terminal the tests run in."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def quick_distributions() -> Iterator[None]:
     """What nearly all of a plan's time would go into."""

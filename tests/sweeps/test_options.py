@@ -290,7 +290,7 @@ def test_help_shows_the_defaults_of_the_setting(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit), contextlib.redirect_stderr(sys.stdout):
         options("--help-all", "--dataset", "fashion-mnist")
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"--network STR .{0,300}default: tiny_cnn", shown)
+    assert re.search(r"--network STR .{0,600}default: tiny_cnn", shown)
 
 
 def test_bad_input_starts_no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
