@@ -286,11 +286,14 @@ def test_help_shows_the_axes_and_what_most_people_need_first(capsys: pytest.Capt
     assert shown - {"help", "help-all"} == axes | {name.replace("_", "-") for name in FIRST}
 
 
-def test_help_shows_the_defaults_of_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_defaults_of_the_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # options below each other
     with pytest.raises(SystemExit), contextlib.redirect_stderr(sys.stdout):
         options("--help-all", "--dataset", "fashion-mnist")
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"--network STR .{0,600}default: tiny_cnn", shown)
+    assert re.search(r"--network STR .{0,300}default: tiny_cnn", shown)
 
 
 def test_bad_input_starts_no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
