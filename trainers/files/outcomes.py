@@ -1,7 +1,7 @@
 """The outcomes of a finished training's scores, record by record: a file beside its checkpoint.
 
 There are such files of public evaluation records alone (`trainers.tasks.scoring.public_outcomes`). They stay
-in the folder of the sweep: MLflow gets none, and neither do copies and the release of a sealed sweep.
+in the folder of the sweep: neither MLflow nor the release of a sealed sweep gets any.
 """
 
 from __future__ import annotations
