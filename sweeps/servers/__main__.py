@@ -1,8 +1,10 @@
 """`python -m sweeps.servers`: start and stop PostgreSQL and an MLflow server on it, with the ledger beside.
 
-python -m sweeps.servers start --folder ~/dpgcl-services
-set -a; . ~/dpgcl-services/services.env; set +a
-python -m sweeps.servers stop --folder ~/dpgcl-services
+    python -m sweeps.servers start --folder ~/dpgcl-services
+    set -a; . ~/dpgcl-services/services.env; set +a
+    python -m sweeps.servers stop --folder ~/dpgcl-services
+
+The file `services.env` has the two variables that drivers need.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m sweeps.settle`: close what a sweep that nobody will resume has reserved in a budget ledger.
 
-python -m sweeps.settle --name NAME --ledger sqlite:////safe/ledger.db
-python -m sweeps.settle --name NAME --storage FOLDER
+    python -m sweeps.settle --name NAME --ledger sqlite:////safe/ledger.db
+    python -m sweeps.settle --name NAME --storage FOLDER
 
 Trainings that never began are given back. Finished ones are charged what they took. All others stay charged
 in full.
