@@ -35,6 +35,11 @@ class OpenFolder:
         """The sweep's name."""
         return self.path.name
 
+    @property
+    def identity(self) -> str:
+        """What tells it from a sweep that is begun anew under its name."""
+        return str(self.plan.get("sweep_id", self.name))
+
     @cached_property
     def status(self) -> str:
         """Whether it is running, finished, incomplete or stopped; unknown without a log."""

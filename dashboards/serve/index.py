@@ -26,7 +26,8 @@ from trainers.files.resuming import resume_line
 
 INDEX_SCRIPTS = (RELOAD,)
 _RELOAD_SECONDS = 5
-_QUIET_SECONDS = 300.0
+_QUIET_SECONDS, _PRIVATE_QUIET_SECONDS = 300.0, 3600.0
+"""Of private data no number is told, and not soon: it would time long steps."""
 
 
 class SweepIndex:
@@ -73,16 +74,22 @@ class SweepIndex:
             return folder.progress(finished)
         with self._lock:
             for trial, progress in folder.progress(finished).items():
-                before, now = self._furthest.get((folder.name, trial)), progress.in_tenths
+                before, now = self._furthest.get((folder.identity, trial)), progress.in_tenths
                 if before is None or now.step > before.step:
-                    self._furthest[folder.name, trial] = now
-            told = {trial: each for (name, trial), each in self._furthest.items() if name == folder.name}
+                    self._furthest[folder.identity, trial] = now
+            told = {
+                trial: each
+                for (identity, trial), each in self._furthest.items()
+                if identity == folder.identity
+            }
         return {trial: each for trial, each in told.items() if trial not in finished}
 
     def _quiet_note(self, folder: OpenFolder) -> str:
-        if (seconds := self._now() - folder.last_sign) < _QUIET_SECONDS:
+        seconds = self._now() - folder.last_sign
+        if seconds < (_QUIET_SECONDS if folder.data_are_public else _PRIVATE_QUIET_SECONDS):
             return ""
-        note = f"Nothing has moved for {seconds / 60:.0f} min; if its driver has ended, this continues it: "
+        quiet = f"{seconds / 60:.0f} min" if folder.data_are_public else "an hour or more"
+        note = f"Nothing has moved for {quiet}; if its driver has ended, this continues it: "
         return f'<p class="warning">{html.escape(note + resume_line(folder.path))}</p>'
 
 

@@ -1,10 +1,10 @@
 """`python -m sweeps.settle`: close what a sweep that nobody will resume has reserved in a budget ledger.
 
     python -m sweeps.settle --name NAME --ledger sqlite:////safe/ledger.db
-    python -m sweeps.settle --name NAME --storage FOLDER
+    python -m sweeps.settle --name NAME --storage FOLDER --give-back-unstarted
 
-Trainings that never began are given back. Finished ones are charged what they took. All others stay charged
-in full.
+Finished trainings are charged what they took, and all others stay charged in full. With --give-back-unstarted
+those that never began are given back: only where the folder is no older copy of itself.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 
 
-def settle_command(name: str, storage: Path | None = None, ledger: str | None = None) -> int:
+def settle_command(
+    name: str,
+    storage: Path | None = None,
+    ledger: str | None = None,
+    give_back_unstarted: bool = False,
+) -> int:
     """Settle, print a line for each reservation, and return 0.
 
     Args:
       name: the sweep's name, that of its folder in STORAGE/sweeps.
       storage: folder for results; $DPGCL_STORAGE or ~/dpgcl-results unless given.
       ledger: budget ledger, a path or URL; $DPGCL_LEDGER unless given.
+      give_back_unstarted: give back what was reserved for trainings that never began; the folder must be the
+        one that the sweep ran in, not a copy from before they began.
 
     Raises:
       ConfigError: no ledger is given.
@@ -36,7 +43,8 @@ def settle_command(name: str, storage: Path | None = None, ledger: str | None = 
     url = ledger or os.environ.get("DPGCL_LEDGER")
     if url is None:
         raise ConfigError("ledger must be given, for reservations lie there: --ledger URL or $DPGCL_LEDGER")
-    closed = close_reservations(named_folder(storage_root(storage), name), Ledger.open(url))
+    folder = named_folder(storage_root(storage), name)
+    closed = close_reservations(folder, Ledger.open(url), give_back_unstarted=give_back_unstarted)
     for each in closed:
         print(f"{each.label}: {each.num_steps_charged} of {each.num_steps_reserved} steps stay charged")
     print(f"settled {len(closed)} reservations" if closed else "no reservation was open")

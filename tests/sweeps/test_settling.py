@@ -71,8 +71,14 @@ def age(folder: SweepFolder) -> None:
 def test_training_that_began_stays_charged_and_one_that_did_not_is_given_back(budget: SweepBudget) -> None:
     first, second, third = (trial.name for trial in budget.trials)
     age(budget.folder)
-    close_reservations(budget.folder, budget.ledger)
+    close_reservations(budget.folder, budget.ledger, give_back_unstarted=True)
     assert charges(budget) == {first: (10, 10), second: (10, 0), third: (10, 0)}
+
+
+def test_nothing_is_given_back_unless_it_is_asked_for(budget: SweepBudget) -> None:
+    """A copy of the folder from before a training began looks as if none had."""
+    close_reservations(budget.folder, budget.ledger)
+    assert set(charges(budget).values()) == {(10, 10)}
 
 
 def test_training_that_finished_is_charged_what_it_took(budget: SweepBudget) -> None:
@@ -82,13 +88,62 @@ def test_training_that_finished_is_charged_what_it_took(budget: SweepBudget) -> 
     assert charges(budget)[first] == (10, 4)
 
 
-def test_training_whose_grant_is_gone_stays_charged(budget: SweepBudget) -> None:
-    """A folder that was lost may have held any number of steps."""
+def out_of_reach(*_: object) -> None:
+    raise LedgerError("away")
+
+
+def test_training_whose_grant_is_gone_stays_charged(
+    budget: SweepBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that was lost may have held any number of steps, and still shows that in a second try."""
     second = budget.trials[1].name
     (grant,) = budget.folder.checkpoint_folder(second).iterdir()
     grant.unlink()
-    close_reservations(budget.folder, budget.ledger)
+    with monkeypatch.context() as away:
+        away.setattr(Ledger, "settle", out_of_reach)
+        with pytest.raises(LedgerError):
+            close_reservations(budget.folder, budget.ledger, give_back_unstarted=True)
+    close_reservations(budget.folder, budget.ledger, give_back_unstarted=True)
     assert charges(budget)[second] == (10, 10)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "progress.json"])
+def test_training_with_a_file_beside_its_grant_stays_charged(name: str, budget: SweepBudget) -> None:
+    second = budget.trials[1].name
+    (budget.folder.checkpoint_folder(second) / name).write_text("{}")
+    close_reservations(budget.folder, budget.ledger, give_back_unstarted=True)
+    assert charges(budget)[second] == (10, 10)
+
+
+def test_training_with_a_count_of_an_attempt_stays_charged(budget: SweepBudget) -> None:
+    """Its starts, and the file of its count, are lost."""
+    second = budget.trials[1].name
+    attempts = attempts_of(budget.folder.count_file(second))
+    attempts.count(attempts.claim(), Drawn(num_attempts=1, num_steps=3))
+    close_reservations(budget.folder, budget.ledger, give_back_unstarted=True)
+    assert charges(budget)[second] == (10, 10)
+
+
+def test_training_that_finished_and_lost_its_grant_is_charged_in_full(budget: SweepBudget) -> None:
+    first = budget.trials[0].name
+    budget.folder.keep(first, {"metrics": {"num_steps_charged": 4.0}})
+    (budget.folder.checkpoint_folder(first) / "grant.json").unlink()
+    close_reservations(budget.folder, budget.ledger)
+    assert charges(budget)[first] == (10, 10)
+
+
+def test_training_that_overdrew_is_refused_by_the_ledger(budget: SweepBudget) -> None:
+    first = budget.trials[0].name
+    budget.folder.keep(first, {"metrics": {"num_steps_charged": 14.0}})
+    with pytest.raises(LedgerError, match="14"):
+        close_reservations(budget.folder, budget.ledger)
+
+
+def test_sealed_sweep_is_refused(budget: SweepBudget) -> None:
+    plan = json.loads((budget.folder.path / "plan.json").read_text())
+    (budget.folder.path / "plan.json").write_text(json.dumps({**plan, "publication": {}}))
+    with pytest.raises(LedgerError, match="nothing to settle"):
+        close_reservations(budget.folder, budget.ledger)
 
 
 def test_attempt_that_goes_on_draws_nothing_after_the_settlement(budget: SweepBudget) -> None:
@@ -133,9 +188,10 @@ def test_older_layout_is_refused_with_the_command_that_settles_it(
     budget: SweepBudget, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     age(budget.folder)
-    with pytest.raises(StorageError, match=r"sweeps\.settle --name one"):
+    with pytest.raises(StorageError, match=r"sweeps\.settle --name one --storage /"):
         find_folder(tmp_path, name="one", fingerprint="x", resume=True, prefix="one")
-    command.settle_command("one", storage=tmp_path, ledger=str(tmp_path / "ledger.db"))
+    url = str(tmp_path / "ledger.db")
+    command.settle_command("one", storage=tmp_path, ledger=url, give_back_unstarted=True)
     assert "0 of 10 steps stay charged\n" in capsys.readouterr().out
     assert sum(budget.ledger.spent("scans", with_pld=False).num_steps.values()) == NUM_STEPS
 

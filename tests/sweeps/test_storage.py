@@ -442,7 +442,9 @@ def test_folder_of_an_earlier_version_is_refused_in_one_line(resume: bool, tmp_p
     plan = json.loads((folder.path / "plan.json").read_text())
     del plan["layout"]
     (folder.path / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(StorageError, match=r"layout None.* choose another --name\..*settle --name one$"):
+    with pytest.raises(
+        StorageError, match=r"layout None.* choose another --name\..*settle --name one --storage /"
+    ):
         find(tmp_path, "one", resume=resume)
 
 

@@ -3,18 +3,23 @@
 Meant for a sweep that nobody will resume, or that an older version began and this one cannot. Nothing is
 trained, and the sweep's folder only loses its grants.
 
-*Why no charge is lost.* The folder is locked, so no driver starts a training meanwhile. The grants are taken
-back first, so a training that was cut off draws nothing more than the step it is in, which is counted. Then
-- a training that finished is settled at the steps that its result says were charged, with those of lost
-  attempts, as its own driver would have done; what it released besides its steps stays charged in full,
-- a training that never began is given back whole: its grant is there, and there is no start and no count,
-- every other one is settled in full. How far it came may depend on the records, and nobody needs to know.
+*What is charged.* A training that finished is charged the steps that its result says, with those of lost
+attempts, as its own driver would have charged it; what it released besides its steps stays charged in full.
+Every other training stays charged in full: how far it came may depend on the records.
+
+*What is given back.* Where the operator asks for it, a training that never began. Its grant is there, and
+there is no start, no count, no checkpoint and no result. The folder must be the one that the sweep ran in: a
+copy from before a training began looks the same, and no test of the folder can tell.
+
+*Why nothing is drawn later.* The folder is locked, so no driver starts a training meanwhile. Grants are taken
+back and every training's attempt is outdated before anything is settled. So a worker that was cut off draws
+nothing after the step it is in, which was counted before and belongs to a training that began.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from dpgcl_core.errors import LedgerError
@@ -23,7 +28,7 @@ from dpgcl_core.ledger.chain import Head
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import SCORES, SNR
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.folder import SweepFolder, storage_errors
 from trainers.files.checkpoint import Grant, attempts_of, read_grant, write_grant
 
 _PART = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?P<part>{SNR}|{SCORES})?")
@@ -43,21 +48,33 @@ class Closed:
     num_steps_charged: int
 
 
-def close_reservations(folder: SweepFolder, ledger: Ledger) -> list[Closed]:
+@dataclass(frozen=True, kw_only=True)
+class _Traces:
+    """What a training left: its grant before it was taken back, and whether it may have drawn a step."""
+
+    grant: Grant | None
+    has_begun: bool
+
+
+def close_reservations(
+    folder: SweepFolder, ledger: Ledger, *, give_back_unstarted: bool = False
+) -> list[Closed]:
     """Settle every open reservation of a sweep that does not run, and return what became of each.
 
     Args:
       folder: of the sweep, of this layout or an older one.
       ledger: that it was charged to.
+      give_back_unstarted: give back whole what was reserved for trainings that never began; for a folder that
+        is no older copy.
 
     Raises:
       LedgerError: the sweep was charged to another ledger, to none, or as a whole (a sealed sweep, whose one
-        charge stays); or the ledger lacks rows that the sweep's plan knows.
+        charge stays); the ledger lacks rows that the sweep's plan knows; or a training overdrew.
       StorageError: the sweep is running, or a count of it is damaged.
     """
     plan = folder.read_plan()
     account = None if plan is None else plan.get("account")
-    if plan is None or account is None or "sweep_id" not in plan:
+    if plan is None or account is None or "sweep_id" not in plan or plan.get("publication") is not None:
         raise LedgerError(
             f"the sweep {folder.name!r} must have a reservation for each training in a ledger; its plan in "
             f"{folder.path} names none, so there is nothing to settle"
@@ -70,47 +87,59 @@ def close_reservations(folder: SweepFolder, ledger: Ledger) -> list[Closed]:
     if "head" in plan:
         ledger.check_has(Head(**plan["head"]), f"the plan of the sweep {folder.name!r}")
     prefix = f"{folder.name}-{plan['sweep_id']}/"
-    with folder.locked():
-        return list(_close(folder, ledger, account["dataset_id"], prefix))
+    with folder.locked(), storage_errors(folder.path):
+        return list(_close(folder, ledger, account["dataset_id"], prefix, give_back_unstarted))
 
 
-def _close(folder: SweepFolder, ledger: Ledger, dataset_id: str, prefix: str) -> Iterator[Closed]:
-    opened = [
-        (reservation, match)
-        for reservation in ledger.reservations(dataset_id)
-        if reservation.num_steps_executed is None and reservation.label.startswith(prefix)
-        if (match := _PART.fullmatch(reservation.label.removeprefix(prefix)))
-    ]
-    begun = {trial: _take_back(folder, trial) for trial in {match["trial"] for _, match in opened}}
-    for reservation, match in opened:
-        charged = _num_charged(folder, reservation, match, has_begun=begun[match["trial"]])
+def _close(
+    folder: SweepFolder, ledger: Ledger, dataset_id: str, prefix: str, give_back_unstarted: bool
+) -> Iterator[Closed]:
+    reserved = {
+        each.label: each
+        for each in ledger.reservations(dataset_id)
+        if each.num_steps_executed is None and each.label.startswith(prefix)
+    }
+    matches = {label: _PART.fullmatch(label.removeprefix(prefix)) for label in reserved}
+    trials = {label: match["trial"] for label, match in matches.items() if match is not None}
+    traces = {trial: _take_back(folder, trial) for trial in sorted(set(trials.values()))}
+    for label, trial in trials.items():
+        reservation, found = reserved[label], traces[trial]
+        charged = 0
+        if found.has_begun or not give_back_unstarted:
+            charged = _num_charged(folder, trial, reserved, reservation, found.grant)
         ledger.settle(reservation, charged)
-        yield Closed(
-            label=reservation.label,
-            num_steps_reserved=reservation.num_steps,
-            num_steps_charged=charged,
-        )
+        yield Closed(label=label, num_steps_reserved=reservation.num_steps, num_steps_charged=charged)
     folder.keep_head(vars(ledger.head_of(dataset_id)))
 
 
-def _take_back(folder: SweepFolder, trial: str) -> bool:
-    """Grant no step more, and return whether the training may have drawn any."""
+def _take_back(folder: SweepFolder, trial: str) -> _Traces:
+    """Grant no step more and outdate every attempt, then look for traces.
+
+    A missing grant stays missing: that a folder was lost must show when this is run again.
+    """
     path = folder.checkpoint_folder(trial)
-    grant = read_grant(path)
-    has_begun = folder.has_begun(trial)
-    write_grant(path, replace(grant or Grant(num_steps=0), num_steps=0))
-    if has_begun:
-        attempts_of(folder.count_file(trial)).claim()
-    return has_begun or grant is None or folder.result(trial) is not None
+    grant, attempts = read_grant(path), attempts_of(folder.count_file(trial))
+    if grant is not None:
+        write_grant(path, replace(grant, num_steps=0))
+    attempts.claim()
+    has_files = grant is not None and any(each.name != "grant.json" for each in path.iterdir())
+    has_begun = folder.has_begun(trial) or attempts.total().num_attempts > 0
+    is_lost_or_done = grant is None or folder.result(trial) is not None
+    return _Traces(grant=grant, has_begun=has_files or has_begun or is_lost_or_done)
 
 
 def _num_charged(
-    folder: SweepFolder, reservation: Reservation, match: re.Match[str], *, has_begun: bool
+    folder: SweepFolder,
+    trial: str,
+    reserved: Mapping[str, Reservation],
+    reservation: Reservation,
+    grant: Grant | None,
 ) -> int:
-    if not has_begun:
-        return 0
-    result, grant = folder.result(match["trial"]), read_grant(folder.checkpoint_folder(match["trial"]))
-    if result is None or grant is None or match["part"]:
+    """Return the steps to settle a reservation at; the ledger refuses more than was reserved."""
+    result, is_extra = folder.result(trial), reservation.label.endswith((SNR, SCORES))
+    if result is None or grant is None or is_extra:
         return reservation.num_steps
     total = int(result["metrics"]["num_steps_charged"]) + grant.num_steps_lost
-    return min(total, reservation.num_steps)
+    first_steps = reserved.get(f"{reservation.label}{SNR}")
+    num_first = 0 if first_steps is None else first_steps.num_steps
+    return max(min(total, reservation.num_steps), total - num_first)

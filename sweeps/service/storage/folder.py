@@ -45,6 +45,7 @@ from trainers.files.resuming import CONFIG_FILE, Command
 
 LAYOUT = 4
 """Of a sweep's folder; one of another layout is not continued."""
+_SETTLE = ("python", "-m", "sweeps.settle")
 _TRACES = ("trials", "checkpoints", "drawn", "started", "trusted", "release", "suggested")
 
 _DRAWN = (".png", ".svg", ".pdf", ".html", ".csv", ".md", ".tex")
@@ -346,7 +347,7 @@ def find_folder(
         raise StorageError(
             f"the sweep folder {folder.path} has layout {plan.get('layout')}, and this version continues "
             f"only layout {LAYOUT}: choose another --name. What it has reserved in a ledger is closed by "
-            f"{shlex.join(['python', '-m', 'sweeps.settle', '--name', name])}"
+            f"{shlex.join([*_SETTLE, '--name', name, '--storage', str(root)])}"
         )
     if plan.get("fingerprint") != fingerprint:
         raise StorageError(

@@ -156,6 +156,26 @@ def test_restart_of_a_training_on_private_data_is_not_seen(storage: Storage) -> 
     assert steps(index) == []
 
 
+def test_private_sweep_tells_no_time_since_anything_moved(storage: Storage) -> None:
+    """Within an hour a step may end, and the note would time it."""
+    storage.sweep("one", "private")
+    storage.tell("one", "b", 20)
+    notes = []
+    for storage.now in (720.0, 3590.0, 3610.0, 7200.0):
+        notes += re.findall(r"Nothing has moved for [^;]+", shown(storage.index()))
+    assert notes == ["Nothing has moved for an hour or more"] * 2
+
+
+def test_sweep_begun_anew_under_a_name_starts_at_its_own_steps(storage: Storage) -> None:
+    path, index = storage.sweep("one", "private", sweep_id="first"), storage.index()
+    storage.tell("one", "b", 80)
+    assert steps(index) == ["b: step 80 of 100"]
+    plan = json.loads((path / "plan.json").read_text())
+    (path / "plan.json").write_text(json.dumps(plan | {"sweep_id": "second"}))
+    storage.tell("one", "b", 20)
+    assert steps(index) == ["b: step 20 of 100"]
+
+
 # Sealed sweeps
 
 
