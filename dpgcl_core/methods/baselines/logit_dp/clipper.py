@@ -37,8 +37,8 @@ Floating point. The proof holds for any z and J that are functions of one record
   again by the same call on the same pass; a row whose Gram matrix then differs in a single bit adds nothing,
   and what is left of its pairs, one term of two, is within their bounds.
 - *A record's z and J do not follow the others*: passes have one shape, and the way through the network is
-  decided before any record is seen (`jacobians`). Records whose embedding, Gram matrix or magnitude bound is
-  not finite in float32 have z and J zero: a decision about them alone.
+  decided before any record is seen (`jacobians`). Records whose embedding or magnitude bound is not finite in
+  float32, or whose Gram matrix is not finite, have z and J zero: a decision about them alone.
 - *No factor is too large.* Products are float64, and a bound counts as at least `PAIR_NORM_FLOOR` of the
   magnitude bound of both Jacobians, with whose terms rounding grows: no factor exceeds B/(share · bound).
 - *What is left.* Float64 rounding of norms and sum: with N = n·d products the sum is off by at most
