@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from dpgcl_core.mechanism.registry import METHODS
-from dpgcl_core.release.metrics import DURING, REFERENCE_PREFIXES, Family, find_metric, scores_of
+from dpgcl_core.release.metrics import DURING, REFERENCE_PREFIXES, Family, Metric, find_metric, scores_of
 from trainers.data.registry import DATA_SOURCES
 
 SNR = "snr_first_step"
@@ -79,8 +79,13 @@ def score_title(name: str) -> str | None:
     >>> score_title("image_to_text_recall_at_10"), score_title("knn_accuracy_during"), score_title("snr")
     ('Image → text recall at 10', 'k-NN accuracy', None)
     """
-    metric = find_metric(name.removesuffix(DURING))
+    metric = _metric_of(name)
     return metric.title if metric is not None and metric.family is not None else None
+
+
+def _metric_of(column: str) -> Metric | None:
+    """The metric of a column; one after a number of steps is that of the final score."""
+    return find_metric(column.removesuffix(DURING))
 
 
 def without_prefix(name: str) -> str:
@@ -119,15 +124,10 @@ def panel_scores(names: Iterable[str]) -> list[str]:
     >>> panel_scores(["knn_accuracy", "knn_balanced_accuracy", "few_shot_5_accuracy"])
     ['knn_accuracy']
     """
-    names = list(names)
-    drawn = [name for name in names if _has_panel(name)]
-    recalls = [name for name in drawn if name.removesuffix(DURING) in scores_of(Family.PAIRS)]
-    return recalls or drawn or names
-
-
-def _has_panel(name: str) -> bool:
-    metric = find_metric(name.removesuffix(DURING))
-    return metric is None or metric.has_panel
+    metrics = {name: _metric_of(name) for name in names}
+    drawn = {name: metric for name, metric in metrics.items() if metric is None or metric.has_panel}
+    recalls = [name for name, metric in drawn.items() if metric and metric.family is Family.PAIRS]
+    return recalls or list(drawn) or list(metrics)
 
 
 def method_title(name: str) -> str:
@@ -147,7 +147,7 @@ def column_title(column: str) -> str:
     >>> column_title("l2_clip_norm"), column_title("some_new_option")
     ('Clip norm C', 'Some new option')
     """
-    metric = find_metric(column.removesuffix(DURING))
+    metric = _metric_of(column)
     if title := (metric.title if metric is not None else None) or _COLUMN_NAMES.get(column):
         return title
     words = _in_words(column)

@@ -402,6 +402,10 @@ def write_drawn(count_file: Path, drawn: Drawn) -> None:
         file.write(json.dumps(vars(drawn)).encode())
 
 
+GRANT_FILE = "grant.json"
+"""Beside the checkpoints, for the driver to write and the worker to read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grant:
     """What a ledger pays for.
@@ -423,7 +427,7 @@ def read_grant(folder: Path) -> Grant | None:
     Raises:
       StorageError: the file is damaged.
     """
-    path = folder / "grant.json"
+    path = folder / GRANT_FILE
     try:
         return Grant(**json.loads(path.read_text())) if path.is_file() else None
     except (ValueError, TypeError) as error:
@@ -433,5 +437,5 @@ def read_grant(folder: Path) -> Grant | None:
 def write_grant(folder: Path, grant: Grant) -> None:
     """Note a grant durably, in place of an earlier one."""
     make_folder(folder)
-    with replacing(folder / "grant.json") as file:
+    with replacing(folder / GRANT_FILE) as file:
         file.write(json.dumps(vars(grant)).encode())

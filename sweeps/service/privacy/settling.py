@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger.account import Reservation
@@ -29,9 +30,9 @@ from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import SCORES, SNR
 from sweeps.service.storage.folder import SweepFolder, storage_errors
-from trainers.files.checkpoint import Grant, attempts_of, read_grant, write_grant
+from trainers.files.checkpoint import GRANT_FILE, Grant, attempts_of, read_grant, write_grant
 
-_PART = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?P<part>{SNR}|{SCORES})?")
+_PART = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,10 @@ class Closed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Traces:
-    """What a training left: its grant before it was taken back, and whether it may have drawn a step."""
+    """What a training left: the grant it had, its result, and whether it may have drawn a step."""
 
     grant: Grant | None
+    result: Mapping[str, Any] | None
     has_begun: bool
 
 
@@ -106,7 +108,7 @@ def _close(
         reservation, found = reserved[label], traces[trial]
         charged = 0
         if found.has_begun or not give_back_unstarted:
-            charged = _num_charged(folder, trial, reserved, reservation, found.grant)
+            charged = _num_charged(reservation, found, reserved)
         ledger.settle(reservation, charged)
         yield Closed(label=label, num_steps_reserved=reservation.num_steps, num_steps_charged=charged)
     folder.keep_head(vars(ledger.head_of(dataset_id)))
@@ -122,24 +124,19 @@ def _take_back(folder: SweepFolder, trial: str) -> _Traces:
     if grant is not None:
         write_grant(path, replace(grant, num_steps=0))
     attempts.claim()
-    has_files = grant is not None and any(each.name != "grant.json" for each in path.iterdir())
+    has_files = grant is not None and any(each.name != GRANT_FILE for each in path.iterdir())
     has_begun = folder.has_begun(trial) or attempts.total().num_attempts > 0
-    is_lost_or_done = grant is None or folder.result(trial) is not None
-    return _Traces(grant=grant, has_begun=has_files or has_begun or is_lost_or_done)
+    result = folder.result(trial)
+    is_lost_or_done = grant is None or result is not None
+    return _Traces(grant=grant, result=result, has_begun=has_files or has_begun or is_lost_or_done)
 
 
-def _num_charged(
-    folder: SweepFolder,
-    trial: str,
-    reserved: Mapping[str, Reservation],
-    reservation: Reservation,
-    grant: Grant | None,
-) -> int:
+def _num_charged(reservation: Reservation, found: _Traces, reserved: Mapping[str, Reservation]) -> int:
     """Return the steps to settle a reservation at; the ledger refuses more than was reserved."""
-    result, is_extra = folder.result(trial), reservation.label.endswith((SNR, SCORES))
-    if result is None or grant is None or is_extra:
+    is_extra = reservation.label.endswith((SNR, SCORES))
+    if found.result is None or found.grant is None or is_extra:
         return reservation.num_steps
-    total = int(result["metrics"]["num_steps_charged"]) + grant.num_steps_lost
+    total = int(found.result["metrics"]["num_steps_charged"]) + found.grant.num_steps_lost
     first_steps = reserved.get(f"{reservation.label}{SNR}")
     num_first = 0 if first_steps is None else first_steps.num_steps
     return max(min(total, reservation.num_steps), total - num_first)
