@@ -2,7 +2,6 @@
 """What is feasible? Lists (B, σ, T, S) within budgets of privacy and compute; spends nothing.
 
     python sweeps/plan.py --num-records-public 60000 --epsilon 1 --dataset fashion-mnist --core-hours 1
-    python sweeps/plan.py --published
     ray job submit --working-dir . -- python sweeps/plan.py --num-records-public 60000
 
 Ends in a table, or with `--json` in one JSON object; `--output` draws ε against N and epochs against B.

@@ -1,4 +1,4 @@
-"""What a training can be before anything is spent: feasible (B, σ, T, S), expected SNR, published ones.
+"""What a training can be before anything is spent: feasible (B, σ, T, S) and expected SNR.
 
     from dpgcl_core.planning import Wanted, feasible
 
@@ -11,11 +11,9 @@ its warning that n and ε are too small from `too_small`.
 
 from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
-from dpgcl_core.planning.published import PUBLISHED, reproduced
 from dpgcl_core.planning.snr import ExpectedSnr, expected_snr, too_small
 
 __all__ = [
-    "PUBLISHED",
     "Answer",
     "ExpectedSnr",
     "Plan",
@@ -25,7 +23,6 @@ __all__ = [
     "epsilon_by_records",
     "expected_snr",
     "feasible",
-    "reproduced",
     "too_small",
     "verified",
 ]

@@ -189,20 +189,6 @@ def test_measured_snr_gives_back_the_alignment_that_it_was_made_with() -> None:
     assert alignment_size(options(*STATED)) == ALIGNMENT_SIZE
 
 
-@pytest.mark.ci
-def test_published_trainings_are_told_with_the_claims(capsys: Said) -> None:
-    assert run_plan(options("--published")) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in shown if not line.startswith(" ")][:3] == [
-        "training",
-        "ViP",
-        "DP-Cap",
-    ]
-    (vip,) = [line.split() for line in shown if line.startswith("ViP ")]
-    assert vip[5:8] == ["8", "8.00", "6.83"]
-    assert sum("validation split counted" in line for line in shown) == 8
-
-
 SMALL = ("--tiny", "--dataset", "digits", "--group-sizes", "8", "--no-non-private")
 
 

@@ -44,6 +44,10 @@ _NO_COPIES = (
     "removed in 0.2.0: use a bucket of MLflow's server (mlflow server --artifacts-destination), or aws s3 cp "
     "--recursive (docs/operations.md)"
 )
+_NO_PUBLISHED = (
+    "removed in 0.2.0: use the table in docs/planning.md, or python -m dpgcl_core.calculator epsilon for a "
+    "row of it"
+)
 
 REMOVED_FIELDS: Mapping[str, RemovedField] = {
     "objective.num_view_draws": RemovedField(default=1, line=_NO_VIEW_DRAWS),
@@ -53,6 +57,7 @@ REMOVED_FIELDS: Mapping[str, RemovedField] = {
     "public.subspace_every_steps": RemovedField(default=1, line=_NO_SUBSPACE),
     "data.public_records": RemovedField(default=None, line=_NO_NEGATIVES),
     "service.notify": RemovedField(default=None, line=_NO_NOTIFY, is_secret=True),
+    "published": RemovedField(default=False, line=_NO_PUBLISHED),
     "storage.publish_to": RemovedField(default=None, line=_NO_COPIES, is_secret=True),
 }
 """By their place in a configuration file, section and field."""

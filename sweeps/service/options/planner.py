@@ -38,8 +38,6 @@ class PlannerOptions(SweepOptions):
     """A first-step SNR of this network on such data, then its B, S and σ; that of the tables unless given."""
     num_trials: int = 10
     """m, trainings among which the settings are chosen, for the cost of tuning."""
-    published: bool = False
-    """Reproduce the published trainings from their inputs instead."""
     json: bool = False
     """Print one JSON object."""
     output: Path | None = None

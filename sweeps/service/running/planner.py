@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
-from dpgcl_core.planning.published import PUBLISHED, Reproduced, reproduced
 from dpgcl_core.planning.snr import too_small
 from dpgcl_core.release.statement import delta_text, rounded_up
 from sweeps.service.options.command_line import words_of_options
@@ -68,9 +67,6 @@ def run_plan(options: PlannerOptions) -> int:
     Raises:
       ConfigError: bad input, or no plan is feasible: then what to relax and by how much.
     """
-    if options.published:
-        _show_published([reproduced(row) for row in PUBLISHED], as_json=options.json)
-        return 0
     num_records_of(options)
     resources = resources_of(options)
     wanted = wanted_of(options, resources)
@@ -203,10 +199,9 @@ def _show(planned: Planned) -> None:
         say(f"  {mode:<17} ε = {rounded_up(cost.tuned_epsilon, 4):<9} {cost.theorem}")
 
 
-def _say_filled(text: str, *, indent: int = 0) -> None:
+def _say_filled(text: str) -> None:
     """Print a sentence in as many lines as the terminal's columns need; of 100 where there is none."""
-    space = " " * indent
-    say(textwrap.fill(text, table_width(), initial_indent=space, subsequent_indent=space))
+    say(textwrap.fill(text, table_width()))
 
 
 def sweep_command(options: PlannerOptions, plan: Plan) -> list[str]:
@@ -290,21 +285,3 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "snr_per_step": plan.snr.per_step,
         "snr_over_training": plan.snr.over_training,
     }
-
-
-def _show_published(found: Sequence[Reproduced], *, as_json: bool) -> None:
-    if as_json:
-        say(json.dumps([dataclasses.asdict(each) for each in found], allow_nan=False))
-        return
-    say(
-        f"{'training':<22} {'N':>10} {'B':>8} {'T':>5} {'σ':>6} {'ε claimed':>10} {'ε by RDP':>9} "
-        f"{'ε by PLD':>9} {'σ by PLD':>9}"
-    )
-    for each in found:
-        row = each.published
-        say(
-            f"{row.name:<22} {row.num_records:>10} {row.expected_batch_size:>8g} {row.num_steps:>5} "
-            f"{row.noise_multiplier:>6g} {row.epsilon:>10g} {each.rdp_epsilon:>9.2f} "
-            f"{each.pld_epsilon:>9.2f} {each.pld_noise_multiplier:>9.3f}"
-        )
-        _say_filled(f"{each.difference} ({row.source}; δ = {row.delta:.3g})", indent=4)
