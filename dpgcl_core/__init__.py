@@ -15,202 +15,143 @@ from typing import TYPE_CHECKING
 from dpgcl_core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from dpgcl_core.accounting.composition import (
-        Calibration,
-        calibrate_noise_multiplier,
-        epsilon_of_steps,
-        epsilon_pld,
-        epsilon_rdp,
-        poisson_gaussian_event,
-    )
-    from dpgcl_core.accounting.tuning.cost import TuningCost, open_cost, sealed_cost, sealed_threshold_cost
-    from dpgcl_core.accounting.tuning.laws import (
-        BinomialTrials,
-        PoissonTrials,
-        TrialCountLaw,
-        TruncatedNegativeBinomial,
-        TruncatedTrials,
-    )
-    from dpgcl_core.accounting.tuning.trials import TrialClass
-    from dpgcl_core.clipping.clipper import GroupClipper
-    from dpgcl_core.clipping.cross_record import refuse_cross_record
-    from dpgcl_core.clipping.parts import ClippingParts
-    from dpgcl_core.clipping.types import (
-        GroupInputs,
-        GroupReport,
-        Objective,
-        num_trainable,
-        trainable_parameters,
-    )
-    from dpgcl_core.errors import (
-        BudgetExceeded,
-        ConfigError,
-        DataError,
-        DpgclError,
-        LedgerError,
-        StorageError,
-        TrackingError,
-    )
-    from dpgcl_core.ledger.cap import Cap
-    from dpgcl_core.ledger.ledger import Ledger
-    from dpgcl_core.losses.byol import byol_group_loss
-    from dpgcl_core.losses.image_text import image_text_group_loss, image_text_sigmoid_loss, interleaved
-    from dpgcl_core.losses.info_nce import group_info_nce, symmetric_group_info_nce, two_view_group_loss
-    from dpgcl_core.losses.objective import EmbeddingObjective, GroupLoss
-    from dpgcl_core.losses.sigmoid import group_sigmoid, two_view_sigmoid_loss
-    from dpgcl_core.mechanism.mechanism import Mechanism
-    from dpgcl_core.mechanism.method import GradientRule, GroupRule, LossSettings, Method
-    from dpgcl_core.mechanism.numbers import PublicNumbers, default_delta
-    from dpgcl_core.mechanism.registry import METHODS, method_named, register
-    from dpgcl_core.methods.in_groups import ClippedGroups, InGroups
-    from dpgcl_core.noise.chacha20 import SecureRandomness
-    from dpgcl_core.noise.gaussian import GaussianNoise
-    from dpgcl_core.noise.sources import DrawSource, SecretRandomness, SeededNonPrivateRandomness
-    from dpgcl_core.private_training import PrivateTraining, make_private
-    from dpgcl_core.release.metrics import METRICS, Metric, Release, visible
-    from dpgcl_core.release.statement import PrivacyStatement
-    from dpgcl_core.sampling.groups import FixedSizeGroups, Grouper, WholeBatch
-    from dpgcl_core.sampling.poisson import PoissonSampler
-    from dpgcl_core.sampling.stage import DrawnGroups, GroupStage, SampledRecords, Sampler
+    from dpgcl_core.accounting.composition import Calibration as Calibration
+    from dpgcl_core.accounting.composition import calibrate_noise_multiplier as calibrate_noise_multiplier
+    from dpgcl_core.accounting.composition import epsilon_of_steps as epsilon_of_steps
+    from dpgcl_core.accounting.composition import epsilon_pld as epsilon_pld
+    from dpgcl_core.accounting.composition import epsilon_rdp as epsilon_rdp
+    from dpgcl_core.accounting.composition import poisson_gaussian_event as poisson_gaussian_event
+    from dpgcl_core.accounting.tuning.cost import TuningCost as TuningCost
+    from dpgcl_core.accounting.tuning.cost import open_cost as open_cost
+    from dpgcl_core.accounting.tuning.cost import sealed_cost as sealed_cost
+    from dpgcl_core.accounting.tuning.cost import sealed_threshold_cost as sealed_threshold_cost
+    from dpgcl_core.accounting.tuning.laws import BinomialTrials as BinomialTrials
+    from dpgcl_core.accounting.tuning.laws import PoissonTrials as PoissonTrials
+    from dpgcl_core.accounting.tuning.laws import TrialCountLaw as TrialCountLaw
+    from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial as TruncatedNegativeBinomial
+    from dpgcl_core.accounting.tuning.laws import TruncatedTrials as TruncatedTrials
+    from dpgcl_core.accounting.tuning.trials import TrialClass as TrialClass
+    from dpgcl_core.clipping.clipper import GroupClipper as GroupClipper
+    from dpgcl_core.clipping.cross_record import refuse_cross_record as refuse_cross_record
+    from dpgcl_core.clipping.parts import ClippingParts as ClippingParts
+    from dpgcl_core.clipping.types import GroupInputs as GroupInputs
+    from dpgcl_core.clipping.types import GroupReport as GroupReport
+    from dpgcl_core.clipping.types import Objective as Objective
+    from dpgcl_core.clipping.types import num_trainable as num_trainable
+    from dpgcl_core.clipping.types import trainable_parameters as trainable_parameters
+    from dpgcl_core.errors import BudgetExceeded as BudgetExceeded
+    from dpgcl_core.errors import ConfigError as ConfigError
+    from dpgcl_core.errors import DataError as DataError
+    from dpgcl_core.errors import DpgclError as DpgclError
+    from dpgcl_core.errors import LedgerError as LedgerError
+    from dpgcl_core.errors import StorageError as StorageError
+    from dpgcl_core.errors import TrackingError as TrackingError
+    from dpgcl_core.ledger.cap import Cap as Cap
+    from dpgcl_core.ledger.ledger import Ledger as Ledger
+    from dpgcl_core.losses.byol import byol_group_loss as byol_group_loss
+    from dpgcl_core.losses.image_text import image_text_group_loss as image_text_group_loss
+    from dpgcl_core.losses.image_text import image_text_sigmoid_loss as image_text_sigmoid_loss
+    from dpgcl_core.losses.image_text import interleaved as interleaved
+    from dpgcl_core.losses.info_nce import group_info_nce as group_info_nce
+    from dpgcl_core.losses.info_nce import symmetric_group_info_nce as symmetric_group_info_nce
+    from dpgcl_core.losses.info_nce import two_view_group_loss as two_view_group_loss
+    from dpgcl_core.losses.objective import EmbeddingObjective as EmbeddingObjective
+    from dpgcl_core.losses.objective import GroupLoss as GroupLoss
+    from dpgcl_core.losses.sigmoid import group_sigmoid as group_sigmoid
+    from dpgcl_core.losses.sigmoid import two_view_sigmoid_loss as two_view_sigmoid_loss
+    from dpgcl_core.mechanism.mechanism import Mechanism as Mechanism
+    from dpgcl_core.mechanism.method import GradientRule as GradientRule
+    from dpgcl_core.mechanism.method import GroupRule as GroupRule
+    from dpgcl_core.mechanism.method import LossSettings as LossSettings
+    from dpgcl_core.mechanism.method import Method as Method
+    from dpgcl_core.mechanism.numbers import PublicNumbers as PublicNumbers
+    from dpgcl_core.mechanism.numbers import default_delta as default_delta
+    from dpgcl_core.mechanism.registry import METHODS as METHODS
+    from dpgcl_core.mechanism.registry import method_named as method_named
+    from dpgcl_core.mechanism.registry import register as register
+    from dpgcl_core.methods.in_groups import ClippedGroups as ClippedGroups
+    from dpgcl_core.methods.in_groups import InGroups as InGroups
+    from dpgcl_core.noise.chacha20 import SecureRandomness as SecureRandomness
+    from dpgcl_core.noise.gaussian import GaussianNoise as GaussianNoise
+    from dpgcl_core.noise.sources import DrawSource as DrawSource
+    from dpgcl_core.noise.sources import SecretRandomness as SecretRandomness
+    from dpgcl_core.noise.sources import SeededNonPrivateRandomness as SeededNonPrivateRandomness
+    from dpgcl_core.private_training import PrivateTraining as PrivateTraining
+    from dpgcl_core.private_training import make_private as make_private
+    from dpgcl_core.release.metrics import METRICS as METRICS
+    from dpgcl_core.release.metrics import Metric as Metric
+    from dpgcl_core.release.metrics import Release as Release
+    from dpgcl_core.release.metrics import visible as visible
+    from dpgcl_core.release.statement import PrivacyStatement as PrivacyStatement
+    from dpgcl_core.sampling.groups import FixedSizeGroups as FixedSizeGroups
+    from dpgcl_core.sampling.groups import Grouper as Grouper
+    from dpgcl_core.sampling.groups import WholeBatch as WholeBatch
+    from dpgcl_core.sampling.poisson import PoissonSampler as PoissonSampler
+    from dpgcl_core.sampling.stage import DrawnGroups as DrawnGroups
+    from dpgcl_core.sampling.stage import GroupStage as GroupStage
+    from dpgcl_core.sampling.stage import SampledRecords as SampledRecords
+    from dpgcl_core.sampling.stage import Sampler as Sampler
 
-__all__ = [
-    "BinomialTrials",
-    "BudgetExceeded",
-    "Calibration",
-    "Cap",
-    "ClippedGroups",
-    "ClippingParts",
-    "ConfigError",
-    "DataError",
-    "DpgclError",
-    "DrawSource",
-    "DrawnGroups",
-    "EmbeddingObjective",
-    "FixedSizeGroups",
-    "GaussianNoise",
-    "GradientRule",
-    "GroupClipper",
-    "GroupInputs",
-    "GroupLoss",
-    "GroupReport",
-    "GroupRule",
-    "GroupStage",
-    "Grouper",
-    "InGroups",
-    "Ledger",
-    "LedgerError",
-    "LossSettings",
-    "METHODS",
-    "METRICS",
-    "Mechanism",
-    "Method",
-    "Metric",
-    "Objective",
-    "PoissonSampler",
-    "PoissonTrials",
-    "PrivacyStatement",
-    "PrivateTraining",
-    "PublicNumbers",
-    "Release",
-    "SampledRecords",
-    "Sampler",
-    "SecretRandomness",
-    "SecureRandomness",
-    "SeededNonPrivateRandomness",
-    "StorageError",
-    "TrackingError",
-    "TrialClass",
-    "TrialCountLaw",
-    "TruncatedNegativeBinomial",
-    "TruncatedTrials",
-    "TuningCost",
-    "WholeBatch",
-    "byol_group_loss",
-    "calibrate_noise_multiplier",
-    "default_delta",
-    "epsilon_of_steps",
-    "epsilon_pld",
-    "epsilon_rdp",
-    "group_info_nce",
-    "group_sigmoid",
-    "image_text_group_loss",
-    "image_text_sigmoid_loss",
-    "interleaved",
-    "make_private",
-    "method_named",
-    "num_trainable",
-    "open_cost",
-    "poisson_gaussian_event",
-    "refuse_cross_record",
-    "register",
-    "sealed_cost",
-    "sealed_threshold_cost",
-    "symmetric_group_info_nce",
-    "trainable_parameters",
-    "two_view_group_loss",
-    "two_view_sigmoid_loss",
-    "visible",
-]
+_HOMES = {
+    "accounting.composition": (
+        "Calibration",
+        "calibrate_noise_multiplier",
+        "epsilon_of_steps",
+        "epsilon_pld",
+        "epsilon_rdp",
+        "poisson_gaussian_event",
+    ),
+    "accounting.tuning.cost": ("TuningCost", "open_cost", "sealed_cost", "sealed_threshold_cost"),
+    "accounting.tuning.laws": (
+        "BinomialTrials",
+        "PoissonTrials",
+        "TrialCountLaw",
+        "TruncatedNegativeBinomial",
+        "TruncatedTrials",
+    ),
+    "accounting.tuning.trials": ("TrialClass",),
+    "clipping.clipper": ("GroupClipper",),
+    "clipping.cross_record": ("refuse_cross_record",),
+    "clipping.parts": ("ClippingParts",),
+    "clipping.types": (
+        "GroupInputs",
+        "GroupReport",
+        "Objective",
+        "num_trainable",
+        "trainable_parameters",
+    ),
+    "errors": (
+        "BudgetExceeded",
+        "ConfigError",
+        "DataError",
+        "DpgclError",
+        "LedgerError",
+        "StorageError",
+        "TrackingError",
+    ),
+    "ledger.cap": ("Cap",),
+    "ledger.ledger": ("Ledger",),
+    "losses.byol": ("byol_group_loss",),
+    "losses.image_text": ("image_text_group_loss", "image_text_sigmoid_loss", "interleaved"),
+    "losses.info_nce": ("group_info_nce", "symmetric_group_info_nce", "two_view_group_loss"),
+    "losses.objective": ("EmbeddingObjective", "GroupLoss"),
+    "losses.sigmoid": ("group_sigmoid", "two_view_sigmoid_loss"),
+    "mechanism.mechanism": ("Mechanism",),
+    "mechanism.method": ("GradientRule", "GroupRule", "LossSettings", "Method"),
+    "mechanism.numbers": ("PublicNumbers", "default_delta"),
+    "mechanism.registry": ("METHODS", "method_named", "register"),
+    "methods.in_groups": ("ClippedGroups", "InGroups"),
+    "noise.chacha20": ("SecureRandomness",),
+    "noise.gaussian": ("GaussianNoise",),
+    "noise.sources": ("DrawSource", "SecretRandomness", "SeededNonPrivateRandomness"),
+    "private_training": ("PrivateTraining", "make_private"),
+    "release.metrics": ("METRICS", "Metric", "Release", "visible"),
+    "release.statement": ("PrivacyStatement",),
+    "sampling.groups": ("FixedSizeGroups", "Grouper", "WholeBatch"),
+    "sampling.poisson": ("PoissonSampler",),
+    "sampling.stage": ("DrawnGroups", "GroupStage", "SampledRecords", "Sampler"),
+}
+"""The names by the module below this package that has them."""
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "accounting.composition": (
-            "Calibration",
-            "calibrate_noise_multiplier",
-            "epsilon_of_steps",
-            "epsilon_pld",
-            "epsilon_rdp",
-            "poisson_gaussian_event",
-        ),
-        "accounting.tuning.cost": ("TuningCost", "open_cost", "sealed_cost", "sealed_threshold_cost"),
-        "accounting.tuning.laws": (
-            "BinomialTrials",
-            "PoissonTrials",
-            "TrialCountLaw",
-            "TruncatedNegativeBinomial",
-            "TruncatedTrials",
-        ),
-        "accounting.tuning.trials": ("TrialClass",),
-        "clipping.clipper": ("GroupClipper",),
-        "clipping.cross_record": ("refuse_cross_record",),
-        "clipping.parts": ("ClippingParts",),
-        "clipping.types": (
-            "GroupInputs",
-            "GroupReport",
-            "Objective",
-            "num_trainable",
-            "trainable_parameters",
-        ),
-        "errors": (
-            "BudgetExceeded",
-            "ConfigError",
-            "DataError",
-            "DpgclError",
-            "LedgerError",
-            "StorageError",
-            "TrackingError",
-        ),
-        "ledger.cap": ("Cap",),
-        "ledger.ledger": ("Ledger",),
-        "losses.byol": ("byol_group_loss",),
-        "losses.image_text": ("image_text_group_loss", "image_text_sigmoid_loss", "interleaved"),
-        "losses.info_nce": ("group_info_nce", "symmetric_group_info_nce", "two_view_group_loss"),
-        "losses.objective": ("EmbeddingObjective", "GroupLoss"),
-        "losses.sigmoid": ("group_sigmoid", "two_view_sigmoid_loss"),
-        "mechanism.mechanism": ("Mechanism",),
-        "mechanism.method": ("GradientRule", "GroupRule", "LossSettings", "Method"),
-        "mechanism.numbers": ("PublicNumbers", "default_delta"),
-        "mechanism.registry": ("METHODS", "method_named", "register"),
-        "methods.in_groups": ("ClippedGroups", "InGroups"),
-        "noise.chacha20": ("SecureRandomness",),
-        "noise.gaussian": ("GaussianNoise",),
-        "noise.sources": ("DrawSource", "SecretRandomness", "SeededNonPrivateRandomness"),
-        "private_training": ("PrivateTraining", "make_private"),
-        "release.metrics": ("METRICS", "Metric", "Release", "visible"),
-        "release.statement": ("PrivacyStatement",),
-        "sampling.groups": ("FixedSizeGroups", "Grouper", "WholeBatch"),
-        "sampling.poisson": ("PoissonSampler",),
-        "sampling.stage": ("DrawnGroups", "GroupStage", "SampledRecords", "Sampler"),
-    },
-)
+__all__ = sorted(name for names in _HOMES.values() for name in names)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
