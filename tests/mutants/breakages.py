@@ -925,13 +925,13 @@ BREAKAGES = (
         ),
     ),
     Breakage(
-        name="truncated Poisson sample accounted as a Poisson sample",
+        name="the cap itself does not count as reached",
         file="dpgcl_core/accounting/truncation.py",
-        before="    if overflow_prob == 0:",
-        after="    if overflow_prob <= 1:",
+        before="stats.binom.sf(batch_cap - 1,",
+        after="stats.binom.sf(batch_cap,",
         tests=(
             "tests/dpgcl_core/accounting/test_truncation.py"
-            "::test_truncation_bounds_the_truth_for_every_data_set_up_to_the_public_number",
+            "::test_added_delta_covers_the_truth_of_every_data_set_up_to_the_public_number",
         ),
     ),
     Breakage(

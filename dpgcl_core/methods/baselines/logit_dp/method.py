@@ -3,7 +3,7 @@
 Δ(cap) of `dpgcl_core.methods.baselines.logit_dp.clipper` is for one record that joins or leaves. Where the
 sample reaches the cap, a record that joins may push another out and move the sum by 2Δ. The probability of
 that, for data sets of at most `max_records`, is added to δ for the whole run
-(`dpgcl_core.accounting.truncation`, way 2), so that ε is that of the plain Poisson event at what is left of
+(`dpgcl_core.accounting.truncation`), so that ε is that of the plain Poisson event at what is left of
 δ. With a cap of 1.25·q·n nothing noticeable is added.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpgcl_core.accounting.truncation import Truncation
+from dpgcl_core.accounting.truncation import added_delta
 from dpgcl_core.clipping.clipper import gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import LossSettings
@@ -83,16 +83,11 @@ class LogitMethod(Capped):
         return OfOneBatch(inner=self._clipper(numbers))
 
     def added_delta(self, numbers: PublicNumbers, num_steps: int) -> float:
-        return (
-            Truncation(
-                num_records_public=max_records(numbers),
-                sampling_prob=numbers.sampling_prob,
-                batch_cap=cap_of(numbers),
-                noise_multiplier=numbers.noise_multiplier,
-                num_steps=num_steps,
-            ).added_delta
-            if num_steps
-            else 0.0
+        return added_delta(
+            num_records_public=max_records(numbers),
+            sampling_prob=numbers.sampling_prob,
+            batch_cap=cap_of(numbers),
+            num_steps=num_steps,
         )
 
 
