@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,7 +27,8 @@ class FixedSizeGaussians:
     Attributes:
       num_records: N, public by this relation.
       batch_size: records in every sample.
-      noise_multipliers: noise std / replace-one sensitivity of each mechanism on the step's sample.
+      noise_multiplier: noise std / replace-one sensitivity of every mechanism on the step's sample.
+      num_mechanisms: on one sample.
       num_steps: T.
 
     Raises:
@@ -37,7 +37,8 @@ class FixedSizeGaussians:
 
     num_records: int
     batch_size: int
-    noise_multipliers: tuple[float, ...]
+    noise_multiplier: float
+    num_mechanisms: int
     num_steps: int
 
     def __post_init__(self) -> None:
@@ -45,18 +46,16 @@ class FixedSizeGaussians:
             raise ConfigError(
                 f"batch_size must be from 1 to num_records = {self.num_records}; got {self.batch_size}"
             )
-        if not self.noise_multipliers:
-            raise ConfigError("noise_multipliers must name at least one mechanism; got none")
-        for noise_multiplier in self.noise_multipliers:
-            check_noise_multiplier(noise_multiplier)
-        if self.num_steps < 1:
-            raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
+        check_noise_multiplier(self.noise_multiplier)
+        for name in ("num_mechanisms", "num_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
 
     def event(self) -> dp_event.DpEvent:
         """Return one event per step, with all the step's mechanisms inside."""
-        if 0 in self.noise_multipliers:
+        if self.noise_multiplier == 0:
             return dp_event.NonPrivateDpEvent()
-        gaussians = [dp_event.GaussianDpEvent(noise) for noise in self.noise_multipliers]
+        gaussians = [dp_event.GaussianDpEvent(self.noise_multiplier)] * self.num_mechanisms
         step = dp_event.SampledWithoutReplacementDpEvent(
             self.num_records, self.batch_size, dp_event.ComposedDpEvent(gaussians)
         )
@@ -65,8 +64,8 @@ class FixedSizeGaussians:
     def epsilon(self, delta: float) -> float:
         """Return an upper bound on ε at `delta` by RDP, replacing one record.
 
-        >>> FixedSizeGaussians(num_records=60_000, batch_size=512, noise_multipliers=(2.0, 2.0, 2.0),
-        ...     num_steps=1000).epsilon(1e-5) < 2.56
+        >>> FixedSizeGaussians(num_records=60_000, batch_size=512, noise_multiplier=2.0,
+        ...     num_mechanisms=3, num_steps=1000).epsilon(1e-5) < 2.56
         True
         """
         return _epsilon_replace_one(self, delta)
@@ -90,27 +89,25 @@ def calibrate_fixed_size(
     num_steps: int,
     target_epsilon: float,
     target_delta: float,
-    shares: Sequence[float] = (1.0,),
+    num_mechanisms: int,
 ) -> FixedSizeGaussians:
     """Return the smallest noise found that meets (target_epsilon, target_delta) by RDP, replacing one record.
 
     Args:
-      num_records, batch_size, num_steps: as in `FixedSizeGaussians`.
+      num_records, batch_size, num_steps, num_mechanisms: as in `FixedSizeGaussians`.
       target_epsilon, target_delta: the target; never exceeded, and met within `CALIBRATION_TOLERANCE`.
-      shares: noise multipliers of the step's mechanisms in proportion; equal ones split the budget equally.
 
     Raises:
-      ConfigError: the target or a share is not positive, or no noise multiplier in [0.1, 1e5] meets it.
+      ConfigError: the target is not positive, or no noise multiplier in [0.1, 1e5] meets it.
     """
     check_target(target_epsilon)
-    if not shares or not all(share > 0 and math.isfinite(share) for share in shares):
-        raise ConfigError(f"shares must be positive and finite, one per mechanism; got {list(shares)}")
 
     def scaled(noise: float) -> FixedSizeGaussians:
         return FixedSizeGaussians(
             num_records=num_records,
             batch_size=batch_size,
-            noise_multipliers=tuple(noise * share for share in shares),
+            noise_multiplier=noise,
+            num_mechanisms=num_mechanisms,
             num_steps=num_steps,
         )
 

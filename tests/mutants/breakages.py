@@ -930,8 +930,7 @@ BREAKAGES = (
         before="stats.binom.sf(batch_cap - 1,",
         after="stats.binom.sf(batch_cap,",
         tests=(
-            "tests/dpgcl_core/accounting/test_truncation.py"
-            "::test_added_delta_covers_the_truth_of_every_data_set_up_to_the_public_number",
+            "tests/dpgcl_core/accounting/test_truncation.py::test_added_delta_counts_samples_from_the_cap_on",
         ),
     ),
     Breakage(

@@ -46,6 +46,11 @@ from dpgcl_core.methods.baselines.batch_gradients import gradients_through_batch
 OWN_PATH = "own path"
 WHOLE_BATCH = "through the whole batch"
 
+RECORDS_AT_ONCE = 256
+"""In one pass through the network."""
+_GRADIENT_NUMBERS = 2**26
+"""Numbers of per-group gradients that are kept at a time."""
+
 
 def record_info_nce(
     embeddings: Tensor, *, temperature: float, rows: Tensor | None = None, pairs: bool = False
@@ -95,7 +100,6 @@ class PathClipping:
       l2_clip_norm: C; inf for the plain gradient (non-private).
       batch_cap: public cap on the number of records of a batch.
       temperature: τ, a constant: a learned one is on no record's own path.
-      max_records_at_once: records in one pass through the network; changes no result.
       gamma: γ of automatic clipping; None for flat clipping.
       pairs: whether records are pairs of an image and a text, see `record_info_nce`.
 
@@ -106,13 +110,12 @@ class PathClipping:
     l2_clip_norm: float
     batch_cap: int
     temperature: float
-    max_records_at_once: int = 256
     gamma: float | None = None
     pairs: bool = False
 
     def __post_init__(self) -> None:
         _check(self.l2_clip_norm, self.temperature, self.gamma)
-        _check_counts(batch_cap=self.batch_cap, max_records_at_once=self.max_records_at_once)
+        _check_cap("batch_cap", self.batch_cap)
 
     @property
     def sensitivity(self) -> float:
@@ -135,29 +138,26 @@ class PathClipping:
           ConfigError: the batch is larger than the cap.
         """
         with full_precision(total.device.type):
-            return self._add(total, model, embed, inputs)
-
-    def _add(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
-        records = _whole_batch(inputs, self.batch_cap, "batch_cap")
-        if not len(records):
-            return _nothing(0, total.device, OWN_PATH)
-        embeddings = embed_without_graph(embed, records, self.max_records_at_once)
-        kept = finite_rows(embeddings)
-        leaf = embeddings[kept].requires_grad_()
-        with torch.enable_grad():
-            losses = record_info_nce(leaf, temperature=self.temperature, pairs=self.pairs)
-            (cotangents,) = torch.autograd.grad(losses.sum(), leaf)
-        return add_clipped_paths(
-            total,
-            model,
-            embed,
-            records,
-            cotangents,
-            losses=losses.detach(),
-            kept=kept,
-            clipper=GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma),
-            max_at_once=self.max_records_at_once,
-        )
+            records = _whole_batch(inputs, self.batch_cap, "batch_cap")
+            if not len(records):
+                return _nothing(0, total.device, OWN_PATH)
+            embeddings = embed_without_graph(embed, records)
+            kept = finite_rows(embeddings)
+            leaf = embeddings[kept].requires_grad_()
+            with torch.enable_grad():
+                losses = record_info_nce(leaf, temperature=self.temperature, pairs=self.pairs)
+                (cotangents,) = torch.autograd.grad(losses.sum(), leaf)
+            return add_clipped_paths(
+                total,
+                model,
+                embed,
+                records,
+                cotangents,
+                losses=losses.detach(),
+                kept=kept,
+                clipper=GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma),
+                max_at_once=RECORDS_AT_ONCE,
+            )
 
 
 def add_clipped_paths(
@@ -233,8 +233,6 @@ class FullBatchGroupClipping:
       l2_clip_norm: C, finite.
       num_groups_cap: public cap on the number of groups of a batch.
       temperature: τ, a constant.
-      max_records_at_once: records in one pass through the network; changes no result.
-      max_gradient_numbers: numbers of per-group gradients kept at a time; changes no result.
       gamma: γ of automatic clipping; None for flat clipping.
 
     Raises:
@@ -244,17 +242,11 @@ class FullBatchGroupClipping:
     l2_clip_norm: float
     num_groups_cap: int
     temperature: float
-    max_records_at_once: int = 256
-    max_gradient_numbers: int = 2**26
     gamma: float | None = None
 
     def __post_init__(self) -> None:
         _check(self.l2_clip_norm, self.temperature, self.gamma)
-        _check_counts(
-            num_groups_cap=self.num_groups_cap,
-            max_records_at_once=self.max_records_at_once,
-            max_gradient_numbers=self.max_gradient_numbers,
-        )
+        _check_cap("num_groups_cap", self.num_groups_cap)
 
     @property
     def sensitivity(self) -> float:
@@ -277,42 +269,39 @@ class FullBatchGroupClipping:
           ConfigError: more groups than the cap.
         """
         with full_precision(total.device.type):
-            return self._add(total, model, embed, inputs)
-
-    def _add(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
-        num_groups = len(inputs)
-        _refuse_more(num_groups, self.num_groups_cap, "num_groups_cap")
-        if not num_groups:
-            return _nothing(0, total.device, WHOLE_BATCH)
-        records = inputs.flatten(0, 1)
-        embeddings = embed_without_graph(embed, records, self.max_records_at_once)
-        kept = finite_rows(embeddings)
-        if not kept.any():
-            return _nothing(num_groups, total.device, WHOLE_BATCH)
-        group_of = torch.arange(len(records), device=inputs.device).div(
-            inputs.shape[1], rounding_mode="floor"
-        )
-        embeddings, group_of = embeddings[kept], group_of[kept]
-        terms = record_info_nce(embeddings, temperature=self.temperature)
-        losses = torch.zeros(num_groups, dtype=terms.dtype, device=terms.device)
-        losses = losses.index_add(0, group_of, terms)
-        norms = []
-        numbers = max(num_trainable(model), embeddings.numel())
-        for groups in torch.split(torch.arange(num_groups), max(1, self.max_gradient_numbers // numbers)):
-            gradients = gradients_through_batch(
-                model,
-                embed,
-                records[kept],
-                self._cotangents(embeddings, [(group_of == group).nonzero()[:, 0] for group in groups]),
-                max_records_at_once=self.max_records_at_once,
+            num_groups = len(inputs)
+            _refuse_more(num_groups, self.num_groups_cap, "num_groups_cap")
+            if not num_groups:
+                return _nothing(0, total.device, WHOLE_BATCH)
+            records = inputs.flatten(0, 1)
+            embeddings = embed_without_graph(embed, records)
+            kept = finite_rows(embeddings)
+            if not kept.any():
+                return _nothing(num_groups, total.device, WHOLE_BATCH)
+            group_of = torch.arange(len(records), device=inputs.device).div(
+                inputs.shape[1], rounding_mode="floor"
             )
-            norms.append(_add_clipped(total, gradients, self.l2_clip_norm, self.gamma))
-        return GroupReport(
-            norms=torch.cat(norms),
-            losses=losses,
-            non_finite=~torch.isfinite(torch.cat(norms)),
-            paths={"": WHOLE_BATCH},
-        )
+            embeddings, group_of = embeddings[kept], group_of[kept]
+            terms = record_info_nce(embeddings, temperature=self.temperature)
+            losses = torch.zeros(num_groups, dtype=terms.dtype, device=terms.device)
+            losses = losses.index_add(0, group_of, terms)
+            norms = []
+            numbers = max(num_trainable(model), embeddings.numel())
+            for groups in torch.split(torch.arange(num_groups), max(1, _GRADIENT_NUMBERS // numbers)):
+                gradients = gradients_through_batch(
+                    model,
+                    embed,
+                    records[kept],
+                    self._cotangents(embeddings, [(group_of == group).nonzero()[:, 0] for group in groups]),
+                    max_records_at_once=RECORDS_AT_ONCE,
+                )
+                norms.append(_add_clipped(total, gradients, self.l2_clip_norm, self.gamma))
+            return GroupReport(
+                norms=torch.cat(norms),
+                losses=losses,
+                non_finite=~torch.isfinite(torch.cat(norms)),
+                paths={"": WHOLE_BATCH},
+            )
 
     def _cotangents(self, embeddings: Tensor, members: list[Tensor]) -> Tensor:
         """Return ∂L_G/∂z of groups given by their members' indices, `[groups, records, views, dim]`."""
@@ -342,10 +331,10 @@ def _add_clipped(total: Tensor, gradients: Tensor, l2_clip_norm: float, gamma: f
     return norms
 
 
-def embed_without_graph(embed: Embed, records: Tensor, max_at_once: int) -> Tensor:
+def embed_without_graph(embed: Embed, records: Tensor) -> Tensor:
     """Return embeddings `[records, views, dim]` of `[records, views, ...]`, without a graph."""
     with torch.no_grad():
-        return torch.cat([embed(some[None])[0] for some in torch.split(records, max_at_once)])
+        return torch.cat([embed(some[None])[0] for some in torch.split(records, RECORDS_AT_ONCE)])
 
 
 def finite_rows(embeddings: Tensor) -> Tensor:
@@ -379,7 +368,6 @@ def _check(l2_clip_norm: float, temperature: float, gamma: float | None) -> None
         raise ConfigError(f"temperature must be positive and finite; got {temperature}")
 
 
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise ConfigError(f"{name} must be at least 1; got {count}")
+def _check_cap(name: str, cap: int) -> None:
+    if cap < 1:
+        raise ConfigError(f"{name} must be at least 1; got {cap}")

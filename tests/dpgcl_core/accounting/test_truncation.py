@@ -188,14 +188,23 @@ def test_method_with_a_cap_charges_plain_steps_at_what_is_left_of_delta() -> Non
     assert mechanism.epsilon() == pytest.approx(epsilon_pld(event, left), rel=1e-9)
 
 
+def test_added_delta_counts_samples_from_the_cap_on() -> None:
+    reached = sum(math.comb(6, k) for k in range(2, 7)) / 2**6
+    assert _added_delta(6, 0.5, 2, num_steps=3) == pytest.approx(3 * reached, rel=1e-12)
+
+
 def test_truncation_that_never_happens_costs_nothing() -> None:
     assert _added_delta(100, 0.1, 101, num_steps=5) == 0
     assert _added_delta(100, 0.1, 100, num_steps=5) < 1e-90
 
 
-def _fixed(noises: tuple[float, ...] = (2.0, 2.0, 2.0), num_steps: int = 1000) -> FixedSizeGaussians:
+def _fixed(noise: float = 2.0, num_mechanisms: int = 3) -> FixedSizeGaussians:
     return FixedSizeGaussians(
-        num_records=60_000, batch_size=512, noise_multipliers=noises, num_steps=num_steps
+        num_records=60_000,
+        batch_size=512,
+        noise_multiplier=noise,
+        num_mechanisms=num_mechanisms,
+        num_steps=1000,
     )
 
 
@@ -210,7 +219,9 @@ def test_mechanisms_on_one_sample_cost_more_than_amplified_apart() -> None:
 @pytest.mark.parametrize("delta", [0.3, 0.05])
 def test_fixed_size_epsilon_bounds_the_truth_of_two_mechanisms_on_one_sample(delta: float) -> None:
     """Sum of ±1 over 2 of 4 records, noised twice with std 2: replacing −1 by +1 moves each by 2."""
-    what = FixedSizeGaussians(num_records=4, batch_size=2, noise_multipliers=(1.0, 1.0), num_steps=1)
+    what = FixedSizeGaussians(
+        num_records=4, batch_size=2, noise_multiplier=1.0, num_mechanisms=2, num_steps=1
+    )
     epsilon = what.epsilon(delta)
     law, sum_of = _fixed_size_law(2, 4), ([-1, -1, -1, -1], [-1, -1, -1, 1])
     grid = np.linspace(-16, 14, 601)
@@ -228,34 +239,32 @@ def test_fixed_size_epsilon_bounds_the_truth_of_two_mechanisms_on_one_sample(del
 
 
 def test_two_gaussians_at_sigma_cost_one_at_sigma_over_root_two() -> None:
-    one = _fixed((2.0 / math.sqrt(2),)).epsilon(1e-5)
-    assert _fixed((2.0, 2.0)).epsilon(1e-5) == pytest.approx(one, rel=1e-9)
+    one = _fixed(2.0 / math.sqrt(2), 1).epsilon(1e-5)
+    assert _fixed(2.0, 2).epsilon(1e-5) == pytest.approx(one, rel=1e-9)
 
 
 @pytest.mark.ci
-def test_calibrated_fixed_size_meets_its_target_in_the_given_proportion() -> None:
-    shares = (1.0, 1.0, 2.0)
+def test_calibrated_fixed_size_meets_its_target() -> None:
     found = calibrate_fixed_size(
         num_records=60_000,
         batch_size=512,
         num_steps=1000,
         target_epsilon=2.0,
         target_delta=1e-5,
-        shares=shares,
+        num_mechanisms=3,
     )
     assert 2.0 * (1 - CALIBRATION_TOLERANCE) <= found.epsilon(1e-5) <= 2.0
-    assert np.allclose(np.divide(found.noise_multipliers, shares), found.noise_multipliers[0] / shares[0])
 
 
 def test_no_noise_is_no_privacy() -> None:
-    assert math.isinf(_fixed((2.0, 0.0)).epsilon(1e-5))
+    assert math.isinf(_fixed(0.0).epsilon(1e-5))
 
 
 def test_fixed_size_of_more_than_all_records_is_refused() -> None:
     with pytest.raises(ConfigError, match="at most the number of records"):
         FixedSizeSampler(batch_size=4).sample(3, np.random.default_rng())
     with pytest.raises(ConfigError, match="batch_size must be from 1"):
-        FixedSizeGaussians(num_records=3, batch_size=4, noise_multipliers=(1.0,), num_steps=1)
+        FixedSizeGaussians(num_records=3, batch_size=4, noise_multiplier=1.0, num_mechanisms=1, num_steps=1)
 
 
 @pytest.mark.parametrize(

@@ -268,9 +268,7 @@ def test_tiny_budget_is_searched_on_coarse_grids_and_met_on_a_fine_one(
 def test_budget_of_a_fixed_size_batch_that_protects_nothing_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        fixed_size, "_epsilon_replace_one", lambda what, delta: 1 / min(what.noise_multipliers)
-    )
+    monkeypatch.setattr(fixed_size, "_epsilon_replace_one", lambda what, delta: 1 / what.noise_multiplier)
     with pytest.raises(ConfigError, match="such a budget protects nothing"):
         mechanism_of("dpcl_simclr_rigorous").calibrated(1e6)
 

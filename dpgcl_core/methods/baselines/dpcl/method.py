@@ -111,7 +111,8 @@ class Dpcl(Method):
         return FixedSizeGaussians(
             num_records=numbers.num_records_public,
             batch_size=batch_size(numbers),
-            noise_multipliers=(numbers.noise_multiplier,) * self.num_mechanisms,
+            noise_multiplier=numbers.noise_multiplier,
+            num_mechanisms=self.num_mechanisms,
             num_steps=num_steps,
         )
 
@@ -130,9 +131,9 @@ class Dpcl(Method):
             num_steps=numbers.num_steps_charged,
             target_epsilon=target_epsilon,
             target_delta=numbers.target_delta,
-            shares=(1.0,) * self.num_mechanisms,
+            num_mechanisms=self.num_mechanisms,
         )
-        return found.noise_multipliers[0]
+        return found.noise_multiplier
 
 
 def batch_size(numbers: PublicNumbers) -> int:

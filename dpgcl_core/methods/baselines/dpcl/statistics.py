@@ -35,7 +35,12 @@ from dpgcl_core.clipping.clipper import GroupClipper, check_gamma
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.types import Embed, GroupReport
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.methods.baselines.path_clipping import add_clipped_paths, embed_without_graph, finite_rows
+from dpgcl_core.methods.baselines.path_clipping import (
+    RECORDS_AT_ONCE,
+    add_clipped_paths,
+    embed_without_graph,
+    finite_rows,
+)
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws
 
@@ -54,16 +59,12 @@ class _TwoViewRule:
       l2_clip_norm: C, bound on one view's gradient.
       batch_size: |B|, records in every batch.
       guarantee_label: "as-published" for the paper's 4C, "proven" for 4|B|C.
-      max_records_at_once: records in one pass through the network; changes no result.
-      num_summed: normals summed for each coordinate of the statistics' noise, see `GaussianNoise`.
       gamma: γ of automatic clipping; None for flat clipping.
     """
 
     l2_clip_norm: float
     batch_size: int
     guarantee_label: GuaranteeLabel
-    max_records_at_once: int = 256
-    num_summed: int = 1
     gamma: float | None = None
 
     def __post_init__(self) -> None:
@@ -74,8 +75,6 @@ class _TwoViewRule:
             raise ConfigError(f"batch_size must be at least 2; got {self.batch_size}")
         if self.guarantee_label not in (AS_PUBLISHED, PROVEN):
             raise ConfigError(unknown_choice("guarantee label", self.guarantee_label, [AS_PUBLISHED, PROVEN]))
-        if self.max_records_at_once < 1:
-            raise ConfigError(f"max_records_at_once must be at least 1; got {self.max_records_at_once}")
 
     @property
     def sensitivity(self) -> float:
@@ -89,7 +88,7 @@ class _TwoViewRule:
                 f"inputs must be [1, batch_size = {self.batch_size}, {NUM_VIEWS} views, ...]; got "
                 f"{list(inputs.shape)}"
             )
-        embeddings = embed_without_graph(embed, inputs[0], self.max_records_at_once).double()
+        embeddings = embed_without_graph(embed, inputs[0]).double()
         kept = finite_rows(embeddings)
         embeddings = torch.where(kept[:, None, None], embeddings, torch.zeros_like(embeddings))
         return embeddings / embeddings.norm(dim=-1, keepdim=True).clamp_min(1), kept
@@ -115,15 +114,13 @@ class _TwoViewRule:
             losses=terms.detach()[kept_views],
             kept=kept_views,
             clipper=GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma),
-            max_at_once=NUM_VIEWS * self.max_records_at_once,
+            max_at_once=NUM_VIEWS * RECORDS_AT_ONCE,
         )
 
     def _noised(self, values: Tensor, std: float, generator: Draws) -> Tensor:
         """Return float64 `values` plus noise; `values` themselves where `std` is 0."""
-        noise = GaussianNoise(std=std, num_summed=self.num_summed)
-        drawn = noise.draw(values.numel(), generator).view(values.shape)
-        noisy = values + drawn.to(values.device)
-        return noise.on_grid(noisy) if self.num_summed > 1 else noisy
+        drawn = GaussianNoise(std=std).draw(values.numel(), generator).view(values.shape)
+        return values + drawn.to(values.device)
 
 
 def nt_xent(similarities: Tensor, *, temperature: float) -> Tensor:
@@ -176,11 +173,6 @@ class DpSimClr(_TwoViewRule):
         """4·√(2|B| − 1), for replacing one record."""
         return 4 * math.sqrt(2 * self.batch_size - 1)
 
-    def noise_multipliers(self, gradient: float) -> tuple[float, ...]:
-        """Return the noise multipliers of all mechanisms of a step, given the gradient's."""
-        noised = self.similarity_noise_multiplier > 0
-        return (self.similarity_noise_multiplier, gradient) if noised else (gradient,)
-
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, *, generator: Draws
     ) -> GroupReport:
@@ -200,21 +192,16 @@ class DpSimClr(_TwoViewRule):
           ConfigError: the batch is not of the fixed size.
         """
         with full_precision(total.device.type):
-            return self._add(total, model, embed, inputs, generator)
-
-    def _add(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
-    ) -> GroupReport:
-        embeddings, kept = self._embeddings(embed, inputs)
-        leaf = embeddings.requires_grad_()
-        std = self.similarity_noise_multiplier * self.similarity_sensitivity
-        with torch.enable_grad():
-            views = leaf.flatten(0, 1)
-            exact = views @ views.T
-            released = self._noised(exact.detach(), std, generator)
-            # The value is the released one, the derivative that of the exact similarities.
-            terms = nt_xent(released + (exact - exact.detach()), temperature=self.temperature)
-        return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
+            embeddings, kept = self._embeddings(embed, inputs)
+            leaf = embeddings.requires_grad_()
+            std = self.similarity_noise_multiplier * self.similarity_sensitivity
+            with torch.enable_grad():
+                views = leaf.flatten(0, 1)
+                exact = views @ views.T
+                released = self._noised(exact.detach(), std, generator)
+                # The value is the released one, the derivative that of the exact similarities.
+                terms = nt_xent(released + (exact - exact.detach()), temperature=self.temperature)
+            return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,11 +251,6 @@ class DpBarlowTwins(_TwoViewRule):
         """6 of one view's sum of squared errors, for replacing one record."""
         return 6.0
 
-    def noise_multipliers(self, gradient: float) -> tuple[float, ...]:
-        """Return the noise multipliers of all mechanisms of a step, up to five, given the gradient's."""
-        statistics = (self.mean_noise_multiplier,) * 2 + (self.variance_noise_multiplier,) * 2
-        return (*(noise for noise in statistics if noise > 0), gradient)
-
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, *, generator: Draws
     ) -> GroupReport:
@@ -288,21 +270,16 @@ class DpBarlowTwins(_TwoViewRule):
           ConfigError: the batch is not of the fixed size.
         """
         with full_precision(total.device.type):
-            return self._add(total, model, embed, inputs, generator)
-
-    def _add(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
-    ) -> GroupReport:
-        embeddings, kept = self._embeddings(embed, inputs)
-        leaf = embeddings.requires_grad_()
-        means, variances = self._released(leaf.detach(), generator)
-        with torch.enable_grad():
-            first, second = ((leaf - means) / variances.sqrt()).unbind(1)
-            correlation = first.T @ second / (self.batch_size - 1)
-            loss = barlow_twins(correlation, off_diagonal_weight=self.off_diagonal_weight)
-            num_views = NUM_VIEWS * self.batch_size
-            terms = (loss / num_views).expand(num_views)
-        return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
+            embeddings, kept = self._embeddings(embed, inputs)
+            leaf = embeddings.requires_grad_()
+            means, variances = self._released(leaf.detach(), generator)
+            with torch.enable_grad():
+                first, second = ((leaf - means) / variances.sqrt()).unbind(1)
+                correlation = first.T @ second / (self.batch_size - 1)
+                loss = barlow_twins(correlation, off_diagonal_weight=self.off_diagonal_weight)
+                num_views = NUM_VIEWS * self.batch_size
+                terms = (loss / num_views).expand(num_views)
+            return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
 
     def _released(self, embeddings: Tensor, generator: Draws) -> tuple[Tensor, Tensor]:
         """Return noised means and floored noised variances, `[2, dim]` each."""

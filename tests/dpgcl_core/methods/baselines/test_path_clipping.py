@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.methods.baselines import path_clipping
 from dpgcl_core.methods.baselines.path_clipping import (
     OWN_PATH,
     FullBatchGroupClipping,
@@ -35,16 +36,12 @@ def _images(*leading: int, seed: int = 0) -> Tensor:
     return torch.randn(*leading, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def _paths(l2_clip_norm: float, *, cap: int = 64, at_once: int = 256) -> PathClipping:
-    return PathClipping(
-        l2_clip_norm=l2_clip_norm, batch_cap=cap, temperature=TAU, max_records_at_once=at_once
-    )
+def _paths(l2_clip_norm: float, *, cap: int = 64) -> PathClipping:
+    return PathClipping(l2_clip_norm=l2_clip_norm, batch_cap=cap, temperature=TAU)
 
 
-def _groups(l2_clip_norm: float, *, cap: int = 64, **performance: int) -> FullBatchGroupClipping:
-    return FullBatchGroupClipping(
-        l2_clip_norm=l2_clip_norm, num_groups_cap=cap, temperature=TAU, **performance
-    )
+def _groups(l2_clip_norm: float, *, cap: int = 64) -> FullBatchGroupClipping:
+    return FullBatchGroupClipping(l2_clip_norm=l2_clip_norm, num_groups_cap=cap, temperature=TAU)
 
 
 def _sum(rule: PathClipping | FullBatchGroupClipping, model: nn.Module, inputs: Tensor) -> Tensor:
@@ -135,19 +132,24 @@ def test_one_group_of_all_records_is_batch_clipping() -> None:
     assert _relative_error(_sum(_groups(0.3), model, records), expected) < 1e-5
 
 
-def test_path_clipping_microbatch_changes_nothing() -> None:
+def test_path_clipping_microbatch_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, records = _model(), _images(1, 7, 3)
     whole = _sum(_paths(0.3), model, records)
     for at_once in (1, 2, 3):
-        assert _relative_error(_sum(_paths(0.3, at_once=at_once), model, records), whole) < 1e-5
+        monkeypatch.setattr(path_clipping, "RECORDS_AT_ONCE", at_once)
+        assert _relative_error(_sum(_paths(0.3), model, records), whole) < 1e-5
 
 
-@pytest.mark.parametrize("performance", [{"max_records_at_once": 2}, {"max_gradient_numbers": 1}])
+@pytest.mark.parametrize("performance", [{"RECORDS_AT_ONCE": 2}, {"_GRADIENT_NUMBERS": 1}])
 @pytest.mark.parametrize("num", [3, 6])
-def test_full_batch_group_microbatch_changes_nothing(num: int, performance: dict[str, int]) -> None:
+def test_full_batch_group_microbatch_changes_nothing(
+    num: int, performance: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, groups = _model(), _images(num, 2, 3)
     whole = _sum(_groups(0.3), model, groups)
-    assert _relative_error(_sum(_groups(0.3, **performance), model, groups), whole) < 1e-5
+    for name, value in performance.items():
+        monkeypatch.setattr(path_clipping, name, value)
+    assert _relative_error(_sum(_groups(0.3), model, groups), whole) < 1e-5
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -292,14 +294,14 @@ def test_path_clipping_of_several_groups_is_refused() -> None:
         _sum(_paths(1.0), _model(), _images(2, 2, 2))
 
 
-@pytest.mark.parametrize("field", ["l2_clip_norm", "batch_cap", "temperature", "max_records_at_once"])
+@pytest.mark.parametrize("field", ["l2_clip_norm", "batch_cap", "temperature"])
 def test_path_clipping_fields_must_be_positive(field: str) -> None:
     fields: dict[str, float] = {"l2_clip_norm": 1.0, "batch_cap": 2, "temperature": 1.0}
     with pytest.raises(ConfigError, match=field):
         PathClipping(**(fields | {field: 0}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("field", ["l2_clip_norm", "num_groups_cap", "temperature", "max_gradient_numbers"])
+@pytest.mark.parametrize("field", ["l2_clip_norm", "num_groups_cap", "temperature"])
 def test_full_batch_group_fields_must_be_positive(field: str) -> None:
     fields: dict[str, float] = {"l2_clip_norm": 1.0, "num_groups_cap": 2, "temperature": 1.0}
     with pytest.raises(ConfigError, match=field):
