@@ -81,6 +81,15 @@ class StepClass:
                 f"nothing; got {self.noise_multiplier}"
             )
 
+    @property
+    def text(self) -> str:
+        """The class in words.
+
+        >>> StepClass(0.01, 1.0).text
+        'q = 0.01, σ = 1'
+        """
+        return f"q = {self.sampling_prob:.6g}, σ = {self.noise_multiplier:.6g}"
+
 
 def composed_event(steps: Mapping[StepClass, int]) -> dp_event.DpEvent:
     """Return the event of these numbers of steps of every class, fixed in advance.

@@ -17,7 +17,7 @@ from dpgcl_core.ledger.chain import RECORD, Entry, Head, checked_entries
 
 if TYPE_CHECKING:  # the commands load the accountants and the database, not their help
     from dpgcl_core.ledger.ledger import Ledger
-    from dpgcl_core.ledger.report import Spent, Verification
+    from dpgcl_core.ledger.report import Spent
 
 _LARGE_EPSILON = 50.0
 
@@ -97,7 +97,7 @@ def verify_command(
     head = read_head(against) if against else None
     if export and data:
         raise ConfigError("an export is compared with statements: leave --data out")
-    found = verified(_exported(export), head) if export else _verified_ledger(ledger, head)
+    found = verified(_exported(export) if export else _opened(ledger).entries(), head)
     if data:
         _check_marks(_opened(ledger), data)
     for note in found.notes:
@@ -245,10 +245,6 @@ def _check_marks(ledger: Ledger, data: Path) -> None:
         print(f"note: {note}")
 
 
-def _verified_ledger(ledger: str | None, head: Head | None) -> Verification:
-    return _opened(ledger).verify(against=head)
-
-
 def _exported(path: Path) -> Iterator[Entry]:
     try:
         values = [json.loads(line) for line in path.read_text().splitlines()]
@@ -273,17 +269,13 @@ def _url(ledger: str | None) -> str:
 
 def _lines(spent: Spent) -> Iterator[str]:
     cap = spent.cap
-    rule = "step quotas" if cap.quotas else f"RDP filter at order {cap.order:g}"
-    yield f"{spent.dataset_id}: cap ε = {cap.epsilon:g} at δ = {cap.delta:.4g}, {rule}"
+    yield spent.title
     if spent.rdp is not None and spent.rdp_budget is not None:
         yield f"  charged: RDP {spent.rdp:.6g} of {spent.rdp_budget:.6g}"
     quotas = dict(cap.quotas)
     for step_class in {**quotas, **spent.num_steps}:
         of = f" of {quotas[step_class]}" if step_class in quotas else ""
-        yield (
-            f"  q = {step_class.sampling_prob:.6g}, σ = {step_class.noise_multiplier:.6g}: "
-            f"{spent.num_steps.get(step_class, 0)}{of} steps"
-        )
+        yield f"  {step_class.text}: {spent.num_steps.get(step_class, 0)}{of} steps"
     if spent.num_sealed:
         how = "by their RDP curves, in the RDP above" if spent.rdp is not None else "by basic composition"
         yield f"  sealed sweeps: {spent.num_sealed}, charged {how}"

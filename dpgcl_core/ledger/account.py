@@ -272,7 +272,7 @@ class Account:
             return
         cost = budget.cost(step_class, num_steps)
         if not budget.admits(self.rdp_spent(), cost):
-            steps = f"{num_steps} more steps of {_class_text(step_class)}"
+            steps = f"{num_steps} more steps of ({step_class.text})"
             raise BudgetExceeded(self._rdp_message(budget, steps, cost))
 
     def num_admitted(self, step_class: StepClass, num_steps: int) -> int:
@@ -345,10 +345,10 @@ class Account:
     def _quota_message(self, step_class: StepClass, num_steps: int) -> str:
         quota = dict(self.cap.quotas).get(step_class)
         if quota is None:
-            known = "; ".join(_class_text(step_class) for step_class, _ in self.cap.quotas)
-            return f"{self._cap_text()} has no quota for {_class_text(step_class)}; it has {known}"
+            known = "; ".join(f"({step_class.text})" for step_class, _ in self.cap.quotas)
+            return f"{self._cap_text()} has no quota for ({step_class.text}); it has {known}"
         return (
-            f"{self._cap_text()} does not hold {num_steps} more steps of {_class_text(step_class)}: "
+            f"{self._cap_text()} does not hold {num_steps} more steps of ({step_class.text}): "
             f"{self._steps[step_class]} of {quota} are charged; take fewer{self._raise_text()}"
         )
 
@@ -365,7 +365,3 @@ class Account:
 
     def _cap_text(self) -> str:
         return f"the cap ({self.cap.epsilon:g}, {self.cap.delta:g}) of data set {self.dataset_id!r}"
-
-
-def _class_text(step_class: StepClass) -> str:
-    return f"(q = {step_class.sampling_prob:.6g}, σ = {step_class.noise_multiplier:.6g})"

@@ -5,15 +5,14 @@ the number of rows can distinguish this ledger from any other with at least that
 deleted or inserted row changes every later hash, a truncated tail the number. A chain alone does not reveal
 that its tail was cut off, or that all of it was rewritten; the head in a privacy statement does.
 
-An entry may have a *trusted* part, such as a data set's fingerprint. The chain covers it by the hash of the
-part and a nonce, so an export without it can still be verified, and reveals nothing about it.
+A row of version 0.1.0 may have a *trusted* part, a data set's fingerprint. The chain covers it by the hash of
+the part and a nonce, so an export without it can still be verified, and reveals nothing about it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -99,11 +98,6 @@ class Entry:
         """Time in UTC; never earlier than that of the entry before."""
         return str(self.facts["time"])
 
-    @property
-    def trusted(self) -> Mapping[str, Any]:
-        """The trusted part; empty if there is none."""
-        return dict(json.loads(self.trusted_text)) if self.trusted_text else {}
-
 
 def canonical(values: Mapping[str, Any]) -> str:
     """Return the canonical JSON of `values`: sorted, without spaces, ASCII, floats in their shortest form.
@@ -119,7 +113,6 @@ def next_entry(
     kind: str,
     facts: Mapping[str, Any],
     *,
-    trusted: Mapping[str, Any] | None = None,
     now: datetime | None = None,
 ) -> Entry:
     """Return the row that follows `last`.
@@ -134,16 +127,11 @@ def next_entry(
         values["clock_behind_seconds"] = (last_moment - moment).total_seconds()
         moment = last_moment
     values["time"] = moment.isoformat(timespec="microseconds")
-    trusted_text = None
-    if trusted:
-        trusted_text = canonical({**trusted, "nonce": secrets.token_hex(32)})
-        values["trusted_sha256"] = hashlib.sha256(trusted_text.encode()).hexdigest()
     text = canonical(values)
     return Entry(
         number=number,
         text=text,
         entry_hash=_hash(last.entry_hash if last else GENESIS, text),
-        trusted_text=trusted_text,
         facts=values,
     )
 

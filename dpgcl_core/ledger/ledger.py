@@ -417,21 +417,14 @@ class Ledger:
             )
         return self._reservation(reservation.number)
 
-    def confirm(self, reservation: Reservation, *, num_steps_drawn: int = 0) -> Reservation:
+    def confirm(self, reservation: Reservation) -> Reservation:
         """Return the reservation as it stands; a training calls this at every checkpoint, or stops.
 
         Raises:
-          LedgerError: the ledger cannot be reached or does not hold the reservation, it is settled, or
-            fewer steps are reserved than drawn.
+          LedgerError: the ledger cannot be reached or does not hold the reservation, or it is settled.
         """
         with self._session.reading() as books:
-            known = books.open_reservation(reservation)
-        if num_steps_drawn > known.num_steps:
-            raise LedgerError(
-                f"{known.label!r} has drawn {num_steps_drawn} steps and reserved {known.num_steps}; stop, "
-                "and extend the reservation before going on"
-            )
-        return known
+            return books.open_reservation(reservation)
 
     def reserve_sealed(
         self,

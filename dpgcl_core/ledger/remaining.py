@@ -7,7 +7,7 @@ rule. So it is told as the rule counts it, and as the number of trainings that t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,8 +15,8 @@ from dpgcl_core.accounting.composition import calibrate_noise_multiplier
 from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.ledger.account import MOST_TRAININGS
-from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.report import Spent
 from dpgcl_core.mechanism.numbers import check_delta, default_delta
 
 
@@ -66,43 +66,49 @@ class Remaining:
     """What is left of a cap.
 
     Attributes:
-      dataset_id, cap: the data set and its budget.
-      closed: whether nothing is admitted any more, for rows were lost.
-      rdp, rdp_budget: left and allowed at the filter's order; None with quotas.
-      steps: left of every quota.
-      sealed_epsilon, sealed_delta: left of what is set aside for sealed sweeps by basic composition.
+      spent: what is charged to the data set.
       training: that was asked for.
       num_trainings: so many more of it the rule admits.
     """
 
-    dataset_id: str
-    cap: Cap
-    closed: bool
-    rdp: float | None
-    rdp_budget: float | None
-    steps: Mapping[StepClass, int]
-    sealed_epsilon: float
-    sealed_delta: float
+    spent: Spent
     training: Training | None = None
     num_trainings: int | None = None
 
+    @property
+    def rdp(self) -> float | None:
+        """Left at the filter's order; None with quotas."""
+        spent = self.spent
+        if spent.rdp is None or spent.rdp_budget is None:
+            return None
+        return max(0.0, spent.rdp_budget - spent.rdp)
+
+    @property
+    def steps(self) -> dict[StepClass, int]:
+        """Left of every quota."""
+        drawn = self.spent.num_steps
+        return {each: max(0, quota - drawn.get(each, 0)) for each, quota in self.spent.cap.quotas}
+
+    @property
+    def sealed(self) -> dict[str, float]:
+        """Left of ε and δ that are set aside for sealed sweeps by basic composition."""
+        names = ("sealed_epsilon", "sealed_delta")
+        return {name: max(0.0, getattr(self.spent.cap, name) - getattr(self.spent, name)) for name in names}
+
     def lines(self) -> Iterator[str]:
         """Yield it for people."""
-        rule = "step quotas" if self.cap.quotas else f"RDP filter at order {self.cap.order:g}"
-        yield f"{self.dataset_id}: cap ε = {self.cap.epsilon:g} at δ = {self.cap.delta:.4g}, {rule}"
-        if self.closed:
+        yield self.spent.title
+        if self.spent.closed:
             yield "  left: nothing, for rows were lost, and it is closed for good"
             return
-        if self.rdp is not None and self.rdp_budget is not None:
-            share = self.rdp / self.rdp_budget if self.rdp_budget else 0.0
-            yield f"  left: RDP {self.rdp:.6g} of {self.rdp_budget:.6g} ({share:.1%})"
+        if self.rdp is not None and self.spent.rdp_budget is not None:
+            share = self.rdp / self.spent.rdp_budget if self.spent.rdp_budget else 0.0
+            yield f"  left: RDP {self.rdp:.6g} of {self.spent.rdp_budget:.6g} ({share:.1%})"
         for step_class, num_steps in self.steps.items():
-            yield f"  left: {num_steps} steps of {_class_text(step_class)}"
-        if self.cap.sealed_epsilon:
-            yield (
-                "  left for sealed sweeps by basic composition: "
-                f"({self.sealed_epsilon:g}, {self.sealed_delta:g})"
-            )
+            yield f"  left: {num_steps} steps of {step_class.text}"
+        if self.spent.cap.sealed_epsilon:
+            epsilon, delta = self.sealed.values()
+            yield f"  left for sealed sweeps by basic composition: ({epsilon:g}, {delta:g})"
         if self.training is not None:
             yield self._training_text(self.training)
 
@@ -111,19 +117,24 @@ class Remaining:
         more = "or more " if number >= MOST_TRAININGS else ""
         return (
             f"  fits: {number} {more}training{'s' * (number != 1)} of ε = {training.epsilon:g} at δ = "
-            f"{training.delta:.4g} each ({_class_text(training.step_class)}, T = {training.num_steps})"
+            f"{training.delta:.4g} each ({training.step_class.text}, T = {training.num_steps})"
         )
 
     def to_json(self) -> str:
         """Return it as one JSON object."""
-        training = self.training
-        about = None if training is None else {**vars(training), "step_class": vars(training.step_class)}
-        quotas = [{**vars(each), "num_steps": num} for each, num in self.steps.items()]
+        spent, training = self.spent, self.training
         values = {
-            name: value for name, value in vars(self).items() if name not in ("cap", "steps", "training")
+            "dataset_id": spent.dataset_id,
+            "closed": spent.closed,
+            "rdp": self.rdp,
+            "rdp_budget": spent.rdp_budget,
+            **self.sealed,
+            "num_trainings": self.num_trainings,
+            "cap": {name: getattr(spent.cap, name) for name in ("epsilon", "delta", "order")},
+            "quotas": [{**vars(each), "num_steps": num} for each, num in self.steps.items()],
+            "training": training and {**vars(training), "step_class": vars(training.step_class)},
         }
-        cap = {"epsilon": self.cap.epsilon, "delta": self.cap.delta, "order": self.cap.order}
-        return json.dumps(values | {"cap": cap, "quotas": quotas, "training": about}, ensure_ascii=False)
+        return json.dumps(values, ensure_ascii=False)
 
 
 def remaining_of(ledger: Ledger, dataset_id: str, training: Training | None = None) -> Remaining:
@@ -137,26 +148,7 @@ def remaining_of(ledger: Ledger, dataset_id: str, training: Training | None = No
     Raises:
       LedgerError: there is no such data set.
     """
-    spent = ledger.spent(dataset_id, with_pld=False)
-    number = None
+    spent, number = ledger.spent(dataset_id, with_pld=False), None
     if training is not None:
         number = ledger.num_admitted(dataset_id, training.step_class, training.num_steps)
-    left = None
-    if spent.rdp is not None and spent.rdp_budget is not None:
-        left = max(0.0, spent.rdp_budget - spent.rdp)
-    return Remaining(
-        dataset_id=dataset_id,
-        cap=spent.cap,
-        closed=spent.closed,
-        rdp=left,
-        rdp_budget=spent.rdp_budget,
-        steps={each: max(0, quota - spent.num_steps.get(each, 0)) for each, quota in spent.cap.quotas},
-        sealed_epsilon=max(0.0, spent.cap.sealed_epsilon - spent.sealed_epsilon),
-        sealed_delta=max(0.0, spent.cap.sealed_delta - spent.sealed_delta),
-        training=training,
-        num_trainings=number,
-    )
-
-
-def _class_text(step_class: StepClass) -> str:
-    return f"q = {step_class.sampling_prob:.6g}, σ = {step_class.noise_multiplier:.6g}"
+    return Remaining(spent=spent, training=training, num_trainings=number)

@@ -53,6 +53,13 @@ class Spent:
     epsilon_filter: float
     epsilon_pld: float | None
 
+    @property
+    def title(self) -> str:
+        """The data set and its cap in one line."""
+        cap = self.cap
+        rule = "step quotas" if cap.quotas else f"RDP filter at order {cap.order:g}"
+        return f"{self.dataset_id}: cap ε = {cap.epsilon:g} at δ = {cap.delta:.4g}, {rule}"
+
 
 def spent_of(account: Account, *, with_pld: bool) -> Spent:
     """Return what is charged to an account."""

@@ -204,13 +204,6 @@ def test_settled_reservation_cannot_be_extended(ledger: Ledger) -> None:
         ledger.extend(reservation, 1)
 
 
-def test_confirm_refuses_a_training_beyond_its_reservation(ledger: Ledger) -> None:
-    reservation = reserve(ledger, 50)
-    assert ledger.confirm(reservation, num_steps_drawn=50) == reservation
-    with pytest.raises(LedgerError, match="stop"):
-        ledger.confirm(reservation, num_steps_drawn=51)
-
-
 def test_confirm_refuses_a_settled_reservation(ledger: Ledger) -> None:
     reservation = reserve(ledger, 50)
     ledger.settle(reservation, 50)

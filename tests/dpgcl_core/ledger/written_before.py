@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from dpgcl_core.ledger.chain import next_entry
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dpgcl_core.ledger.chain import Entry, canonical, next_entry
 from dpgcl_core.ledger.ledger import Ledger
 
 TAG = "5c" * 32
 
 
+def fingerprint(last: Entry | None, facts: Mapping[str, Any]) -> Entry:
+    """Returns the row that follows `last`, with a trusted part and its nonce."""
+    trusted = canonical({"key_id": "ab" * 8, "tag": TAG, "nonce": secrets.token_hex(32)})
+    digest = hashlib.sha256(trusted.encode()).hexdigest()
+    row = next_entry(last, "fingerprint", {**facts, "trusted_sha256": digest})
+    return replace(row, trusted_text=trusted)
+
+
 def add_fingerprint(ledger: Ledger, dataset_id: str) -> None:
     """Adds a row with a trusted part."""
     with ledger._session.writing() as draft:
-        last, trusted = draft.books.last, {"key_id": "ab" * 8, "tag": TAG}
-        draft.entries.append(next_entry(last, "fingerprint", {"dataset_id": dataset_id}, trusted=trusted))
+        draft.entries.append(fingerprint(draft.books.last, {"dataset_id": dataset_id}))
