@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.clipping.one_pass import asking_for_no_number
-from dpgcl_core.clipping.types import GroupInputs, GroupReport
+from dpgcl_core.clipping.types import GroupInputs, GroupReport, map_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ def _no_number_asked_for() -> Iterator[None]:
 
 def _captured(run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor) -> _Captured:
     """Capture a pass, which is not run by that."""
-    leaves = tuple(each.clone() for each in _leaves(inputs))
+    copies = map_inputs(Tensor.clone, inputs)
     mask, graph = complete.clone(), torch.cuda.CUDAGraph()
     # The outer context restores the stream also where the inner one fails to end.
     with (
@@ -158,5 +158,5 @@ def _captured(run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor) -
         torch.cuda.graph(graph, capture_error_mode="thread_local"),
         asking_for_no_number(),
     ):
-        report = run(total, leaves[0] if isinstance(inputs, Tensor) else leaves, mask)
-    return _Captured(graph, leaves, mask, report)
+        report = run(total, copies, mask)
+    return _Captured(graph, _leaves(copies), mask, report)

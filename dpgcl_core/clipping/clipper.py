@@ -69,6 +69,7 @@ from dpgcl_core.clipping.types import (
     GroupReport,
     Objective,
     add_to_sum,
+    map_inputs,
     num_trainable,
     trainable_parameters,
 )
@@ -209,9 +210,7 @@ def _num_groups(inputs: GroupInputs) -> int:
 
 
 def _groups(inputs: GroupInputs, start: int, stop: int) -> GroupInputs:
-    if isinstance(inputs, Tensor):
-        return inputs[start:stop]
-    return tuple(each[start:stop] for each in inputs)
+    return map_inputs(lambda each: each[start:stop], inputs)
 
 
 def _each(inputs: GroupInputs) -> tuple[Tensor, ...]:
@@ -225,10 +224,11 @@ def _views(inputs: GroupInputs) -> int:
 
 def _filled_up(inputs: GroupInputs, num_groups: int) -> GroupInputs:
     """Return `num_groups` groups, those behind `inputs` of zeros."""
-    filled = tuple(
-        torch.cat([each, each.new_zeros(num_groups - len(each), *each.shape[1:])]) for each in _each(inputs)
-    )
-    return filled[0] if isinstance(inputs, Tensor) else filled
+
+    def filled(each: Tensor) -> Tensor:
+        return torch.cat([each, each.new_zeros(num_groups - len(each), *each.shape[1:])])
+
+    return map_inputs(filled, inputs)
 
 
 def _in_fixed_shape(
@@ -352,8 +352,7 @@ def _plain_of_some(
         complete=complete,
     )
     if complete.any():
-        some = tuple(each[complete.to(each.device)] for each in _each(inputs))
-        taken = some[0] if isinstance(inputs, Tensor) else some
+        taken = map_inputs(lambda each: each[complete.to(each.device)], inputs)
         found = _plain(total, parameters, objective, taken, None)
         report.norms[complete], report.losses[complete] = found.norms, found.losses.float()
         report.non_finite[complete] = found.non_finite
@@ -424,8 +423,8 @@ def _gradient_among_copies(
 ) -> tuple[Tensor, Tensor]:
     """The loss `[1]` and the flat gradient of one group, with copies of it in all other places."""
     torch.clear_autocast_cache()
-    copies = tuple(each[index : index + 1].expand_as(each).clone() for each in _each(inputs))
-    loss = objective(copies[0] if isinstance(inputs, Tensor) else copies)[index : index + 1]
+    copies = map_inputs(lambda each: each[index : index + 1].expand_as(each).clone(), inputs)
+    loss = objective(copies)[index : index + 1]
     return loss, flat_gradient(_gradients_of(loss, parameters), parameters)
 
 

@@ -13,6 +13,11 @@ GroupInputs = Tensor | tuple[Tensor, ...]
 """What the groups are made of, `[groups, group_size, views, ...]` each."""
 
 
+def map_inputs(change: Callable[[Tensor], Tensor], inputs: GroupInputs) -> GroupInputs:
+    """Return inputs of the same form, each of their tensors changed."""
+    return change(inputs) if isinstance(inputs, Tensor) else tuple(map(change, inputs))
+
+
 class Objective(Protocol):
     """One loss per clip unit: what is differentiated, and nothing of how."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from dpgcl_core.clipping.full_precision import low_precision_off
 from dpgcl_core.clipping.isolation import perturbed, settings_of
 from dpgcl_core.clipping.layers import rule_of
 from dpgcl_core.clipping.one_pass import as_layers_run
-from dpgcl_core.clipping.types import GroupInputs, GroupReport
+from dpgcl_core.clipping.types import GroupInputs, GroupReport, map_inputs
 
 
 class Way(Enum):
@@ -104,17 +105,14 @@ def one_pass_mismatch(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
     through the network. Normalisations of a known class run as in the exact loop: that their own rules give
     the same is a matter of the class, not of the network.
     """
-    leaves = (inputs,) if isinstance(inputs, Tensor) else inputs
     vocabulary = smallest_vocabulary(model)
     with perturbed(model) as generator:
         for num_groups in (2, 3):
             for most in dict.fromkeys((vocabulary, 2)):  # a whole number may be a label of fewer classes
-                synthetic = tuple(synthetic_inputs(each, num_groups, most, generator) for each in leaves)
+                made = partial(synthetic_inputs, num_groups=num_groups, vocabulary=most, generator=generator)
                 try:
                     with low_precision_off():  # whose rounding is above the tolerances
-                        wrong = _compare(
-                            model, run, synthetic[0] if isinstance(inputs, Tensor) else synthetic
-                        )
+                        wrong = _compare(model, run, map_inputs(made, inputs))
                     break
                 except Exception as error:
                     wrong = f"the loss fails on synthetic inputs ({type(error).__name__}: {error})"

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from dp_accounting import dp_event
 
-from dpgcl_core.clipping.clipper import GroupClipper, gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import GradientRule, GroupLoss, GuaranteeLabel, LossSettings, Method, Sampler
 from dpgcl_core.mechanism.numbers import (
@@ -114,10 +113,6 @@ class Mechanism(PublicNumbers):
     def rule(self, loss: LossSettings) -> GradientRule:
         """Return stage 7."""
         return self.rules.rule(self, loss)
-
-    def clipper(self) -> GroupClipper:
-        """Return the clipper of the methods that clip disjoint groups."""
-        return GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=gamma_of(self.clipping))
 
     def noise(self, *, num_summed: int = 1) -> GaussianNoise:
         """Return stage 8; `num_summed` is that of the source it is drawn from, see `GaussianNoise`."""

@@ -97,11 +97,11 @@ def joint_noise_multiplier(noise_multiplier: float, snr_noise_multiplier: float)
     return 1 / math.hypot(1 / noise_multiplier, 1 / snr_noise_multiplier)
 
 
-def scoring_event(score_noise_multiplier: float, num_scores: int, num_trials: int = 1) -> dp_event.DpEvent:
-    """Return the event of `num_scores` noised counts in each of `num_trials` trials on one scored split."""
-    if num_scores * num_trials == 0:
+def scoring_event(score_noise_multiplier: float, num_scores: int) -> dp_event.DpEvent:
+    """Return the event of `num_scores` noised counts on one scored split."""
+    if num_scores == 0:
         return dp_event.NoOpDpEvent()
-    return dp_event.GaussianDpEvent(score_noise_multiplier / math.sqrt(num_scores * num_trials))
+    return dp_event.GaussianDpEvent(score_noise_multiplier / math.sqrt(num_scores))
 
 
 def training_event(
@@ -128,7 +128,6 @@ def trial_epsilon(
     mechanism: Mechanism,
     score_noise_multiplier: float | None = None,
     num_scores: int = 0,
-    disjoint: bool = True,
     *,
     num_steps: int | None = None,
     snr_noise_multiplier: float | None = None,
@@ -136,22 +135,21 @@ def trial_epsilon(
 ) -> float:
     """Return ε of one trial at the mechanism's δ by PLD: its model, noised counts and noised norm together.
 
-    Guarantee: for adding or removing one record, of training or of scoring; see the module.
+    Guarantee: for adding or removing one record, of training or of scoring, which are disjoint, split by
+    record id in the same way in all trials: the larger of the two costs counts. See the module.
 
     Args:
       mechanism: of the training.
       score_noise_multiplier: s of each noised count; None for none.
       num_scores: k, noised counts.
-      disjoint: whether scored records are not trained on, split by record id in the same way in all trials.
-        Then the larger of the two costs counts, otherwise both together.
       num_steps: charged steps; all of `mechanism` unless given.
       snr_noise_multiplier: t of the noised norm; None for none.
       num_snr_steps: charged releases of a noised norm.
 
     >>> mechanism = Mechanism(num_records_public=1000, sampling_prob=0.01, group_size=4, l2_clip_norm=1.0,
     ...     noise_multiplier=1.0, num_steps=1000, target_delta=1e-5)
-    >>> [round(trial_epsilon(mechanism, 5.0, 2, disjoint), 2) for disjoint in (True, False)]
-    [1.83, 2.15]
+    >>> [round(trial_epsilon(mechanism, noise, 2), 2) for noise in (5.0, 2.0)]
+    [1.83, 2.94]
     """
     if not mechanism.is_private:
         return math.inf
@@ -166,8 +164,6 @@ def trial_epsilon(
     scoring: dp_event.DpEvent = dp_event.NoOpDpEvent()
     if score_noise_multiplier is not None:
         scoring = scoring_event(score_noise_multiplier, num_scores)
-    if not disjoint:
-        return composition.epsilon_pld(dp_event.ComposedDpEvent([training, scoring]), delta)
     alone = mechanism.epsilon(num_steps) if snr_noise_multiplier is None else None  # cached
     epsilon = composition.epsilon_pld(training, delta) if alone is None else alone
     return max(epsilon, composition.epsilon_pld(scoring, delta))

@@ -1,7 +1,7 @@
 """The law of K: the distribution of the number of trials that a sealed sweep runs, drawn in secret.
 
 A sealed sweep draws K **first**, runs K independent trials and releases the best one alone. Its cost
-depends on the law of K through the generating function f(x) = E[x^K] and its derivative. The law and its
+depends on the law of K through the derivative of its generating function f(x) = E[x^K]. The law and its
 parameters are public, K never is (neither by run names, counts, run time nor bills).
 
 Sampling. K is drawn by inverse CDF: a uniform number of 256 bits from the operating system's
@@ -43,10 +43,6 @@ class TrialCountLaw(ABC):
     @abstractmethod
     def mean(self) -> float:
         """E[K]."""
-
-    @abstractmethod
-    def generating(self, x: Array) -> Array:
-        """Return f(x) = E[x^K] for x in [0, 1], any shape."""
 
     @abstractmethod
     def derivative(self, x: Array) -> Array:
@@ -154,15 +150,6 @@ class TruncatedNegativeBinomial(TrialCountLaw):
         """E[K] = η(1 − γ)/(γ(1 − γ^η)), and (1/γ − 1)/ln(1/γ) for η = 0."""
         return _mean(self.eta, self.gamma)
 
-    def generating(self, x: Array) -> Array:
-        """Return ((1 − (1 − γ)x)^−η − 1)/(γ^−η − 1)."""
-        if self.gamma == 1:
-            return np.asarray(x, dtype=np.float64)
-        log = np.log1p(-(1 - self.gamma) * np.asarray(x))
-        if self.eta == 0:
-            return np.asarray(log / math.log(self.gamma))
-        return np.asarray(np.expm1(-self.eta * log) / math.expm1(-self.eta * math.log(self.gamma)))
-
     def derivative(self, x: Array) -> Array:
         """Return E[K]·(γ/(1 − (1 − γ)x))^(1 + η)."""
         base = self.gamma + (1 - self.gamma) * (1 - np.asarray(x))
@@ -205,13 +192,9 @@ class PoissonTrials(TrialCountLaw):
         """E[K]."""
         return self.mean_trials
 
-    def generating(self, x: Array) -> Array:
-        """Return e^(μ(x − 1))."""
-        return np.asarray(np.exp(self.mean * (np.asarray(x) - 1)))
-
     def derivative(self, x: Array) -> Array:
         """Return μ e^(μ(x − 1))."""
-        return self.mean * self.generating(x)
+        return self.mean * np.asarray(np.exp(self.mean * (np.asarray(x) - 1)))
 
     def parameters(self) -> dict[str, str | float]:
         """Return name and mean."""
@@ -248,10 +231,6 @@ class BinomialTrials(TrialCountLaw):
     def mean(self) -> float:
         """E[K]."""
         return self.max_trials * self.prob
-
-    def generating(self, x: Array) -> Array:
-        """Return (1 − p + px)^n."""
-        return np.asarray((1 - self.prob * (1 - np.asarray(x))) ** self.max_trials)
 
     def derivative(self, x: Array) -> Array:
         """Return np(1 − p + px)^(n − 1)."""
@@ -304,10 +283,6 @@ class TruncatedTrials(TrialCountLaw):
     def mean(self) -> float:
         """E[K]."""
         return float(np.arange(self.max_trials + 1) @ self._floats)
-
-    def generating(self, x: Array) -> Array:
-        """Return Σ P(k) x^k."""
-        return np.asarray(np.polynomial.polynomial.polyval(np.asarray(x), self._floats))
 
     def derivative(self, x: Array) -> Array:
         """Return Σ k P(k) x^(k − 1)."""

@@ -13,7 +13,7 @@ from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.objective import EmbeddingObjective
-from dpgcl_core.mechanism.method import GroupRule
+from dpgcl_core.mechanism.method import GroupRule, LossSettings
 from trainers.config.presets import DIGITS_CPU
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import NetworkConfig
@@ -32,7 +32,9 @@ def _setting(**changes: object) -> TrainingOptions:
 def test_setting_reaches_the_mechanism() -> None:
     config = training_config(_setting(clipping="automatic"), num_records=1000, public_seed=0)
     assert config.mechanism.clipping == "automatic"
-    assert config.mechanism.clipper().gamma == GAMMA
+    rule = config.mechanism.rule(LossSettings(temperature=1.0))
+    assert isinstance(rule, GroupRule)
+    assert rule.clipper.gamma == GAMMA
     assert DIGITS_CPU.mechanism.clipping == "flat"
 
 

@@ -46,8 +46,7 @@ Floating point. The proof holds for any z and J that are functions of one record
   d = 64 even if all errors agree. And a row's *place* in a pass, where a kernel rounds by place: of tiny_cnn,
   small_cnn and resnet18 on a CPU no bit changes (measured over places and numbers of companions; a test has
   one network). Where a device rounds a place's Jacobian by a share ρ of its magnitude bound, one removed
-  record moves each other pair by at most 2ρB/`PAIR_NORM_FLOOR`. A network that is not trusted to be so tame
-  takes `isolated`: every row alone, in no place.
+  record moves each other pair by at most 2ρB/`PAIR_NORM_FLOOR`.
 
 Factors are B(1 − 1e-4)/norm, or those of automatic clipping (`dpgcl_core.clipping.clipper.clip_factor`) for
 the same norms. Low precision is refused, for a layer's share is computed in float32.
@@ -88,7 +87,6 @@ class LogitClipper:
       temperature: τ > 0, a public constant.
       spread_out: weight of the spread-out loss; 0 for none.
       gamma: γ of automatic clipping; None for flat clipping.
-      isolated: send every row through the network by itself, for networks whose records may not be together.
 
     Raises:
       ConfigError: a field is outside its range, or the temperature is learned.
@@ -98,7 +96,6 @@ class LogitClipper:
     temperature: float
     spread_out: float = 0.0
     gamma: float | None = None
-    isolated: bool = False
 
     def __post_init__(self) -> None:
         check_gamma(self.gamma)
@@ -163,7 +160,7 @@ class LogitClipper:
             none = torch.zeros(0, device=total.device)
             return GroupReport(norms=none, losses=none, non_finite=none.bool())
         with full_precision(total.device.type), _no_low_precision(model):
-            return self._add(total, Jacobians(model, embed, inputs, isolated=self.isolated))
+            return self._add(total, Jacobians(model, embed, inputs))
 
     def _add(self, total: Tensor, jacobians: Jacobians) -> GroupReport:
         side, batch = _with_norms(jacobians)

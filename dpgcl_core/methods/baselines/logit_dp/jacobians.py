@@ -241,16 +241,15 @@ class Jacobians:
       model: the network that owns the parameters.
       embed: calls it.
       inputs: `[1, n, views, ...]`; the rows are its records' views, in order.
-      isolated: go row by row, whatever the network.
     """
 
-    def __init__(self, model: nn.Module, embed: Embed, inputs: Tensor, *, isolated: bool = False) -> None:
+    def __init__(self, model: nn.Module, embed: Embed, inputs: Tensor) -> None:
         self._model, self._embed = model, embed
         self._parameters = trainable_parameters(model)
         self._rows = inputs.flatten(1, 2)[:, :, None]
         activations, dim = _sizes(model, embed, inputs[:, :1])
         self._num_filled = _num_rows(activations * dim)
-        self.path = ROW_BY_ROW if isolated else _path(model, embed, self._rows, self._num_filled)
+        self.path = _path(model, embed, self._rows, self._num_filled)
         num_weights = sum(p.numel() for p in self._parameters)
         at_once = self._num_filled if self.path == BY_LAYER else _num_rows(num_weights * dim)
         num = self._rows.shape[1]
