@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.one_pass import asking_for_no_number
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, map_inputs
 
 logger = logging.getLogger(__name__)
@@ -123,7 +122,7 @@ def _captured_if_possible(
     """Return a captured pass; None where it asks for a number, or cannot be captured for another reason."""
     run(total, inputs, complete)  # compiles kernels
     try:
-        with _no_number_asked_for(), asking_for_no_number():
+        with _no_number_asked_for():
             run(total, inputs, complete)
     except RuntimeError as error:
         logger.info("passes are not captured: %s", error)
@@ -156,7 +155,6 @@ def _captured(run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor) -
     with (
         torch.cuda.stream(torch.cuda.current_stream()),
         torch.cuda.graph(graph, capture_error_mode="thread_local"),
-        asking_for_no_number(),
     ):
         report = run(total, copies, mask)
     return _Captured(graph, _leaves(copies), mask, report)

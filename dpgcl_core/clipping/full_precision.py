@@ -68,12 +68,9 @@ def _settings_owned(device: str) -> Iterator[None]:
     settings = _settings()
     before = [setting.fp32_precision for setting in settings]
     matmul_before = _matmul_precision()
-    cudnn_before = None if settings else torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision(_HIGHEST)
     for setting in settings:
         setting.fp32_precision = _EXACT
-    if not settings:
-        torch.backends.cudnn.allow_tf32 = False
     try:
         with torch.autocast(device, enabled=False):
             torch.clear_autocast_cache()
@@ -86,15 +83,11 @@ def _settings_owned(device: str) -> Iterator[None]:
             setting.fp32_precision = _INHERITED
             if setting.fp32_precision != value:
                 setting.fp32_precision = value
-        if cudnn_before is not None:
-            torch.backends.cudnn.allow_tf32 = cudnn_before
 
 
 def _settings() -> list[Any]:
-    """What holds a `fp32_precision`, by library and operation; nothing before PyTorch 2.9."""
+    """What holds a `fp32_precision`, by library and operation."""
     backends: Any = torch.backends
-    if not hasattr(backends.cudnn, "conv"):
-        return []
     cuda, cudnn, mkldnn = backends.cuda, backends.cudnn, backends.mkldnn
     return [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
 

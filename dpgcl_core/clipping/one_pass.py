@@ -66,17 +66,9 @@ def as_layers_run() -> Iterator[None]:
         _KEEPS_STATISTICS.reset(token)
 
 
-_ASKS_FOR_NO_NUMBER = ContextVar("asks_for_no_number", default=False)
-
-
-@contextmanager
-def asking_for_no_number() -> Iterator[None]:
-    """Apply masks without asking the device whether any group is masked: captured passes serve both cases."""
-    token = _ASKS_FOR_NO_NUMBER.set(True)
-    try:
-        yield
-    finally:
-        _ASKS_FOR_NO_NUMBER.reset(token)
+def _asks_for_numbers(device: torch.device) -> bool:
+    """Return whether to ask if any group is masked: a GPU would be waited for, which no capture allows."""
+    return device.type == "cpu"
 
 
 @dataclass
@@ -144,7 +136,7 @@ class GroupGradients:
           factor: float32 `[parts, groups]`.
         """
         masked = factor == 0
-        masks = masked if _ASKS_FOR_NO_NUMBER.get() or bool(masked.any()) else None
+        masks = None if _asks_for_numbers(masked.device) and not bool(masked.any()) else masked
         sums: dict[Tensor, Tensor] = {}
         for row, small in self.small.items():
             sums |= small.weighted(factor[row], None if masks is None else masks[row])

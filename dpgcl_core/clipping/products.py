@@ -33,11 +33,8 @@ def products_over_rows(left: Tensor, right: Tensor, *, out: Tensor | None = None
       Float32 `[groups, m, n]`.
     """
     if left.dtype != torch.float32:
-        try:
-            low: Tensor = torch.bmm(left.transpose(1, 2), right, out_dtype=torch.float32)
-            return low
-        except TypeError:  # before PyTorch 2.8
-            left, right = left.float(), right.float()
+        low: Tensor = torch.bmm(left.transpose(1, 2), right, out_dtype=torch.float32)
+        return low
     product = _faster(left[0], right[0])
     if product is None:
         return torch.bmm(left.transpose(1, 2), right, out=out)
