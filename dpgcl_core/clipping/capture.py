@@ -28,8 +28,8 @@ from dpgcl_core.clipping.types import GroupInputs, GroupReport, map_inputs
 
 logger = logging.getLogger(__name__)
 
-Pass = Callable[[Tensor, GroupInputs, Tensor], GroupReport]
-"""Adds the clipped sum of inputs to a total, where a mask of groups is set."""
+Pass = Callable[[Tensor, GroupInputs, Tensor | None], GroupReport]
+"""Adds the clipped sum of inputs to a total, where a mask of groups is set; of all groups without one."""
 
 Law = tuple[object, ...]
 """What else decides what a pass computes, as a key: network, C, γ and parts."""

@@ -53,12 +53,13 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.capture import CapturedPasses
+from dpgcl_core.clipping.capture import CapturedPasses, Pass
 from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.isolation import isolated_gradients
@@ -164,40 +165,33 @@ class GroupClipper:
           ConfigError: one of `parts` holds no trainable parameter of this model.
         """
         with full_precision(total.device.type):
-            return self._add(total, model, objective, inputs, complete)
+            parameters = trainable_parameters(model)
+            owners = None if self.parts is None else self.parts.owners(model)
+            if math.isinf(self.l2_clip_norm):
+                return _plain(total, parameters, objective, inputs, complete)
+            law = (self.l2_clip_norm, self.gamma, owners)
+            complete = None if complete is None else complete.to(total.device)
+            if self.isolated:
+                return _loop(total, parameters, objective, inputs, *law, complete, isolated=model)
 
-    def _add(
-        self,
-        total: Tensor,
-        model: nn.Module,
-        objective: Objective,
-        inputs: GroupInputs,
-        complete: Tensor | None,
-    ) -> GroupReport:
-        parameters = trainable_parameters(model)
-        owners = None if self.parts is None else self.parts.owners(model)
-        if math.isinf(self.l2_clip_norm):
-            return _plain(total, parameters, objective, inputs, complete)
-        law = (self.l2_clip_norm, self.gamma, owners)
-        complete = None if complete is None else complete.to(total.device)
-        if self.isolated:
-            return _loop(total, parameters, objective, inputs, *law, complete, isolated=model)
-        wanted = self.groups_at_once or max(1, _VIEWS_AT_ONCE // max(1, _views(inputs)))
-        if wanted == 1 or not _goes_in_one_pass(model, objective, inputs, owners):
-            return _loop(total, parameters, objective, inputs, *law, complete)
-        size = _groups_of_a_pass(wanted, model, parameters, objective, inputs)
-        reports = []
-        for start in range(0, _num_groups(inputs), size):
-            stop = min(start + size, _num_groups(inputs))
-            some, taken = _groups(inputs, start, stop), None if complete is None else complete[start:stop]
-            try:
-                report = _in_fixed_shape(
-                    size, total, model, parameters, objective, some, *law, taken, passes=self.passes
-                )
-            except NotSeparableError:  # some of these groups took another way through the network
-                report = _each_by_its_own_way(size, total, model, parameters, objective, some, *law, taken)
-            reports.append(report)
-        return _joined(reports)
+            def run(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
+                return _one_pass(total, model, parameters, objective, inputs, *law, complete)
+
+            def loop(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
+                return _loop(total, parameters, objective, inputs, *law, complete)
+
+            wanted = self.groups_at_once or max(1, _VIEWS_AT_ONCE // max(1, _views(inputs)))
+            if wanted == 1 or not _goes_in_one_pass(model, objective, inputs, owners):
+                return loop(total, inputs, complete)
+            take = run if self.passes is None else partial(self.passes.take, run, law=(id(model), *law))
+            size, reports = _groups_of_a_pass(wanted, model, parameters, objective, inputs), []
+            for start in range(0, _num_groups(inputs), size):
+                some = _some_groups(inputs, complete, start, min(start + size, _num_groups(inputs)))
+                try:
+                    reports.append(_in_fixed_shape(take, size, total, *some))
+                except NotSeparableError:  # some of these groups took another way through the network
+                    reports += _each_by_its_own_way(run, loop, size, total, *some)
+            return _joined(reports)
 
 
 def _shares(model: nn.Module) -> tuple[int, ...]:
@@ -211,6 +205,13 @@ def _num_groups(inputs: GroupInputs) -> int:
 
 def _groups(inputs: GroupInputs, start: int, stop: int) -> GroupInputs:
     return map_inputs(lambda each: each[start:stop], inputs)
+
+
+def _some_groups(
+    inputs: GroupInputs, complete: Tensor | None, start: int, stop: int
+) -> tuple[GroupInputs, Tensor | None]:
+    """Some of the groups, with their mask."""
+    return _groups(inputs, start, stop), None if complete is None else complete[start:stop]
 
 
 def _each(inputs: GroupInputs) -> tuple[Tensor, ...]:
@@ -232,36 +233,15 @@ def _filled_up(inputs: GroupInputs, num_groups: int) -> GroupInputs:
 
 
 def _in_fixed_shape(
-    num_groups: int,
-    total: Tensor,
-    model: nn.Module,
-    parameters: list[nn.Parameter],
-    objective: Objective,
-    inputs: GroupInputs,
-    l2_clip_norm: float,
-    gamma: float | None,
-    owners: Owners | None,
-    complete: Tensor | None,
-    *,
-    passes: CapturedPasses | None = None,
+    run: Pass, num_groups: int, total: Tensor, inputs: GroupInputs, complete: Tensor | None
 ) -> GroupReport:
-    """`_one_pass` of exactly `num_groups` groups; those that `inputs` lacks contribute nothing."""
-    law, given = (l2_clip_norm, gamma, owners), _num_groups(inputs)
-
-    def run(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
-        return _one_pass(total, model, parameters, objective, inputs, *law, complete)
-
-    def take(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
-        return (
-            run(total, inputs, complete) if passes is None else passes.take(run, total, inputs, complete, key)
-        )
-
-    key = (id(model), l2_clip_norm, gamma, owners)
+    """A pass of exactly `num_groups` groups; those that `inputs` lacks contribute nothing."""
+    given = _num_groups(inputs)
     if given == num_groups:
-        return take(total, inputs, complete)
+        return run(total, inputs, complete)
     counts = torch.zeros(num_groups, dtype=torch.bool, device=total.device)
     counts[:given] = True if complete is None else complete
-    report = take(total, _filled_up(inputs, num_groups), counts)
+    report = run(total, _filled_up(inputs, num_groups), counts)
     return replace(
         report,
         norms=report.norms[:given],
@@ -273,29 +253,17 @@ def _in_fixed_shape(
 
 
 def _each_by_its_own_way(
-    num_groups: int,
-    total: Tensor,
-    model: nn.Module,
-    parameters: list[nn.Parameter],
-    objective: Objective,
-    inputs: GroupInputs,
-    l2_clip_norm: float,
-    gamma: float | None,
-    owners: Owners | None,
-    complete: Tensor | None,
-) -> GroupReport:
+    run: Pass, loop: Pass, num_groups: int, total: Tensor, inputs: GroupInputs, complete: Tensor | None
+) -> list[GroupReport]:
     """Each group alone, in one pass of the same shape if its own inputs allow that; else one by one."""
-    reports, law = [], (l2_clip_norm, gamma, owners)
+    reports = []
     for index in range(_num_groups(inputs)):
-        group, taken = _groups(inputs, index, index + 1), None
-        if complete is not None:
-            taken = complete[index : index + 1]
-        rest = (parameters, objective, group, *law, taken)
+        group = _some_groups(inputs, complete, index, index + 1)
         try:
-            reports.append(_in_fixed_shape(num_groups, total, model, *rest))
+            reports.append(_in_fixed_shape(run, num_groups, total, *group))
         except NotSeparableError:
-            reports.append(_loop(total, *rest))
-    return _joined(reports)
+            reports.append(loop(total, *group))
+    return reports
 
 
 def _joined(reports: list[GroupReport]) -> GroupReport:

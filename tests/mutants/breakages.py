@@ -425,8 +425,8 @@ BREAKAGES = (
     Breakage(
         name="passes of another clipping norm are replayed",
         file="dpgcl_core/clipping/clipper.py",
-        before="key = (id(model), l2_clip_norm, gamma, owners)",
-        after="key = (id(model), gamma, owners)",
+        before="law=(id(model), *law))",
+        after="law=(id(model), *law[1:]))",
         tests=("tests/dpgcl_core/clipping/test_capture.py::test_another_law_is_another_pass",),
     ),
     Breakage(
@@ -473,22 +473,22 @@ BREAKAGES = (
     Breakage(
         name="clipping after the sum",
         file="dpgcl_core/clipping/clipper.py",
-        before="""            return _plain(total, parameters, objective, inputs, complete)
+        before="""                return _plain(total, parameters, objective, inputs, complete)
 """,
-        after="""            return _plain(total, parameters, objective, inputs, complete)
-        if self.parts is None:
-            summed = torch.zeros_like(total)
-            report = _plain(summed, parameters, objective, inputs, complete)
-            total += summed * clip_factor(summed.norm(), self.l2_clip_norm, self.gamma)[0]
-            return report
+        after="""                return _plain(total, parameters, objective, inputs, complete)
+            if self.parts is None:
+                summed = torch.zeros_like(total)
+                report = _plain(summed, parameters, objective, inputs, complete)
+                total += summed * clip_factor(summed.norm(), self.l2_clip_norm, self.gamma)[0]
+                return report
 """,
         tests=("tests/dpgcl_core/clipping/test_clipper.py::test_clipped_sum_equals_oracle",),
     ),
     Breakage(
         name="a group alone takes another path than among others",
         file="dpgcl_core/clipping/clipper.py",
-        before="        if wanted == 1 or not _goes_in_one_pass(",
-        after="        if wanted == 1 or _num_groups(inputs) == 1 or not _goes_in_one_pass(",
+        before="            if wanted == 1 or not _goes_in_one_pass(",
+        after="            if wanted == 1 or _num_groups(inputs) == 1 or not _goes_in_one_pass(",
         tests=(
             "tests/dpgcl_core/clipping/test_companions.py::test_path_is_the_shapes_choice_and_not_the_counts",
         ),
@@ -712,8 +712,8 @@ BREAKAGES = (
     Breakage(
         name="groups of a foreign network go together",
         file="dpgcl_core/clipping/clipper.py",
-        before="        if self.isolated:\n",
-        after="        if self.isolated and len(parameters) == 0:\n",
+        before="            if self.isolated:\n",
+        after="            if self.isolated and len(parameters) == 0:\n",
         tests=(
             "tests/dpgcl_core/clipping/test_isolation.py"
             "::test_exchanged_group_moves_the_isolated_sum_of_any_network_by_no_more_than_2c",
@@ -973,7 +973,7 @@ BREAKAGES = (
     Breakage(
         name="several noised counts cost what one does",
         file="dpgcl_core/release/noised_counts.py",
-        before="score_noise_multiplier / math.sqrt(num_scores * num_trials)",
+        before="score_noise_multiplier / math.sqrt(num_scores)",
         after="score_noise_multiplier",
         tests=(
             "tests/dpgcl_core/release/test_noised_counts.py::test_counts_cost_what_the_gaussian_formula_says",
