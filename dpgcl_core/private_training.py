@@ -56,6 +56,7 @@ from dpgcl_core.clipping.isolation import changed_state, networks_of, unwritten,
 from dpgcl_core.clipping.types import (
     GroupInputs,
     Objective,
+    as_inputs,
     no_sum,
     set_gradients,
     trainable_parameters,
@@ -260,7 +261,7 @@ class PrivateTraining:
                 with self._ending_if_it_fails():
                     batch = next(loaded)
                     drawn = draws.drawn.popleft()
-                    inputs = _as_given([_in_groups(leaf, drawn) for leaf in batch])
+                    inputs = as_inputs([_in_groups(leaf, drawn) for leaf in batch])
                     self._open = drawn
             yield inputs
         self._check_drawable()
@@ -343,7 +344,7 @@ class PrivateTraining:
         at_once = self._groups_at_once
         for start in range(0, len(drawn), at_once):
             chosen = slice(start, start + at_once)
-            some = _as_given([leaf[chosen].to(device) for leaf in leaves])
+            some = as_inputs([leaf[chosen].to(device) for leaf in leaves])
             complete = torch.from_numpy(drawn.complete[chosen])
             self._rule.add_clipped_sum(total, self._model, self._loss, some, None, complete)
         return total
@@ -569,11 +570,6 @@ def _in_groups(leaf: Tensor, drawn: DrawnGroups) -> Tensor:
     """
     groups = leaf[: drawn.rows.size].reshape(*drawn.rows.shape, *leaf.shape[1:])
     return zeros_where_incomplete(groups, torch.from_numpy(drawn.complete))
-
-
-def _as_given(leaves: Sequence[Tensor]) -> GroupInputs:
-    """One tensor where the records have one."""
-    return leaves[0] if len(leaves) == 1 else tuple(leaves)
 
 
 def _made_up(leaf: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:

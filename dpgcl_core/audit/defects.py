@@ -267,13 +267,6 @@ class _Around:
     needs_draws: bool = False
 
 
-class _MaskLost(_Around):
-    def add_clipped_sum(
-        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
-    ) -> Any:
-        return self.right.add_clipped_sum(total, model, objective, inputs, generator, None)
-
-
 class _EachRecordClipped(_Around):
     """Clips every record's share of a group's gradient to the C of the group."""
 
@@ -327,11 +320,6 @@ def _through(rule: type[_Around]) -> Callable[[Step, Mechanism], Step]:
     )
 
 
-def mask_lost(step: Step, mechanism: Mechanism) -> Step:
-    """Return the step with a rule that sums incomplete groups like the others."""
-    return _through(_MaskLost)(step, mechanism)
-
-
 @dataclass(frozen=True)
 class _NoMask:
     """Draws the groups of a stage, and says of all that they are complete."""
@@ -344,10 +332,13 @@ class _NoMask:
         return dataclasses.replace(drawn, complete=np.ones_like(drawn.complete))
 
 
-def _rest_kept_and_mask_lost(step: Step, mechanism: Mechanism) -> Step:
+def mask_lost(step: Step, mechanism: Mechanism) -> Step:
     """Lose the mask where it is drawn: behind it, a training's own fillers would count as well."""
-    kept = rest_kept(complete=False)(step, mechanism)
-    return dataclasses.replace(kept, stage=_NoMask(kept.stage))
+    return dataclasses.replace(step, stage=_NoMask(step.stage))
+
+
+def _rest_kept_and_mask_lost(step: Step, mechanism: Mechanism) -> Step:
+    return mask_lost(rest_kept(complete=False)(step, mechanism), mechanism)
 
 
 def _realised_divisor(step: Step, mechanism: Mechanism) -> Step:

@@ -25,7 +25,7 @@ from dpgcl_core.clipping.isolation import (
     perturb_weights,
     whole_state,
 )
-from dpgcl_core.clipping.types import GroupInputs, Objective, trainable_parameters
+from dpgcl_core.clipping.types import Objective, as_inputs, trainable_parameters
 from dpgcl_core.errors import ConfigError
 
 _NUM_PROBE_RECORDS = 4
@@ -159,7 +159,7 @@ def _with_gradient(
     """Return all losses, and the gradient of the sum of some of them."""
     parameters, num_groups = trainable_parameters(model), len(inputs[0])
     with torch.enable_grad():
-        losses = objective(_as_given(inputs))
+        losses = objective(as_inputs(inputs))
         if not isinstance(losses, Tensor) or losses.shape != (num_groups,):
             got = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise ConfigError(f"the loss must return one number per group, [{num_groups}] here; got {got}")
@@ -174,17 +174,13 @@ def _refuse_counting(objective: Objective, inputs: tuple[Tensor, ...]) -> None:
     """Leave the last group out: another number of groups may choose other kernels, and no more than that."""
     num_groups = len(inputs[0])
     with torch.no_grad():
-        expected = objective(_as_given(inputs))
-        fewer = objective(_as_given(tuple(each[:-1] for each in inputs)))
+        expected = objective(as_inputs(inputs))
+        fewer = objective(as_inputs(tuple(each[:-1] for each in inputs)))
     if _moved(expected, fewer, list(range(num_groups - 1)), 1e-5):
         raise ConfigError(
             f"the loss of a group depends on the number of groups; {_CROSS_RECORD_REASON}. Return each "
             "group's own loss, not a mean over groups"
         )
-
-
-def _as_given(inputs: tuple[Tensor, ...]) -> GroupInputs:
-    return inputs[0] if len(inputs) == 1 else inputs
 
 
 def _equal(before: Tensor, after: Tensor) -> bool:

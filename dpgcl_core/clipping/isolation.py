@@ -336,7 +336,7 @@ def unwritten(*networks: nn.Module) -> Iterator[None]:
         raise ConfigError(_CHANGED)
 
 
-def refuse_changed_state(network: nn.Module, before: dict[str, Any], *, modes: bool = True) -> None:
+def refuse_changed_state(network: nn.Module, before: dict[str, Any]) -> None:
     """Refuse a network of which more than trained weights has changed since `before`.
 
     What follows the data would be released without noise: a buffer's values, a new one, a name, a mode.
@@ -344,12 +344,11 @@ def refuse_changed_state(network: nn.Module, before: dict[str, Any], *, modes: b
     Args:
       network: after passes of records.
       before: of `whole_state`, before the training.
-      modes: as for `before`.
 
     Raises:
       ConfigError: in one text whatever has changed.
     """
-    if changed_state(network, before, modes=modes):
+    if changed_state(network, before):
         raise ConfigError(_CHANGED)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,11 @@ GroupInputs = Tensor | tuple[Tensor, ...]
 def map_inputs(change: Callable[[Tensor], Tensor], inputs: GroupInputs) -> GroupInputs:
     """Return inputs of the same form, each of their tensors changed."""
     return change(inputs) if isinstance(inputs, Tensor) else tuple(map(change, inputs))
+
+
+def as_inputs(leaves: Sequence[Tensor]) -> GroupInputs:
+    """Return tensors as inputs: one by itself where there is one."""
+    return leaves[0] if len(leaves) == 1 else tuple(leaves)
 
 
 class Objective(Protocol):
