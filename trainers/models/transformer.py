@@ -43,13 +43,11 @@ class Block(nn.Module):
     def __init__(self, width: int, num_heads: int, *, context_width: int | None = None) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.attention = SeparateAttention(width, num_heads, batch_first=True)
+        self.attention = SeparateAttention(width, num_heads)
         self.cross_norm, self.cross_attention = None, None
         if context_width is not None:
             self.cross_norm = nn.LayerNorm(width)
-            self.cross_attention = SeparateAttention(
-                width, num_heads, kdim=context_width, vdim=context_width, batch_first=True
-            )
+            self.cross_attention = SeparateAttention(width, num_heads, kdim=context_width, vdim=context_width)
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, _MLP_RATIO * width), nn.GELU(), nn.Linear(_MLP_RATIO * width, width)
@@ -64,10 +62,10 @@ class Block(nn.Module):
           mask: bool `[length, length]`, True where a token may not look.
         """
         x = self.norm(tokens)
-        tokens = tokens + self.attention(x, x, x, need_weights=False, attn_mask=mask)[0]
+        tokens = tokens + self.attention(x, x, x, attn_mask=mask)[0]
         if self.cross_attention is not None and self.cross_norm is not None:
             x = self.cross_norm(tokens)
-            tokens = tokens + self.cross_attention(x, context, context, need_weights=False)[0]
+            tokens = tokens + self.cross_attention(x, context, context)[0]
         found: Tensor = tokens + self.mlp(self.mlp_norm(tokens))
         return found
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
 from trainers.files.weights import misfits, write_weights
-from trainers.models.attention import SeparateAttention, fuse_attention
+from trainers.models.attention import SeparateAttention, fused_state_dict
 from trainers.models.clip.adapters import ClipLora, make_trainable
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.published import (
@@ -120,8 +120,7 @@ def merged_state_dict(encoder: ImageTextEncoder) -> dict[str, Tensor]:
     """
     clip = copy.deepcopy(encoder.clip)
     merge_lora(clip)
-    fuse_attention(clip)
-    return {name: value.detach().cpu() for name, value in clip.state_dict().items()}
+    return fused_state_dict(clip)
 
 
 def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
