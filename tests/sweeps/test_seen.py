@@ -21,10 +21,10 @@ from sweeps.service.running import seen
 from sweeps.service.running.seen import NeededFile, check_seen, files_of_workers, look_function
 from tests.sweeps.head import REPOSITORY
 from tests.sweeps.hosts import Hosts, why_no_hosts
+from tests.trainers.data.readers import load_webdataset
 from tests.trainers.data.test_webdataset import write_three
 from trainers.config.training import WarmStart
 from trainers.data.dataset import image_shape_of
-from trainers.data.webdataset import load_webdataset
 from trainers.training.warm_start import starting_encoder
 
 QUICK = ("--tiny", "--noise-multiplier=1", "--no-non-private", "--no-references", "--num-steps=2")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.slot_table import SlotTable
-from trainers.data.pairs import ImageTextRecords
+from trainers.data.pairs import ImageTextRecords, Loaded
 from trainers.data.records import Records
 
 AnyRecords: TypeAlias = Records | ImageTextRecords
@@ -96,27 +96,19 @@ class TrainingData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset:
+class Dataset(Loaded):
     """A data set as loaded: training records and, where the source has them, test records.
 
     Attributes:
       name: as given on the command line.
-      train: records to train on.
-      test: held-out records, or None when the source has no split of its own.
       is_builtin: one of the public benchmarks; the user's own data count as private by default.
-      num_skipped: corrupt rows that were dropped; as private as the records: not for logs or MLflow.
-      class_names: one for every label 0, 1, …, empty where unknown; likewise as private as the records.
 
     Raises:
       DataError: a label has no name though others have.
     """
 
     name: str
-    train: AnyRecords
-    test: AnyRecords | None
     is_builtin: bool
-    num_skipped: int = field(default=0, repr=False)
-    class_names: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for part in (self.train, self.test):

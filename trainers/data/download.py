@@ -9,16 +9,11 @@ Searched in this order:
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from dpgcl_core.addresses import masked, text_of_error
 from dpgcl_core.errors import ConfigError, DataError
@@ -27,12 +22,6 @@ TIMEOUT_SECONDS = 30.0
 """Longest wait for a connection and for each piece of the answer."""
 
 _CHUNK_BYTES = 1 << 20
-_CHECKSUM = re.compile(r"md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}")
-_log = logging.getLogger(__name__)
-
-
-class _RefusedError(Exception):
-    """One address did not give the file; the next one may."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,34 +31,19 @@ class RemoteFile:
     Attributes:
       name: bare file name.
       urls: addresses, tried in order.
-      checksum: as published: `md5:<32 hex digits>` or `sha256:<64 hex digits>`.
+      checksum: as published: `md5:` or `sha256:` and hexadecimal digits, in lower case.
     """
 
     name: str
     urls: tuple[str, ...]
     checksum: str
 
-    def __post_init__(self) -> None:
-        if not self.name or Path(self.name).name != self.name:
-            raise ConfigError(f"name must be a bare file name; got {self.name!r}")
-        if not self.urls:
-            raise ConfigError(f"urls must hold at least one address; got none for {self.name!r}")
-        if not _CHECKSUM.fullmatch(self.checksum):
-            raise ConfigError(
-                "checksum must be md5:<32 hex digits> or sha256:<64 hex digits>, in lower case; "
-                f"got {self.checksum!r}"
-            )
-
     def matches(self, path: Path) -> bool:
         """Return whether the file at `path` has the published checksum."""
-        return self._checksum_of(path) == self.checksum
+        import pooch
 
-    def _checksum_of(self, path: Path) -> str:
-        algorithm = self.checksum.partition(":")[0]
-        with path.open("rb") as stored:
-            # The checksum tells a damaged file, not a forged one: MD5 must work in FIPS mode too.
-            digest = hashlib.file_digest(stored, lambda: hashlib.new(algorithm, usedforsecurity=False))
-        return f"{algorithm}:{digest.hexdigest()}"
+        algorithm, _, digits = self.checksum.partition(":")
+        return bool(pooch.file_hash(path, alg=algorithm) == digits)
 
 
 def find_or_download(file: RemoteFile, folder_name: str) -> Path:
@@ -96,8 +70,7 @@ def find_or_download(file: RemoteFile, folder_name: str) -> Path:
             )
         return kept
     target = cache_folder() / folder_name / file.name
-    if not (target.is_file() and file.matches(target)):
-        _download(file, folder_name, target)
+    _download(file, folder_name, target)
     return target
 
 
@@ -118,43 +91,6 @@ def cache_folder() -> Path:
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else Path.home() / ".cache") / "dpgcl"
-
-
-@contextmanager
-def write_atomically(target: Path) -> Iterator[BinaryIO]:
-    """Give a stream whose bytes appear at `target` all at once, or not at all.
-
-    Raises:
-      DataError: the folder cannot be written.
-    """
-    # The name is unique, not only per process, so that two writers never share a temporary file.
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(6)}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(target)
-        _sync_folder(target.parent)
-    except OSError as error:
-        raise DataError(
-            f"the cache folder must be writable; {target.parent} is not ({error.strerror or error}). "
-            "Set DPGCL_CACHE to a folder that is"
-        ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the file system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _find_in_data_folder(name: str, folder_name: str) -> Path | None:
@@ -188,42 +124,28 @@ def _addresses(file: RemoteFile) -> tuple[str, ...]:
 
 
 def _download(file: RemoteFile, folder_name: str, target: Path) -> None:
+    """Keep the file at `target`, checked: pooch moves a temporary file there once it is right."""
+    import pooch  # here: only a download needs them
+    import requests
+
+    pooch.get_logger().setLevel(logging.CRITICAL)  # it would print addresses, which may hold a password
+    # An archive is checked as it is published: nothing on the way may unpack a .gz.
+    headers = {"User-Agent": "dpgcl", "Accept-Encoding": "identity"}
+    fetch = pooch.HTTPDownloader(chunk_size=_CHUNK_BYTES, timeout=TIMEOUT_SECONDS, headers=headers)
     failures = []
     for url in _addresses(file):
-        _log.info("downloading %s", masked(url))
         try:
-            _download_from(url, file, target)
-        except _RefusedError as refusal:
-            failures.append(f"{masked(url)} ({refusal})")
+            pooch.retrieve(url, file.checksum, target.name, target.parent, downloader=fetch)
+        except (requests.RequestException, ValueError) as error:
+            failures.append(f"{masked(url)} ({type(error).__name__}: {text_of_error(error, url)})")
+        except OSError as error:
+            raise DataError(
+                f"the cache folder must be writable; {target.parent} is not ({error.strerror or error}). "
+                "Set DPGCL_CACHE to a folder that is"
+            ) from error
         else:
             return
     raise DataError(
         f"{file.name} is not on this machine and no address gave it: {', '.join(failures)}. "
         f"Put the file at $DPGCL_DATA/{folder_name}/{file.name}, or set DPGCL_MIRROR to where it is"
     )
-
-
-def _download_from(url: str, file: RemoteFile, target: Path) -> None:
-    with write_atomically(target) as out:
-        _fetch(url, out)
-        out.flush()
-        found = file._checksum_of(Path(out.name))
-        if found != file.checksum:
-            raise _RefusedError(f"checksum {found}, published {file.checksum}")
-
-
-def _fetch(url: str, out: BinaryIO) -> None:
-    """Write what `url` answers to `out`; whatever goes wrong with the network becomes `_RefusedError`."""
-    import pooch  # here: only a download needs them
-    import requests
-
-    # An archive is checked as it is published: nothing on the way may unpack a .gz.
-    headers = {"User-Agent": "dpgcl", "Accept-Encoding": "identity"}
-    download = pooch.HTTPDownloader(chunk_size=_CHUNK_BYTES, timeout=TIMEOUT_SECONDS, headers=headers)
-    try:
-        download(url, out, None)
-    except (requests.RequestException, UnicodeError) as error:
-        said = f"{type(error).__name__}: {text_of_error(error, url)}"
-    else:
-        return
-    raise _RefusedError(said)

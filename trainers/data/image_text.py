@@ -21,51 +21,29 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpgcl_core.errors import ConfigError, DataError
-from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.faults import RecordsError
-from trainers.data.own import existing_parquet_files, parquet_files, unpacked
+from trainers.data.own import existing_parquet_files, load_parquet, parquet_files, unpacked
 from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
-from trainers.data.pairs import (
-    ImageTextRecords,
-    LoadedPairs,
-    PairRows,
-    assemble,
-    caption_fault,
-    decode_each,
-    stack_images,
-)
-
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["ImageTextRecords", "LoadedPairs", "PairOptions", "load_csv_pairs", "load_parquet_pairs"]
+from trainers.data.pairs import Loaded, PairRows, assemble, caption_fault, decode_each, stack_images
+from trainers.data.request import Request
 
 _END = "\x00end of file\x00"
+_ID = "id"
 
 
-def load_csv_pairs(
-    path: Path,
-    options: PairOptions | None = None,
-    *,
-    image_size: int | None = None,
-    max_pixels: int = MAX_IMAGE_PIXELS,
-) -> LoadedPairs:
-    """Return the pairs of a csv file whose first line names the columns.
+def load_csv_pairs(request: Request) -> Loaded:
+    """Return the pairs of a csv file, UTF-8, whose first line names the columns.
 
-    Args:
-      path: the file, UTF-8; relative image paths start from its folder.
-      options: None: open_clip's `filepath`, `title` and a tab, and no row may be corrupt.
-      image_size: resize every image to this many pixels square; None refuses images of several sizes.
-      max_pixels: of one image as stored; one of more is corrupt.
+    Relative image paths start from the file's folder.
 
     Raises:
       RecordsError: some rows are corrupt (their positions are in `details`), or images differ in size.
       DataError: the file cannot be read, or its columns break a rule above.
     """
-    options = options or PairOptions()
+    path, options = request.path, request.pairs
     header, lines = _read_csv(path, options.separator)
     names = resolve_columns(options, header, "csv", options.separator)
     sound = [line if len(line) == len(header) else None for line in lines]
@@ -82,35 +60,30 @@ def load_csv_pairs(
         units=column(names.unit),
         splits=column(names.split),
         labels=column(names.label),
-        max_pixels=max_pixels,
+        names=column(_ID) if header.count(_ID) == 1 else _paths(keys),
+        max_pixels=request.max_image_pixels,
     )
-    sources = [path.parent / key if key else None for key in keys]
-    return _load(rows, sources, names, image_size)
+    return _load(rows, [path.parent / key if key else None for key in keys], request)
 
 
-def load_parquet_pairs(
-    path: Path,
-    options: PairOptions | None = None,
-    *,
-    image_size: int | None = None,
-    max_pixels: int = MAX_IMAGE_PIXELS,
-) -> LoadedPairs:
+def load_parquet_pairs(request: Request) -> Loaded:
     """Return the pairs of a parquet file, or of all parquet files below a folder, in order.
 
-    The image column holds paths, relative to `path`'s folder, or encoded bytes, plain or as {bytes, path};
-    the caption column one caption or a list of them. Arguments and errors as for `load_csv_pairs`.
+    The image column holds paths, relative to the file's or the given folder, or encoded bytes, plain or as
+    {bytes, path}; the caption column one caption or a list of them. Errors as for `load_csv_pairs`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    path = request.path
     files = existing_parquet_files(path)
     table = None
     try:
         header = pq.read_schema(files[0]).names
-        names = resolve_columns(options or PairOptions(), header, "parquet")
+        names = resolve_columns(request.pairs, header, "parquet")
         columns = (names.image, names.caption, names.unit, names.split, names.label)
-        wanted = [name for name in columns if name is not None]
-        table = pa.concat_tables([pq.ParquetFile(file).read(columns=wanted) for file in files])
+        wanted = {*(name for name in columns if name is not None), *({_ID} & set(header))}
+        table = pa.concat_tables([pq.ParquetFile(file).read(columns=sorted(wanted)) for file in files])
         lists = {name: table.column(name) for name in wanted}
     except (OSError, NotImplementedError, KeyError, pa.ArrowException):
         table = None
@@ -120,10 +93,14 @@ def load_parquet_pairs(
         )
     base = path.parent if path.is_file() else path
     values = {name: unpacked(column) for name, column in lists.items()}
-    rows = _parquet_rows(values, names, base, max_pixels)
+    rows = _parquet_rows(values, names, base, request.max_image_pixels)
     images = values[names.image or ""]
-    sources = [base / image if isinstance(image, str) else image for image in images]
-    return _load(rows, sources, names, image_size)
+    return _load(rows, [base / image if isinstance(image, str) else image for image in images], request)
+
+
+def load_parquet_of_either(request: Request) -> Loaded:
+    """Return the records of parquet files: pairs where a column has captions, else images."""
+    return load_parquet_pairs(request) if request.has_captions else load_parquet(request)
 
 
 def has_captions(path: Path, options: PairOptions | None = None) -> bool:
@@ -214,8 +191,14 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, 
         units=named(names.unit),
         splits=named(names.split),
         labels=named(names.label),
+        names=values.get(_ID) or _paths(images),
         max_pixels=max_pixels,
     )
+
+
+def _paths(images: Sequence[str | bytes | None]) -> list[str | None]:
+    """The path of each image as written, but for detours; None of one that has no path."""
+    return [os.path.normpath(image) if image and isinstance(image, str) else None for image in images]
 
 
 def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
@@ -299,12 +282,11 @@ def check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
         )
 
 
-def _load(
-    rows: PairRows, sources: Sequence[Any], options: PairOptions, image_size: int | None
-) -> LoadedPairs:
+def _load(rows: PairRows, sources: Sequence[Any], request: Request) -> Loaded:
     """The records of rows whose images are not decoded yet: a source each, None where there is none."""
     distinct = {key: source for key, source in zip(rows.keys, sources, strict=True) if source is not None}
-    decoded = dict(zip(distinct, decode_each(distinct.values(), image_size, rows.max_pixels), strict=True))
+    images = decode_each(distinct.values(), request.image_size, rows.max_pixels)
+    decoded = dict(zip(distinct, images, strict=True))
     faults = []
     for key, captions, fault in zip(rows.keys, rows.captions, rows.faults, strict=True):
         image = decoded.get(key, "missing image")
@@ -312,5 +294,5 @@ def _load(
     return assemble(
         dataclasses.replace(rows, faults=faults),
         lambda kept: stack_images([decoded[rows.keys[row]] for row in kept]),
-        skip_corrupt=options.skip_corrupt,
+        skip_corrupt=request.pairs.skip_corrupt,
     )

@@ -21,8 +21,7 @@ from trainers.data.decoding import MAX_IMAGE_PIXELS, MOST_IMAGE_PIXELS
 from trainers.data.faults import RecordsError
 from trainers.data.image_text import has_captions
 from trainers.data.pair_options import PairOptions
-from trainers.data.pairs import ImageTextRecords
-from trainers.data.readers import Request
+from trainers.data.pairs import ImageTextRecords, Loaded
 from trainers.data.records import Records
 from trainers.data.registry import (
     BUILTIN_DATASETS,
@@ -31,6 +30,7 @@ from trainers.data.registry import (
     IN_A_COLUMN,
     source_of,
 )
+from trainers.data.request import Request
 from trainers.data.shapes import shapes_name
 
 MAX_IMAGE_SIZE = 1024
@@ -160,17 +160,18 @@ def load_dataset(
     source = DATA_SOURCES[name.partition(":")[0]]
     holds_pairs = _holds_pairs(name, pairs)
     _check_pair_options(name, pairs, holds_pairs and not source.is_builtin)
-    read = pkgutil.resolve_name(source.reader)
-    dataset: Dataset = read(
-        Request(
-            name=name,
-            image_size=image_size,
-            unit_column=unit_column,
-            pairs=dataclasses.replace(pairs, unit=unit_column or pairs.unit) if holds_pairs else pairs,
-            has_captions=holds_pairs,
-            max_image_pixels=max_image_pixels,
-        )
+    request = Request(
+        name=name,
+        image_size=image_size,
+        unit_column=unit_column,
+        pairs=dataclasses.replace(pairs, unit=unit_column or pairs.unit) if holds_pairs else pairs,
+        has_captions=holds_pairs,
+        max_image_pixels=max_image_pixels,
     )
+    loaded: Loaded = pkgutil.resolve_name(source.reader)(request)
+    dataset = Dataset(name=name, is_builtin=source.is_builtin, **vars(loaded))
+    if source.class_names:
+        dataset = dataclasses.replace(dataset, class_names=source.class_names)
     if pairs.class_captions is None:
         return dataset
     caption = partial(with_class_captions, class_names=dataset.class_names, template=pairs.class_captions)

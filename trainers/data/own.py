@@ -16,7 +16,7 @@ import os
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,16 +27,15 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError, show_on_a_terminal
 from dpgcl_core.sampling.records import Ids, ids_from_names
-from trainers.data.classes import ClassNames, as_text, class_indices, encodable
-from trainers.data.decoding import MAX_IMAGE_PIXELS, content_ids, decode_images, resize_images
+from trainers.data.classes import as_text, class_indices, encodable
+from trainers.data.decoding import content_ids, decode_images, resize_images
 from trainers.data.faults import RecordsError
+from trainers.data.pairs import Loaded
 from trainers.data.records import Records
+from trainers.data.request import Request
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-NamedSplits = tuple[Records, Records | None, ClassNames]
-"""Training records, test records where the source has its own, and the classes of labels that are text."""
 
 _SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 _SPLIT_NAMES = frozenset(("train", "test", "val", "valid", "validation"))
@@ -51,6 +50,7 @@ class _Part:
     labels: NDArray[Any] | None
     ids: Ids
     row_starts: NDArray[np.int64] | None = None
+    names: Sequence[str | int] | None = None
 
 
 def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units: list[str]) -> _Part:
@@ -67,28 +67,21 @@ def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units
     )
 
 
-def load_npz(
-    path: Path,
-    image_size: int | None = None,
-    unit_column: str | None = None,
-    max_pixels: int = MAX_IMAGE_PIXELS,
-) -> NamedSplits:
+def load_npz(request: Request) -> Loaded:
     """Return the records of an `.npz` file.
 
-    Args:
-      path: holds `images` (uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with 1 or 3 channels),
-        perhaps `labels` `[N]` and `ids` `[N]`; or the same with the prefixes `train_` and `test_`.
-      image_size: resize every image to this many pixels square.
-      unit_column: an array `[N]`, prefixed likewise; all rows with one value in it are one record.
-      max_pixels: of one image.
+    It holds `images` (uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with 1 or 3 channels), perhaps
+    `labels` `[N]` and `ids` `[N]`; or the same with the prefixes `train_` and `test_`. The unit column is an
+    array `[N]`, prefixed likewise; all rows with one value in it are one record.
 
     Raises:
       DataError: the file cannot be read, or its arrays break a rule above.
     """
-    arrays = _read_npz(path, unit_column, max_pixels)
+    unit_column = request.unit_column
+    arrays = _read_npz(request.path, unit_column, request.max_image_pixels)
     prefixes = ("train_", "test_") if "train_images" in arrays else ("",)
     parts = [_npz_part(arrays, prefix, unit_column) for prefix in prefixes if f"{prefix}images" in arrays]
-    return _to_splits(parts, image_size)
+    return _to_splits(parts, request.image_size)
 
 
 def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str, NDArray[Any]]:
@@ -172,7 +165,7 @@ def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | N
         return _Part(images=images, labels=labels, ids=content_ids((i.tobytes() for i in images), labels))
     if names.dtype.kind not in "iuUS":
         raise DataError(f"{prefix}ids must be strings or integers; got {names.dtype}")
-    return _Part(images=images, labels=labels, ids=_name_ids(as_text(names)))
+    return _Part(images=images, labels=labels, ids=_name_ids(as_text(names)), names=names.tolist())
 
 
 def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
@@ -191,37 +184,30 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
     return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def load_parquet(
-    path: Path,
-    image_size: int | None = None,
-    unit_column: str | None = None,
-    max_pixels: int = MAX_IMAGE_PIXELS,
-) -> NamedSplits:
+def load_parquet(request: Request) -> Loaded:
     """Return the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
 
-    Args:
-      path: rows with a column `image` (encoded image bytes, plain or as `{bytes, path}`) and perhaps
-        `label` (integers or strings) and `id` (unique integers or strings). Other columns are ignored; with
-        captions the rows are pairs, see `trainers.data.image_text`.
-      image_size: resize every image to this many pixels square.
-      unit_column: a column of integers or strings; all rows with one value in it are one record.
-      max_pixels: of one image as stored.
+    Rows have a column `image` (encoded image bytes, plain or as `{bytes, path}`) and perhaps `label`
+    (integers or strings) and `id` (unique integers or strings). Other columns are ignored; with captions the
+    rows are pairs, see `trainers.data.image_text`. All rows with one value in the unit column are one record.
 
     Raises:
       DataError: a file cannot be read, or its columns break a rule above.
     """
-    files = existing_parquet_files(path)
+    unit_column, image_size = request.unit_column, request.image_size
+    files = existing_parquet_files(request.path)
     schemas = _read_files(files, _read_schema)
     for schema in schemas:
         _check_schema(schema, schemas[0], unit_column)
     tables = _read_files(files, partial(_read_table, unit_column=unit_column))
     encoded = [image for table in tables for image in unpacked(table.column("image"))]
-    images = decode_images(encoded, image_size, max_pixels=max_pixels)
+    images = decode_images(encoded, image_size, max_pixels=request.max_image_pixels)
     labels, names = _column(tables, "label"), _column(tables, unit_column or "id")
     if unit_column is not None and names is not None:
         return _to_splits([_part_of_units(images, labels, as_text(names))], image_size)
     ids = content_ids(encoded, labels) if names is None else _name_ids(as_text(names))
-    return _to_splits([_Part(images=images, labels=labels, ids=ids)], image_size)
+    shown = None if names is None else names.tolist()
+    return _to_splits([_Part(images=images, labels=labels, ids=ids, names=shown)], image_size)
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -338,20 +324,16 @@ def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:
     return np.concatenate([c.to_numpy() if numeric else np.array(c.to_pylist(), object) for c in columns])
 
 
-def load_folder(
-    path: Path, image_size: int | None = None, *, max_pixels: int = MAX_IMAGE_PIXELS
-) -> NamedSplits:
+def load_folder(request: Request) -> Loaded:
     """Return the images below a folder, in the order of their relative paths, which are their ids.
 
-    Args:
-      path: holds one sub-folder per class, or only images (then there are no labels). Hidden files and
-        files without an image suffix are skipped.
-      image_size: resize every image to this many pixels square.
-      max_pixels: of one image as stored.
+    It holds one sub-folder per class, or only images (then there are no labels). Hidden files and files
+    without an image suffix are skipped.
 
     Raises:
       DataError: the folder cannot be read, holds no images or breaks a rule above.
     """
+    path, image_size = request.path, request.image_size
     if not path.is_dir():
         raise DataError(f"folder:PATH must be an existing folder; got {str(path)!r}")
     names = _image_names(path)
@@ -368,9 +350,11 @@ def load_folder(
     if any(name.count("/") > 1 for name in names):  # cats/tabby/1.png is of the class cats
         found = sorted({str(name) for name in classes})
         show_on_a_terminal({"classes, by the folder right below PATH alone": found})
-    images = decode_images([path / name for name in names], image_size, max_pixels=max_pixels)
+    files = [path / name for name in names]
+    images = decode_images(files, image_size, max_pixels=request.max_image_pixels)
     labels = np.array(classes, dtype=np.str_) if any(classes) else None
-    return _to_splits([_Part(images=images, labels=labels, ids=_name_ids(names))], image_size)
+    shown = list(map(encodable, names))
+    return _to_splits([_Part(images=images, labels=labels, ids=_name_ids(names), names=shown)], image_size)
 
 
 def _image_names(path: Path) -> list[str]:
@@ -401,7 +385,7 @@ def _image_names(path: Path) -> list[str]:
     return sorted(names)
 
 
-def _to_splits(parts: list[_Part], image_size: int | None) -> NamedSplits:
+def _to_splits(parts: list[_Part], image_size: int | None) -> Loaded:
     """Give all parts one image shape and one class index."""
     if any(len(part.images) == 0 or 0 in part.images.shape for part in parts):
         raise DataError(
@@ -425,7 +409,13 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> NamedSplits:
         )
         for split, part, index in zip(images, parts, labels, strict=True)
     ]
-    return records[0], records[1] if len(records) > 1 else None, class_names
+    names = [part.names for part in parts]
+    return Loaded(
+        train=records[0],
+        test=records[1] if len(records) > 1 else None,
+        class_names=class_names,
+        names=None if None in names else [name for part in names for name in part or ()],
+    )
 
 
 def _name_ids(names: list[str]) -> Ids:

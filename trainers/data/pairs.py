@@ -30,7 +30,7 @@ from dpgcl_core.sampling.records import ids_from_names, keyed_uniform
 from trainers.data.classes import ClassNames, class_indices, encodable
 from trainers.data.decoding import MAX_IMAGE_PIXELS, decode_image, in_threads, silence_decoders, stacked
 from trainers.data.faults import RecordsError, check_one_size
-from trainers.data.records import RecordsOfRows
+from trainers.data.records import Records, RecordsOfRows
 from trainers.data.rows import check_row_starts, row_of_each
 
 Decoded = NDArray[np.uint8] | str
@@ -117,20 +117,23 @@ class ImageTextRecords(RecordsOfRows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedPairs:
-    """What a source of pairs gave.
+class Loaded:
+    """What a source of records gave.
 
     Attributes:
       train: records to train on.
       test: held-out records, or None where the source has no split of its own.
       num_skipped: corrupt rows that were dropped; as private as the records: not for logs or MLflow.
       class_names: one for every label 0, 1, …, empty where unknown; likewise as private as the records.
+      names: what the owner calls each image, strings or numbers, test images after the training images; None
+        where images have none; likewise as private as the records.
     """
 
-    train: ImageTextRecords
-    test: ImageTextRecords | None
-    num_skipped: int = field(repr=False)
+    train: Records | ImageTextRecords
+    test: Records | ImageTextRecords | None = None
+    num_skipped: int = field(default=0, repr=False)
     class_names: ClassNames = field(default=(), repr=False)
+    names: Sequence[str | int] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +147,7 @@ class PairRows:
       units: the privacy unit's name, or None: each image is its own.
       splits: `train` or `test`, or None: all rows are training rows.
       labels: the class of the row's image, by name or number, or None: images have none.
+      names: what the owner calls the row's image, or None, of one or of all.
       max_pixels: that an image may have, for messages.
     """
 
@@ -153,10 +157,11 @@ class PairRows:
     units: Sequence[str] | None = None
     splits: Sequence[str] | None = None
     labels: Sequence[str] | None = None
+    names: Sequence[str | None] | None = None
     max_pixels: int = MAX_IMAGE_PIXELS
 
 
-def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_corrupt: bool) -> LoadedPairs:
+def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_corrupt: bool) -> Loaded:
     """Return the records that `rows` make: sound rows with one key are one image, of one unit one record.
 
     Args:
@@ -182,15 +187,25 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
     if both:
         raise RecordsError(f"a record must lie in one split; {len(both)} lie in both train and test")
     labels, class_names = _labels(rows, kept)
-    train, *test = (_records(rows, part, labels, images_of) for part in places)
+    parts = [_images_by_unit(rows, part) for part in places]
+    train, *test = (_records(rows, part, labels, images_of) for part in parts)
     if test and train.images.shape[1:] != test[0].images.shape[1:]:
         raise DataError("training and test images must have one size; they differ. Give --image-size")
-    return LoadedPairs(
+    return Loaded(
         train=train,
         test=test[0] if test else None,
         num_skipped=len(rows.keys) - len(kept),
         class_names=class_names,
+        names=_names(rows, parts),
     )
+
+
+def _names(rows: PairRows, parts: Sequence[_Units]) -> list[str] | None:
+    """The first name that a row of each image has; None where some image has none."""
+    names = rows.names or [None] * len(rows.keys)
+    images = [same for part in parts for unit in part.values() for same in unit.values()]
+    found = [next((names[row] for row in same if names[row] is not None), None) for same in images]
+    return None if None in found else [encodable(str(name)) for name in found]
 
 
 def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str, list[int]]]:
@@ -237,16 +252,21 @@ def _labels(rows: PairRows, kept: list[int]) -> tuple[dict[int, int] | None, Cla
     return dict(zip(kept, places.tolist(), strict=True)), class_names
 
 
-def _records(
-    rows: PairRows,
-    kept: list[int],
-    labels: dict[int, int] | None,
-    images_of: Callable[[list[int]], Images],
-) -> ImageTextRecords:
-    units: dict[str, dict[str, list[int]]] = {}
+_Units = dict[str, dict[str, list[int]]]
+
+
+def _images_by_unit(rows: PairRows, kept: list[int]) -> _Units:
+    """The rows of each image of each unit."""
+    units: _Units = {}
     for row in kept:
         name = rows.keys[row] if rows.units is None else rows.units[row]
         units.setdefault(name, {}).setdefault(rows.keys[row], []).append(row)
+    return units
+
+
+def _records(
+    rows: PairRows, units: _Units, labels: dict[int, int] | None, images_of: Callable[[list[int]], Images]
+) -> ImageTextRecords:
     images = [same for unit_images in units.values() for same in unit_images.values()]
     sizes = np.array([len(unit_images) for unit_images in units.values()], dtype=np.int64)
     return ImageTextRecords(

@@ -21,7 +21,7 @@ class DataSource:
 
     Attributes:
       name: what a data set's name begins with.
-      reader: `module:function` that takes a `trainers.data.readers.Request` and returns the `Dataset`. It
+      reader: `module:function` that takes a `trainers.data.request.Request` and returns what it `Loaded`. It
         raises DataError where the data are missing, damaged, empty or of several shapes.
       title: for figures and tables.
       is_builtin: whether the data are public, and downloaded or generated when they are needed.
@@ -71,7 +71,7 @@ _COLUMNS = ("image", "caption", "unit", "split", "label", "skip_corrupt")
 def _builtin(name: str, title: str, shape: tuple[int, int, int], class_names: tuple[str, ...]) -> DataSource:
     return DataSource(
         name=name,
-        reader="trainers.data.readers:read_builtin_images",
+        reader=f"trainers.data.sources:load_{name.replace('-', '_')}",
         title=title,
         is_builtin=True,
         image_shape=shape,
@@ -86,32 +86,32 @@ _SOURCES = (
     _builtin("eurosat", "EuroSAT", (3, 32, 32), _LAND),
     DataSource(
         name="shapes",
-        reader="trainers.data.readers:read_shapes",
+        reader="trainers.data.shapes:load_shapes",
         title="Shapes",
         is_builtin=True,
         image_shape=(3, 32, 32),
         captions="always",
         options=(),
     ),
-    DataSource(name="npz", reader="trainers.data.readers:read_npz", has_columns=True),
-    DataSource(name="folder", reader="trainers.data.readers:read_folder"),
+    DataSource(name="npz", reader="trainers.data.own:load_npz", has_columns=True),
+    DataSource(name="folder", reader="trainers.data.own:load_folder"),
     DataSource(
         name="parquet",
-        reader="trainers.data.readers:read_parquet",
+        reader="trainers.data.image_text:load_parquet_of_either",
         captions=IN_A_COLUMN,
         has_columns=True,
         options=(*_COLUMNS, CLASS_CAPTIONS),
     ),
     DataSource(
         name="csv",
-        reader="trainers.data.readers:read_csv",
+        reader="trainers.data.image_text:load_csv_pairs",
         captions="always",
         has_columns=True,
         options=(*_COLUMNS, "separator"),
     ),
     DataSource(
         name="webdataset",
-        reader="trainers.data.readers:read_webdataset",
+        reader="trainers.data.webdataset:load_webdataset",
         captions="always",
         has_columns=True,
         options=("unit", "skip_corrupt"),

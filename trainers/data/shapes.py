@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.sampling.records import Ids, ids_from_names, keyed_uniform
-from trainers.data.pairs import ImageTextRecords
+from trainers.data.pairs import ImageTextRecords, Loaded
+from trainers.data.request import Request
 
 VERSION = 1
 """Of the pairs: raised whenever the same numbers give others."""
@@ -194,29 +195,29 @@ def _short_pairs(
     )
 
 
-def load_shapes(name: str, image_size: int | None = None) -> tuple[ImageTextRecords, ImageTextRecords]:
+def load_shapes(request: Request) -> Loaded:
     """Return the training and the test pairs of `shapes`, `shapes:NUM[:SEED]` or `shapes:NUM:SEED:KIND`.
 
     The test pairs have numbers that no training set can have, so they are others than those of any `NUM`.
-
-    Args:
-      name: NUM training pairs, 30,000 unless given, of the public SEED, 0 unless given. KIND `common` is
-        half of the vocabulary, `short` one group in one wording.
-      image_size: in pixels; 32 unless given.
+    There are NUM training pairs, 30,000 unless given, of the public SEED, 0 unless given, and of 32 pixels
+    unless given. KIND `common` is half of the vocabulary, `short` one group in one wording.
 
     Raises:
       ConfigError: a number lies outside its range.
     """
-    named = shapes_name(name)
-    size = _IMAGE_SIZE if image_size is None else image_size
+    named = shapes_name(request.name)
     pairs = partial(
         make_shape_pairs,
         seed=named.seed,
-        image_size=size,
+        image_size=_IMAGE_SIZE if request.image_size is None else request.image_size,
         vocabulary=named.vocabulary,
         is_short=named.is_short,
     )
-    return pairs(named.num_records), pairs(NUM_TEST_SHAPES, first=MAX_SHAPE_PAIRS)
+    return Loaded(
+        train=pairs(named.num_records),
+        test=pairs(NUM_TEST_SHAPES, first=MAX_SHAPE_PAIRS),
+        class_names=() if named.is_short else SHAPE_NAMES,
+    )
 
 
 def shapes_name(name: str) -> ShapesName:

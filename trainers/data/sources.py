@@ -1,7 +1,8 @@
-"""The built-in public data sets behind one registry, and the image decoder that all sources share.
+"""The built-in public data sets.
 
-Addresses and checksums are the publishers'. What is read from an archive is read as data only: nothing
-is unpacked to disk, and the CIFAR-10 pickles may build arrays and nothing else.
+Addresses and checksums are the publishers'. A file is read once its checksum is that of the published one, so
+what is inside is known. Nothing is unpacked to disk, and the CIFAR-10 pickles may build arrays and nothing
+else.
 """
 
 from __future__ import annotations
@@ -9,123 +10,84 @@ from __future__ import annotations
 import gzip
 import io
 import logging
-import math
 import pickle
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from trainers.data.decoding import content_ids, decode_images, resize_images
-from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download, write_atomically
+from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download
+from trainers.data.pairs import Loaded
 from trainers.data.records import Records
-
-if TYPE_CHECKING:
-    pass
-
-Splits = tuple[Records, Records | None]
-"""Training records, and test records where the source has its own."""
+from trainers.data.request import Request
+from trainers.files.durable import replacing
 
 _EUROSAT_SIZE = 32
-_MAX_MEMBER_BYTES = 1 << 26
-_BAD_ARCHIVE = (zlib.error, zipfile.BadZipFile, tarfile.TarError)
-_DAMAGED = (OSError, EOFError, ValueError, RuntimeError, KeyError, *_BAD_ARCHIVE)
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, zipfile.BadZipFile)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """One built-in data set.
-
-    Attributes:
-      read: (files, image_size) to its splits; may ignore the size, which is then set afterwards.
-      files: what its publisher offers, in the order `read` expects.
-    """
-
-    read: Callable[[tuple[RemoteFile, ...], int | None], Splits]
-    files: tuple[RemoteFile, ...] = ()
+def _records(images: NDArray[np.uint8], labels: NDArray[Any], size: int | None) -> Records:
+    """Ids come from image and label as published, so the size leaves them as they are."""
+    whole = labels.astype(np.int64)
+    ids = content_ids((image.tobytes() for image in images), whole)
+    return Records(images=images if size is None else resize_images(images, size), labels=whole, ids=ids)
 
 
-def load_builtin(name: str, image_size: int | None = None) -> Splits:
-    """Return the records of the built-in `name`, a key of `SOURCES`.
+def load_digits(request: Request) -> Loaded:
+    """Return scikit-learn's 1,797 digits."""
+    from sklearn import datasets
 
-    Ids come from each record's image and label as published, so `image_size` leaves them as they are.
+    digits = datasets.load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # published as 0 to 16
+    return Loaded(train=_records(images[:, None], digits.target, request.image_size))
+
+
+def load_fashion_mnist(request: Request) -> Loaded:
+    """Return Fashion-MNIST, from the publisher's four files or from all arrays in one `fashion_mnist.npz`.
 
     Raises:
       DataError: the data are not on this machine and cannot be downloaded, or are damaged.
     """
-    source = SOURCES[name]
-    splits = source.read(source.files, image_size)
-    if image_size is None:
-        return splits
-    train, test = splits
-    return _resized(train, image_size), None if test is None else _resized(test, image_size)
-
-
-def _resized(records: Records, size: int) -> Records:
-    return Records(images=resize_images(records.images, size), ids=records.ids, labels=records.labels)
-
-
-def _records(images: NDArray[np.uint8], labels: NDArray[Any]) -> Records:
-    whole = labels.astype(np.int64)
-    ids = content_ids((image.tobytes() for image in images), whole)
-    return Records(images=images, labels=whole, ids=ids)
-
-
-def _read_digits(_: tuple[RemoteFile, ...], __: int | None) -> Splits:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # published as 0 to 16
-    return _records(images[:, None], digits.target), None
-
-
-def _read_fashion_mnist(files: tuple[RemoteFile, ...], _: int | None) -> Splits:
     packed = find_file("fashion_mnist.npz", "fashion-mnist")
     if packed is None:
-        paths = [find_or_download(file, "fashion-mnist") for file in files]
-        arrays = [_read_idx(path, num_axes) for path, num_axes in zip(paths, (3, 1, 3, 1), strict=True)]
+        arrays = [_read_idx(find_or_download(file, "fashion-mnist")) for file in FILES["fashion-mnist"]]
     else:
         arrays = _read_packed(packed)
-    for images, labels in (arrays[:2], arrays[2:]):
-        if images.dtype != np.uint8 or images.shape != (len(labels), 28, 28) or labels.dtype.kind not in "iu":
-            raise DataError(
-                "Fashion-MNIST must be uint8 [N, 28, 28] images with [N] integer labels; "
-                f"got {images.dtype} {images.shape} with {labels.dtype} {labels.shape}"
-            )
-    return _records(arrays[0][:, None], arrays[1]), _records(arrays[2][:, None], arrays[3])
+    train, test = (
+        _records(images[:, None], labels, request.image_size) for images, labels in (arrays[:2], arrays[2:])
+    )
+    return Loaded(train=train, test=test)
 
 
 def _read_packed(path: Path) -> list[NDArray[Any]]:
     names = ("train_images", "train_labels", "test_images", "test_labels")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return [archive[name] for name in names]
-    except (*_DAMAGED, TypeError) as error:
+            arrays = [archive[name] for name in names]
+    except _DAMAGED as error:
         raise DataError(f"{path} must be a readable .npz with the arrays {', '.join(names)}") from error
+    for images, labels in (arrays[:2], arrays[2:]):
+        if images.dtype != np.uint8 or images.shape != (len(labels), 28, 28) or labels.dtype.kind not in "iu":
+            raise DataError(
+                "Fashion-MNIST must be uint8 [N, 28, 28] images with [N] integer labels; "
+                f"got {images.dtype} {images.shape} with {labels.dtype} {labels.shape}"
+            )
+    return arrays
 
 
-def _read_idx(path: Path, num_axes: int) -> NDArray[np.uint8]:
+def _read_idx(path: Path) -> NDArray[np.uint8]:
     """An idx file: 0, 0, type 8 (uint8), number of axes, each axis as big-endian uint32, values."""
-    try:
-        with gzip.open(path) as packed:
-            content = packed.read()
-        start = 4 + 4 * num_axes
-        shape = struct.unpack(f">{num_axes}I", content[4:start])
-    except (*_DAMAGED, struct.error) as error:
-        raise DataError(f"{path} must be a readable gzip file in idx format") from error
-    if content[:4] != bytes((0, 0, 8, num_axes)) or len(content) - start != math.prod(shape):
-        raise DataError(
-            f"{path} must be an idx file of bytes with {num_axes} axes and as many values as it says"
-        )
+    content = gzip.decompress(path.read_bytes())
+    start = 4 + 4 * content[3]
+    shape = struct.unpack(f">{content[3]}I", content[4:start])
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()
 
 
@@ -144,83 +106,58 @@ class _ArraysOnly(pickle.Unpickler):
         return allowed[module, name]
 
 
-def _read_cifar10(files: tuple[RemoteFile, ...], _: int | None) -> Splits:
-    path = find_or_download(files[0], "cifar10")
-    names = [*(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)), "cifar-10-batches-py/test_batch"]
-    members = _read_tar(path, frozenset(names))
-    if members.keys() != set(names):
-        raise DataError(f"{path} must hold 6 batches of CIFAR-10; found {len(members)}")
-    batches = [_read_batch(members[name], path) for name in names]
-    images, labels = (np.concatenate(column) for column in zip(*batches[:5], strict=True))
-    return _records(images, labels), _records(*batches[5])
+def load_cifar10(request: Request) -> Loaded:
+    """Return CIFAR-10.
 
-
-def _read_tar(path: Path, names: frozenset[str]) -> dict[str, bytes]:
-    """The named regular files; an archive that reaches outside its own folder is refused as a whole."""
-    contents = {}
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            for member in archive:
-                place = PurePosixPath(member.name)
-                if place.is_absolute() or ".." in place.parts:
-                    raise DataError(f"{path} must hold no member outside its own folder; it is not CIFAR-10")
-                opened = archive.extractfile(member) if member.isreg() and member.name in names else None
-                if opened is not None and member.size <= _MAX_MEMBER_BYTES:
-                    contents[member.name] = opened.read()
-    except DataError:
-        raise
-    except _DAMAGED as error:
-        raise DataError(f"{path} must be a readable .tar.gz archive") from error
-    return contents
-
-
-def _read_batch(content: bytes, path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    try:
+    Raises:
+      DataError: the data are not on this machine and cannot be downloaded, or are damaged.
+    """
+    with tarfile.open(find_or_download(FILES["cifar10"][0], "cifar10"), "r:gz") as archive:
+        contents = {Path(m.name).name: cast(Any, archive.extractfile(m)).read() for m in archive if m.isreg()}
+    batches = []
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
         # latin1 maps the byte strings of Python 2, which wrote these files, to text one to one.
-        batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
-        rows, labels = batch["data"], np.array(batch["labels"])
-        if rows.dtype != np.uint8 or labels.dtype.kind != "i" or rows.shape != (len(labels), 3072):
-            raise ValueError
-    except MemoryError:
-        raise
-    except Exception as error:  # a pickle can be damaged in any way
-        raise DataError(f"{path} must hold batches of arrays as published; {type(error).__name__}") from error
-    return rows.reshape(-1, 3, 32, 32).copy(), labels
+        batch = _ArraysOnly(io.BytesIO(contents[name]), encoding="latin1").load()
+        batches.append((batch["data"].reshape(-1, 3, 32, 32).copy(), np.array(batch["labels"])))
+    images, labels = (np.concatenate(column) for column in zip(*batches[:5], strict=True))
+    return Loaded(
+        train=_records(images, labels, request.image_size), test=_records(*batches[5], request.image_size)
+    )
 
 
-def _read_eurosat(files: tuple[RemoteFile, ...], image_size: int | None) -> Splits:
-    """Decoding 27,000 JPEGs takes a while: the result is cached for each size."""
-    size = image_size or _EUROSAT_SIZE
-    digits = files[0].checksum.partition(":")[2]
+def load_eurosat(request: Request) -> Loaded:
+    """Return EuroSAT; decoding 27,000 JPEGs takes a while, so the result is cached for each size.
+
+    Raises:
+      DataError: the data are not on this machine and cannot be downloaded, or are damaged.
+    """
+    (file,), size = FILES["eurosat"], request.image_size or _EUROSAT_SIZE
+    digits = file.checksum.partition(":")[2]
     cached = cache_folder() / "eurosat" / f"decoded-v1-{digits[:12]}-{size}.npz"
     records = _read_decoded(cached)
     if records is None:
-        records = _decode_eurosat(find_or_download(files[0], "eurosat"), size)
+        records = _decode_eurosat(find_or_download(file, "eurosat"), size)
         try:
-            with write_atomically(cached) as out:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(cached) as out:
                 np.savez(out, images=records.images, labels=cast(Any, records.labels), ids=records.ids)
-        except DataError as error:
+        except OSError as error:
             _log.warning("the decoded EuroSAT images are not kept: %s", error)
-    return records, None
+    return Loaded(train=records)
 
 
 def _read_decoded(path: Path) -> Records | None:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return Records(images=archive["images"], labels=archive["labels"], ids=archive["ids"])
-    except (*_DAMAGED, TypeError):  # absent or damaged: decoded again (DataError is a ValueError)
+    except _DAMAGED:  # absent or damaged: decoded again (DataError is a ValueError)
         return None
 
 
 def _decode_eurosat(path: Path, size: int) -> Records:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
-            encoded = [archive.read(name) for name in names]
-    except _DAMAGED as error:
-        raise DataError(f"{path} must be a readable .zip archive") from error
-    if not names:
-        raise DataError(f"{path} must hold JPEG images in one folder per class; found none")
+    with zipfile.ZipFile(path) as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
+        encoded = [archive.read(name) for name in names]
     _, labels = np.unique([PurePosixPath(name).parent.name for name in names], return_inverse=True)
     labels = labels.astype(np.int64)
     return Records(images=decode_images(encoded, size), labels=labels, ids=content_ids(encoded, labels))
@@ -239,24 +176,21 @@ def _file(md5: str, *urls: str) -> RemoteFile:
     return RemoteFile(name=urls[0].rpartition("/")[2], urls=urls, checksum=f"md5:{md5}")
 
 
-_FASHION_FILES = (
-    _fashion_file("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-    _fashion_file("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-    _fashion_file("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-    _fashion_file("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
-)
-_CIFAR10_FILE = _file(
-    "c58f30108f718f92721af3b95e74349a", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
-)
-_EUROSAT_FILE = _file(
-    "c8fa014336c82ac7804f0398fcb19387",
-    "https://huggingface.co/datasets/torchgeo/eurosat/resolve/c877bcd43f099cd0196738f714544e355477f3fd/EuroSAT.zip",
-)
-
-SOURCES: dict[str, Source] = {
-    "digits": Source(read=_read_digits),
-    "fashion-mnist": Source(read=_read_fashion_mnist, files=_FASHION_FILES),
-    "cifar10": Source(read=_read_cifar10, files=(_CIFAR10_FILE,)),
-    "eurosat": Source(read=_read_eurosat, files=(_EUROSAT_FILE,)),
+FILES: dict[str, tuple[RemoteFile, ...]] = {
+    "fashion-mnist": (
+        _fashion_file("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        _fashion_file("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+        _fashion_file("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+        _fashion_file("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    "cifar10": (
+        _file("c58f30108f718f92721af3b95e74349a", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"),
+    ),
+    "eurosat": (
+        _file(
+            "c8fa014336c82ac7804f0398fcb19387",
+            "https://huggingface.co/datasets/torchgeo/eurosat/resolve/c877bcd43f099cd0196738f714544e355477f3fd/EuroSAT.zip",
+        ),
+    ),
 }
-"""Every built-in data set by its name on the command line."""
+"""What is published of each data set, in the order in which it is read."""

@@ -35,16 +35,10 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
 from trainers.data.decoding import MAX_IMAGE_PIXELS, in_threads
-from trainers.data.download import write_atomically
 from trainers.data.faults import RecordsError, check_one_size
-from trainers.data.pairs import (
-    LoadedPairs,
-    PairRows,
-    assemble,
-    caption_fault,
-    decode_each,
-    stack_images,
-)
+from trainers.data.pairs import Loaded, PairRows, assemble, caption_fault, decode_each, stack_images
+from trainers.data.request import Request
+from trainers.files.durable import replacing
 
 _FORMAT = 3
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp"))
@@ -142,29 +136,19 @@ class ShardImages:
         return content
 
 
-def load_webdataset(
-    path: Path,
-    *,
-    image_size: int | None = None,
-    unit_field: str | None = None,
-    skip_corrupt: bool = False,
-    max_pixels: int = MAX_IMAGE_PIXELS,
-) -> LoadedPairs:
+def load_webdataset(request: Request) -> Loaded:
     """Return the pairs of tar shards; the images stay in the shards and are read by record.
 
-    Args:
-      path: a shard, a folder with shards, or a name with ranges such as `train-{000..011}.tar`.
-      image_size: resize every image to this many pixels square; None refuses images of several sizes.
-      unit_field: field of each sample's json file that names the privacy unit; None: it is the image.
-      skip_corrupt: drop samples without a readable image or with an empty caption, instead of refusing
-        all; of a shard that is cut off, the whole samples before the cut are kept.
-      max_pixels: of one image as stored; a sample with a larger one is corrupt.
+    The path is a shard, a folder with shards, or a name with ranges such as `train-{000..011}.tar`. The unit
+    is a field of each sample's json file. Where corrupt samples are dropped, of a shard that is cut off the
+    whole samples before the cut are kept.
 
     Raises:
       RecordsError: some samples are corrupt (their positions are in `details`), or images differ in size.
       DataError: there are no shards, or one cannot be read.
     """
-    files = _shards(path)
+    image_size, max_pixels, unit_field = request.image_size, request.max_image_pixels, request.pairs.unit
+    files = _shards(request.path)
     indices = [_index(file, unit_field, max_pixels) for file in files]
     samples = [sample for index in indices for sample in index.samples]
     shard_of = np.repeat(np.arange(len(files)), [len(index.samples) for index in indices])
@@ -192,7 +176,7 @@ def load_webdataset(
             max_pixels=max_pixels,
         )
 
-    return assemble(rows, images_of, skip_corrupt=skip_corrupt)
+    return assemble(rows, images_of, skip_corrupt=request.pairs.skip_corrupt)
 
 
 def _common_size(samples: list[_Sample]) -> tuple[int, int]:
@@ -224,10 +208,10 @@ def _index(file: Path, unit_field: str | None, max_pixels: int) -> _Index:
     index = _Index(stamp=stamp, samples=samples, is_cut=is_cut)
     written = [[*s.place, *s.size, s.key, s.captions, s.unit, s.fault] for s in samples]
     try:
-        with write_atomically(place) as out:
+        with replacing(place) as out:
             os.fchmod(out.fileno(), state.st_mode & 0o666)
             out.write(json.dumps([header, is_cut, written]).encode())
-    except DataError:
+    except OSError:
         _log.warning("a shard's index could not be kept, so it is built each time: let its folder be written")
     return index
 

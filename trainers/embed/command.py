@@ -11,9 +11,8 @@ be read is refused as a whole, with how many there are; so no row goes missing. 
 the features that the scores are computed from, `projection` the unit embeddings that the loss saw.
 
 A CLIP model gives unit embeddings in the space of both towers, and of images with captions both sides. Rows
-of pairs with one image are one record, and it has one embedding.
-`--texts` is a file with one caption per line, or csv or parquet with a column of captions. An encoder of
-images takes the images of such pairs.
+of pairs with one image are one record, and it has one embedding. `--texts` is a file with one caption per
+line. An encoder of images takes the images of such pairs.
 
 Embeddings of private data are private data themselves. The model's guarantee is about the records that
 it was trained on; it covers the model, and nothing that the model is applied to.

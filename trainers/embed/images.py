@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError, DataError
-from dpgcl_core.sampling.records import ids_from_names
-from trainers.data.channels import with_channels
-from trainers.data.classes import encodable
-from trainers.data.dataset import Dataset
+from dpgcl_core.errors import ConfigError
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import PairOptions
-from trainers.data.own import parquet_files
 from trainers.embed.files import write_embeddings
 from trainers.embed.options import EmbedOptions
 from trainers.embed.pairs import (
@@ -32,8 +23,7 @@ from trainers.embed.pairs import (
     images_of,
     labels_of,
     load_at_size,
-    pair_names,
-    parts_of,
+    names_of,
     read_captions,
 )
 from trainers.evaluation.features import embed_features
@@ -54,8 +44,9 @@ def embed_alone(options: EmbedOptions, pairs: PairOptions) -> None:
             "--texts needs a CLIP model; the model is an encoder of images: give --images alone"
         )
     encoder, description = load_encoder(options.model, own_network=options.network)
-    found = read_rows(options.images, description.image_shape, pairs, options.max_image_pixels)
-    names, images, labels = found.names, found.images, found.labels
+    channels, height, width = description.image_shape
+    dataset = load_at_size(options.images, (height, width), pairs, options.max_image_pixels)
+    names, images, labels = names_of(dataset), images_of(dataset, channels), labels_of(dataset)
     features = options.features or BACKBONE
     embeddings = embed_images(
         encoder,
@@ -109,12 +100,10 @@ def _embed_both(
                 f"{options.images} has captions of its own: embed the texts in a run of their own, without "
                 "--images"
             )
-        found = embed_source(encoder, dataset, _names(dataset, pairs), device=device, batch_size=batch_size)
+        found = embed_source(encoder, dataset, device=device, batch_size=batch_size)
         found = dataclasses.replace(found, labels=labels_of(dataset))
     if options.texts is not None:
-        texts = embed_texts(
-            encoder, read_captions(options.texts, pairs), device=device, batch_size=batch_size
-        )
+        texts = embed_texts(encoder, read_captions(options.texts), device=device, batch_size=batch_size)
         found = dataclasses.replace(texts, ids=found.ids, labels=found.labels, images=found.images)
     return found
 
@@ -126,35 +115,6 @@ def read_images(
     max_image_pixels: int = MAX_IMAGE_PIXELS,
 ) -> tuple[Names, NDArray[np.uint8]]:
     """Return the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
-
-    Args, Raises: as of `read_rows`.
-    """
-    found = read_rows(name, image_shape, pairs, max_image_pixels)
-    return found.names, found.images
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageRows:
-    """Images of one's own, in their order.
-
-    Attributes:
-      names: `[num_images]`, strings or numbers.
-      images: uint8 `[num_images, channels, height, width]`.
-      labels: `[num_images]`, the names of their classes, or numbers where these have none; None without.
-    """
-
-    names: Names
-    images: NDArray[np.uint8]
-    labels: NDArray[Any] | None
-
-
-def read_rows(
-    name: str,
-    image_shape: ImageShape,
-    pairs: PairOptions | None = None,
-    max_image_pixels: int = MAX_IMAGE_PIXELS,
-) -> ImageRows:
-    """Return all images with their names and classes.
 
     A name is the path in the folder, the value in the column `id`, or else the image's place, counted from
     0; test images come after the training images.
@@ -171,66 +131,8 @@ def read_rows(
         `load_dataset`.
     """
     channels, height, width = image_shape
-    pairs = (pairs or PairOptions()).fitting(name)
-    dataset = load_at_size(name, (height, width), pairs, max_image_pixels)
-    images = np.concatenate([with_channels(images_of(part), channels) for part in parts_of(dataset)])
-    return ImageRows(names=_names(dataset, pairs), images=images, labels=labels_of(dataset))
-
-
-def _names(dataset: Dataset, pairs: PairOptions) -> Names:
-    if dataset.modality == "image-text":
-        return pair_names(dataset, pairs)
-    num_images = sum(part.images.shape[0] for part in parts_of(dataset))
-    scheme, _, place = dataset.name.partition(":")
-    path = Path(place).expanduser()
-    found: list[Any] | None = None
-    if dataset.is_builtin:
-        pass
-    elif scheme == "folder":
-        found = _paths_of(dataset, path)
-    elif scheme == "npz":
-        found = _npz_ids(path)
-    else:
-        found = _parquet_ids(path)
-    if found is None:
-        return np.arange(num_images)
-    if len(found) != num_images:
-        raise DataError(
-            f"the images must stay as they are while they are read; found {len(found)} and then {num_images}"
-        )
-    return np.array(found, dtype=object if isinstance(found[0], str) else None)
-
-
-def _paths_of(dataset: Dataset, folder: Path) -> list[Any]:
-    """The relative path of each record, found by the id that was made of it."""
-    places = [(Path(root).relative_to(folder), files) for root, _, files in os.walk(folder)]
-    paths = [(place / name).as_posix() for place, files in places for name in files]
-    shown = list(map(encodable, paths))
-    path_of = dict(zip(ids_from_names(shown).tolist(), shown, strict=True))
-    return [path_of[each] for each in dataset.train.ids.tolist() if each in path_of]
-
-
-def _npz_ids(path: Path) -> list[Any] | None:
-    with np.load(path, allow_pickle=False) as archive:
-        columns = ["train_ids", "test_ids"] if "train_images" in archive.files else ["ids"]
-        if "test_images" not in archive.files:
-            columns = columns[:1]
-        if not set(columns) <= set(archive.files):
-            return None
-        return [value for column in columns for value in archive[column].tolist()]
-
-
-def _parquet_ids(path: Path) -> list[Any] | None:
-    import pyarrow.parquet as pq
-
-    files = parquet_files(path)
-    if "id" not in pq.read_schema(files[0]).names:
-        return None
-    found: list[Any] = []
-    for file in files:
-        with pq.ParquetFile(file) as opened:
-            found += opened.read(columns=["id"]).column("id").to_pylist()
-    return found
+    dataset = load_at_size(name, (height, width), pairs or PairOptions(), max_image_pixels)
+    return names_of(dataset), images_of(dataset, channels)
 
 
 def embed_images(

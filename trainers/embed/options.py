@@ -17,7 +17,7 @@ class EmbedOptions:
     Attributes:
       model: folder of an exported model.
       images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
-      texts: file of captions, one per line, or csv or parquet; needs a CLIP model.
+      texts: file of captions, one per line; needs a CLIP model.
       to: new file, .parquet or .npz.
       features: what to write of an image encoder; backbone unless given.
       batch_size: images or texts at once; of a CLIP model few, of other encoders many, unless given.

@@ -7,8 +7,6 @@ caption's is their cosine. Which caption belongs to which image is written besid
 from __future__ import annotations
 
 import dataclasses
-import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,24 +17,17 @@ import torch
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError
-from dpgcl_core.sampling.records import ids_from_names
-from trainers.data.classes import encodable
+from trainers.data.channels import with_channels
 from trainers.data.dataset import captions_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
-from trainers.data.image_text import image_keys, split_csv
 from trainers.data.loading import AnyRecords, Dataset, PairOptions, load_dataset
-from trainers.data.pair_options import CAPTION_COLUMNS, IMAGE_COLUMNS, column_missing
 from trainers.data.pairs import caption_fault
-from trainers.embed.files import PARQUET
 from trainers.evaluation.features import read_images
 from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
 from trainers.evaluation.retrieval import embed_in_batches
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.views.images import normalise
-
-CSV, TSV = ".csv", ".tsv"
-_ID = "id"
 
 Names = NDArray[Any]
 """One name per image, `[num_images]`: strings or integers."""
@@ -93,7 +84,6 @@ class PairEmbeddings:
 def embed_source(
     encoder: ImageTextEncoder,
     dataset: Dataset,
-    names: Names,
     *,
     device: torch.device | str = "cpu",
     batch_size: int = PAIRS_AT_ONCE,
@@ -103,7 +93,6 @@ def embed_source(
     Args:
       encoder: an exported one; it is moved to `device`.
       dataset: its images are of the model's size; test images come after the training images.
-      names: of the images, in this order.
       device: where to compute.
       batch_size: images or captions passed at once; changes nothing beyond rounding.
     """
@@ -123,12 +112,12 @@ def embed_source(
             captions += texts
             owners.append(rows + num_before)
         num_before += stored.shape[0]
-    found = PairEmbeddings(ids=names, images=np.concatenate(images))
+    found = PairEmbeddings(ids=names_of(dataset), images=np.concatenate(images))
     if not captions:
         return found
     texts_alone = embed_texts(encoder, captions, device=device, batch_size=batch_size)
     return dataclasses.replace(
-        texts_alone, ids=names, images=found.images, text_owners=np.concatenate(owners)
+        texts_alone, ids=found.ids, images=found.images, text_owners=np.concatenate(owners)
     )
 
 
@@ -190,132 +179,43 @@ def labels_of(dataset: Dataset) -> NDArray[Any] | None:
     return np.array([dataset.class_names[number] for number in numbers.tolist()], dtype=object)
 
 
-def images_of(part: AnyRecords) -> NDArray[np.uint8]:
-    """All images of some records, in memory."""
-    found: NDArray[np.uint8] = read_images(part.images, slice(None)).numpy()
-    return found
+def names_of(dataset: Dataset) -> Names:
+    """Return what the owner calls each image, test images after the training images; else their places."""
+    if dataset.names is None:
+        return np.arange(sum(part.images.shape[0] for part in parts_of(dataset)))
+    return np.array(dataset.names, dtype=object if isinstance(dataset.names[0], str) else None)
 
 
-def read_captions(path: Path, options: PairOptions) -> list[str]:
+def images_of(dataset: Dataset, channels: int) -> NDArray[np.uint8]:
+    """Return all images in memory, grey or in colour, test images after the training images."""
+    parts = [read_images(part.images, slice(None)).numpy() for part in parts_of(dataset)]
+    return np.concatenate([with_channels(part, channels) for part in parts])
+
+
+def read_captions(path: Path) -> list[str]:
     """Return the captions of a file in their order, none of them empty.
 
     Args:
-      path: `.csv`, `.tsv` or `.parquet` with a column of captions, or one caption per line, UTF-8.
-      options: the column (`title` or `caption` unless given), and what separates those of a csv file.
+      path: one caption per line, UTF-8.
 
     Raises:
-      DataError: it cannot be read, has no such column, or captions are empty (the message says how many).
+      ConfigError: it is named as a table is.
+      DataError: it cannot be read, or captions are empty (the message says how many).
     """
-    if path.suffix == PARQUET:
-        captions = _parquet_column(path, _wanted(options.caption, CAPTION_COLUMNS))
-    elif path.suffix in (CSV, TSV):
-        separator = "\t" if path.suffix == TSV else options.separator
-        captions = _csv_column(path, _wanted(options.caption, CAPTION_COLUMNS), separator)
-    else:
-        captions = _read_text(path).split("\n")
-        captions = [line.removesuffix("\r") for line in (captions[:-1] if captions[-1] == "" else captions)]
-    faults = [caption_fault([text] if isinstance(text, str) else []) for text in captions]
-    num_faults = sum(bool(fault) for fault in faults)
-    if num_faults or not captions:
+    if path.suffix in (".csv", ".tsv", ".parquet"):
+        raise ConfigError(f"--texts takes a file with one caption per line, no table; got {path}")
+    try:
+        content = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    except OSError as error:
+        raise DataError(f"the captions must be in a readable file; got {path} ({error.strerror})") from error
+    captions = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
+    num_faults = sum(bool(caption_fault([text])) for text in captions)
+    if num_faults:
         raise DataError(
             f"every caption must be a text that is not empty; of {len(captions)} in {path} {num_faults} "
             "break the rule: repair or remove them, so that rows stay those of the file"
         )
     return captions
-
-
-def _wanted(given: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
-    return usual if given is None else (given,)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise DataError(f"the captions must be in a readable file; got {path} ({error.strerror})") from error
-
-
-def _csv_column(path: Path, wanted: tuple[str, ...], separator: str) -> list[Any]:
-    rows = split_csv(io.StringIO(_read_text(path)), separator)
-    if not rows:
-        raise DataError(f"{path} must be a csv file with a line of column names and every quote closed")
-    place = rows[0].index(_found(rows[0], wanted, path))
-    return [row[place] if len(row) == len(rows[0]) else None for row in rows[1:]]
-
-
-def _parquet_column(path: Path, wanted: tuple[str, ...]) -> list[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    files = sorted(path.rglob(f"*{PARQUET}")) if path.is_dir() else [path]
-    found = list[Any]()
-    try:
-        name = _found(pq.read_schema(files[0]).names, wanted, path)
-        for file in files:
-            with pq.ParquetFile(file) as opened:
-                found += opened.read(columns=[name]).column(name).to_pylist()
-    except (OSError, IndexError, KeyError, NotImplementedError, pa.ArrowException):
-        found = []
-    if not found:  # raised out here: the reader's own message could quote the file's content
-        raise DataError(f"{path} must be a readable parquet file with rows")
-    return found
-
-
-def _found(header: Sequence[str], wanted: tuple[str, ...], path: Path) -> str:
-    found = [name for name in wanted if list(header).count(name) == 1]
-    if len(found) != 1:
-        raise column_missing(str(path), wanted, header, "captions")
-    return found[0]
-
-
-def pair_names(dataset: Dataset, options: PairOptions) -> Names:
-    """Return what names each image of pairs: its unit, the value of `id`, its path, or else its place.
-
-    The unit where a column is given, else the first row of an image names it. A path is as written but for
-    detours. Places are counted from 0, the test images after the training images.
-    """
-    parts = parts_of(dataset)
-    of_records = _record_names(dataset, options)
-    found: list[str | None] = []
-    for part in parts:
-        starts = part.row_starts
-        repeats = np.ones(len(part), dtype=np.int64) if starts is None else np.diff(starts)
-        found += [of_records.get(each) for each in np.repeat(part.ids, repeats).tolist()]
-    if None in found:
-        return np.arange(len(found))
-    return np.array(found, dtype=object)
-
-
-def _record_names(dataset: Dataset, options: PairOptions) -> dict[int, str]:
-    """A name of each record, by its id; empty where no column holds such."""
-    scheme, _, place = dataset.name.partition(":")
-    path = Path(place).expanduser()
-    if scheme not in ("csv", "parquet") or dataset.is_builtin:
-        return {}
-
-    def column(wanted: tuple[str, ...]) -> list[Any] | None:
-        try:
-            if scheme == "csv":
-                return _csv_column(path, wanted, options.separator)
-            return _parquet_column(path, wanted)
-        except DataError:
-            return None
-
-    images = column(_wanted(options.image, IMAGE_COLUMNS if scheme == "parquet" else IMAGE_COLUMNS[:1])) or []
-    images = [image.get("bytes") if isinstance(image, dict) else image for image in images]
-    if options.unit is not None:
-        keys = names = column((options.unit,)) or []
-    else:
-        keys, names = (
-            image_keys(images, path if path.is_dir() else path.parent),
-            column((_ID,))
-            or [os.path.normpath(image) if isinstance(image, str) and image else None for image in images],
-        )
-    found: dict[str, str] = {}
-    for key, name in zip(keys, names, strict=True):
-        if name is not None:
-            found.setdefault(encodable(str(key)), encodable(str(name)))
-    return dict(zip(ids_from_names(list(found)).tolist(), found.values(), strict=True))
 
 
 def load_at_size(

@@ -16,9 +16,9 @@ from PIL import Image
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import ids_from_names
+from tests.trainers.data.readers import load_webdataset
 from trainers.data.faults import RecordsError
 from trainers.data.pairs import ImageTextRecords
-from trainers.data.webdataset import load_webdataset
 
 SECRET = "secret-words"
 

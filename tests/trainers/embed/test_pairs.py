@@ -18,9 +18,9 @@ from PIL import Image
 from dpgcl_core.errors import ConfigError, DataError
 from tests.trainers.data.test_webdataset import sample, write_shard
 from tests.trainers.exporting import write_pairs, write_small_clip, write_small_model
-from trainers.data.loading import PairOptions, load_dataset
+from trainers.data.loading import load_dataset
 from trainers.embed.command import main
-from trainers.embed.pairs import embed_source, pair_names, read_captions
+from trainers.embed.pairs import embed_source, names_of, read_captions
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.views.images import normalise
 
@@ -154,7 +154,7 @@ def test_test_pairs_follow_the_training_pairs(model: tuple[Path, ImageTextEncode
     assert dataset.test is not None
     test = dataset.test.take(np.arange(5))
     dataset = dataclasses.replace(dataset, train=dataset.train.take(np.arange(3)), test=test)
-    found = embed_source(model[1], dataset, pair_names(dataset, PairOptions()))
+    found = embed_source(model[1], dataset)
     assert found.ids is not None
     assert found.images is not None
     assert found.text_owners is not None
@@ -164,18 +164,17 @@ def test_test_pairs_follow_the_training_pairs(model: tuple[Path, ImageTextEncode
     assert found.images[-1] == pytest.approx(_image(model[1], test.images[np.array([4])][0]), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv", "a.parquet"])
-def test_captions_are_read_in_the_order_of_their_file(tmp_path: Path, name: str) -> None:
-    captions, path = ["a red, square", "zwei", "a red, square"], tmp_path / name
-    if name == "a.parquet":
-        pq.write_table(pa.table({"other": [1, 2, 3], "caption": captions}), path)
-    elif name == "a.txt":
-        path.write_text("\r\n".join(captions) + "\r\n")
-    else:
-        mark = "," if name == "a.csv" else "\t"
-        rows = [f"other{mark}title", *(f'1{mark}"{caption}"' for caption in captions)]
-        path.write_text("\n".join(rows) + "\n")
-    assert read_captions(path, PairOptions(separator=",")) == captions
+def test_captions_are_read_in_the_order_of_their_file(tmp_path: Path) -> None:
+    captions, path = ["a red, square", "zwei", "a red, square"], tmp_path / "a.txt"
+    path.write_text("\r\n".join(captions) + "\r\n")
+    assert read_captions(path) == captions
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.parquet"])
+def test_tables_of_captions_are_refused_with_the_fix(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("title\none\n")
+    with pytest.raises(ConfigError, match="one caption per line"):
+        read_captions(tmp_path / name)
 
 
 def test_texts_alone_are_embedded(model: tuple[Path, ImageTextEncoder], tmp_path: Path) -> None:
@@ -215,45 +214,11 @@ def test_captions_that_fit_are_not_spoken_of(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.txt", "a secret\n\nb\n"),
-        ("a.csv", "title\tother\na secret\t1\n \t1\nb\t1\n"),
-        ("a.csv", "title\tother\na secret\t1\nb\nb\t1\n"),
-    ],
-)
-def test_empty_captions_are_counted_and_none_is_shown(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content)
+def test_empty_captions_are_counted_and_none_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a secret\n\nb\n")
     with pytest.raises(DataError, match=r"of 3 in .* 1 break the rule") as caught:
-        read_captions(tmp_path / name, PairOptions())
+        read_captions(tmp_path / "a.txt")
     assert "secret" not in str(caught.value)
-
-
-def test_file_without_a_column_of_captions_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text\nx\n")
-    with pytest.raises(DataError, match=r"one column title or caption .*none has such a name") as caught:
-        read_captions(tmp_path / "a.csv", PairOptions())
-    assert (caught.value.details, "text" in str(caught.value)) == ({"columns": ["text"]}, False)
-    assert read_captions(tmp_path / "a.csv", PairOptions(caption="text")) == ["x"]
-
-
-def test_captions_that_a_quote_joins_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('title\n"a secret\nb"\nc\n')
-    with pytest.raises(DataError, match="1 go on over line breaks") as caught:
-        read_captions(tmp_path / "a.csv", PairOptions())
-    assert "secret" not in str(caught.value)
-
-
-def test_images_of_one_unit_stand_by_its_name(tmp_path: Path) -> None:
-    lines = ["filepath\ttitle\tperson"]
-    for number, person in enumerate("bab"):
-        Image.fromarray(_pixels(number)).save(tmp_path / f"{number}.png")
-        lines.append(f"{number}.png\tx\t{person}")
-    (tmp_path / "a.csv").write_text("\n".join(lines))
-    options = PairOptions(unit="person")
-    dataset = load_dataset(f"csv:{tmp_path / 'a.csv'}", pairs=options)
-    assert pair_names(dataset, options).tolist() == ["b", "b", "a"]
 
 
 def test_images_within_a_table_are_named_by_the_column_id(tmp_path: Path) -> None:
@@ -263,18 +228,15 @@ def test_images_within_a_table_are_named_by_the_column_id(tmp_path: Path) -> Non
         images.append((tmp_path / "a.png").read_bytes())
     pq.write_table(pa.table({"image": images, "title": ["x"] * 3, "id": [7, 8, 9]}), tmp_path / "a.parquet")
     dataset = load_dataset(f"parquet:{tmp_path / 'a.parquet'}")
-    assert pair_names(dataset, PairOptions()).tolist() == ["7", "8"]
+    assert names_of(dataset).tolist() == ["7", "8"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.txt", None), ("a.txt", b""), ("a.parquet", b"no parquet"), ("a.csv", b'title\n"never closed\n')],
-)
-def test_captions_that_cannot_be_read_are_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
+@pytest.mark.parametrize("content", [None, b""])
+def test_captions_that_cannot_be_read_are_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
-        (tmp_path / name).write_bytes(content)
+        (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(DataError):
-        read_captions(tmp_path / name, PairOptions())
+        read_captions(tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""The readers of pairs by path and options, as the tests call them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainers.data import image_text, webdataset
+from trainers.data.decoding import MAX_IMAGE_PIXELS
+from trainers.data.pair_options import PairOptions
+from trainers.data.pairs import Loaded
+from trainers.data.request import Request
+
+
+def _request(path: Path, options: PairOptions | None, image_size: int | None) -> Request:
+    return Request(
+        name=f"own:{path}",
+        image_size=image_size,
+        unit_column=None,
+        pairs=options or PairOptions(),
+        has_captions=True,
+        max_image_pixels=MAX_IMAGE_PIXELS,
+    )
+
+
+def load_csv_pairs(path: Path, options: PairOptions | None = None, image_size: int | None = None) -> Loaded:
+    return image_text.load_csv_pairs(_request(path, options, image_size))
+
+
+def load_parquet_pairs(
+    path: Path, options: PairOptions | None = None, image_size: int | None = None
+) -> Loaded:
+    return image_text.load_parquet_pairs(_request(path, options, image_size))
+
+
+def load_webdataset(
+    path: Path, *, unit_field: str | None = None, skip_corrupt: bool = False, image_size: int | None = None
+) -> Loaded:
+    options = PairOptions(unit=unit_field, skip_corrupt=skip_corrupt)
+    return webdataset.load_webdataset(_request(path, options, image_size))
