@@ -106,7 +106,7 @@ def test_fingerprint_follows_how_a_csv_file_is_read(option: str, lists: Path) ->
         (("--method=byol_groups", "--num-augmentations=0"), "no loss for pairs"),
         (("--method=dp_sgd", "--learn-temperature"), "for methods that clip groups"),
         (("--method=dp_sgd", "--per-tower-clipping"), "methods that clip groups"),
-        (("--lora-rank=2", "--lora-targets=qq"), "matches no layer of the image tower"),
+        (("--lora-rank=2", "--lora-targets=qq"), "unknown target of LoRA in the image tower"),
         (("--lora-rank=2", "--lora-towers=text", "--per-tower-clipping"), "clip.visual"),
         (("--learn-temperature", "--temperature=3"), "between 0.01 and 1"),
         (("--lora-rank=0", "--lora-targets=q"), "--lora-rank 0 trains every weight"),

@@ -44,10 +44,9 @@ from trainers.models.clip.files import (
     export_adapter,
     export_merged,
     trained_encoder,
-    trained_spec,
     write_config,
 )
-from trainers.models.clip.published import ClipSpec, build_clip
+from trainers.models.clip.published import ClipConfig, ClipSpec, build_clip, find_clip
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder
 from trainers.models.masked import build_masked
 from trainers.models.transformer import ImageShape, PatchEncoder
@@ -165,7 +164,7 @@ class ClipKind(ModelKind[ImageTextEncoder]):
 
     def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
         clip = _clip_config(params)
-        spec = trained_spec(clip.name, clip.pretrained)
+        spec = find_clip(ClipConfig(model=clip.name, weights=clip.pretrained), with_weights=False)
         about = ClipDescription(
             architecture=spec.architecture,
             mean=spec.mean,

@@ -11,7 +11,6 @@ peft is imported when an adapter is made, not with this file.
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -21,14 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.torchvision_import import ensure_torchvision_import
 
 _PERTURBATION = 0.02
 _MAX_NAMED = 5
 
 
-def with_lora(module: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -> nn.Module:
+def with_lora(
+    module: nn.Module, rank: int, alpha: float, targets: Sequence[str], *, where: str = "the network"
+) -> nn.Module:
     """Freeze `module` and put trainable adapters on its target layers, in place.
 
     A is random from torch's global generator and B is zero, so the outputs are unchanged.
@@ -39,20 +40,20 @@ def with_lora(module: nn.Module, rank: int, alpha: float, targets: Sequence[str]
       alpha: the adapter's scale times `rank`.
       targets: layers to adapt, each a full dotted name or its last parts: "q_proj" means every layer of
         that name, "resblocks.0.attn.q_proj" one.
+      where: what `module` is, for messages.
 
     Returns:
       `module` itself.
 
     Raises:
       ConfigError: a target names no layer, or one that is not a plain `nn.Linear`; the network has
-        dropout or adapters already; rank or alpha is not positive.
+        dropout or adapters already.
 
     >>> tower = with_lora(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), rank=2, alpha=2, targets=["0"])
     >>> sum(p.numel() for p in tower.parameters() if p.requires_grad)
     32
     """
-    _refuse_settings(rank, alpha, targets)
-    names = _target_names(module, targets)
+    names = _target_names(module, targets, where)
     _refuse_modules(module)
     ensure_torchvision_import()
     from peft import LoraConfig, inject_adapter_in_model
@@ -96,23 +97,15 @@ def _is_adapted_linear(module: nn.Module) -> bool:
     return hasattr(module, "lora_A") and isinstance(getattr(module, "base_layer", None), nn.Linear)
 
 
-def _refuse_settings(rank: int, alpha: float, targets: Sequence[str]) -> None:
-    if type(rank) is not int or rank < 1:
-        raise ConfigError(f"the rank of LoRA must be a positive integer; got {rank!r}")
-    if not alpha > 0:
-        raise ConfigError(f"the alpha of LoRA must be positive; got {alpha!r}")
-    if isinstance(targets, str) or not targets:
-        raise ConfigError(f"the targets of LoRA must be a list of layer names; got {targets!r}")
-
-
-def _target_names(module: nn.Module, targets: Sequence[str]) -> list[str]:
+def _target_names(module: nn.Module, targets: Sequence[str], where: str) -> list[str]:
     """Full names of the layers that the targets mean."""
     layers = {name: layer for name, layer in module.named_modules() if name}
     matched: list[str] = []
     for target in targets:
         names = [name for name in layers if name == target or name.endswith(f".{target}")]
         if not names:
-            raise ConfigError(f"target {target!r} of LoRA matches no layer; {_near(target, layers)}")
+            linear = {name.rpartition(".")[2] for name, layer in layers.items() if type(layer) is nn.Linear}
+            raise ConfigError(unknown_choice(f"target of LoRA in {where}", target, sorted(linear)))
         for name in names:
             if type(layers[name]) is not nn.Linear:
                 raise ConfigError(
@@ -122,16 +115,6 @@ def _target_names(module: nn.Module, targets: Sequence[str]) -> list[str]:
                 )
         matched += [name for name in names if name not in matched]
     return matched
-
-
-def _near(target: str, layers: dict[str, nn.Module]) -> str:
-    """What could have been meant."""
-    linear = sorted({name.rpartition(".")[2] for name, layer in layers.items() if type(layer) is nn.Linear})
-    fused = any(isinstance(layer, nn.MultiheadAttention) for layer in layers.values())
-    near = difflib.get_close_matches(target, linear, n=3, cutoff=0.4)
-    hint = f"near names: {', '.join(near)}; " if near else ""
-    advice = "; queries, keys and values are fused here: call separate_attention first" if fused else ""
-    return f"{hint}linear layers: {', '.join(linear) or 'none'}{advice}"
 
 
 def _refuse_modules(module: nn.Module) -> None:

@@ -24,7 +24,6 @@ from trainers.models.clip.files import (
     export_merged,
     merged_state_dict,
     trained_encoder,
-    trained_spec,
 )
 from trainers.models.clip.published import CONFIG_FILE, WEIGHTS_FILE, ClipConfig, build_clip, find_clip
 from trainers.models.clip.tokens import ClipTokenizer
@@ -81,7 +80,9 @@ def test_open_clip_loads_the_merged_model_by_itself(
 def test_merged_model_is_a_model_and_weights_to_start_from(tmp_path: Path) -> None:
     encoder = _trained(LORAS[0])
     export_merged(encoder, tmp_path, note="public")
-    again = build_image_text_encoder(ClipConfig(model=str(tmp_path), weights=str(tmp_path)), seed=9)
+    again = build_image_text_encoder(
+        ClipConfig(model=str(tmp_path), weights=str(tmp_path / WEIGHTS_FILE)), seed=9
+    )
     assert torch.allclose(_embeddings(again), _embeddings(encoder), rtol=0, atol=1e-5)
 
 
@@ -165,13 +166,14 @@ def test_trained_model_is_told_as_it_was_before_the_training(
     monkeypatch.setattr(clip_module, "_downloaded", lambda *_: Path("downloaded.safetensors"))
     before = find_clip(ClipConfig(model=model, weights=pretrained))
     monkeypatch.setattr(clip_module, "_downloaded", None)  # nothing is fetched afterwards
-    after = trained_spec(model, pretrained)
+    after = find_clip(ClipConfig(model=model, weights=pretrained), with_weights=False)
+    assert after.weights is None
     assert (after.architecture, after.mean, after.std) == (before.architecture, before.mean, before.std)
 
 
 def test_name_of_weights_that_open_clip_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown weights of CLIP model ViT-B-32 'laion'"):
-        trained_spec("ViT-B-32", "laion")
+        find_clip(ClipConfig(model="ViT-B-32", weights="laion"), with_weights=False)
 
 
 @pytest.mark.parametrize("lora", [*LORAS, None])

@@ -61,14 +61,13 @@ def test_adapters_stand_on_the_targets_alone(lora: ClipLora, num_layers: int) ->
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"targets": ("qv",)}, "'qv' of LoRA matches no layer of the image tower; did you mean"),
-        ({"targets": ("text_projection",)}, "matches no layer of the image tower"),
+        ({"targets": ("q_prj",)}, "target of LoRA in the image tower 'q_prj'; did you mean 'q_proj'"),
+        ({"targets": ("text_projection",)}, "target of LoRA in the image tower"),
         ({"targets": ("attn",)}, "a SeparateAttention"),
         ({"targets": "q"}, "must be a list of names; got 'q'"),
         ({"targets": ()}, "must be a list of names"),
         ({"towers": ("images",)}, "unknown tower 'images'; did you mean 'image'"),
         ({"towers": ()}, "at least one tower"),
-        ({"rank": 0}, "rank of LoRA must be a positive integer"),
         ({"alpha": 0.0}, "alpha of LoRA must be positive"),
     ],
 )

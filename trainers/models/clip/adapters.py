@@ -6,8 +6,7 @@ on queries and values of both towers is 983,040 of ViT-B-32's 151 million.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +40,7 @@ class ClipLora:
       towers: which towers get adapters.
 
     Raises:
-      ConfigError: no target, or a tower that is none.
+      ConfigError: no target, a tower that is none, or an alpha that is not positive.
     """
 
     rank: int = 16
@@ -52,6 +51,8 @@ class ClipLora:
     def __post_init__(self) -> None:
         if isinstance(self.targets, str) or not self.targets:
             raise ConfigError(f"the targets of LoRA must be a list of names; got {self.targets!r}")
+        if not self.alpha > 0:
+            raise ConfigError(f"the alpha of LoRA must be positive; got {self.alpha!r}")
         for tower in self.towers:
             if tower not in TOWERS:
                 raise ConfigError(unknown_choice("tower", tower, TOWERS))
@@ -91,12 +92,11 @@ def make_trainable(clip: nn.Module, lora: ClipLora | None, *, seed: int, train_l
     if lora is None:
         clip.requires_grad_(True)
     else:
-        names = {tower: _adapted_layers(clip, lora, tower) for tower in lora.towers}
         clip.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             for tower in lora.towers:
-                _adapt(clip, lora, tower, names[tower])
+                _adapt(clip, lora, tower)
     for name, parameter in clip.named_parameters(recurse=False):
         if name == "logit_scale":
             parameter.requires_grad_(train_logit_scale)
@@ -104,42 +104,17 @@ def make_trainable(clip: nn.Module, lora: ClipLora | None, *, seed: int, train_l
             parameter.requires_grad_(False)
 
 
-def _adapted_layers(clip: nn.Module, lora: ClipLora, tower: str) -> list[str]:
-    """Full names of the layers of one tower to adapt."""
-    layers = {name: layer for name, layer in clip.named_modules() if name and _tower_of(name) == tower}
-    chosen: list[str] = []
-    for target in lora.targets:
-        for last in TARGETS.get(target, (target,)):
-            names = [name for name in layers if name == last or name.endswith(f".{last}")]
-            if not names:
-                linear = [name for name, layer in layers.items() if type(layer) is nn.Linear]
-                raise ConfigError(_no_match(target, tower, linear))
-            chosen += [name for name in names if name not in chosen]
-    return chosen
-
-
-def _adapt(clip: nn.Module, lora: ClipLora, tower: str, names: Sequence[str]) -> None:
+def _adapt(clip: nn.Module, lora: ClipLora, tower: str) -> None:
     """Put adapters on one tower, seen alone: names of text layers are also ends of image layers' names."""
     alone = nn.Module()
     for name, child in clip.named_children():
         if _tower_of(name) == tower:
             alone.add_module(name, child)
-    with_lora(alone, rank=lora.rank, alpha=lora.alpha, targets=names)
+    targets = [name for target in lora.targets for name in TARGETS.get(target, (target,))]
+    with_lora(alone, rank=lora.rank, alpha=lora.alpha, targets=targets, where=f"the {tower} tower")
     for name, child in alone.named_children():  # a projection right at the top was replaced there
         setattr(clip, name, child)
 
 
 def _tower_of(name: str) -> str:
-    return IMAGE if name == "visual" or name.startswith("visual.") else TEXT
-
-
-def _no_match(target: str, tower: str, linear: Sequence[str]) -> str:
-    last = sorted({name.rpartition(".")[2] for name in linear})
-    short = {part: key for key, parts in TARGETS.items() for part in parts}
-    known = sorted({short[name] for name in last if name in short}) + last
-    near = difflib.get_close_matches(target, known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return (
-        f"target {target!r} of LoRA matches no layer of the {tower} tower; {hint}"
-        f"Valid there: {', '.join(known) or 'none, it has no linear layer'}"
-    )
+    return IMAGE if name == "visual" else TEXT

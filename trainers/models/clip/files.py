@@ -1,9 +1,9 @@
 """A fine-tuned CLIP model as files that others read: open_clip the whole model, peft the adapters.
 
-A training leaves a state dictionary with adapters and separate attention; `trained_spec` and
-`trained_encoder` make the model of it again. Both files are functions of the trained weights alone, which
-are released already: post-processing. The folder's privacy statement is written by the caller; what each
-file says of itself is given as `note`.
+A training leaves a state dictionary with adapters and separate attention; `trained_encoder` makes the model
+of it again. Both files are functions of the trained weights alone, which are released already:
+post-processing. The folder's privacy statement is written by the caller; what each file says of itself is
+given as `note`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
+from dpgcl_core.errors import ConfigError, StorageError
 from trainers.files.weights import misfits, write_weights
 from trainers.models.attention import SeparateAttention, fused_state_dict
 from trainers.models.clip.adapters import ClipLora, make_trainable
@@ -28,13 +28,9 @@ from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.published import (
     CONFIG_FILE,
     OWN_TOKENIZER,
-    RANDOM,
-    SHIPPED,
     WEIGHTS_FILE,
-    ClipConfig,
     ClipSpec,
     build_clip,
-    find_clip,
 )
 from trainers.models.clip.tokens import CLIP_VOCABULARY, write_fast_tokenizer, write_merges
 from trainers.models.lora import merge_lora
@@ -46,46 +42,11 @@ _PEFT_PREFIX = "base_model.model."
 _ADAPTER = "default"
 
 
-def trained_spec(model: str, pretrained: str) -> ClipSpec:
-    """Return what `find_clip` told a training of its model, without the weights that it started from.
-
-    So a model is exported where those weights are not, and nothing is downloaded.
-
-    Args:
-      model: as in `ClipConfig`.
-      pretrained: "random", or open_clip's name of published weights.
-
-    Raises:
-      ConfigError: this open_clip does not know them.
-
-    >>> trained_spec("ViT-B-32", "openai").architecture["quick_gelu"]
-    True
-    """
-    spec = find_clip(ClipConfig(model=model))
-    if pretrained == RANDOM or (model, pretrained) in SHIPPED:
-        return spec
-    ensure_torchvision_import()
-    import open_clip
-
-    builtin = model.replace("/", "-")
-    published = open_clip.get_pretrained_cfg(builtin, pretrained)
-    if not published:
-        names = [RANDOM, *open_clip.list_pretrained_tags_by_model(builtin)]
-        raise ConfigError(unknown_choice(f"weights of CLIP model {model}", pretrained, names))
-    own = {"quick_gelu": True} if published.get("quick_gelu") else {}
-    return dataclasses.replace(
-        spec,
-        architecture=dict(spec.architecture) | own,
-        mean=tuple(published.get("mean") or spec.mean),
-        std=tuple(published.get("std") or spec.std),
-    )
-
-
 def trained_encoder(spec: ClipSpec, lora: ClipLora | None, state: Mapping[str, Tensor]) -> ImageTextEncoder:
     """Return the model of a training from the state dictionary that it left.
 
     Args:
-      spec: see `trained_spec`.
+      spec: of the model, without the weights that it started from.
       lora: the adapters that it trained; None where every weight was.
       state: of its `ImageTextEncoder`, adapters and all.
 

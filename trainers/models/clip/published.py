@@ -32,7 +32,6 @@ CONFIG_FILE = "open_clip_config.json"
 OWN_TOKENIZER = {"hf_tokenizer_name": "in this folder", "tokenizer_kwargs": {"strip_sep_token": True}}
 """Says of an exported model that open_clip finds its tokeniser beside it; no part of what the model is."""
 WEIGHTS_FILE = "open_clip_model.safetensors"
-_WEIGHTS_FILES = (WEIGHTS_FILE, "open_clip_pytorch_model.bin", "model.safetensors", "pytorch_model.bin")
 _PARTS = ("embed_dim", "vision_cfg", "text_cfg")
 
 
@@ -81,8 +80,7 @@ class ClipConfig:
       model: a name of open_clip's, one of `SMALL_MODELS`, a JSON file with open_clip's model configuration,
         or a folder that holds `open_clip_config.json`.
       weights: "random"; one of open_clip's names for the weights of this model, such as "laion2b_s34b_b79k",
-        or of `SHIPPED`;
-        or a file (`.safetensors`, or written by `torch.save`), or a folder with one under open_clip's name.
+        or of `SHIPPED`; or a file (`.safetensors`, or written by `torch.save`).
     """
 
     model: str = CLIP_TINY
@@ -119,8 +117,13 @@ class ClipSpec:
         return int(height), int(width)
 
 
-def find_clip(config: ClipConfig) -> ClipSpec:
+def find_clip(config: ClipConfig, *, with_weights: bool = True) -> ClipSpec:
     """Return what a configuration means; download weights that open_clip knows and this machine lacks.
+
+    Args:
+      config: of the model.
+      with_weights: whether the weights are wanted, too. A trained model is exported where those that it
+        started from are not, and nothing is downloaded.
 
     Raises:
       ConfigError: an unknown model or name of weights (near ones are suggested), a configuration that is no
@@ -129,14 +132,20 @@ def find_clip(config: ClipConfig) -> ClipSpec:
 
     >>> find_clip(ClipConfig()).image_size
     (32, 32)
+    >>> openai = ClipConfig(model="ViT-B-32", weights="openai")
+    >>> find_clip(openai, with_weights=False).architecture["quick_gelu"]
+    True
     """
     architecture, preprocessing = _architecture(config.model)
-    path = _shipped_file(config) or _weights_file(config.weights)
-    if path is None and config.weights != RANDOM:
-        published = _published(config)
-        path = _downloaded(config, published)
-        preprocessing = published
-        if published.get("quick_gelu"):  # the activation these weights were trained with
+    path: Path | None = Path(config.weights).expanduser()
+    if config.weights == RANDOM:
+        path = None
+    elif (config.model, config.weights) in SHIPPED:
+        path = _shipped_file(config)
+    elif path is not None and not (with_weights and path.is_file()):
+        preprocessing = _published(config)
+        path = _downloaded(config, preprocessing) if with_weights else None
+        if preprocessing.get("quick_gelu"):  # the activation these weights were trained with
             architecture["quick_gelu"] = True
     small = config.model in SMALL_MODELS
     return ClipSpec(
@@ -144,7 +153,7 @@ def find_clip(config: ClipConfig) -> ClipSpec:
         architecture=architecture,
         mean=_colours(preprocessing.get("mean"), _HALF if small else _open_clip().OPENAI_DATASET_MEAN),
         std=_colours(preprocessing.get("std"), _HALF if small else _open_clip().OPENAI_DATASET_STD),
-        weights=path,
+        weights=path if with_weights else None,
     )
 
 
@@ -194,11 +203,6 @@ def _architecture(name: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """open_clip's model configuration, a copy, and the preprocessing that a file states beside it."""
     if name in SMALL_MODELS:
         return copy.deepcopy(dict(SMALL_MODELS[name])), {}
-    if name.startswith("hf-hub:"):
-        raise ConfigError(
-            f"a model must lie here or be one of open_clip's; got {name!r}. Download its {CONFIG_FILE} and "
-            "its weights into a folder, and give the folder as model and as weights"
-        )
     builtin = name.replace("/", "-")
     if builtin in _open_clip().list_models():
         return copy.deepcopy(_open_clip().get_model_config(builtin)), {}
@@ -240,35 +244,15 @@ def shipped_path(model: str, name: str) -> Path:
     return Path(__file__).with_name("weights") / f"{model}-{name}{SAFETENSORS}"
 
 
-def _shipped_file(config: ClipConfig) -> Path | None:
-    """The file of weights that come with this package, checked; None of others."""
-    sha256 = SHIPPED.get((config.model, config.weights))
-    if sha256 is None:
-        return None
-    path = shipped_path(config.model, config.weights)
+def _shipped_file(config: ClipConfig) -> Path:
+    """The file of weights that come with this package, checked."""
+    sha256, path = SHIPPED[config.model, config.weights], shipped_path(config.model, config.weights)
     if (found := read_weights(path).sha256) != sha256:
         raise StorageError(
             f"{path} must be the file that comes with this package, sha256 {sha256}; got {found}: install "
             "the package again"
         )
     return path
-
-
-def _weights_file(weights: str) -> Path | None:
-    """The file that `weights` names; None where it names no place on this machine."""
-    path = Path(weights).expanduser()
-    if path.is_dir():
-        found = [path / name for name in _WEIGHTS_FILES if (path / name).is_file()]
-        if not found:
-            raise ConfigError(
-                f"the folder of weights must hold one of {', '.join(_WEIGHTS_FILES)}; {path} holds none"
-            )
-        return found[0]
-    if path.is_file():
-        return path
-    if path.suffix in (SAFETENSORS, ".pt", ".pth", ".bin") or os.sep in weights:
-        raise ConfigError(f"weights must be {RANDOM!r}, a name of open_clip's or a file; there is no {path}")
-    return None
 
 
 def _published(config: ClipConfig) -> Mapping[str, Any]:
@@ -306,11 +290,6 @@ def _network_for(config: ClipConfig, published: Mapping[str, Any]) -> str:
 def _random_model(spec: ClipSpec) -> nn.Module:
     """The model, initialised from torch's global generator."""
     architecture = copy.deepcopy(dict(spec.architecture))
-    if "multimodal_cfg" in architecture:
-        raise ConfigError(
-            f"the model must be two towers and nothing else; {spec.name} also writes captions. Choose a "
-            "plain CLIP model, for example ViT-B-32"
-        )
     if architecture["vision_cfg"].get("timm_model_name"):
         architecture["vision_cfg"]["timm_model_pretrained"] = False
     from_transformers = bool(architecture["text_cfg"].get("hf_model_name"))
