@@ -25,7 +25,15 @@ from typing import Any
 
 from dpgcl_core.errors import ConfigError, DataError
 from trainers.data.faults import RecordsError
-from trainers.data.own import existing_parquet_files, load_parquet, parquet_files, unpacked
+from trainers.data.own import (
+    existing_parquet_files,
+    load_parquet,
+    parquet_files,
+    parquet_header,
+    read_parquet,
+    unpacked,
+    unreadable_parquet,
+)
 from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
 from trainers.data.pairs import Loaded, PairRows, assemble, caption_fault, decode_each, stack_images
 from trainers.data.request import Request
@@ -72,27 +80,14 @@ def load_parquet_pairs(request: Request) -> Loaded:
     The image column holds paths, relative to the file's or the given folder, or encoded bytes, plain or as
     {bytes, path}; the caption column one caption or a list of them. Errors as for `load_csv_pairs`.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = request.path
     files = existing_parquet_files(path)
-    table = None
-    try:
-        header = pq.read_schema(files[0]).names
-        names = resolve_columns(request.pairs, header, "parquet")
-        columns = (names.image, names.caption, names.unit, names.split, names.label)
-        wanted = {*(name for name in columns if name is not None), *({_ID} & set(header))}
-        table = pa.concat_tables([pq.ParquetFile(file).read(columns=sorted(wanted)) for file in files])
-        lists = {name: table.column(name) for name in wanted}
-    except (OSError, NotImplementedError, KeyError, pa.ArrowException):
-        table = None
-    if table is None:  # raised out here: the reader's own message could quote the file's content
-        raise DataError(
-            f"{len(files)} parquet file(s) must be readable and have the same columns; some are not"
-        )
+    header = parquet_header(files[0])
+    names = resolve_columns(request.pairs, header, "parquet")
+    columns = (names.image, names.caption, names.unit, names.split, names.label, _ID)
+    table = read_parquet(files, {name for name in columns if name is not None})
+    values = {name: unpacked(table.column(name)) for name in table.column_names}
     base = path.parent if path.is_file() else path
-    values = {name: unpacked(column) for name, column in lists.items()}
     rows = _parquet_rows(values, names, base, request.max_image_pixels)
     images = values[names.image or ""]
     return _load(rows, [base / image if isinstance(image, str) else image for image in images], request)
@@ -108,13 +103,12 @@ def has_captions(path: Path, options: PairOptions | None = None) -> bool:
 
     Reads the first file's schema alone; False where that cannot be read, for loading tells why.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     usual = CAPTION_COLUMNS if options is None or options.caption is None else (options.caption,)
     try:
         return any(not set(usual).isdisjoint(pq.read_schema(f).names) for f in parquet_files(path)[:1])
-    except (OSError, ValueError, NotImplementedError, pa.ArrowException):
+    except unreadable_parquet():
         return False
 
 
@@ -154,7 +148,6 @@ def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
 
 
 def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
     import pyarrow.types as kinds
 
@@ -167,7 +160,7 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
             if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
                 values = pq.ParquetFile(file).read(columns=[image]).column(image).to_pylist()
                 yield from (os.path.join(base, value) for value in values if value)
-    except (OSError, ValueError, NotImplementedError, pa.ArrowException):
+    except unreadable_parquet():
         return
 
 

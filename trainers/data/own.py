@@ -16,9 +16,9 @@ import os
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,20 +194,27 @@ def load_parquet(request: Request) -> Loaded:
     Raises:
       DataError: a file cannot be read, or its columns break a rule above.
     """
-    unit_column, image_size = request.unit_column, request.image_size
-    files = existing_parquet_files(request.path)
-    schemas = _read_files(files, _read_schema)
-    for schema in schemas:
-        _check_schema(schema, schemas[0], unit_column)
-    tables = _read_files(files, partial(_read_table, unit_column=unit_column))
-    encoded = [image for table in tables for image in unpacked(table.column("image"))]
-    images = decode_images(encoded, image_size, max_pixels=request.max_image_pixels)
-    labels, names = _column(tables, "label"), _column(tables, unit_column or "id")
+    files, unit_column = existing_parquet_files(request.path), request.unit_column
+    header = parquet_header(files[0])
+    for required in ("image", *([unit_column] if unit_column else [])):
+        if header.count(required) != 1:
+            raise DataError(f"parquet data must have one column {required}; found {_listed(header)}")
+    table = read_parquet(files, {"image", "label", unit_column or "id"})
+    encoded = unpacked(table.column("image"))
+    if {type(image) for image in encoded} - {bytes, type(None)}:
+        raise DataError(
+            "parquet column image must hold encoded image bytes, plain or as {bytes, path}; "
+            f"got {table.column('image').type}"
+        )
+    images = decode_images(encoded, request.image_size, max_pixels=request.max_image_pixels)
+    labels, names = _column(table, "label"), _column(table, unit_column or "id")
     if unit_column is not None and names is not None:
-        return _to_splits([_part_of_units(images, labels, as_text(names))], image_size)
-    ids = content_ids(encoded, labels) if names is None else _name_ids(as_text(names))
-    shown = None if names is None else names.tolist()
-    return _to_splits([_Part(images=images, labels=labels, ids=ids, names=shown)], image_size)
+        part = _part_of_units(images, labels, as_text(names))
+    elif names is None:
+        part = _Part(images=images, labels=labels, ids=content_ids(encoded, labels))
+    else:
+        part = _Part(images=images, labels=labels, ids=_name_ids(as_text(names)), names=names.tolist())
+    return _to_splits([part], request.image_size)
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -227,101 +234,78 @@ def existing_parquet_files(path: Path) -> list[Path]:
     return files
 
 
-def _read_files(files: list[Path], read: Callable[[Path], Any]) -> list[Any]:
+def unreadable_parquet() -> tuple[type[Exception], ...]:
+    """Return what pyarrow raises of a file that is damaged, or of no kind that it knows."""
     import pyarrow as pa
 
-    contents, unreadable = [], []
+    return (OSError, ValueError, NotImplementedError, KeyError, pa.ArrowException)
+
+
+def parquet_header(file: Path) -> list[str]:
+    """Return the names of a file's columns.
+
+    Raises:
+      DataError: it cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    header = None
+    with suppress(*unreadable_parquet()):
+        header = pq.read_schema(file).names
+    if header is None:  # raised out here: the reader's own message could quote the file's content
+        raise DataError("parquet files must be readable; the first one is not")
+    return list(header)
+
+
+def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
+    """Return those of `columns` that parquet files have, of all files in their order.
+
+    Raises:
+      RecordsError: some files cannot be read; their positions are in the error's details.
+      DataError: files differ in these columns or their types, or have one twice.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables, unreadable = [], []
     for position, file in enumerate(files):
         try:
-            contents.append(read(file))
-        except (OSError, ValueError, NotImplementedError, pa.ArrowException):
+            with pq.ParquetFile(file) as opened:
+                tables.append(opened.read(columns=sorted({*columns} & {*opened.schema_arrow.names})))
+        except unreadable_parquet():
             unreadable.append(position)
     if unreadable:
         raise RecordsError(
             f"parquet files must be readable; {len(unreadable)} of {len(files)} are not",
             {"files": unreadable},
         )
-    return contents
-
-
-def _read_schema(file: Path) -> pa.Schema:
-    import pyarrow.parquet as pq
-
-    return pq.read_schema(file)
-
-
-def _read_table(file: Path, unit_column: str | None) -> pa.Table:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(file) as opened:
-        wanted = set(opened.schema_arrow.names) & {"image", "label", "id", unit_column}
-        return opened.read(columns=sorted(wanted))
-
-
-def _check_schema(schema: pa.Schema, first: pa.Schema, unit_column: str | None) -> None:
-    import pyarrow.types as kinds
-
-    if schema.names.count("image") != 1:
-        raise DataError(f"parquet data must have one column image; found {_listed(schema.names)}")
-    if unit_column is not None and schema.names.count(unit_column) != 1:
+    kinds = [dict(zip(table.column_names, table.schema.types, strict=True)) for table in tables]
+    if any(kind != kinds[0] for kind in kinds) or len(kinds[0]) < tables[0].num_columns:
         raise DataError(
-            f"unit_column must name one parquet column; got {unit_column!r}, found {_listed(schema.names)}"
+            "parquet files must have the same columns of the same types, each once; some differ in "
+            f"{_listed(list(columns))}"
         )
-
-    def is_text(kind: pa.DataType) -> bool:
-        kind = kind.value_type if kinds.is_dictionary(kind) else kind
-        return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
-
-    def is_bytes(kind: pa.DataType) -> bool:
-        if kinds.is_struct(kind):
-            return kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
-        return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind))
-
-    rules = {
-        "image": ("encoded image bytes, plain or as {bytes, path}", is_bytes),
-        "label": ("integers or strings", lambda k: kinds.is_integer(k) or kinds.is_boolean(k) or is_text(k)),
-        "id": ("integers or strings", lambda k: kinds.is_integer(k) or is_text(k)),
-        "caption": ("strings", is_text),
-    }
-    if unit_column is not None:
-        rules[unit_column] = rules["id"]
-    for name, (rule, holds) in rules.items():
-        positions, firsts = schema.get_all_field_indices(name), first.get_all_field_indices(name)
-        if len(positions) > 1 or len(positions) != len(firsts):
-            raise DataError(f"parquet files must all have column {name} once, or none; found them to differ")
-        if not positions:
-            continue
-        kind, first_kind = schema.field(positions[0]).type, first.field(firsts[0]).type
-        if not holds(kind):
-            raise DataError(f"parquet column {name} must hold {rule}; got {kind}")
-        if kind != first_kind:
-            raise DataError(
-                f"parquet column {name} must have one type in all files; got {first_kind}, {kind}"
-            )
+    return pa.concat_tables([table.select(sorted(kinds[0])) for table in tables], promote_options="default")
 
 
 def unpacked(column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a column, of `{bytes, path}` the bytes."""
-    import pyarrow.compute as pc
-    import pyarrow.types as kinds
-
-    is_packed = kinds.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
-    values: list[Any] = (pc.struct_field(column, "bytes") if is_packed else column).to_pylist()
-    return values
+    values = column.to_pylist()
+    return [value["bytes"] if isinstance(value, dict) and "bytes" in value else value for value in values]
 
 
-def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:
+def _column(table: pa.Table, name: str) -> NDArray[Any] | None:
     """Integers, or Python strings: numpy's own would lose the NULs at their ends."""
-    import pyarrow.types as kinds
-
-    if name not in tables[0].column_names:
+    if name not in table.column_names:
         return None
-    columns = [table.column(name) for table in tables]
-    missing = sum(column.null_count for column in columns)
+    values = table.column(name).to_pylist()
+    missing = values.count(None)
     if missing:
         raise RecordsError(f"parquet column {name} must have a value in every row; {missing} have none")
-    numeric = kinds.is_integer(columns[0].type) or kinds.is_boolean(columns[0].type)
-    return np.concatenate([c.to_numpy() if numeric else np.array(c.to_pylist(), object) for c in columns])
+    kinds = {type(value) for value in values}
+    if kinds - {int, bool, str}:
+        raise DataError(f"parquet column {name} must hold integers or strings; got {table.column(name).type}")
+    return np.array(values, object if kinds == {str} else None)
 
 
 def load_folder(request: Request) -> Loaded:

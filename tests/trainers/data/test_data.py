@@ -367,6 +367,8 @@ BAD_PARQUET = {
         "label must have a value in every row; 1 have none",
     ),
     "caption number": ({"image": [PNG], "caption": [1]}, "caption must hold strings"),
+    "repeated image": (pa.table([[PNG], [PNG]], names=["image", "image"]), "one column image"),
+    "repeated label": (pa.table([[PNG], [1], [1]], names=["image", "label", "label"]), "each once"),
     "float id": ({"image": [PNG], "id": [0.5]}, "id must hold integers or strings"),
     "null id": ({"image": [PNG] * 2, "id": ["x", None]}, "id must have a value in every row"),
     "repeated id": ({"image": [PNG] * 2, "id": ["x", "x"]}, "ids must be unique"),
@@ -377,15 +379,16 @@ BAD_PARQUET = {
 @pytest.mark.parametrize("case", BAD_PARQUET)
 def test_parquet_that_breaks_a_rule_is_refused(case, tmp_path):
     columns, message = BAD_PARQUET[case]
+    pq.write_table(columns if isinstance(columns, pa.Table) else pa.table(columns), tmp_path / "own.parquet")
     with pytest.raises(DataError, match=message):
-        load_dataset(write_parquet(tmp_path, **columns))
+        load_dataset(f"parquet:{tmp_path / 'own.parquet'}")
 
 
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ({"image": [PNG]}, "column label once, or none"),
-        ({"image": [PNG], "label": ["x"]}, "one type in all files"),
+        ({"image": [PNG]}, "the same columns"),
+        ({"image": [PNG], "label": ["x"]}, "the same types"),
     ],
 )
 def test_parquet_files_that_differ_are_refused(second, message, tmp_path):
