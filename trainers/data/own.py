@@ -196,9 +196,10 @@ def load_parquet(request: Request) -> Loaded:
     """
     files, unit_column = existing_parquet_files(request.path), request.unit_column
     header = parquet_header(files[0])
-    for required in ("image", *([unit_column] if unit_column else [])):
-        if header.count(required) != 1:
-            raise DataError(f"parquet data must have one column {required}; found {_listed(header)}")
+    of_unit = f"unit_column must name one parquet column; got {unit_column!r}"
+    for name, rule in (("image", "parquet data must have one column image"), (unit_column, of_unit)):
+        if name is not None and header.count(name) != 1:
+            raise DataError(f"{rule}, found {_listed(header)}")
     table = read_parquet(files, {"image", "label", unit_column or "id"})
     encoded = unpacked(table.column("image"))
     if {type(image) for image in encoded} - {bytes, type(None)}:

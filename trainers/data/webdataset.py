@@ -22,12 +22,11 @@ import json
 import logging
 import os
 import tarfile
-import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,32 +39,25 @@ from trainers.data.pairs import Loaded, PairRows, assemble, caption_fault, decod
 from trainers.data.request import Request
 from trainers.files.durable import replacing
 
-_FORMAT = 3
+_FORMAT = 4
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp"))
 _MAX_TEXT_BYTES = 2**23
 _IMAGES_AT_ONCE = 256
 _BLOCK = 512
-_DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sample:
-    """One sample of a shard; `place` is (offset, number of bytes) of its image, `size` (height, width)."""
+class _Sample(NamedTuple):
+    """One sample of a shard, as the index holds it: its image's place and size, and what stands beside."""
 
-    place: tuple[int, int]
-    size: tuple[int, int]
+    offset: int
+    num_bytes: int
+    height: int
+    width: int
     key: str
     captions: tuple[str, ...]
     unit: str
     fault: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Index:
-    stamp: tuple[int, int]
-    samples: list[_Sample]
-    is_cut: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,32 +132,29 @@ def load_webdataset(request: Request) -> Loaded:
     """Return the pairs of tar shards; the images stay in the shards and are read by record.
 
     The path is a shard, a folder with shards, or a name with ranges such as `train-{000..011}.tar`. The unit
-    is a field of each sample's json file. Where corrupt samples are dropped, of a shard that is cut off the
-    whole samples before the cut are kept.
+    is a field of each sample's json file.
 
     Raises:
       RecordsError: some samples are corrupt (their positions are in `details`), or images differ in size.
-      DataError: there are no shards, or one cannot be read.
+      DataError: there are no shards, or one cannot be read as a whole.
     """
     image_size, max_pixels, unit_field = request.image_size, request.max_image_pixels, request.pairs.unit
     files = _shards(request.path)
     indices = [_index(file, unit_field, max_pixels) for file in files]
-    samples = [sample for index in indices for sample in index.samples]
-    shard_of = np.repeat(np.arange(len(files)), [len(index.samples) for index in indices])
-    stamps = np.array([index.stamp for index in indices], dtype=np.int64)
-    # A cut shard stands as one corrupt row after all others: how much is missing is not known.
-    num_cut = sum(index.is_cut for index in indices)
+    samples = [sample for _, some in indices for sample in some]
+    shard_of = np.repeat(np.arange(len(files)), [len(some) for _, some in indices])
+    stamps = np.array([stamp for stamp, _ in indices], dtype=np.int64)
     rows = PairRows(
-        keys=[sample.key for sample in samples] + [""] * num_cut,
-        captions=[sample.captions for sample in samples] + [()] * num_cut,
-        faults=[sample.fault for sample in samples] + ["shard cut off"] * num_cut,
-        units=None if unit_field is None else [sample.unit for sample in samples] + [""] * num_cut,
+        keys=[sample.key for sample in samples],
+        captions=[sample.captions for sample in samples],
+        faults=[sample.fault for sample in samples],
+        units=None if unit_field is None else [sample.unit for sample in samples],
         max_pixels=max_pixels,
     )
 
     def images_of(kept: list[int]) -> ShardImages:
         height, width = (image_size, image_size) if image_size else _common_size([samples[i] for i in kept])
-        places = [(shard_of[row], *samples[row].place) for row in kept]
+        places = [(shard_of[row], samples[row].offset, samples[row].num_bytes) for row in kept]
         return ShardImages(
             files=tuple(files),
             stamps=stamps,
@@ -180,8 +169,8 @@ def load_webdataset(request: Request) -> Loaded:
 
 
 def _common_size(samples: list[_Sample]) -> tuple[int, int]:
-    check_one_size(Counter(sample.size for sample in samples))
-    return samples[0].size
+    check_one_size(Counter((sample.height, sample.width) for sample in samples))
+    return samples[0].height, samples[0].width
 
 
 def _shards(path: Path) -> list[Path]:
@@ -195,51 +184,30 @@ def _shards(path: Path) -> list[Path]:
     return files
 
 
-def _index(file: Path, unit_field: str | None, max_pixels: int) -> _Index:
-    """The shard's index: the one kept, where it belongs to the file as it is now."""
+def _index(file: Path, unit_field: str | None, max_pixels: int) -> tuple[tuple[int, int], list[_Sample]]:
+    """The shard's stamp and samples: the index kept, where it belongs to the file as it is now."""
     state = file.stat()
     stamp = (state.st_size, state.st_mtime_ns)
     place = file.with_name(f".{file.name}.pairs.json")
     header = [_FORMAT, *stamp, unit_field, max_pixels]
-    kept = _read_index(place, header)
-    if kept is not None:
-        return kept
-    samples, is_cut = _read_shard(file, unit_field, max_pixels)
-    index = _Index(stamp=stamp, samples=samples, is_cut=is_cut)
-    written = [[*s.place, *s.size, s.key, s.captions, s.unit, s.fault] for s in samples]
+    with suppress(OSError, ValueError, TypeError):  # absent or damaged: built again
+        found, rows = json.loads(place.read_bytes())
+        if found == header:
+            samples = [_Sample(*row) for row in rows]
+            return stamp, [sample._replace(captions=tuple(sample.captions)) for sample in samples]
+    samples = _read_shard(file, unit_field, max_pixels)
     try:
         with replacing(place) as out:
             os.fchmod(out.fileno(), state.st_mode & 0o666)
-            out.write(json.dumps([header, is_cut, written]).encode())
+            out.write(json.dumps([header, samples]).encode())
     except OSError:
         _log.warning("a shard's index could not be kept, so it is built each time: let its folder be written")
-    return index
+    return stamp, samples
 
 
-def _read_index(place: Path, header: list[Any]) -> _Index | None:
-    try:
-        found, is_cut, rows = json.loads(place.read_bytes())
-        if found != header:
-            return None
-        samples = [
-            _Sample(
-                place=(int(offset), int(size)),
-                size=(int(height), int(width)),
-                key=key,
-                captions=tuple(captions),
-                unit=unit,
-                fault=fault,
-            )
-            for offset, size, height, width, key, captions, unit, fault in rows
-        ]
-    except _DAMAGED:  # absent or damaged: built again
-        return None
-    return _Index(stamp=(header[1], header[2]), samples=samples, is_cut=bool(is_cut))
-
-
-def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> tuple[list[_Sample], bool]:
-    """All samples of a shard in the order of their first files, and whether it ends before its end mark."""
-    members, is_cut = _members(file)
+def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> list[_Sample]:
+    """All samples of a shard in the order of their first files."""
+    members = _members(file)
     samples = []
     with file.open("rb", buffering=0) as opened:
 
@@ -262,53 +230,37 @@ def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> tuple[li
                     fault = "several images" if places else "missing image"
                 elif len(set(kinds)) < len(kinds):  # one would stand for the other without a word
                     fault = "several files of one kind"
-                samples.append(
-                    _Sample(
-                        place=places[0] if places else (0, 0),
-                        size=(0, 0) if isinstance(image, str) else (image.shape[0], image.shape[1]),
-                        key=hashlib.blake2b(content, digest_size=16).hexdigest(),
-                        captions=captions,
-                        unit=unit,
-                        fault=fault or (image if isinstance(image, str) else ""),
-                    )
-                )
-    return samples, is_cut
+                fault = fault or (image if isinstance(image, str) else "")
+                offset, num_bytes = places[0] if places else (0, 0)
+                height, width = (0, 0) if isinstance(image, str) else image.shape[:2]
+                key = hashlib.blake2b(content, digest_size=16).hexdigest()
+                samples.append(_Sample(offset, num_bytes, height, width, key, captions, unit, fault))
+    return samples
 
 
-def _members(file: Path) -> tuple[dict[str, list[tuple[str, tuple[int, int]]]], bool]:
-    """Per sample its files as (kind, place), and whether the shard is cut off."""
+def _members(file: Path) -> dict[str, list[tuple[str, tuple[int, int]]]]:
+    """Per sample its files as (kind, place).
+
+    Raises:
+      DataError: the shard is none, or it ends before its end mark: how much is missing is not known.
+    """
     found: dict[str, list[tuple[str, tuple[int, int]]]] = {}
-    end, is_cut = 0, False
-    try:
-        with tarfile.open(file, "r:") as archive:
-            for member in _until_damage(archive):
-                name = PurePosixPath(member.name)
-                stem, _, kind = name.name.partition(".")
-                # The end of the content, not the next header: what is cut inside a file must show.
-                is_cut |= member.offset_data + member.size > file.stat().st_size
-                end = archive.offset
-                if member.isreg() and stem and kind and not is_cut:
-                    sample = found.setdefault(str(name.parent / stem), [])
-                    sample.append((kind.lower(), (member.offset_data, member.size)))
-    except (tarfile.TarError, OSError):
-        is_readable = False
-    else:
-        is_readable = True
-    if not is_readable:
+    is_whole = False
+    with suppress(tarfile.TarError, OSError), tarfile.open(file, "r:") as archive:
+        for member in archive:
+            name = PurePosixPath(member.name)
+            stem, _, kind = name.name.partition(".")
+            if member.isreg() and stem and kind:
+                sample = found.setdefault(str(name.parent / stem), [])
+                sample.append((kind.lower(), (member.offset_data, member.size)))
+        # A cut inside the last file shows by its content's end, not by the next header.
+        is_whole = os.pread(cast(Any, archive.fileobj).fileno(), _BLOCK, archive.offset) == bytes(_BLOCK)
+    if not is_whole:
         raise DataError(
-            f"webdataset:PATH must be readable, uncompressed tar shards; {str(file)!r} is not one"
+            "webdataset:PATH must be whole, readable, uncompressed tar shards; "
+            f"{str(file)!r} is not one, or it is cut off: fetch it again"
         )
-    with file.open("rb") as opened:
-        opened.seek(end)
-        is_cut |= opened.read(_BLOCK) != bytes(_BLOCK)
-    return found, is_cut
-
-
-def _until_damage(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    try:
-        yield from archive
-    except tarfile.TarError:  # what follows is not readable; the missing end mark tells
-        return
+    return found
 
 
 def _is_text(kind: str) -> bool:

@@ -358,7 +358,7 @@ def test_parquet_reads_labels_stored_as_a_dictionary(tmp_path):
 
 
 BAD_PARQUET = {
-    "no image": ({"picture": [PNG], "text": ["x"]}, "one column image; found picture, text"),
+    "no image": ({"picture": [PNG], "text": ["x"]}, "one column image, found picture, text"),
     "text image": ({"image": ["x"]}, "image must hold encoded image bytes.*got string"),
     "path only": ({"image": [{"path": "x"}]}, "image must hold encoded image bytes"),
     "float label": ({"image": [PNG], "label": [0.5]}, "label must hold integers or strings; got double"),
