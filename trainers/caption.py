@@ -73,11 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         CaptionOptions, prog="python -m trainers.caption", description=__doc__, arguments=arguments
     )
     from trainers.data.pair_options import PairOptions
-    from trainers.embed.files import check_csv_target, write_answers
+    from trainers.embed.files import CSV, check_target, write_answers
     from trainers.embed.images import chosen_device, read_images
     from trainers.export.folder import load_captioner
 
-    check_csv_target(options.to)
+    check_target(options.to, CSV)
     pairs = PairOptions(
         image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
     )

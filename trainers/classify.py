@@ -66,11 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: ClassifyOptions = run_command(
         ClassifyOptions, prog="python -m trainers.classify", description=__doc__, arguments=arguments
     )
-    from trainers.embed.files import check_csv_target, write_answers
+    from trainers.embed.files import CSV, check_target, write_answers
     from trainers.embed.images import chosen_device, read_images
     from trainers.export.folder import load_classifier
 
-    check_csv_target(options.to)
+    check_target(options.to, CSV)
     network, description = load_classifier(options.model, own_network=options.network)
     shape, limit = description.image_shape, options.max_image_pixels
     names, images = read_images(options.images, shape, max_image_pixels=limit)

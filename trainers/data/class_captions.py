@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.errors import ConfigError
 from trainers.data.channels import with_channels
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
@@ -19,12 +19,11 @@ def with_class_captions(records: Records, class_names: Sequence[str], template: 
 
     Args:
       records: images with labels.
-      class_names: one for every label 0, 1, …
+      class_names: one for every label 0, 1, …, as a `Dataset` has them.
       template: text with `{}` where the class's name goes.
 
     Raises:
       ConfigError: there are no labels, or classes have no names.
-      DataError: a label has no name.
 
     >>> import numpy as np
     >>> records = Records(images=np.zeros((2, 1, 8, 8), dtype=np.uint8), ids=np.arange(2, dtype=np.uint64),
@@ -37,8 +36,6 @@ def with_class_captions(records: Records, class_names: Sequence[str], template: 
             "class_captions are made of the names of classes, and these images have none: give labels that "
             "are text, or data with captions"
         )
-    if len(records.labels) and int(records.labels.max()) >= len(class_names):
-        raise DataError("every label must have a class name for class_captions; some have none")
     texts = [(template.replace("{}", name),) for name in class_names]
     return ImageTextRecords(
         images=with_channels(records.images, 3),

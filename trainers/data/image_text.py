@@ -19,7 +19,8 @@ import dataclasses
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,9 @@ def load_parquet_pairs(request: Request) -> Loaded:
     files = existing_parquet_files(path)
     header = parquet_header(files[0])
     names = resolve_columns(request.pairs, header, "parquet")
-    columns = (names.image, names.caption, names.unit, names.split, names.label, _ID)
-    table = read_parquet(files, {name for name in columns if name is not None})
+    columns = (names.image, names.caption, names.unit, names.split, names.label)
+    wanted = {name for name in columns if name is not None}
+    table = read_parquet(files, wanted | {_ID} if header.count(_ID) == 1 else wanted)
     values = {name: unpacked(table.column(name)) for name in table.column_names}
     base = path.parent if path.is_file() else path
     rows = _parquet_rows(values, names, base, request.max_image_pixels)
@@ -220,43 +222,24 @@ def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
 def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
     if not path.is_file():
         raise DataError(f"csv:PATH must be an existing file; got {str(path)!r}")
-    try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
-            lines = split_csv(opened, separator)
-    except OSError:
-        lines = []
-    if not lines:
+    lines: list[list[str]] = []
+    with (
+        suppress(OSError, csv.Error),
+        path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened,
+    ):
+        # A quote that is never closed would swallow the rest of the file, this last line with it.
+        text = itertools.chain(opened, ["\n", _END])
+        lines = [line for line in csv.reader(text, delimiter=separator) if line]
+    if len(lines) < 2 or lines[-1] != [_END]:
         raise DataError(
             "csv:PATH must be a readable text file with a line of column names and every quote closed; "
             f"got {str(path)!r}"
         )
-    return lines[0], lines[1:]
+    _check_one_line_each(lines[:-1])
+    return lines[0], lines[1:-1]
 
 
-def split_csv(text: Iterable[str], separator: str) -> list[list[str]]:
-    """Return the lines of a csv file, column names first, without empty ones; none of a damaged file.
-
-    Args:
-      text: the file's lines.
-      separator: of the columns.
-
-    Raises:
-      RecordsError: as `check_one_line_each`.
-    """
-    try:
-        # A quote that is never closed would swallow the rest of the file, this last line with it.
-        lines = [
-            line for line in csv.reader(itertools.chain(text, ["\n", _END]), delimiter=separator) if line
-        ]
-    except csv.Error:
-        return []
-    if len(lines) < 2 or lines[-1] != [_END]:
-        return []
-    check_one_line_each(lines[:-1])
-    return lines[:-1]
-
-
-def check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
+def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
     """Refuse lines of a csv file, column names first, with a line break in a cell.
 
     Two quotes that do not belong together make one cell of all lines between them. Those rows would be gone

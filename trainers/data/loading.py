@@ -188,10 +188,10 @@ def check_max_image_pixels(limit: int) -> None:
 
 
 def _check_image_size(image_size: int | None) -> None:
-    if image_size is not None and (type(image_size) is not int or image_size < 1):
-        raise ConfigError(f"image_size must be a positive integer, in pixels, or None; got {image_size!r}")
-    if image_size is not None and image_size > MAX_IMAGE_SIZE:
-        raise ConfigError(f"image_size must be at most {MAX_IMAGE_SIZE} pixels; got {image_size}")
+    if image_size is not None and (type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE):
+        raise ConfigError(
+            f"image_size must be a positive integer, at most {MAX_IMAGE_SIZE}, or None; got {image_size!r}"
+        )
 
 
 def _check_unit_column(name: str, unit_column: str | None) -> None:
@@ -208,17 +208,10 @@ def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
     fitting = pairs.fitting(name).given
     meant = [field for field in fitting if has_pairs != (field == CLASS_CAPTIONS)]
     unused = [field for field in pairs.given if field not in meant]
-    if CLASS_CAPTIONS in unused:
-        raise ConfigError(
-            "class_captions are for labelled images without captions, and these data have captions of their "
-            "own: leave it out"
-        )
     if unused:
-        scheme = name.partition(":")[0]
         raise ConfigError(
-            f"{', '.join(unused)} tell how images with captions are read, and mean nothing for "
-            f"{scheme + ' without a caption column' if scheme == 'parquet' and not has_pairs else scheme}; "
-            "leave them out, or name the caption column"
+            f"{', '.join(unused)} mean nothing for {name.partition(':')[0]} "
+            f"{'with' if has_pairs else 'without'} captions of its own; leave them out, or name their column"
         )
 
 

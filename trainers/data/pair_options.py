@@ -99,24 +99,19 @@ def image_column(options: PairOptions, header: list[str], scheme: str, separator
 
 
 def _find(wanted: Sequence[str], header: list[str], scheme: str, separator: str, what: str) -> str:
-    found = [name for name in wanted if header.count(name) == 1]
-    if len(found) != 1:
-        raise column_missing(f"{scheme} data", wanted, header, what, separator)
-    return found[0]
-
-
-def column_missing(
-    subject: str, wanted: Sequence[str], header: Sequence[str], what: str, separator: str = ""
-) -> DataError:
-    """Return the error for columns of which none, or several, are the one that is wanted.
+    """The one column among those wanted that is there once.
 
     The first line may be a record: neither its cells nor their number are in the message.
     """
+    found = [name for name in wanted if header.count(name) == 1]
+    if len(found) == 1:
+        return found[0]
     how_many = "several have" if any(name in wanted for name in header) else "none has"
     hint = f" with separator {separator!r}" if separator else ""
     error = DataError(
-        f"{subject} must have one column {' or '.join(wanted)} for the {what}; {how_many} such a name{hint}. "
-        "Name the column (--csv-img-key, --csv-caption-key, …), or give the separator (--csv-separator)"
+        f"{scheme} data must have one column {' or '.join(wanted)} for the {what}; {how_many} such a "
+        f"name{hint}. Name the column (--csv-img-key, --csv-caption-key, …), or give the separator "
+        "(--csv-separator)"
     )
     error.details = {"columns": list(header)}
-    return error
+    raise error

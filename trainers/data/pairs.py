@@ -31,7 +31,7 @@ from trainers.data.classes import ClassNames, class_indices, encodable
 from trainers.data.decoding import MAX_IMAGE_PIXELS, decode_image, in_threads, silence_decoders, stacked
 from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.records import Records, RecordsOfRows
-from trainers.data.rows import check_row_starts, row_of_each
+from trainers.data.rows import row_of_each
 
 Decoded = NDArray[np.uint8] | str
 """An image `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
@@ -80,11 +80,7 @@ class ImageTextRecords(RecordsOfRows):
                 "images must be [num_rows, channels, height, width] with captions for each; "
                 f"got {list(self.images.shape)} and captions for {num_rows}"
             )
-        if self.labels is not None and self.labels.shape != (num_rows,):
-            raise DataError(f"labels must have one entry per image; got shape {self.labels.shape}")
-        if self.row_starts is None and len(self.ids) != num_rows:
-            raise DataError(f"ids must have one entry per image; got {len(self.ids)} for {num_rows}")
-        check_row_starts(self.row_starts, num_records=len(self.ids), num_rows=num_rows)
+        self._check_columns()
         empty = sum(not row or not all(caption.strip() for caption in row) for row in self.captions)
         if empty:
             raise RecordsError(

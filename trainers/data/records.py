@@ -53,6 +53,14 @@ class RecordsOfRows:
         ]
         return images
 
+    def _check_columns(self) -> None:
+        num_rows = self.images.shape[0]
+        for name in ("ids", "labels") if self.row_starts is None else ("labels",):
+            column = getattr(self, name)
+            if column is not None and column.shape != (num_rows,):
+                raise DataError(f"{name} must have one entry per image; got shape {column.shape}")
+        check_row_starts(self.row_starts, num_records=len(self.ids), num_rows=num_rows)
+
     def _columns_at(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """The fields that have an entry for each row, of these rows alone; of stored images none is read."""
         images = self.images
@@ -80,11 +88,7 @@ class Records(RecordsOfRows):
                 "images must be uint8 [num_rows, channels, height, width]; "
                 f"got {self.images.dtype} with {self.images.ndim} axes"
             )
-        for name in ("ids", "labels") if self.row_starts is None else ("labels",):
-            column = getattr(self, name)
-            if column is not None and column.shape != (len(self.images),):
-                raise DataError(f"{name} must have one entry per image; got shape {column.shape}")
-        check_row_starts(self.row_starts, num_records=len(self.ids), num_rows=len(self.images))
+        self._check_columns()
 
     def labels_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.int64]:
         """Return the labels of the images that `images_at` returns, `[n]`.

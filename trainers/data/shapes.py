@@ -166,32 +166,23 @@ def make_shape_pairs(
     numbers = np.arange(first, first + num_records, dtype=np.uint64)
     scenes = draw_scenes(numbers, seed=seed, vocabulary=vocabulary)
     kind = "shapes" if vocabulary == "all" else f"shapes of {vocabulary} words"
+    captions: list[tuple[str, ...]]
     if is_short:
-        return _short_pairs(scenes, numbers, seed, image_size, f"short {kind}")
-    wording = _draw(numbers, seed, "wording", MAX_SHAPE_CAPTIONS)
-    return ImageTextRecords(
-        images=_render(scenes, numbers, seed, image_size),
-        captions=tuple(
+        scenes = dataclasses.replace(scenes, num_groups=np.ones_like(scenes.num_groups))
+        grounds = [tuple(SHAPE_GROUNDS)[ground] for ground in scenes.ground.tolist()]
+        captions = [(f"{_describe_group(scenes, row, 0)} on {name}.",) for row, name in enumerate(grounds)]
+        kind, labels = f"short {kind}", None
+    else:
+        labels = _first_shape(scenes)
+        captions = [
             tuple(describe_scene(scenes, row, (start + k) % 4) for k in range(captions_per_image))
-            for row, start in enumerate(wording.tolist())
-        ),
-        ids=ids_from_names(f"{kind}/{seed}/{number}" for number in numbers.tolist()),
-        labels=_first_shape(scenes),
-    )
-
-
-def _short_pairs(
-    scenes: ShapeScenes, numbers: Ids, seed: int, image_size: int, kind: str
-) -> ImageTextRecords:
-    scenes = dataclasses.replace(scenes, num_groups=np.ones_like(scenes.num_groups))
-    grounds = tuple(SHAPE_GROUNDS)
+            for row, start in enumerate(_draw(numbers, seed, "wording", MAX_SHAPE_CAPTIONS).tolist())
+        ]
     return ImageTextRecords(
         images=_render(scenes, numbers, seed, image_size),
-        captions=tuple(
-            (f"{_describe_group(scenes, row, 0)} on {grounds[ground]}.",)
-            for row, ground in enumerate(scenes.ground.tolist())
-        ),
+        captions=tuple(captions),
         ids=ids_from_names(f"{kind}/{seed}/{number}" for number in numbers.tolist()),
+        labels=labels,
     )
 
 

@@ -36,11 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         EmbedOptions, prog="python -m trainers.embed", description=__doc__, arguments=arguments
     )
     from trainers.data.loading import PairOptions  # here, with torch: help needs none of it
-    from trainers.embed.files import NOTE, check_target
+    from trainers.embed.files import NOTE, NPZ, PARQUET, check_target
     from trainers.embed.images import embed_alone, embed_with_towers
     from trainers.export.description import CLIP, read_description
 
-    check_target(options.to)
+    check_target(options.to, PARQUET, NPZ)
     pairs = PairOptions(
         image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
     )

@@ -26,15 +26,17 @@ _NOTE = (
 NOTE = _NOTE.format("Embeddings")
 
 
-def check_target(path: Path) -> None:
+def check_target(path: Path, *formats: str) -> None:
     """Refuse a file that cannot be written.
 
     Raises:
-      ConfigError: it is of no known format.
+      ConfigError: it is of none of these formats.
       StorageError: it exists.
     """
-    if path.suffix not in (PARQUET, NPZ):
-        raise ConfigError(f"embeddings are written to a {PARQUET} or {NPZ} file; got --to {path}")
+    if path.suffix not in formats:
+        raise ConfigError(
+            f"what the model gives is written to a {' or '.join(formats)} file; got --to {path}"
+        )
     if path.exists():
         raise StorageError(f"{path} exists and is not overwritten: give another --to")
 
@@ -82,7 +84,7 @@ def write_answers(
     """Write a model's answers to a new csv file, and print what it holds and whose they are.
 
     Args:
-      path: of the file.
+      path: of the file, as `check_target` has seen it.
       columns: their names.
       rows: of text and numbers, one per image.
       content: of the file, in words.
@@ -90,10 +92,8 @@ def write_answers(
       model: that gave them.
 
     Raises:
-      ConfigError: it is named otherwise.
-      StorageError: it exists, or cannot be written.
+      StorageError: it cannot be written.
     """
-    check_csv_target(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -105,19 +105,6 @@ def write_answers(
     print(f"written: {path}, {content}")
     print(f"the model: {model.promise}")
     print(f"note: {_NOTE.format(kind)}")
-
-
-def check_csv_target(path: Path) -> None:
-    """Refuse a file that `write_answers` would not write.
-
-    Raises:
-      ConfigError: it is no csv file.
-      StorageError: it exists.
-    """
-    if path.suffix != CSV:
-        raise ConfigError(f"the answers are written to a {CSV} file; got --to {path}")
-    if path.exists():
-        raise StorageError(f"{path} exists and is not overwritten: give another --to")
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:

@@ -78,7 +78,7 @@ class ResNet18(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features `[n, 512]` of images `[n, channels, H, W]`."""
-        features: Tensor = self.pool(self.blocks(self.stem(images))).flatten(1)
+        features: Tensor = self.pool(self.feature_map(images)).flatten(1)
         return features
 
     def feature_map(self, images: Tensor) -> Tensor:

@@ -161,7 +161,10 @@ class PatchEncoder(nn.Module):
 
     def patches(self, images: Tensor) -> Tensor:
         """Return the patches `[n, patches, channels·side²]` of images `[n, C, H, W]`, row by row."""
-        return cut_patches(images, self.patch_size)
+        side = self.patch_size
+        # [n, C, rows, side, columns, side]
+        cells: Tensor = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))
+        return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
     def encode(self, images: Tensor) -> Tensor:
         """Return the tokens `[n, patches, feature_dim]` of normalised images `[n, C, H, W]`."""
@@ -222,13 +225,6 @@ def patch_grid(image_shape: ImageShape, patch_size: int) -> tuple[int, int]:
             "another --patch-size or --image-size"
         )
     return height // patch_size, width // patch_size
-
-
-def cut_patches(images: Tensor, side: int) -> Tensor:
-    """Return the patches `[n, patches, channels·side²]` of images `[n, C, H, W]`, row by row."""
-    # [n, C, rows, side, columns, side]
-    cells: Tensor = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))
-    return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def grid_positions(width: int, rows: int, columns: int) -> Tensor:

@@ -199,7 +199,7 @@ def _encoder(
     kind, start, seed = config.encoder, config.warm_start, config.public_seed
     if isinstance(kind, ClipNetworkConfig):
         own = start if given is not None else None
-        towers = starting_clip(kind, start=own, given=given, seed=seed, temperature=config.temperature)
+        towers = starting_clip(kind, start=own, seed=seed, temperature=config.temperature)
         refuse_other_size(towers.spec, image_shape)
         return towers
     if isinstance(kind, NetworkConfig):

@@ -64,7 +64,6 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
         return starting_clip(
             _network(config),
             start=config.warm_start,
-            given=given,
             seed=config.public_seed,
             temperature=config.temperature,
         )

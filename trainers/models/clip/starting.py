@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
 from trainers.config.networks import WarmStart
@@ -22,7 +18,6 @@ def starting_clip(
     network: ClipNetworkConfig,
     *,
     start: WarmStart | None,
-    given: Mapping[str, Tensor] | None,
     seed: int,
     temperature: float,
 ) -> ImageTextEncoder:
@@ -31,22 +26,18 @@ def starting_clip(
     Args:
       network: which model, and what of it trains.
       start: what it starts from; None for `network.pretrained`.
-      given: the tensors of `start`.
       seed: public seed.
       temperature: τ that a learned temperature starts from.
 
     Raises:
-      ConfigError: there are two beginnings, or the weights are of another model or not finite.
-      StorageError: a file cannot be read.
+      ConfigError: there are two beginnings, or the weights are of another model.
+      StorageError: a file cannot be read, or holds numbers that are not finite.
     """
     weights = network.pretrained
     if start is None:
         _refuse_place(weights)
     else:
         check_same_model(network, start)
-        for name, value in (given or {}).items():
-            if value.is_floating_point() and not torch.isfinite(value).all():
-                raise ConfigError(f"a warm start must be finite, and {name} in {start.path} is not")
         weights = start.path
     return build_image_text_encoder(
         ClipConfig(model=network.name, weights=weights),
