@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import ConfigError, exit_on_bad_input
-from trainers.data.decoding import MAX_IMAGE_PIXELS
+from dpgcl_core.errors import exit_on_bad_input
+from trainers.embed.options import ModelOptions
 
 if TYPE_CHECKING:  # the command loads torch, not its help
     import torch
@@ -33,34 +33,16 @@ _IMAGES_AT_ONCE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionOptions:
-    """What to describe, with which model, and where to.
+class CaptionOptions(ModelOptions):
+    """What to describe, with which captioner, and where to.
 
     Attributes:
-      model: folder of an exported captioner.
       images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
       to: new file, .csv.
-      batch_size: images at once.
-      device: where to compute.
-      max_image_pixels: of one image as stored; a larger one is refused before it is decoded.
-      csv_separator: character between the columns of a csv file.
-      csv_img_key: column of csv or parquet with images; filepath or image unless given.
-      csv_caption_key: column of csv or parquet with captions; title or caption unless given.
     """
 
-    model: Path
     images: str
     to: Path = Path("captions.csv")
-    batch_size: int = _IMAGES_AT_ONCE
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_image_pixels: int = MAX_IMAGE_PIXELS
-    csv_separator: str = "\t"
-    csv_img_key: str | None = None
-    csv_caption_key: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,19 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: CaptionOptions = run_command(
         CaptionOptions, prog="python -m trainers.caption", description=__doc__, arguments=arguments
     )
-    from trainers.data.pair_options import PairOptions
     from trainers.embed.files import CSV, check_target, write_answers
     from trainers.embed.images import chosen_device, read_images
     from trainers.export.folder import load_captioner
 
     check_target(options.to, CSV)
-    pairs = PairOptions(
-        image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
-    )
     network, description = load_captioner(options.model)
-    names, images = read_images(options.images, description.image_shape, pairs, options.max_image_pixels)
+    names, images = read_images(
+        options.images, description.image_shape, options.pairs, options.max_image_pixels
+    )
     device = chosen_device(options.device)
-    captions = generated(network, images, batch_size=options.batch_size, device=device)
+    captions = generated(network, images, batch_size=options.batch_size or _IMAGES_AT_ONCE, device=device)
     rows = zip(names.tolist(), captions, strict=True)
     write_answers(options.to, ("id", "caption"), rows, f"{len(captions)} captions", "Captions", description)
     return 0

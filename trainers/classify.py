@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import ConfigError, exit_on_bad_input
-from trainers.data.decoding import MAX_IMAGE_PIXELS
+from dpgcl_core.errors import exit_on_bad_input
+from trainers.embed.options import ModelOptions
 
 if TYPE_CHECKING:  # the command loads torch, not its help
     import torch
@@ -30,31 +30,22 @@ if TYPE_CHECKING:  # the command loads torch, not its help
     from trainers.models.classifier import Classifier
 
 
+_IMAGES_AT_ONCE = 512
+
+
 @dataclass(frozen=True, kw_only=True)
-class ClassifyOptions:
-    """What to classify, with which model, and where to.
+class ClassifyOptions(ModelOptions):
+    """What to classify, with which classifier, and where to.
 
     Attributes:
-      model: folder of an exported classifier.
       images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
       to: new file, .csv.
-      batch_size: images at once.
-      device: where to compute.
       network: the network of your own that the model names, if you trust it.
-      max_image_pixels: of one image as stored; a larger one is refused before it is decoded.
     """
 
-    model: Path
     images: str
     to: Path = Path("classes.csv")
-    batch_size: int = 512
-    device: Literal["auto", "cpu", "cuda"] = "auto"
     network: str | None = None
-    max_image_pixels: int = MAX_IMAGE_PIXELS
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,10 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     check_target(options.to, CSV)
     network, description = load_classifier(options.model, own_network=options.network)
-    shape, limit = description.image_shape, options.max_image_pixels
-    names, images = read_images(options.images, shape, max_image_pixels=limit)
+    names, images = read_images(
+        options.images, description.image_shape, options.pairs, options.max_image_pixels
+    )
     device = chosen_device(options.device)
-    found = probabilities(network, images, batch_size=options.batch_size, device=device)
+    found = probabilities(network, images, batch_size=options.batch_size or _IMAGES_AT_ONCE, device=device)
     rows = zip(names.tolist(), found.argmax(1).tolist(), found.max(1).round(6).tolist(), strict=True)
     columns, content = ("id", "label", "probability"), f"classes of {len(found)} images"
     write_answers(options.to, columns, rows, content, "Classes", description)
@@ -86,7 +78,7 @@ def probabilities(
     network: Classifier,
     images: NDArray[np.uint8],
     *,
-    batch_size: int = 512,
+    batch_size: int = _IMAGES_AT_ONCE,
     device: torch.device | str = "cpu",
 ) -> NDArray[np.float64]:
     """Return the probability of each class, `[num_images, num_classes]`.

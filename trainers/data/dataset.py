@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.slot_table import SlotTable
-from trainers.data.pairs import ImageTextRecords, Loaded
+from trainers.data.pairs import ImageTextRecords, LoadedData
 from trainers.data.records import Records
 
 AnyRecords: TypeAlias = Records | ImageTextRecords
@@ -96,7 +96,7 @@ class TrainingData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Loaded):
+class Dataset(LoadedData):
     """A data set as loaded: training records and, where the source has them, test records.
 
     Attributes:

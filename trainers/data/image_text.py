@@ -36,14 +36,14 @@ from trainers.data.own import (
     unreadable_parquet,
 )
 from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
-from trainers.data.pairs import Loaded, PairRows, assemble, caption_fault, decode_each, stack_images
+from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, decode_each, stack_images
 from trainers.data.request import Request
 
 _END = "\x00end of file\x00"
 _ID = "id"
 
 
-def load_csv_pairs(request: Request) -> Loaded:
+def load_csv_pairs(request: Request) -> LoadedData:
     """Return the pairs of a csv file, UTF-8, whose first line names the columns.
 
     Relative image paths start from the file's folder.
@@ -75,7 +75,7 @@ def load_csv_pairs(request: Request) -> Loaded:
     return _load(rows, [path.parent / key if key else None for key in keys], request)
 
 
-def load_parquet_pairs(request: Request) -> Loaded:
+def load_parquet_pairs(request: Request) -> LoadedData:
     """Return the pairs of a parquet file, or of all parquet files below a folder, in order.
 
     The image column holds paths, relative to the file's or the given folder, or encoded bytes, plain or as
@@ -95,7 +95,7 @@ def load_parquet_pairs(request: Request) -> Loaded:
     return _load(rows, [base / image if isinstance(image, str) else image for image in images], request)
 
 
-def load_parquet_of_either(request: Request) -> Loaded:
+def load_parquet_of_either(request: Request) -> LoadedData:
     """Return the records of parquet files: pairs where a column has captions, else images."""
     return load_parquet_pairs(request) if request.has_captions else load_parquet(request)
 
@@ -258,7 +258,7 @@ def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
         )
 
 
-def _load(rows: PairRows, sources: Sequence[Any], request: Request) -> Loaded:
+def _load(rows: PairRows, sources: Sequence[Any], request: Request) -> LoadedData:
     """The records of rows whose images are not decoded yet: a source each, None where there is none."""
     distinct = {key: source for key, source in zip(rows.keys, sources, strict=True) if source is not None}
     images = decode_each(distinct.values(), request.image_size, rows.max_pixels)

@@ -21,7 +21,7 @@ from trainers.data.decoding import MAX_IMAGE_PIXELS, MOST_IMAGE_PIXELS
 from trainers.data.faults import RecordsError
 from trainers.data.image_text import has_captions
 from trainers.data.pair_options import PairOptions
-from trainers.data.pairs import ImageTextRecords, Loaded
+from trainers.data.pairs import ImageTextRecords, LoadedData
 from trainers.data.records import Records
 from trainers.data.registry import (
     BUILTIN_DATASETS,
@@ -168,7 +168,7 @@ def load_dataset(
         has_captions=holds_pairs,
         max_image_pixels=max_image_pixels,
     )
-    loaded: Loaded = pkgutil.resolve_name(source.reader)(request)
+    loaded: LoadedData = pkgutil.resolve_name(source.reader)(request)
     dataset = Dataset(name=name, is_builtin=source.is_builtin, **vars(loaded))
     if source.class_names:
         dataset = dataclasses.replace(dataset, class_names=source.class_names)

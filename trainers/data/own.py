@@ -30,7 +30,7 @@ from dpgcl_core.sampling.records import Ids, ids_from_names
 from trainers.data.classes import as_text, class_indices, encodable
 from trainers.data.decoding import content_ids, decode_images, resize_images
 from trainers.data.faults import RecordsError
-from trainers.data.pairs import Loaded
+from trainers.data.pairs import LoadedData
 from trainers.data.records import Records
 from trainers.data.request import Request
 
@@ -67,7 +67,7 @@ def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units
     )
 
 
-def load_npz(request: Request) -> Loaded:
+def load_npz(request: Request) -> LoadedData:
     """Return the records of an `.npz` file.
 
     It holds `images` (uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with 1 or 3 channels), perhaps
@@ -184,7 +184,7 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
     return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def load_parquet(request: Request) -> Loaded:
+def load_parquet(request: Request) -> LoadedData:
     """Return the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
 
     Rows have a column `image` (encoded image bytes, plain or as `{bytes, path}`) and perhaps `label`
@@ -306,10 +306,10 @@ def _column(table: pa.Table, name: str) -> NDArray[Any] | None:
     kinds = {type(value) for value in values}
     if kinds - {int, bool, str}:
         raise DataError(f"parquet column {name} must hold integers or strings; got {table.column(name).type}")
-    return np.array(values, object if kinds == {str} else None)
+    return np.array(values, object) if str in kinds else table.column(name).to_numpy()
 
 
-def load_folder(request: Request) -> Loaded:
+def load_folder(request: Request) -> LoadedData:
     """Return the images below a folder, in the order of their relative paths, which are their ids.
 
     It holds one sub-folder per class, or only images (then there are no labels). Hidden files and files
@@ -370,7 +370,7 @@ def _image_names(path: Path) -> list[str]:
     return sorted(names)
 
 
-def _to_splits(parts: list[_Part], image_size: int | None) -> Loaded:
+def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
     """Give all parts one image shape and one class index."""
     if any(len(part.images) == 0 or 0 in part.images.shape for part in parts):
         raise DataError(
@@ -395,7 +395,7 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> Loaded:
         for split, part, index in zip(images, parts, labels, strict=True)
     ]
     names = [part.names for part in parts]
-    return Loaded(
+    return LoadedData(
         train=records[0],
         test=records[1] if len(records) > 1 else None,
         class_names=class_names,

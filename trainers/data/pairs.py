@@ -113,7 +113,7 @@ class ImageTextRecords(RecordsOfRows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedData:
     """What a source of records gave.
 
     Attributes:
@@ -157,7 +157,7 @@ class PairRows:
     max_pixels: int = MAX_IMAGE_PIXELS
 
 
-def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_corrupt: bool) -> Loaded:
+def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_corrupt: bool) -> LoadedData:
     """Return the records that `rows` make: sound rows with one key are one image, of one unit one record.
 
     Args:
@@ -187,7 +187,7 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
     train, *test = (_records(rows, part, labels, images_of) for part in parts)
     if test and train.images.shape[1:] != test[0].images.shape[1:]:
         raise DataError("training and test images must have one size; they differ. Give --image-size")
-    return Loaded(
+    return LoadedData(
         train=train,
         test=test[0] if test else None,
         num_skipped=len(rows.keys) - len(kept),

@@ -21,7 +21,7 @@ class DataSource:
 
     Attributes:
       name: what a data set's name begins with.
-      reader: `module:function` that takes a `trainers.data.request.Request` and returns what it `Loaded`. It
+      reader: `module:function` that takes a `trainers.data.request.Request` and returns `LoadedData`. It
         raises DataError where the data are missing, damaged, empty or of several shapes.
       title: for figures and tables.
       is_builtin: whether the data are public, and downloaded or generated when they are needed.

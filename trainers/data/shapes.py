@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.sampling.records import Ids, ids_from_names, keyed_uniform
-from trainers.data.pairs import ImageTextRecords, Loaded
+from trainers.data.pairs import ImageTextRecords, LoadedData
 from trainers.data.request import Request
 
 VERSION = 1
@@ -186,7 +186,7 @@ def make_shape_pairs(
     )
 
 
-def load_shapes(request: Request) -> Loaded:
+def load_shapes(request: Request) -> LoadedData:
     """Return the training and the test pairs of `shapes`, `shapes:NUM[:SEED]` or `shapes:NUM:SEED:KIND`.
 
     The test pairs have numbers that no training set can have, so they are others than those of any `NUM`.
@@ -204,7 +204,7 @@ def load_shapes(request: Request) -> Loaded:
         vocabulary=named.vocabulary,
         is_short=named.is_short,
     )
-    return Loaded(
+    return LoadedData(
         train=pairs(named.num_records),
         test=pairs(NUM_TEST_SHAPES, first=MAX_SHAPE_PAIRS),
         class_names=() if named.is_short else SHAPE_NAMES,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from trainers.data.decoding import content_ids, decode_images, resize_images
 from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download
-from trainers.data.pairs import Loaded
+from trainers.data.pairs import LoadedData
 from trainers.data.records import Records
 from trainers.data.request import Request
 from trainers.files.durable import replacing
@@ -41,16 +41,16 @@ def _records(images: NDArray[np.uint8], labels: NDArray[Any], size: int | None) 
     return Records(images=images if size is None else resize_images(images, size), labels=whole, ids=ids)
 
 
-def load_digits(request: Request) -> Loaded:
+def load_digits(request: Request) -> LoadedData:
     """Return scikit-learn's 1,797 digits."""
     from sklearn import datasets
 
     digits = datasets.load_digits()
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # published as 0 to 16
-    return Loaded(train=_records(images[:, None], digits.target, request.image_size))
+    return LoadedData(train=_records(images[:, None], digits.target, request.image_size))
 
 
-def load_fashion_mnist(request: Request) -> Loaded:
+def load_fashion_mnist(request: Request) -> LoadedData:
     """Return Fashion-MNIST, from the publisher's four files or from all arrays in one `fashion_mnist.npz`.
 
     Raises:
@@ -64,7 +64,7 @@ def load_fashion_mnist(request: Request) -> Loaded:
     train, test = (
         _records(images[:, None], labels, request.image_size) for images, labels in (arrays[:2], arrays[2:])
     )
-    return Loaded(train=train, test=test)
+    return LoadedData(train=train, test=test)
 
 
 def _read_packed(path: Path) -> list[NDArray[Any]]:
@@ -106,7 +106,7 @@ class _ArraysOnly(pickle.Unpickler):
         return allowed[module, name]
 
 
-def load_cifar10(request: Request) -> Loaded:
+def load_cifar10(request: Request) -> LoadedData:
     """Return CIFAR-10.
 
     Raises:
@@ -120,12 +120,12 @@ def load_cifar10(request: Request) -> Loaded:
         batch = _ArraysOnly(io.BytesIO(contents[name]), encoding="latin1").load()
         batches.append((batch["data"].reshape(-1, 3, 32, 32).copy(), np.array(batch["labels"])))
     images, labels = (np.concatenate(column) for column in zip(*batches[:5], strict=True))
-    return Loaded(
+    return LoadedData(
         train=_records(images, labels, request.image_size), test=_records(*batches[5], request.image_size)
     )
 
 
-def load_eurosat(request: Request) -> Loaded:
+def load_eurosat(request: Request) -> LoadedData:
     """Return EuroSAT; decoding 27,000 JPEGs takes a while, so the result is cached for each size.
 
     Raises:
@@ -143,7 +143,7 @@ def load_eurosat(request: Request) -> Loaded:
                 np.savez(out, images=records.images, labels=cast(Any, records.labels), ids=records.ids)
         except OSError as error:
             _log.warning("the decoded EuroSAT images are not kept: %s", error)
-    return Loaded(train=records)
+    return LoadedData(train=records)
 
 
 def _read_decoded(path: Path) -> Records | None:

@@ -35,7 +35,7 @@ from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
 from trainers.data.decoding import MAX_IMAGE_PIXELS, in_threads
 from trainers.data.faults import RecordsError, check_one_size
-from trainers.data.pairs import Loaded, PairRows, assemble, caption_fault, decode_each, stack_images
+from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, decode_each, stack_images
 from trainers.data.request import Request
 from trainers.files.durable import replacing
 
@@ -128,7 +128,7 @@ class ShardImages:
         return content
 
 
-def load_webdataset(request: Request) -> Loaded:
+def load_webdataset(request: Request) -> LoadedData:
     """Return the pairs of tar shards; the images stay in the shards and are read by record.
 
     The path is a shard, a folder with shards, or a name with ranges such as `train-{000..011}.tar`. The unit

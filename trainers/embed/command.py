@@ -35,18 +35,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: EmbedOptions = run_command(
         EmbedOptions, prog="python -m trainers.embed", description=__doc__, arguments=arguments
     )
-    from trainers.data.loading import PairOptions  # here, with torch: help needs none of it
-    from trainers.embed.files import NOTE, NPZ, PARQUET, check_target
+    from trainers.embed.files import (
+        NOTE,
+        NPZ,
+        PARQUET,
+        check_target,
+    )  # here, with torch: help needs none of it
     from trainers.embed.images import embed_alone, embed_with_towers
     from trainers.export.description import CLIP, read_description
 
     check_target(options.to, PARQUET, NPZ)
-    pairs = PairOptions(
-        image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
-    )
     description = read_description(options.model)
     run = embed_with_towers if description.kind == CLIP else embed_alone
-    run(options, pairs)
+    run(options)
     print(f"the model: {description.promise}")
     print(f"note: {NOTE}")
     return 0

@@ -37,7 +37,7 @@ BACKBONE = "backbone"
 _IMAGES_AT_ONCE = 512
 
 
-def embed_alone(options: EmbedOptions, pairs: PairOptions) -> None:
+def embed_alone(options: EmbedOptions) -> None:
     """Embed images by an encoder of images, and write the embeddings."""
     if options.texts is not None or options.images is None:
         raise ConfigError(
@@ -45,7 +45,7 @@ def embed_alone(options: EmbedOptions, pairs: PairOptions) -> None:
         )
     encoder, description = load_encoder(options.model, own_network=options.network)
     channels, height, width = description.image_shape
-    dataset = load_at_size(options.images, (height, width), pairs, options.max_image_pixels)
+    dataset = load_at_size(options.images, (height, width), options.pairs, options.max_image_pixels)
     names, images, labels = names_of(dataset), images_of(dataset, channels), labels_of(dataset)
     features = options.features or BACKBONE
     embeddings = embed_images(
@@ -63,7 +63,7 @@ def embed_alone(options: EmbedOptions, pairs: PairOptions) -> None:
     print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
 
 
-def embed_with_towers(options: EmbedOptions, pairs: PairOptions) -> None:
+def embed_with_towers(options: EmbedOptions) -> None:
     """Embed images, texts or both by a CLIP model, and write the embeddings."""
     if options.features is not None:
         raise ConfigError(
@@ -72,7 +72,7 @@ def embed_with_towers(options: EmbedOptions, pairs: PairOptions) -> None:
         )
     encoder, description = load_clip(options.model)
     device, batch_size = chosen_device(options.device), options.batch_size or PAIRS_AT_ONCE
-    found = _embed_both(options, encoder, pairs, device, batch_size)
+    found = _embed_both(options, encoder, device, batch_size)
     write_embeddings(options.to, found.arrays(), found.rows(), model=description, features="unit embeddings")
     sides = {"images": found.images, "texts": found.texts}
     counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
@@ -88,13 +88,14 @@ def embed_with_towers(options: EmbedOptions, pairs: PairOptions) -> None:
 def _embed_both(
     options: EmbedOptions,
     encoder: ImageTextEncoder,
-    pairs: PairOptions,
     device: torch.device,
     batch_size: int,
 ) -> PairEmbeddings:
     found = PairEmbeddings()
     if options.images is not None:
-        dataset = load_at_size(options.images, encoder.spec.image_size, pairs, options.max_image_pixels)
+        dataset = load_at_size(
+            options.images, encoder.spec.image_size, options.pairs, options.max_image_pixels
+        )
         if options.texts is not None and dataset.modality == "image-text":
             raise ConfigError(
                 f"{options.images} has captions of its own: embed the texts in a run of their own, without "

@@ -1,4 +1,4 @@
-"""The options of `python -m trainers.embed`."""
+"""The options of commands that show images to an exported model, and those of `python -m trainers.embed`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from typing import Literal
 
 from dpgcl_core.errors import ConfigError
 from trainers.data.decoding import MAX_IMAGE_PIXELS
+from trainers.data.pair_options import PairOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedOptions:
-    """What to embed, with which model, and where to.
+class ModelOptions:
+    """An exported model, and how images are read and shown to it.
 
     Attributes:
-      model: folder of an exported model.
-      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
-      texts: file of captions, one per line; needs a CLIP model.
-      to: new file, .parquet or .npz.
-      features: what to write of an image encoder; backbone unless given.
-      batch_size: images or texts at once; of a CLIP model few, of other encoders many, unless given.
+      model: folder of an exported model of the command's kind.
+      batch_size: images or texts at once; a number that fits the model unless given.
       device: where to compute.
-      network: the network of your own that the model names, if you trust it.
       max_image_pixels: of one image as stored; a larger one is refused before it is decoded.
       csv_separator: character between the columns of a csv file.
       csv_img_key: column of csv or parquet with images; filepath or image unless given.
@@ -30,13 +26,8 @@ class EmbedOptions:
     """
 
     model: Path
-    images: str | None = None
-    texts: Path | None = None
-    to: Path = Path("embeddings.parquet")
-    features: Literal["backbone", "projection"] | None = None
     batch_size: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    network: str | None = None
     max_image_pixels: int = MAX_IMAGE_PIXELS
     csv_separator: str = "\t"
     csv_img_key: str | None = None
@@ -45,5 +36,32 @@ class EmbedOptions:
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
+
+    @property
+    def pairs(self) -> PairOptions:
+        """How images with captions are read."""
+        return PairOptions(image=self.csv_img_key, caption=self.csv_caption_key, separator=self.csv_separator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions(ModelOptions):
+    """What to embed, with which model, and where to.
+
+    Attributes:
+      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      texts: file of captions, one per line; needs a CLIP model.
+      to: new file, .parquet or .npz.
+      features: what to write of an image encoder; backbone unless given.
+      network: the network of your own that the model names, if you trust it.
+    """
+
+    images: str | None = None
+    texts: Path | None = None
+    to: Path = Path("embeddings.parquet")
+    features: Literal["backbone", "projection"] | None = None
+    network: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.images is None and self.texts is None:
             raise ConfigError("there is nothing to embed: give --images, or of a CLIP model --texts")

@@ -7,7 +7,7 @@ from pathlib import Path
 from trainers.data import image_text, webdataset
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.pair_options import PairOptions
-from trainers.data.pairs import Loaded
+from trainers.data.pairs import LoadedData
 from trainers.data.request import Request
 
 
@@ -22,18 +22,20 @@ def _request(path: Path, options: PairOptions | None, image_size: int | None) ->
     )
 
 
-def load_csv_pairs(path: Path, options: PairOptions | None = None, image_size: int | None = None) -> Loaded:
+def load_csv_pairs(
+    path: Path, options: PairOptions | None = None, image_size: int | None = None
+) -> LoadedData:
     return image_text.load_csv_pairs(_request(path, options, image_size))
 
 
 def load_parquet_pairs(
     path: Path, options: PairOptions | None = None, image_size: int | None = None
-) -> Loaded:
+) -> LoadedData:
     return image_text.load_parquet_pairs(_request(path, options, image_size))
 
 
 def load_webdataset(
     path: Path, *, unit_field: str | None = None, skip_corrupt: bool = False, image_size: int | None = None
-) -> Loaded:
+) -> LoadedData:
     options = PairOptions(unit=unit_field, skip_corrupt=skip_corrupt)
     return webdataset.load_webdataset(_request(path, options, image_size))

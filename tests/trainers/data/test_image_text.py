@@ -18,7 +18,7 @@ from dpgcl_core.sampling.records import ids_from_names
 from tests.trainers.data.readers import load_csv_pairs, load_parquet_pairs
 from trainers.data.faults import RecordsError
 from trainers.data.pair_options import PairOptions
-from trainers.data.pairs import ImageTextRecords, Loaded
+from trainers.data.pairs import ImageTextRecords, LoadedData
 
 SECRET = "secret-words"
 USERS_DATA = os.environ.get("DPGCL_DATA")
@@ -58,7 +58,7 @@ def write_parquet(folder: Path, **columns) -> Path:
     return folder / "pairs.parquet"
 
 
-def load(scheme: str, folder: Path, rows: list[Row], **options) -> Loaded:
+def load(scheme: str, folder: Path, rows: list[Row], **options) -> LoadedData:
     names, captions = [name for name, _ in rows], [caption for _, caption in rows]
     if scheme == "csv":
         return load_csv_pairs(write_csv(folder, rows), **options)
@@ -382,7 +382,7 @@ def test_an_image_in_two_units_is_a_row_of_each(tmp_path):
     assert with_units(tmp_path / "p", [("a", "one", "p")]).ids.tolist() == records.ids[:1].tolist()
 
 
-def with_splits(folder: Path, splits: list[str]) -> Loaded:
+def with_splits(folder: Path, splits: list[str]) -> LoadedData:
     images = [encoded(of(name)) for name, _ in ROWS]
     path = write_parquet(folder, image=images, title=[caption for _, caption in ROWS], part=splits)
     return load_parquet_pairs(path, PairOptions(split="part"))
@@ -401,7 +401,7 @@ def test_a_record_in_both_splits_is_refused(tmp_path):
 LABELS = {"a.png": "dog", "b.png": "cat", "c.png": "dog"}
 
 
-def with_labels(folder: Path, labels: list[str | int | None], splits: list[str] | None = None) -> Loaded:
+def with_labels(folder: Path, labels: list[str | int | None], splits: list[str] | None = None) -> LoadedData:
     images, captions = [encoded(of(name)) for name, _ in ROWS], [caption for _, caption in ROWS]
     more = {} if splits is None else {"part": splits}
     path = write_parquet(folder, image=images, title=captions, kind=labels, **more)
