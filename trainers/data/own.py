@@ -280,13 +280,14 @@ def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
             f"parquet files must be readable; {len(unreadable)} of {len(files)} are not",
             {"files": unreadable},
         )
-    kinds = [dict(zip(table.column_names, table.schema.types, strict=True)) for table in tables]
-    if any(kind != kinds[0] for kind in kinds) or len(kinds[0]) < tables[0].num_columns:
+    kinds = [sorted(zip(table.column_names, map(str, table.schema.types), strict=True)) for table in tables]
+    names = [name for name, _ in kinds[0]]
+    if any(kind != kinds[0] for kind in kinds) or len({*names}) < len(names):
         raise DataError(
             "parquet files must have the same columns of the same types, each once; some differ in "
             f"{_listed(list(columns))}"
         )
-    return pa.concat_tables([table.select(sorted(kinds[0])) for table in tables], promote_options="default")
+    return pa.concat_tables([table.select(names) for table in tables], promote_options="default")
 
 
 def unpacked(column: pa.ChunkedArray) -> list[Any]:

@@ -342,6 +342,11 @@ def test_parquet_reads_the_struct_of_bytes_and_path(tmp_path):
     assert (load_dataset(write_parquet(tmp_path, image=column)).train.images[:, 0] == OK).all()
 
 
+def test_parquet_ids_of_64_bits_stay_apart(tmp_path):
+    ids = pa.array([1, 2**63 + 1, 2**63 + 2], pa.uint64())
+    assert len(set(load_dataset(write_parquet(tmp_path, image=[PNG] * 3, id=ids)).train.ids)) == 3
+
+
 def test_parquet_folder_is_one_data_set(tmp_path):
     for i, image in enumerate(OK):
         pq.write_table(pa.table({"image": [encoded(image)], "label": [i]}), tmp_path / f"{i}.parquet")
