@@ -152,7 +152,7 @@ def test_option_names_are_none_of_ray_job_submit() -> None:
         (["--evaluate-on", "mnist"], "unknown data set 'mnist'"),
         (["--setting", "papr"], "unknown setting 'papr'; did you mean 'paper'? Valid: auto, cpu"),
         (["--network", "resnet19"], "unknown network 'resnet19'; did you mean 'resnet18'? Valid:"),
-        (["--optimizer", "adan"], "unknown optimizer 'adan'; did you mean 'adam'? Valid: adam, adamw, lars"),
+        (["--optimizer", "adan"], "unknown optimizer 'adan'; did you mean 'adam'? Valid: adam, adamw, sgd"),
         (["--data-is", "secret"], "Expected one of ('auto', 'public', 'private')"),
         (["--dataset"], "Missing value for argument '--dataset'"),
         (["--num-steps", "many"], "--num-steps must be a whole number"),

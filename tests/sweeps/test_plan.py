@@ -303,7 +303,6 @@ CHANGES = {
     "--max-query-records": "400",
     "--num-neighbors": "5",
     "--readout": "grid4",
-    "--few-shot": "5",
     "--record-every-steps": "3",
     "--score-every-steps": "5",
     "--test-fraction": "0.3",

@@ -31,7 +31,7 @@ _NEEDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
 def applying(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that do something: without those that are None or empty, or that nothing reads.
 
-    >>> applying({"optimizer_name": "adam", "momentum": 0.9, "few_shot": (), "warm_start": None})
+    >>> applying({"optimizer_name": "adam", "momentum": 0.9, "lora_targets": (), "warm_start": None})
     {'optimizer_name': 'adam'}
     >>> applying({"method": "dp_gcl", "temperature": 0.5}), applying({"method": "dp_mae", "temperature": 0.5})
     ({'method': 'dp_gcl', 'temperature': 0.5}, {'method': 'dp_mae'})

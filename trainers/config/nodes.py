@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass, field
 
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.release.metrics import FEW_SHOTS
 from trainers.config.networks import require
 from trainers.config.removed import check_removed_choice
 from trainers.config.tree import option
@@ -57,13 +56,13 @@ class OptimizerConfig:
     """The optimizer (stage 9)."""
 
     name: str = field(default="adam", metadata=option("optimizer"))
-    """adam, adamw, sgd or lars."""
+    """adam, adamw or sgd."""
     learning_rate: float = 2e-3
     """Learning rate, the same for every trial unless a sweep varies it."""
     weight_decay: float = 0.0
     """Weight decay; decoupled for AdamW, added to the gradient otherwise."""
     momentum: float = 0.9
-    """Momentum of SGD and LARS."""
+    """Momentum of SGD."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises to its value."""
     learning_rate_decay: str = "none"
@@ -98,8 +97,6 @@ class EvaluationConfig:
     """Score so many test records, likewise; else all."""
     num_neighbors: int = 3
     """k of k-NN."""
-    few_shot: tuple[int, ...] = ()
-    """Score probes of so few labelled records per class, too: 1, 2, 5 or 10; each the mean of five draws."""
     readout: str = POOLED
     """What k-NN and probe read: pooled (the features), or grid4 (a CNN's feature map averaged to 4×4)."""
     also_untrained: bool = True
@@ -119,9 +116,6 @@ class EvaluationConfig:
         for name in ("max_index_records", "max_query_records", "num_neighbors"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
-        for count in self.few_shot:
-            if count not in FEW_SHOTS:
-                raise ConfigError(f"few_shot takes {', '.join(map(str, FEW_SHOTS))} per class; got {count}")
         if self.readout not in READOUTS:
             raise ConfigError(unknown_choice("readout", self.readout, READOUTS))
         for name in ("record_every_steps", "score_every_steps"):

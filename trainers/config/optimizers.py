@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from trainers.config.nodes import OptimizerConfig
 
     Build = Callable[[Iterable[nn.Parameter], OptimizerConfig], Optimizer]
-
-TRUST_COEFFICIENT = 0.001
-"""η of LARS, as published (You et al. 2017)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,40 +60,9 @@ def _sgd(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimiz
     return SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay, fused=True)
 
 
-def _lars(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    """LARS (You, Gitman and Ginsburg 2017), by timm: a learning rate for each layer.
-
-    For weights w with gradient g, weight decay β, momentum m, learning rate γ and trust coefficient η:
-
-        λ = η ‖w‖ / (‖g‖ + β ‖w‖);   v ← m v + λ (g + β w);   w ← w − γ v
-
-    λ is 1 where it is undefined (w or g zero). Parameters with fewer than two axes (biases, norm
-    scales) take λ = 1 and no weight decay. The paper's v holds γ as well: the same steps while γ stays, and
-    where a schedule changes it, this is what `sgd` does.
-    """
-    from trainers.torchvision_import import ensure_torchvision_import
-
-    ensure_torchvision_import()
-    from timm.optim.lars import Lars
-
-    listed = list(parameters)
-    adapted: dict[str, Any] = {
-        "params": [p for p in listed if p.ndim > 1],
-        "weight_decay": config.weight_decay,
-        "always_adapt": True,
-    }
-    plain = {"params": [p for p in listed if p.ndim <= 1]}
-    rate, momentum = config.learning_rate, config.momentum
-    optimizer: Optimizer = Lars(
-        [adapted, plain], lr=rate, momentum=momentum, trust_coeff=TRUST_COEFFICIENT, eps=0.0
-    )
-    return optimizer
-
-
 _ENTRIES = (
     OptimizerEntry(name="adam", build=_adam, states_per_weight=2),
     OptimizerEntry(name="adamw", build=_adamw, states_per_weight=2),
-    OptimizerEntry(name="lars", build=_lars, states_per_weight=1, has_momentum=True),
     OptimizerEntry(name="sgd", build=_sgd, states_per_weight=1, has_momentum=True),
 )
 OPTIMIZERS: dict[str, OptimizerEntry] = {entry.name: entry for entry in _ENTRIES}

@@ -39,6 +39,8 @@ _NO_NOISE_SGD = (
     "sensitivity), which takes the same steps where there is no weight decay"
 )
 
+_NO_LARS = "removed in 0.2.0: use --optimizer adamw, or sgd with its own learning rate"
+_NO_FEW_SHOT = "removed in 0.2.0: use --max-index-records for probes of few labelled records"
 _NO_NOTIFY = "removed in 0.2.0: use a command after the sweep, which sees its exit code (docs/operations.md)"
 _NO_COPIES = (
     "removed in 0.2.0: use a bucket of MLflow's server (mlflow server --artifacts-destination), or aws s3 cp "
@@ -56,13 +58,17 @@ REMOVED_FIELDS: Mapping[str, RemovedField] = {
     "public.subspace_groups": RemovedField(default=None, line=_NO_SUBSPACE),
     "public.subspace_every_steps": RemovedField(default=1, line=_NO_SUBSPACE),
     "data.public_records": RemovedField(default=None, line=_NO_NEGATIVES),
+    "evaluation.few_shot": RemovedField(default=[], line=_NO_FEW_SHOT),
     "service.notify": RemovedField(default=None, line=_NO_NOTIFY, is_secret=True),
     "published": RemovedField(default=False, line=_NO_PUBLISHED),
     "storage.publish_to": RemovedField(default=None, line=_NO_COPIES, is_secret=True),
 }
 """By their place in a configuration file, section and field."""
 
-REMOVED_CHOICES: Mapping[tuple[str, str], str] = {("optimizer", "noise_sgd"): _NO_NOISE_SGD}
+REMOVED_CHOICES: Mapping[tuple[str, str], str] = {
+    ("optimizer", "noise_sgd"): _NO_NOISE_SGD,
+    ("optimizer", "lars"): _NO_LARS,
+}
 """Lines of the changelog by an option that stays, and its value that is gone."""
 
 

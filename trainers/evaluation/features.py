@@ -21,10 +21,7 @@ from dpgcl_core.clipping.isolation import isolated
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
 from trainers.config.nodes import POOLED
-from trainers.config.training import (
-    EvaluationConfig,
-    ViewConfig,
-)
+from trainers.config.training import EvaluationConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import Images
 from trainers.evaluation.linear_probe import Features, Labels, fit_linear_probe
@@ -40,11 +37,8 @@ Rule = Callable[[Features], Labels]
 RETRIEVAL_STEP = -1
 """The step in the views' key: no training step has it, so these views were never trained on."""
 
-_FEW_SHOT_DRAWS = 5
 _RETRIEVAL_ROWS = 1024
 _SIMILARITY_BYTES = 2**26
-_BLOCK = 256
-"""Similarities whose largest stands for them, where the nearest are looked for."""
 
 
 def evaluate(encoder: AnyEncoder, scoring: Scoring) -> dict[str, float]:
@@ -63,7 +57,7 @@ def evaluate(encoder: AnyEncoder, scoring: Scoring) -> dict[str, float]:
     check_some(scoring.index, scoring.queries)
     queries = first_records(scoring.queries, scoring.config.max_query_records)
     if scoring.index is None or not is_labelled(scoring.index, queries):
-        return view_retrieval_of(encoder, queries, scoring)
+        return view_retrieval(encoder, queries, scoring)
     asked = embed_features(
         encoder,
         queries.images,
@@ -116,20 +110,11 @@ def feature_scores(
     """Return the probes by metric name, fitted on `known` features and asked of `asked` ones.
 
     Accuracies, and balanced ones where there are two classes, or the largest is twice the smallest or more.
-    Of two classes the linear probe's AUC, too. Few-shot probes take the first rows of each class, so these
-    must stand in a random order.
+    Of two classes the linear probe's AUC, too.
     """
     given = known, known_labels, asked, asked_labels
-    found: dict[str, float] = with_balanced(
-        {"knn_accuracy": knn_accuracy(*given, num_neighbors=config.num_neighbors)}
-        | linear_probe_scores(*given),
-        asked_labels,
-    )
-    for count in dict.fromkeys(config.few_shot):
-        found[f"few_shot_{count}_accuracy"] = few_shot_accuracy(
-            known, known_labels, asked, asked_labels, per_class=count
-        )
-    return found
+    knn = knn_accuracy(*given, num_neighbors=config.num_neighbors)
+    return with_balanced({"knn_accuracy": knn} | linear_probe_scores(*given), asked_labels)
 
 
 def with_balanced(scores: dict[str, Score], labels: Labels) -> dict[str, float]:
@@ -278,7 +263,7 @@ def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int 
         votes = torch.zeros(len(queries), len(classes), dtype=torch.int32)
         for start in range(0, len(queries), at_once):
             nearness = torch.addmm(offset, queries[start : start + at_once], index.T)
-            nearest = _largest(nearness, min(num_neighbors, len(index)))
+            nearest = nearness.topk(min(num_neighbors, len(index)), dim=1, sorted=False).indices
             ones = torch.ones_like(nearest, dtype=torch.int32)
             votes[start : start + len(nearest)].scatter_add_(1, row_classes[nearest], ones)
         found: Labels = classes[votes.argmax(dim=1).numpy()]  # the first of equals
@@ -287,32 +272,14 @@ def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int 
     return rule
 
 
-def _largest(values: Tensor, count: int) -> Tensor:
-    """Return the columns `[rows, count]` of the largest values `[rows, columns]`, in no order.
-
-    They lie in the `count` blocks of columns with the largest maxima: one pass for the maxima, and a choice
-    among few, where a choice among all would take several times the product that made them.
-    """
-    num_rows, num_columns = values.shape
-    num_blocks = num_columns // _BLOCK
-    if num_blocks <= count:
-        return values.topk(count, dim=1, sorted=False).indices
-    whole = num_blocks * _BLOCK
-    blocks = values[:, :whole].unflatten(1, (num_blocks, _BLOCK))
-    chosen = blocks.amax(dim=2).topk(count, dim=1, sorted=False).indices
-    columns = (chosen[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
-    rest = torch.arange(whole, num_columns).expand(num_rows, -1)
-    columns = torch.cat([columns, rest], dim=1)
-    return columns.gather(1, values.gather(1, columns).topk(count, dim=1, sorted=False).indices)
-
-
-def linear_probe_accuracy(
+def linear_probe_scores(
     index_features: Features, index_labels: Labels, query_features: Features, query_labels: Labels
-) -> Score:
-    """Return the accuracy on the queries of the linear probe fitted on the index.
+) -> dict[str, Score]:
+    """Return the accuracy on the queries of the linear probe fitted on the index, `linear_probe_accuracy`.
 
-    The probe is multinomial logistic regression on standardised features, solved to its optimum: see
-    `trainers.evaluation.linear_probe`. With one class only, that class is the prediction.
+    Of the two classes of index and queries `linear_probe_auc`, too. The probe is multinomial logistic
+    regression on standardised features, solved to its optimum: see `trainers.evaluation.linear_probe`. With
+    one class only, that class is the prediction.
 
     Args:
       index_features: `[num_index, feature_dim]`.
@@ -320,21 +287,10 @@ def linear_probe_accuracy(
       query_features: `[num_queries, feature_dim]`.
       query_labels: `[num_queries]`.
     """
-    rule = linear_probe_rule(index_features, index_labels)
-    return mean_score(rule(query_features) == query_labels)
-
-
-def linear_probe_scores(
-    index_features: Features, index_labels: Labels, query_features: Features, query_labels: Labels
-) -> dict[str, Score]:
-    """Return `linear_probe_accuracy`, and of the two classes of index and queries `linear_probe_auc`.
-
-    Args: as of `linear_probe_accuracy`.
-    """
-    given = index_features, index_labels, query_features, query_labels
     classes = np.unique(index_labels)
     if len(classes) != 2 or not np.array_equal(classes, np.unique(query_labels)):
-        return {"linear_probe_accuracy": linear_probe_accuracy(*given)}
+        rule = linear_probe_rule(index_features, index_labels)
+        return {"linear_probe_accuracy": mean_score(rule(query_features) == query_labels)}
     logits = fit_linear_probe(index_features, index_labels).logits(query_features).numpy()
     hits = classes[logits.argmax(axis=1)] == query_labels
     auc = auc_score(logits[:, 1] - logits[:, 0], query_labels == classes[1])
@@ -342,102 +298,33 @@ def linear_probe_scores(
 
 
 def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
-    """Return the rule of `linear_probe_accuracy`, fitted on the index."""
+    """Return the rule of `linear_probe_scores`, fitted on the index."""
     if len(np.unique(index_labels)) == 1:
         return lambda query_features: np.full(len(query_features), index_labels[0])
     return fit_linear_probe(index_features, index_labels).predict
 
 
-def few_shot_accuracy(
-    index_features: Features,
-    index_labels: Labels,
-    query_features: Features,
-    query_labels: Labels,
-    *,
-    per_class: int,
-) -> Score:
-    """Return the mean accuracy of linear probes, each fitted on a few labelled records of every class.
-
-    The probe is that of `linear_probe_accuracy`. There are five draws without a record in common, as far as
-    the classes reach: of each class the first `per_class` rows, the next ones, and so on. A class of fewer
-    records gives what it has, and a draw that lacks a class altogether is not made after the first.
-
-    Args:
-      index_features: `[num_index, feature_dim]`, in an order that has nothing to do with them.
-      index_labels: `[num_index]`.
-      query_features: `[num_queries, feature_dim]`.
-      query_labels: `[num_queries]`.
-      per_class: labelled records of each class.
-
-    >>> index, labels = np.float32([[0.0], [0.1], [1.0], [1.1]]), np.array([0, 0, 1, 1])
-    >>> few_shot_accuracy(index, labels, index, labels, per_class=1)
-    1.0
-    """
-    accuracies = []
-    for rows in few_shot_rows(index_labels, per_class):
-        chosen = index_features[rows], index_labels[rows]
-        accuracies.append(linear_probe_accuracy(*chosen, query_features, query_labels))
-    return Score(float(np.mean(accuracies)), np.mean([each.outcomes for each in accuracies], axis=0))
-
-
-def few_shot_rows(labels: Labels, per_class: int) -> list[NDArray[np.int64]]:
-    """Return the rows of each draw of `few_shot_accuracy`.
-
-    >>> [rows.tolist() for rows in few_shot_rows(np.array([7, 8, 7, 7, 8]), per_class=1)]
-    [[0, 1], [2, 4]]
-    """
-    of_classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    num_draws = max(1, min(_FEW_SHOT_DRAWS, min(len(rows) for rows in of_classes) // per_class))
-    return [
-        np.concatenate([rows[draw * per_class : (draw + 1) * per_class] for rows in of_classes])
-        for draw in range(num_draws)
-    ]
-
-
-def view_retrieval_of(encoder: AnyEncoder, queries: AnyRecords, scoring: Scoring) -> dict[str, float]:
-    """Return `view_retrieval` of queries, as a scoring says."""
-    return view_retrieval(
-        encoder,
-        queries,
-        view_config=scoring.view_config,
-        seed=scoring.seed,
-        device=scoring.device,
-        batch_size=scoring.batch_size,
-    )
-
-
-def view_retrieval(
-    encoder: AnyEncoder,
-    records: AnyRecords,
-    *,
-    view_config: ViewConfig,
-    seed: int,
-    device: torch.device | str = "cpu",
-    batch_size: int = 512,
-) -> dict[str, float]:
+def view_retrieval(encoder: AnyEncoder, records: AnyRecords, scoring: Scoring) -> dict[str, float]:
     """Return how often a record's second view is found by its first: `view_retrieval_top1`, `_top10`.
 
     Each record's first view is compared by cosine similarity with the second views of all records. Ties
     are broken at random in expectation, so a network that maps everything to one point scores 1/n.
 
     Args:
-      encoder: the network, already on `device`; its train/eval modes are restored.
+      encoder: the network, already on the device; its train/eval modes are restored.
       records: `n` records; labels are not used.
-      view_config: augmentation.
-      seed: public seed of the views.
-      device: where the encoder is.
-      batch_size: records passed at once.
+      scoring: augmentation and seed of the views, device and batch size; its own records are not used.
     """
     firsts, seconds = [], []
     images = torch.as_tensor(records.images)
     with frozen(encoder):
-        for start in range(0, len(records), batch_size):
-            batch = slice(start, start + batch_size)
+        for start in range(0, len(records), scoring.batch_size):
+            batch = slice(start, start + scoring.batch_size)
             views = make_views(
-                images[batch].to(device),
+                images[batch].to(scoring.device),
                 records.ids[batch],
-                config=view_config,
-                seed=seed,
+                config=scoring.view_config,
+                seed=scoring.seed,
                 step=RETRIEVAL_STEP,
                 num_views=2,
             )

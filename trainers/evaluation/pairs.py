@@ -26,7 +26,7 @@ from trainers.evaluation.features import (
     is_labelled,
     label_scores,
     read_images,
-    view_retrieval_of,
+    view_retrieval,
 )
 from trainers.evaluation.retrieval import (
     Matches,
@@ -86,7 +86,7 @@ def evaluate_with_captions(
     queries = first_records(scoring.queries, scoring.config.max_query_records)
     labelled = scoring.index is not None and is_labelled(scoring.index, queries)
     if captions_of(queries) is None and not labelled:
-        return view_retrieval_of(network, queries, scoring)
+        return view_retrieval(network, queries, scoring)
     with frozen(network):
         scores, features = own_scores(
             network,

@@ -27,7 +27,7 @@ def build_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimize
     Raises:
       ConfigError: unknown name.
 
-    >>> build_optimizer(OptimizerConfig(name="lars"), [nn.Parameter(torch.ones(2, 2))]).defaults["lr"]
+    >>> build_optimizer(OptimizerConfig(name="sgd"), [nn.Parameter(torch.ones(2, 2))]).defaults["lr"]
     0.002
     """
     return optimizer_named(config.name).build(parameters, config)

@@ -56,7 +56,7 @@ def test_temperature_is_shown_of_losses_that_read_it(name):
         ({"image_shape": [3, 8, 8], "hue": 0.1}, set()),
         ({"lora_rank": 0, "lora_alpha": 16, "lora_layers": "Q+V"}, {"lora_alpha", "lora_layers"}),
         ({"lora_rank": 8, "lora_alpha": 16}, set()),
-        ({"few_shot": (), "warm_start": None, "num_restart_steps": 0}, {"few_shot", "warm_start"}),
+        ({"lora_targets": (), "warm_start": None, "num_restart_steps": 0}, {"lora_targets", "warm_start"}),
     ],
 )
 def test_what_nothing_reads_is_left_out(params, left_out):

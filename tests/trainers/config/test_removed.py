@@ -42,7 +42,8 @@ def test_no_option_is_removed_and_there_at_once() -> None:
     assert not [leaf.option for leaf in leaves(TrainingOptions).values() if removed_option_line(leaf.option)]
 
 
-def test_removed_optimizer_is_refused_with_the_one_that_takes_its_steps() -> None:
+@pytest.mark.parametrize(("name", "instead"), [("noise_sgd", "sgd"), ("lars", "adamw")])
+def test_removed_optimizer_is_refused_with_another_one(name: str, instead: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        OptimizerConfig(name="noise_sgd")
-    assert all(words in str(refusal.value) for words in ("optimizer", "noise_sgd", "use --optimizer sgd"))
+        OptimizerConfig(name=name)
+    assert all(words in str(refusal.value) for words in ("optimizer", name, f"use --optimizer {instead}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from trainers.evaluation.features import (
     knn_accuracy,
     knn_rule,
     label_scores,
-    linear_probe_accuracy,
+    linear_probe_scores,
     view_retrieval,
 )
 from trainers.evaluation.linear_probe import PENALTY, fit_linear_probe, standardization_of
@@ -65,17 +66,13 @@ def _records(n: int, *, num_classes: int = 3, labelled: bool = True, seed: int =
 def _scores(
     index: Records, queries: Records, encoder: Encoder | None = None, **config: int
 ) -> dict[str, float]:
-    return evaluate(
-        encoder or _identity(),
-        Scoring(
-            index=index,
-            queries=queries,
-            config=EvaluationConfig(**config),
-            view_config=ViewConfig(),
-            seed=0,
-            device="cpu",
-        ),
-    )
+    scoring = _scoring(ViewConfig(), index=index, queries=queries, config=EvaluationConfig(**config))
+    return evaluate(encoder or _identity(), scoring)
+
+
+def _scoring(view_config: ViewConfig, **changes: Any) -> Scoring:
+    given: dict[str, Any] = {"index": None, "queries": _records(1), "config": EvaluationConfig(), "seed": 0}
+    return Scoring(**given | changes, view_config=view_config, device="cpu")
 
 
 def test_features_equal_those_of_the_encoder() -> None:
@@ -164,14 +161,18 @@ def test_probe_separates_separable_data() -> None:
     # One direction carries the class, at a scale that only standardisation makes visible.
     features = rng.normal(size=(400, 6)).astype(np.float32) * 1000
     features[:, 0] = labels * 1e-3 + rng.normal(size=400) * 5e-5
-    accuracy = linear_probe_accuracy(features[:300], labels[:300], features[300:], labels[300:])
+    accuracy = linear_probe_scores(features[:300], labels[:300], features[300:], labels[300:])[
+        "linear_probe_accuracy"
+    ]
     assert accuracy >= 0.95
 
 
 def test_probe_is_at_chance_on_noise() -> None:
     rng = np.random.default_rng(4)
     labels, features = rng.integers(0, 2, 2000), rng.normal(size=(2000, 4)).astype(np.float32)
-    accuracy = linear_probe_accuracy(features[:1000], labels[:1000], features[1000:], labels[1000:])
+    accuracy = linear_probe_scores(features[:1000], labels[:1000], features[1000:], labels[1000:])[
+        "linear_probe_accuracy"
+    ]
     assert abs(accuracy - 0.5) < 0.06
 
 
@@ -179,21 +180,23 @@ def test_probe_standardises_by_the_index_alone() -> None:
     index = np.array([[-1.0], [1.0], [-1.1], [1.1]], dtype=np.float32)
     # Both queries lie on the same side; standardised among themselves they would lie on two.
     queries = np.array([[2.0], [4.0]], dtype=np.float32)
-    assert linear_probe_accuracy(index, np.array([0, 1, 0, 1]), queries, np.array([1, 1])) == 1.0
+    scores = linear_probe_scores(index, np.array([0, 1, 0, 1]), queries, np.array([1, 1]))
+    assert scores["linear_probe_accuracy"] == 1.0
 
 
 def test_probe_with_one_class_predicts_it() -> None:
     features = np.eye(3, dtype=np.float32)
-    assert linear_probe_accuracy(features, np.array([2, 2, 2]), features, np.array([2, 2, 0])) == 2 / 3
+    scores = linear_probe_scores(features, np.array([2, 2, 2]), features, np.array([2, 2, 0]))
+    assert scores["linear_probe_accuracy"] == 2 / 3
 
 
 def test_view_retrieval_is_perfect_without_augmentation() -> None:
-    scores = view_retrieval(_identity(), _records(50), view_config=NO_AUGMENTATION, seed=0)
+    scores = view_retrieval(_identity(), _records(50), _scoring(NO_AUGMENTATION))
     assert scores == {"view_retrieval_top1": 1.0, "view_retrieval_top10": 1.0}
 
 
 def test_view_retrieval_of_collapsed_network_is_chance() -> None:
-    scores = view_retrieval(Encoder(_Constant(1.0), 64, 16), _records(50), view_config=ViewConfig(), seed=0)
+    scores = view_retrieval(Encoder(_Constant(1.0), 64, 16), _records(50), _scoring(ViewConfig()))
     assert scores == pytest.approx({"view_retrieval_top1": 1 / 50, "view_retrieval_top10": 10 / 50})
 
 
@@ -210,7 +213,7 @@ def test_view_retrieval_equals_slow_oracle(monkeypatch: pytest.MonkeyPatch) -> N
     for i in range(40):
         cosines = torch.cosine_similarity(firsts[i : i + 1], seconds)
         ranks.append(cosines.argsort(descending=True).tolist().index(i))
-    scores = view_retrieval(encoder, records, view_config=config, seed=2, batch_size=9)
+    scores = view_retrieval(encoder, records, _scoring(config, seed=2, batch_size=9))
     assert scores["view_retrieval_top1"] == pytest.approx(np.mean(np.array(ranks) < 1))
     assert scores["view_retrieval_top10"] == pytest.approx(np.mean(np.array(ranks) < 10))
     assert 0 < scores["view_retrieval_top1"] < scores["view_retrieval_top10"] < 1
@@ -279,7 +282,6 @@ def test_scores_refuse_empty_queries() -> None:
 def test_knn_finds_the_nearest_in_any_number_of_blocks(
     num_index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may stand in one block of the index, in several, or in the rest behind the last whole one."""
     monkeypatch.setattr(
         "trainers.evaluation.features._SIMILARITY_BYTES", 4 * 5 * num_index
     )  # 5 queries at once

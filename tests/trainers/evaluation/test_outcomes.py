@@ -66,7 +66,7 @@ def encoder() -> Any:
 def scores_of(
     task: AnyTask, network: Any, records: AnyRecords, *, seed: int = 0, max_records: int | None = 17
 ) -> dict[str, float]:
-    config = EvaluationConfig(few_shot=(1,), max_index_records=10, max_query_records=max_records)
+    config = EvaluationConfig(max_index_records=10, max_query_records=max_records)
     return task.evaluate(
         network,
         Scoring(
@@ -84,7 +84,7 @@ def scores_of(
 @pytest.mark.parametrize(
     ("task", "network", "records", "names"),
     [
-        (IMAGES, encoder, images, {"knn_accuracy", "linear_probe_accuracy", "few_shot_1_accuracy"}),
+        (IMAGES, encoder, images, {"knn_accuracy", "linear_probe_accuracy"}),
         (IMAGES, encoder, lambda: images(labelled=False), {"view_retrieval_top1", "view_retrieval_top10"}),
         (CLASSES, classifier, images, {"classifier_accuracy"}),
         (PAIRS, tiny_encoder, pairs, {"image_to_text_recall_at_1", "text_to_image_recall_at_5"}),
@@ -248,7 +248,7 @@ def relabelled(labels: NDArray[np.int64]) -> Records:
 def test_scores_fit_the_labels(labels: NDArray[np.int64], further: set[str]) -> None:
     records = relabelled(labels)
     found = scores_of(IMAGES, encoder(), records, max_records=None)
-    assert set(found) == {"knn_accuracy", "linear_probe_accuracy", "few_shot_1_accuracy"} | further
+    assert set(found) == {"knn_accuracy", "linear_probe_accuracy"} | further
     of_pixels = reference_scores(data_of(records), EvaluationConfig())
     assert {f"raw_pixels_{name}" for name in further} <= set(of_pixels)
 

@@ -29,7 +29,7 @@ from trainers.evaluation.features import (
     embed_features,
     first_by_hash,
     knn_accuracy,
-    linear_probe_accuracy,
+    linear_probe_scores,
 )
 from trainers.evaluation.pairs import tower_scores
 from trainers.evaluation.retrieval import Matches, content_ids, recalls
@@ -220,7 +220,7 @@ def test_label_scores_are_those_of_the_image_tower(encoder: ImageTextEncoder) ->
         if part.labels is not None
     )
     assert found["knn_accuracy"] == knn_accuracy(known, known_labels, asked, asked_labels)
-    wanted = linear_probe_accuracy(known, known_labels, asked, asked_labels)
+    wanted = linear_probe_scores(known, known_labels, asked, asked_labels)["linear_probe_accuracy"]
     assert found["linear_probe_accuracy"] == pytest.approx(wanted, abs=0.05)
 
 

@@ -246,7 +246,7 @@ def test_beside_a_gpu_the_noise_is_drawn_in_a_thread_part_by_part(monkeypatch: p
     assert torch.equal(torch.cat(found[::-1]), torch.cat(expected))
 
 
-@pytest.mark.parametrize(("name", "rate"), [("adam", 1e-3), ("adamw", 1e-3), ("lars", 1e3), ("sgd", 1e-3)])
+@pytest.mark.parametrize(("name", "rate"), [("adam", 1e-3), ("adamw", 1e-3), ("sgd", 1e-3)])
 def test_gradient_reaches_its_own_weights_whatever_their_memory_format(name: str, rate: float) -> None:
     """Weights of convolutions are channels-last, the flat gradient is not."""
     run = _run(optimizer=OptimizerConfig(name=name, learning_rate=rate, momentum=0.0))

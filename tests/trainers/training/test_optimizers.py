@@ -1,4 +1,4 @@
-"""Stage 9: optimizers by name, and LARS against hand computation."""
+"""Stage 9: optimizers by name, against torch's plain ones."""
 
 from __future__ import annotations
 
@@ -36,65 +36,6 @@ def _parameter(
     return parameter
 
 
-def _lars(*parameters: nn.Parameter, **settings: float) -> torch.optim.Optimizer:
-    config = OptimizerConfig(name="lars", **settings)  # type: ignore[arg-type]
-    return build_optimizer(config, parameters)
-
-
-def test_lars_steps_equal_hand_computation() -> None:
-    """Two steps, the second at half the learning rate: the momentum is of directions, as in SGD."""
-    weights = _parameter([[3.0, 4.0]], [[0.6, 0.8]])
-    optimizer = _lars(weights, learning_rate=0.5, momentum=0.9, weight_decay=0.1)
-    optimizer.step()
-    # ‖w‖ = 5, ‖g‖ = 1: λ = 0.001·5/(1 + 0.1·5) = 1/300; g + βw = (0.9, 1.2); v = (0.9, 1.2)/300.
-    first = torch.tensor([[0.9, 1.2]]) / 300
-    torch.testing.assert_close(weights.detach(), torch.tensor([[3.0, 4.0]]) - 0.5 * first)
-    optimizer.param_groups[0]["lr"] = 0.25
-    optimizer.step()
-    norm = 5 - 0.0025
-    ratio = 0.001 * norm / (1 + 0.1 * norm)
-    second = 0.9 * first + ratio * (1 + 0.1 * norm) * torch.tensor([[0.6, 0.8]])
-    moved = torch.tensor([[3.0, 4.0]]) - weights.detach()
-    torch.testing.assert_close(moved, 0.5 * first + 0.25 * second, rtol=1e-3, atol=0)
-
-
-def test_lars_step_length_does_not_depend_on_gradient_scale() -> None:
-    steps = []
-    for scale in (1.0, 1000.0, 1e-12):
-        weights = _parameter([[3.0, 4.0]], [[0.6 * scale, 0.8 * scale]])
-        _lars(weights, learning_rate=1.0).step()
-        steps.append((weights.detach() - torch.tensor([[3.0, 4.0]])).norm().item())
-    assert steps == pytest.approx([0.001 * 5] * 3, rel=1e-3)
-
-
-def test_lars_takes_plain_steps_on_one_axis_parameters() -> None:
-    bias = _parameter([3.0, 4.0], [0.6, 0.8])
-    _lars(bias, learning_rate=0.5, weight_decay=0.1).step()
-    torch.testing.assert_close(bias.detach(), torch.tensor([2.7, 3.6]))
-
-
-@pytest.mark.parametrize(
-    ("values", "gradient", "expected"),
-    [([[0.0, 0.0]], [[1.0, 2.0]], [[-0.5, -1.0]]), ([[1.0, 2.0]], [[0.0, 0.0]], [[1.0, 2.0]])],
-    ids=["zero weights", "zero gradient"],
-)
-@pytest.mark.parametrize("foreach", [False, True])
-def test_lars_rate_is_one_where_undefined(
-    values: list[list[float]], gradient: list[list[float]], expected: list[list[float]], foreach: bool
-) -> None:
-    weights = _parameter(values, gradient)
-    optimizer = _lars(weights, learning_rate=0.5)
-    optimizer.param_groups[0]["foreach"] = foreach  # as on a GPU, where it is the default
-    optimizer.step()
-    torch.testing.assert_close(weights.detach(), torch.tensor(expected))
-
-
-def test_lars_leaves_parameters_without_gradient() -> None:
-    weights = nn.Parameter(torch.ones(2, 2))
-    _lars(weights, learning_rate=0.5, weight_decay=0.1).step()
-    assert torch.equal(weights.detach(), torch.ones(2, 2))
-
-
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_optimizer_resumes_from_its_state(name: str) -> None:
     config = OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.01)
@@ -124,9 +65,8 @@ def test_optimizer_uses_learning_rate_and_weight_decay(name: str) -> None:
     assert (group["lr"], group["weight_decay"]) == (0.25, 0.125)
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars"])
-def test_optimizer_uses_momentum(name: str) -> None:
-    config = OptimizerConfig(name=name, momentum=0.75)
+def test_optimizer_uses_momentum() -> None:
+    config = OptimizerConfig(name="sgd", momentum=0.75)
     assert build_optimizer(config, [nn.Parameter(torch.ones(2))]).param_groups[0]["momentum"] == 0.75
 
 
@@ -181,7 +121,7 @@ def test_fused_optimizer_is_the_plain_one_to_rounding(name: str) -> None:
     assert not torch.equal(weights[0][0], before)
 
 
-@pytest.mark.parametrize("name", ["adam", "lars", "sgd"])
+@pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_loaded_state_takes_the_memory_format_of_its_weights(name: str) -> None:
     """Saved by a network in the ordinary layout, loaded by one that is channels last."""
     config = OptimizerConfig(name=name, learning_rate=0.1)
