@@ -32,9 +32,9 @@ from dpgcl_core.sampling.records import ids_from_names, keyed_uniform
 from trainers.data.classes import encodable
 from trainers.data.dataset import AnyRecords, captions_of
 from trainers.evaluation.features import read_images
-from trainers.evaluation.outcomes import Score, exp_score, mean_score, ratio_score
+from trainers.evaluation.outcomes import Score, exp_score, ratio_score
 from trainers.evaluation.pairs import PAIRS_AT_ONCE, ZERO_SHOT_TEMPLATES, evaluate_with_captions
-from trainers.evaluation.retrieval import check_labels, share_of_texts
+from trainers.evaluation.retrieval import check_labels, largest_is_own, share_of_texts
 from trainers.evaluation.scoring import Scoring
 from trainers.models.captioner import Captioner
 from trainers.views.captions import NON_ESSENTIAL_WORDS, with_words, words_of
@@ -153,7 +153,7 @@ def caption_scores(
         assert records.labels is not None
         of_texts = found["classes"].log_likelihoods
         of_classes = of_texts.view(num_images, len(class_names), -1).mean(2)
-        scores["zero_shot_accuracy"] = likeliest_class_accuracy(of_classes, records.labels)
+        scores["zero_shot_accuracy"] = largest_is_own(of_classes, records.labels, tolerance=TIE_TOLERANCE)
     return scores, torch.cat(features)
 
 
@@ -178,22 +178,6 @@ def order_wins(own: Tensor, others: Tensor) -> Tensor:
     """
     tied = (own == others) | ((own - others).abs() <= TIE_TOLERANCE)
     return torch.where(tied, 0.5, (own > others).double())
-
-
-def likeliest_class_accuracy(log_likelihoods: Tensor, labels: NDArray[np.int64]) -> Score:
-    """Return the share of images whose own class has likelier texts than any other; ties are misses.
-
-    Args:
-      log_likelihoods: `[n, num_classes]`, of each image's texts for each class.
-      labels: `[n]`.
-
-    >>> likeliest_class_accuracy(torch.tensor([[-1.0, -2.0], [-2.0, -2.0]]), np.array([0, 1]))
-    0.5
-    """
-    rows = torch.from_numpy(labels)[:, None].to(log_likelihoods.device)
-    own = log_likelihoods.gather(1, rows)
-    others = log_likelihoods.scatter(1, rows, -torch.inf)
-    return mean_score((own > others + TIE_TOLERANCE).all(1).cpu().numpy())
 
 
 def other_orders(text: str, *, seed: int) -> list[str]:

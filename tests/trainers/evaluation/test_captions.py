@@ -18,13 +18,14 @@ from trainers.data.records import Records
 from trainers.data.shapes import SHAPE_NAMES, make_shape_pairs
 from trainers.evaluation import captions
 from trainers.evaluation.captions import (
+    TIE_TOLERANCE,
     caption_scores,
     evaluate,
-    likeliest_class_accuracy,
     order_wins,
     other_orders,
 )
 from trainers.evaluation.pairs import ZERO_SHOT_TEMPLATES
+from trainers.evaluation.retrieval import largest_is_own
 from trainers.evaluation.scoring import Scoring
 from trainers.models.captioner import Captioner, build_captioner
 from trainers.views.captions import NON_ESSENTIAL_WORDS, words_of
@@ -147,9 +148,9 @@ def test_network_that_sees_no_order_scores_one_half(monkeypatch: pytest.MonkeyPa
 def test_ties_are_half_of_an_order_and_no_class() -> None:
     assert order_wins(torch.tensor([-1.0, -torch.inf]), torch.tensor([-1.0002, -torch.inf])).eq(0.5).all()
     assert order_wins(torch.tensor([-1.0]), torch.tensor([-1.1])) == 1
-    assert likeliest_class_accuracy(torch.zeros(3, 2), np.array([0, 1, 0])) == 0
-    assert likeliest_class_accuracy(torch.tensor([[-1.0, -3.0, -2.0]]), np.array([0])) == 1
-    assert likeliest_class_accuracy(torch.full((1, 2), -torch.inf), np.array([0])) == 0
+    assert largest_is_own(torch.zeros(3, 2), np.array([0, 1, 0]), tolerance=TIE_TOLERANCE) == 0
+    assert largest_is_own(torch.tensor([[-1.0, -3.0, -2.0]]), np.array([0]), tolerance=TIE_TOLERANCE) == 1
+    assert largest_is_own(torch.full((1, 2), -torch.inf), np.array([0]), tolerance=TIE_TOLERANCE) == 0
 
 
 def test_network_that_diverged_scores_nothing_and_raises_nothing() -> None:

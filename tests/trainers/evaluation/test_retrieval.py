@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.errors import DataError
 from trainers.evaluation.retrieval import (
     Matches,
     class_embeddings,
@@ -178,7 +178,7 @@ def test_difference_within_the_rounding_is_a_tie() -> None:
     assert recalls(images, apart, _one_each(2))["image_to_text_recall_at_1"] == 1.0
 
 
-@pytest.mark.parametrize("rows", [1, 3, 7, 64])
+@pytest.mark.parametrize("rows", [0, 1, 3, 7, 64])
 def test_recalls_do_not_depend_on_the_chunk(rows: int) -> None:
     matches = _random_matches(60, 70, 40, seed=3)
     images = _random(60, 32, seed=1)
@@ -229,33 +229,6 @@ def test_memory_of_similarities_stays_below_the_bound(image_content: int, text_c
     assert 4 * n * n > 5 * max_bytes  # the whole matrix would not fit
 
 
-def test_max_bytes_below_one_query_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Give at least 360"):
-        recalls(torch.eye(30), torch.eye(30), _one_each(30), max_bytes=359)
-
-
-@pytest.mark.parametrize(
-    ("owners", "images", "texts", "message"),
-    [
-        ([], "", "", "at least one caption"),
-        ([0, 1], "ab", "x", "a content id"),
-        ([0, 2], "ab", "xy", "rows 0 to 2"),
-        ([0, -1], "ab", "xy", "rows -1 to 0"),
-        ([0, 0], "ab", "xy", "1 of 2 have none"),
-    ],
-)
-def test_matches_refuse_what_cannot_be_retrieved(
-    owners: list[int], images: str, texts: str, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        _matches(owners, images, texts)
-
-
-def test_recalls_refuse_a_wrong_number_of_embeddings() -> None:
-    with pytest.raises(DataError, match="3 and 4 for 4 and 4"):
-        recalls(torch.eye(3), torch.eye(4), _one_each(4))
-
-
 @pytest.mark.parametrize("batch_size", [1, 4, 9, 100])
 def test_embeddings_in_batches_are_those_of_all_in_order(batch_size: int) -> None:
     rows = _random(9)
@@ -276,11 +249,6 @@ def test_towers_run_without_gradients() -> None:
 
     class_embeddings(["cat"], ["{}"], embed)
     assert modes == [False]
-
-
-def test_tower_that_returns_too_few_rows_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"got \[1, 2\] for n = 3"):
-        class_embeddings(["a", "b", "c"], ["{}"], lambda some: torch.ones(1, 2))
 
 
 WORDS = {
@@ -312,19 +280,6 @@ def test_class_name_may_hold_braces() -> None:
     assert seen == ["a {0}, {x}"]
 
 
-@pytest.mark.parametrize(
-    ("names", "templates", "message"),
-    [
-        ([], ["{}"], "got 0 and 1"),
-        (["cat"], [], "got 1 and 0"),
-        (["cat"], ["a photo"], "got 'a photo'"),
-    ],
-)
-def test_class_embeddings_refuse_missing_names(names: list[str], templates: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        class_embeddings(names, templates, _embed_words)
-
-
 def test_zero_shot_accuracy_equals_slow_oracle() -> None:
     images, classes = _random(50, 5, seed=1), _random(4, 5, seed=2)
     labels = np.random.default_rng(0).integers(0, 4, 50)
@@ -340,7 +295,7 @@ def test_zero_shot_ties_are_misses() -> None:
     assert zero_shot_accuracy(classes, np.arange(3), classes) == 1 / 3
 
 
-@pytest.mark.parametrize(("labels", "message"), [([], "0 labels"), ([0, 2], "0 to 1"), ([-1, 0], "-1 to 0")])
+@pytest.mark.parametrize(("labels", "message"), [([0, 2], "0 to 1"), ([-1, 0], "-1 to 0")])
 def test_zero_shot_refuses_labels_without_class(labels: list[int], message: str) -> None:
     with pytest.raises(DataError, match=message):
         zero_shot_accuracy(torch.eye(2), np.array(labels, dtype=np.int64), torch.eye(2))
