@@ -12,7 +12,7 @@ from dashboards.query.sweeps import find_parent
 from dpgcl_core.addresses import masked
 from dpgcl_core.release.metrics import declared_name, is_reference, tracked_name
 from trainers.tracking.runs import AXIS_PREFIX, PARENT_TAG, STOPPED_TAG, SWEEP_TAG
-from trainers.tracking.server import connect, runs_below, server_errors
+from trainers.tracking.server import connect, search_runs, server_errors
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -60,7 +60,7 @@ def find_runs(tracking_uri: str, sweep: str | None, *, doing: str) -> tuple[Mlfl
         return (
             client,
             parent,
-            runs_below(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id}),
+            search_runs(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id}),
         )
 
 

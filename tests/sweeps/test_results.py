@@ -548,8 +548,7 @@ def test_trial_of_public_data_has_the_times_of_its_training(
         assert "warm_start" not in run.data.params  # there is none
         assert run.data.tags["mlflow.source.name"]
     (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
-    ((recorded,),) = [parent.inputs.dataset_inputs]
-    assert recorded.dataset.name == "digits"
+    assert parent.data.params["dataset"] == "digits"
 
 
 def test_ray_that_does_not_start_leaves_no_sweep(

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import hashlib
 import itertools
-import json
 import math
 import sys
 import time
@@ -21,16 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpgcl_core.addresses import masked, masked_text
-from dpgcl_core.errors import ConfigError, TrackingError, unknown_choice
+from dpgcl_core.errors import ConfigError, TrackingError
 from dpgcl_core.release.markdown import escaped
 from dpgcl_core.release.metrics import declared_name, is_reference, tracked_name
 from trainers.config.applicable import applying
 from trainers.tracking.server import (
     connect,
     database_address,
-    forgetting_runs,
     is_database,
-    runs_below,
     search_runs,
     server_errors,
 )
@@ -64,7 +60,6 @@ MASKED_TIMES = (
 
 _END_OF_ANSWER = "\n\n---\n\n"
 
-SWEEP_STATUSES = ("FINISHED", "FAILED", "KILLED")
 # One request of MLflow takes at most 100 params and 1000 params, metrics and tags together.
 _PARAMS_PER_REQUEST = 100
 _METRICS_PER_REQUEST = 900
@@ -122,12 +117,6 @@ class Tracker:
             )
         return cls(client, found.experiment_id, uri)
 
-    def find_sweep(self, name: str) -> str | None:
-        """Return the parent run of the sweep `name`, or None."""
-        with server_errors(self.uri, f"looking for the sweep {name!r}"):
-            runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
-        return runs[0].info.run_id if runs else None
-
     def start_sweep(
         self,
         name: str,
@@ -153,7 +142,7 @@ class Tracker:
           TrackingError: the server failed; nothing is lost, call again. Or it has trials of another sweep of
             this name.
         """
-        run_id = self._find_own(name, sweep_id)
+        run_id = self.find_sweep(name, sweep_id)
         with server_errors(self.uri, f"starting the sweep {name!r}"):
             if run_id is None:
                 own = {
@@ -165,7 +154,6 @@ class Tracker:
                 run = self.client.create_run(
                     self.experiment_id, tags={**_strings(tags), **_origin(), **own}, run_name=name
                 )
-                self._log_dataset(run.info.run_id, params)
             else:
                 run = self.client.get_run(run_id)
                 self.client.update_run(run_id, status="RUNNING")
@@ -178,10 +166,13 @@ class Tracker:
                 self.client.set_tag(run.info.run_id, CHANGED_TAG, "; ".join(changed))
         return str(run.info.run_id)
 
-    def _find_own(self, name: str, sweep_id: str) -> str | None:
+    def find_sweep(self, name: str, sweep_id: str = "") -> str | None:
         """Return the parent run of this very sweep, or one of its name that is nobody's; None where none is.
 
         Nobody's is a run without trials, of a driver that was killed before it had a folder.
+
+        Args:
+          name, sweep_id: as of `start_sweep`; without the id any run of the name is taken.
         """
         with server_errors(self.uri, f"looking for the sweep {name!r}"):
             runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
@@ -235,7 +226,7 @@ class Tracker:
           TrackingError: the server failed; the trial is not finished there, call again.
         """
         points = _metric_points(metrics, series)
-        with server_errors(self.uri, f"logging the trial {trial_name!r}"), forgetting_runs():
+        with server_errors(self.uri, f"logging the trial {trial_name!r}"):
             known = {PARENT_TAG: parent_run_id, TRIAL_TAG: trial_name}
             finished = None
             for earlier in () if is_new else self._search(known):
@@ -271,7 +262,7 @@ class Tracker:
     def trial_statuses(self, parent_run_id: str) -> dict[str, str]:
         """Return the statuses of a sweep's trials that have runs, by name. Raises as `log_artifact`."""
         with server_errors(self.uri, "looking for the trials of a sweep"):
-            runs = runs_below(self.client, [self.experiment_id], {PARENT_TAG: parent_run_id})
+            runs = self._search({PARENT_TAG: parent_run_id})
         return {run.data.tags[TRIAL_TAG]: str(run.info.status) for run in runs}
 
     def log_sealed(
@@ -320,7 +311,7 @@ class Tracker:
 
     def set_tags(self, parent_run_id: str, tags: Mapping[str, Any]) -> None:
         """Replace tags of a sweep's parent run and of all its trials. Raises as `log_artifact`."""
-        with server_errors(self.uri, "noting the tuning cost"), forgetting_runs():
+        with server_errors(self.uri, "noting the tuning cost"):
             trials = self._search({PARENT_TAG: parent_run_id})
             for run_id in (parent_run_id, *(run.info.run_id for run in trials)):
                 for name, value in tags.items():
@@ -354,35 +345,13 @@ class Tracker:
             self.client.log_artifact(run_id, str(path), folder)
 
     def finish_sweep(self, parent_run_id: str, status: str = "FINISHED") -> None:
-        """End the parent run with one of `SWEEP_STATUSES`.
+        """End the parent run as FINISHED, FAILED or KILLED.
 
         Raises:
-          ConfigError: `status` is unknown.
           TrackingError: the server failed; call again.
         """
-        if status not in SWEEP_STATUSES:
-            raise ConfigError(unknown_choice("sweep status", status, SWEEP_STATUSES))
         with server_errors(self.uri, "ending the sweep"):
             self.client.set_terminated(parent_run_id, status)
-
-    def _log_dataset(self, run_id: str, params: Mapping[str, Any]) -> None:
-        """Record what is trained on, by name and declared size: a digest of records would tell of them."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-        from mlflow.exceptions import MlflowException
-
-        if (name := params.get("dataset")) is None:
-            return
-        size = params.get("num_records_public")
-        name, profile = masked_text(str(name)), json.dumps({"num_records_public": size})
-        digest = hashlib.blake2b(f"{name} {size}".encode(), digest_size=4).hexdigest()
-        source = json.dumps({"dataset": name})
-        dataset = Dataset(name, digest, "local", source, profile=profile)
-        context = InputTag("mlflow.data.context", "training")
-        inputs = [DatasetInput(dataset, [context])]
-        try:
-            self.client.log_inputs(run_id, inputs)
-        except MlflowException:  # another user recorded the same data set at this moment: now it is found
-            self.client.log_inputs(run_id, inputs)
 
     def _search(self, tags: Mapping[str, str]) -> list[Run]:
         """Run of the experiment with all `tags`, newest first."""

@@ -137,57 +137,6 @@ def run_link(tracking_uri: str, experiment_id: str, run_id: str) -> str:
     return f"{host}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}?workflowType=machine_learning"
 
 
-class _Known:
-    """Runs that were found, as long as nobody says that they have changed."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.found: dict[tuple[str, ...], list[Run]] = {}
-
-
-_KNOWN: list[_Known] = []
-
-
-@contextlib.contextmanager
-def runs_known() -> Iterator[None]:
-    """Within it, runs below a parent are read once, until `forgetting_runs`; for the one who writes them."""
-    known = _Known()
-    _KNOWN.append(known)
-    try:
-        yield
-    finally:
-        _KNOWN.remove(known)
-
-
-@contextlib.contextmanager
-def forgetting_runs() -> Iterator[None]:
-    """Within it, runs below a parent are changed: what is known of them is forgotten before and after."""
-    _forget_runs()
-    try:
-        yield
-    finally:
-        _forget_runs()
-
-
-def _forget_runs() -> None:
-    for known in _KNOWN:
-        known.version += 1
-        known.found = {}
-
-
-def runs_below(client: MlflowClient, experiment_ids: list[str], tags: Mapping[str, str]) -> list[Run]:
-    """Return what `search_runs` does, for the runs below one parent; see `runs_known`."""
-    if not _KNOWN:
-        return search_runs(client, experiment_ids, tags)
-    known, key = _KNOWN[-1], (client.tracking_uri, *experiment_ids, _filter(tags))
-    version = known.version
-    if (found := known.found.get(key)) is None:
-        found = search_runs(client, experiment_ids, tags)
-        if known.version == version:  # nothing was written while they were read
-            known.found[key] = found
-    return found
-
-
 def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[str, str]) -> list[Run]:
     """Return all runs that carry all `tags`, newest first, deleted ones left out.
 
@@ -314,17 +263,10 @@ def _check_sqlite_file(uri: str, *, create: bool) -> None:
 @contextlib.contextmanager
 def _short_requests() -> Iterator[None]:
     """Within it, an unreachable server is given up after `HEALTH_CHECK_SECONDS`, without retries."""
-    limits = {
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(HEALTH_CHECK_SECONDS),
-    }
-    before = {name: os.environ.get(name) for name in limits}
+    limits = {**_HTTP_DEFAULTS, "MLFLOW_HTTP_REQUEST_TIMEOUT": str(HEALTH_CHECK_SECONDS)}
+    before = {name: os.environ[name] for name in limits}  # `connect` has set what was not
     os.environ.update(limits)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.update(before)

@@ -133,7 +133,6 @@ from trainers.tracking.server import (
     check_address,
     connect,
     is_database,
-    runs_known,
     runs_link,
 )
 
@@ -534,8 +533,7 @@ class OpenSweep:
         return self._results
 
     def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
-        # nobody else writes below this sweep's parent run
-        with self._outbox, runs_known():
+        with self._outbox:
             return self._run(opened, figure)
 
     def _run(self, opened: Future[Tracker], figure: Figure | None) -> int:
