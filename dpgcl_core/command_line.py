@@ -18,11 +18,10 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from dpgcl_core.addresses import masked
-from dpgcl_core.errors import ConfigError, removed_option, unknown_choice
+from dpgcl_core.errors import ConfigError, unknown_choice
 
 Command = Callable[..., Any]
 
@@ -33,7 +32,7 @@ def run_command(
     prog: str,
     description: str | None = None,
     arguments: Sequence[str] | None = None,
-    removed: Mapping[str, str] = MappingProxyType({}),
+    removed: Callable[[str], str | None] = lambda option: None,
 ) -> Any:
     """Call a function with the options of a command line, and return what it returns.
 
@@ -43,7 +42,8 @@ def run_command(
       prog: how the command is called, for `--help`.
       description: for `--help`; a function's own docstring unless given.
       arguments: the command line without the program; None for this process's own.
-      removed: options of earlier versions, such as `--once`, each with what to use instead.
+      removed: returns of an option of earlier versions, by a name such as `num_steps`, since when it is gone
+        and what to use instead; None of any other.
 
     Raises:
       ConfigError: an option or subcommand is unknown, removed or missing, or a value has the wrong type.
@@ -101,7 +101,7 @@ def options_of(command: Command) -> list[str]:
 
 
 def _refuse_unknown(
-    command: Command | Mapping[str, Command], arguments: Sequence[str], removed: Mapping[str, str]
+    command: Command | Mapping[str, Command], arguments: Sequence[str], removed: Callable[[str], str | None]
 ) -> None:
     if isinstance(command, Mapping):
         if not arguments or arguments[0].startswith("-"):
@@ -113,8 +113,8 @@ def _refuse_unknown(
     flags = {f"--no-{name[2:]}" for name in valid}
     for argument in arguments:
         name = argument.split("=")[0].replace("_", "-")
-        if name in removed:
-            raise ConfigError(removed_option(name, removed[name]))
+        if line := removed(name[2:].replace("-", "_")):
+            raise ConfigError(f"{name} is an option of an earlier version, {line}")
         if name.startswith("--") and name not in {*valid, *flags, "--help"}:
             raise ConfigError(unknown_choice("option", name, valid))
 

@@ -109,19 +109,6 @@ def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
     return f"unknown {kind} {value!r}{hint} Valid: {', '.join(names)}"
 
 
-def removed_option(option: str, instead: str) -> str:
-    """Return the message for an option of an earlier version.
-
-    Args:
-      option: as it was given.
-      instead: what to do without it.
-
-    >>> removed_option("--notify", "run the command after the sweep")
-    '--notify was removed in 0.2.0: run the command after the sweep'
-    """
-    return f"{option} was removed in 0.2.0: {instead}"
-
-
 def is_disk_full(error: BaseException | None) -> bool:
     """Whether an error, or one that it came of, is that no space is left.
 

@@ -12,7 +12,7 @@ are accused (TPR at 1 % FPR, the measure of DP-GCL's Table 12), and the area und
 
 An attack can fail for want of skill: a low figure is no proof of privacy, and ε is the guarantee. The
 members and non-members are a random split of one public source, so the two differ by the training alone.
-Private data are refused: the attack reads single records, and one of the encoders is not private.
+Built-in data sets alone are taken: the attack reads single records, and one of the encoders is not private.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from torch import Tensor
 
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
-from trainers.config.presets import named_setting
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import (
     NetworkConfig,
@@ -42,7 +41,6 @@ from trainers.config.training import (
     ViewConfig,
 )
 from trainers.config.tree import changed
-from trainers.data.dataset import images_alone
 from trainers.data.loading import (
     BUILTIN_DATASETS,
     Records,
@@ -51,7 +49,7 @@ from trainers.data.loading import (
     load_dataset,
     modality_of_name,
 )
-from trainers.evaluation.features import first_by_hash
+from trainers.evaluation.features import first_by_hash, frozen
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
@@ -125,14 +123,12 @@ def attack(member_scores: Scores, non_member_scores: Scores) -> AttackResult:
     allowed = math.floor(MAX_FALSE_POSITIVE_RATE * others + 1e-9)
     threshold = np.sort(non_member_scores)[others - allowed - 1]
     found = int((member_scores > threshold).sum())
-    tail = (1 - _CONFIDENCE) / 2
-    low = float(stats.beta.ppf(tail, found, members - found + 1)) if found else 0.0
-    high = float(stats.beta.isf(tail, found + 1, members - found)) if found < members else 1.0
+    interval = stats.binomtest(found, members).proportion_ci(_CONFIDENCE, method="exact")
     ranks = stats.rankdata(np.concatenate([member_scores, non_member_scores]))[:members]
     return AttackResult(
         true_positive_rate=found / members,
-        lowest_true_positive_rate=low,
-        highest_true_positive_rate=high,
+        lowest_true_positive_rate=float(interval.low),
+        highest_true_positive_rate=float(interval.high),
         false_positive_rate=float((non_member_scores > threshold).mean()),
         auc=float((ranks.sum() - members * (members + 1) / 2) / (members * others)),
         num_members=members,
@@ -154,16 +150,9 @@ def view_alignment(
       view_config: augmentation.
       seed: public seed of the views.
       num_views: at least 2; more give a steadier score.
-
-    Raises:
-      ConfigError: fewer than two views.
     """
-    if num_views < 2:
-        raise ConfigError(f"num_views must be at least 2, for views to be compared; got {num_views}")
-    device = next(encoder.parameters()).device
-    was_training, scores = encoder.training, [np.zeros(0)]
-    encoder.eval()
-    with torch.no_grad():
+    device, scores = next(encoder.parameters()).device, [np.zeros(0)]
+    with frozen(encoder):
         for start in range(0, len(records), _RECORDS_AT_ONCE):
             some = slice(start, start + _RECORDS_AT_ONCE)
             views = make_views(
@@ -176,7 +165,6 @@ def view_alignment(
             )
             embedded = encoder(views.flatten(0, 1)).double().nan_to_num(0, 0, 0)
             scores.append(_mean_similarity(embedded.unflatten(0, views.shape[:2])))
-    encoder.train(was_training)
     return np.concatenate(scores)
 
 
@@ -194,10 +182,7 @@ class MembershipOptions:
     """What is attacked.
 
     Attributes:
-      dataset: a public data set, or your own if `data_is` says that it is public.
-      data_is: "auto" (built-in data sets are public, others private) or "public".
-      setting: name of the training setting whose network, views and optimizer are used; "auto" is one that
-        remembers well: small_cnn, weak views, a low temperature.
+      dataset: a built-in data set of images.
       epsilon: of the private encoder.
       num_members: records that are trained on; few, for those are remembered best.
       num_steps: of each training.
@@ -205,11 +190,10 @@ class MembershipOptions:
       group_size: S of both trainings.
       num_views: fresh views per record for the attack.
       public_seed: of the split, initialisation and views.
+      json: print one JSON object.
     """
 
     dataset: str = "digits"
-    data_is: str = "auto"
-    setting: str = "auto"
     epsilon: float = 10.0
     num_members: int = 100
     num_steps: int = 2000
@@ -217,17 +201,19 @@ class MembershipOptions:
     group_size: int = 16
     num_views: int = 16
     public_seed: int = 0
+    json: bool = False
 
     def __post_init__(self) -> None:
         check_dataset_name(self.dataset)
-        if modality_of_name(self.dataset) == "image-text":
-            raise ConfigError(_no_pairs(self.dataset))
-        if self.data_is not in ("auto", "public", "private"):
-            raise ConfigError(f"data_is must be auto, public or private; got {self.data_is!r}")
-        if self.data_is == "private" or (self.data_is == "auto" and self.dataset not in BUILTIN_DATASETS):
+        if self.dataset not in BUILTIN_DATASETS:
             raise ConfigError(
-                f"membership inference is refused on private data; got {self.dataset!r}: it trains without "
-                "privacy and reads single records. Use a built-in data set, or --data-is public if it is"
+                f"membership inference is refused on data of your own; got {self.dataset!r}: it trains "
+                "without privacy and reads single records. Use a built-in data set of images, such as digits"
+            )
+        if modality_of_name(self.dataset) == "image-text":
+            raise ConfigError(
+                "membership inference compares views of one image, and is not made for pairs of images and "
+                f"texts; got {self.dataset}: give images, such as digits"
             )
         if not 0 < self.epsilon < math.inf:
             raise ConfigError(f"epsilon must be positive and finite; got {self.epsilon}")
@@ -236,13 +222,6 @@ class MembershipOptions:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.num_views < 2:
             raise ConfigError(f"num_views must be at least 2; got {self.num_views}")
-
-
-def _no_pairs(dataset: str) -> str:
-    return (
-        "membership inference compares views of one image, and is not made for pairs of images and texts; "
-        f"got {dataset}: give images, such as digits"
-    )
 
 
 def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
@@ -256,7 +235,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
     """
     members, others = _members_and_others(options)
     base = changed(
-        REMEMBERING if options.setting == "auto" else named_setting(options.setting, dataset=options.dataset),
+        REMEMBERING,
         num_steps=options.num_steps,
         expected_batch_size=options.expected_batch_size,
         sampling_prob=None,
@@ -301,9 +280,8 @@ def _trained(setting: TrainingOptions, members: Records, options: MembershipOpti
 
 def _members_and_others(options: MembershipOptions) -> tuple[Records, Records]:
     """Both from the training part of the source, split by keyed hash, without repeated images."""
-    records = images_alone(load_dataset(options.dataset).train)
-    if records is None:  # what a name tells may have changed since
-        raise ConfigError(_no_pairs(options.dataset))
+    records = load_dataset(options.dataset).train
+    assert isinstance(records, Records)  # as the name says
     _, firsts = np.unique([image.tobytes() for image in records.images], return_index=True)
     records = records.take(np.sort(firsts))
     order = first_by_hash(records.ids, len(records), seed=options.public_seed)
@@ -337,17 +315,6 @@ def table(attacks: dict[str, AttackResult], epsilon: float) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MembershipCommand(MembershipOptions):
-    """The command's own option beside those of the attack.
-
-    Attributes:
-      json: print one JSON object.
-    """
-
-    json: bool = False
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0.
 
@@ -355,8 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       ConfigError: an option is unknown or breaks a rule, or the data are private.
       DataError: the data set is missing or too small.
     """
-    given: MembershipCommand = run_command(
-        MembershipCommand, prog="python -m trainers.membership", description=__doc__, arguments=arguments
+    given: MembershipOptions = run_command(
+        MembershipOptions, prog="python -m trainers.membership", description=__doc__, arguments=arguments
     )
     attacks = infer_membership(given)
     if given.json:

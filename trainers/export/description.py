@@ -23,16 +23,9 @@ from trainers.views.images import PIXEL_MEAN, PIXEL_STD
 IMAGE_ENCODER, CLIP, MASKED, CAPTIONER = "image_encoder", "clip", "masked_auto_encoder", "captioner"
 CLASSIFIER = "classifier"
 """Kinds of models: see `trainers.export.kinds`."""
-WEIGHTS_FILES = {
-    IMAGE_ENCODER: "model.safetensors",
-    CLIP: WEIGHTS_FILE,
-    MASKED: "model.safetensors",
-    CAPTIONER: "model.safetensors",
-    CLASSIFIER: "model.safetensors",
-}
-"""The file with the weights, by kind of model."""
+KINDS_OF_MODELS = (IMAGE_ENCODER, CLIP, MASKED, CAPTIONER, CLASSIFIER)
 FORMAT = 1
-DESCRIPTION, WEIGHTS = "model.json", WEIGHTS_FILES[IMAGE_ENCODER]
+DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +108,7 @@ class ClassifierDescription:
     trained_layers: str
 
     def __post_init__(self) -> None:
-        if self.encoder not in WEIGHTS_FILES or self.encoder == CLASSIFIER:
+        if self.encoder not in KINDS_OF_MODELS or self.encoder == CLASSIFIER:
             raise ValueError("encoder must be a kind of model with features")
         if type(self.num_classes) is not int or self.num_classes < 2:
             raise ValueError("num_classes must be a whole number of at least 2")
@@ -201,13 +194,17 @@ class ModelDescription:
     @property
     def weights_file(self) -> str:
         """The name of the weights' file in the folder."""
-        return WEIGHTS_FILES[self.kind]
+        return WEIGHTS_FILE if self.kind == CLIP else WEIGHTS
 
 
 def write_description(folder: Path, description: ModelDescription) -> None:
     """Write what `read_description` reads."""
-    text = json.dumps(dataclasses.asdict(description), indent=1, ensure_ascii=False) + "\n"
-    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+    (folder / DESCRIPTION).write_text(as_json(dataclasses.asdict(description)), encoding="utf-8")
+
+
+def as_json(values: Mapping[str, Any]) -> str:
+    """Return the text of a file of an exported model."""
+    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_description(folder: Path | str) -> ModelDescription:
@@ -227,8 +224,10 @@ def read_description(folder: Path | str) -> ModelDescription:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         found = values.get("format") if isinstance(values, dict) else None
         raise StorageError(f"{path} must be of format {FORMAT}; got {found}: export the model again")
-    if values.get("kind") not in WEIGHTS_FILES:
-        raise StorageError(unknown_choice(f"kind of model in {path}", str(values.get("kind")), WEIGHTS_FILES))
+    if values.get("kind") not in KINDS_OF_MODELS:
+        raise StorageError(
+            unknown_choice(f"kind of model in {path}", str(values.get("kind")), KINDS_OF_MODELS)
+        )
     try:
         is_classifier = values["kind"] == CLASSIFIER
         classifier = ClassifierDescription(**values["classifier"]) if is_classifier else None

@@ -148,9 +148,9 @@ def read_sweep(root: Path, name: str) -> FinishedSweep:
     folder = root / "sweeps" / name
     is_sealed = (folder / "trusted").is_dir()
     place = folder / "release" if is_sealed else folder
-    statement = _read_statement(place, folder)
-    trials = (_published(place),) if is_sealed else _open_trials(folder)
-    taken = () if is_sealed else _read_taken(place)
+    statement, (doubts, taken) = _read_statement(place, folder), _read_answer(place)
+    trials = (_published(place, doubts),) if is_sealed else _open_trials(folder, doubts)
+    taken = () if is_sealed else taken
     return FinishedSweep(name=name, is_sealed=is_sealed, statement=statement, trials=trials, taken=taken)
 
 
@@ -166,8 +166,8 @@ def _read_statement(place: Path, folder: Path) -> Statement:
     return found
 
 
-def _open_trials(folder: Path) -> tuple[FinishedTrial, ...]:
-    found, doubts = [], _doubts(folder)
+def _open_trials(folder: Path, doubts: Mapping[str, str]) -> tuple[FinishedTrial, ...]:
+    found = []
     for file in sorted((folder / "trials").glob("*.json")):
         result = _read_result(file)
         checkpoints = folder / "checkpoints" / file.stem
@@ -191,7 +191,7 @@ def _open_trials(folder: Path) -> tuple[FinishedTrial, ...]:
     return tuple(found)
 
 
-def _published(release: Path) -> FinishedTrial:
+def _published(release: Path, doubts: Mapping[str, str]) -> FinishedTrial:
     file, weights = release / "result.json", release / PUBLISHED
     result = _read_result(file)
     if result.get("outcome") != "one model" or not weights.is_file():
@@ -202,49 +202,38 @@ def _published(release: Path) -> FinishedTrial:
         metrics=result["metrics"],
         attempts_lost=False,
         file=weights,
-        doubt=next(iter(_doubts(release).values()), None),
+        doubt=next(iter(doubts.values()), None),
     )
 
 
-def _doubts(place: Path) -> dict[str, str]:
-    """Return the trials whose setting is not distinguishable from its start, and what to say.
+def _read_answer(place: Path) -> tuple[Mapping[str, str], tuple[TakenSetting, ...]]:
+    """Return what a sweep's answer says against its trials, by name, and which settings it takes.
 
-    Of an answer that is missing, damaged or of another version nothing is known. A published model has the
-    empty name.
+    A published model has the empty name. Of an answer that is missing, damaged or of another version nothing
+    is known.
     """
-    found: dict[str, str] = {}
+    doubts, taken = dict[str, str](), list[TakenSetting]()
     try:
-        for setting in [each for choice in _read_choices(place)[1] for each in choice["settings"]]:
-            over = setting["over_start"]
-            if over is not None and over["verdict"] != "higher":
-                said = (
-                    f"{setting['name']} is not distinguishable above {over['minus']} "
-                    f"({100 * over['mean']:+.2f} points in the sweep's answer): it may have learned nothing "
-                    "of the data"
+        answer = json.loads((place / ANSWER).read_text(encoding="utf-8"))
+        for choice in answer["choices"]:
+            for setting in choice["settings"]:
+                name, trials, over = (
+                    setting["name"],
+                    tuple(map(str, setting["trials"])),
+                    setting["over_start"],
                 )
-                found |= dict.fromkeys(setting["trials"] or [""], said)
+                if over is not None and over["verdict"] != "higher":
+                    doubt = (
+                        f"{name} is not distinguishable above {over['minus']} "
+                        f"({100 * over['mean']:+.2f} points in the sweep's answer): it may have learned "
+                        "nothing of the data"
+                    )
+                    doubts |= dict.fromkeys(trials or [""], doubt)
+                if name == choice["take"]:
+                    taken.append(TakenSetting(name=name, score=str(answer["score"]), trials=trials))
     except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return found
-
-
-def _read_taken(place: Path) -> tuple[TakenSetting, ...]:
-    """Return what the answer of a sweep takes; nothing where it is missing, damaged or of another version."""
-    try:
-        score, choices = _read_choices(place)
-        return tuple(
-            TakenSetting(name=setting["name"], score=score, trials=tuple(map(str, setting["trials"])))
-            for choice in choices
-            for setting in choice["settings"]
-            if setting["name"] == choice["take"]
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return ()
-
-
-def _read_choices(place: Path) -> tuple[str, list[Any]]:
-    answer = json.loads((place / ANSWER).read_text(encoding="utf-8"))
-    return str(answer["score"]), list(answer["choices"])
+        return {}, ()
+    return doubts, tuple(taken)
 
 
 def _read_result(file: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
 from trainers.export.card import model_card
-from trainers.export.description import ModelDescription, read_description, write_description
+from trainers.export.description import ModelDescription, as_json, read_description, write_description
 from trainers.export.kinds import CAPTIONERS, CLASSIFIERS, CLIP_MODELS, KINDS, ModelKind, NetworkT
 from trainers.models.captioner import Captioner
 from trainers.models.classifier import Classifier
@@ -78,26 +78,21 @@ def write_model(
         note = json.dumps({"data": description.data, "promise": description.promise}, ensure_ascii=False)
         description = KINDS[description.kind].write_weights(building, description, state, note)
         write_description(building, description)
-        about = {"promise": description.promise, "trial": description.trial}
-        about |= {"sha256": description.sha256}
-        _write_text(building / f"{STATEMENT}.json", _as_json({"model": about} | dict(statement.values)))
-        _write_text(building / f"{STATEMENT}.md", f"**{description.promise}**\n\n{statement.page}")
+        about = {name: getattr(description, name) for name in ("promise", "trial", "sha256")}
         usage = KINDS[description.kind].usage(Path("FOLDER"), description)
-        _write_text(building / CARD, model_card(description, usage))
+        texts = {
+            f"{STATEMENT}.json": as_json({"model": about} | dict(statement.values)),
+            f"{STATEMENT}.md": f"**{description.promise}**\n\n{statement.page}",
+            CARD: model_card(description, usage),
+        }
+        for name, text in texts.items():
+            (building / name).write_text(text, encoding="utf-8")
         building.rename(folder)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return description
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def _as_json(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
 def load_encoder(
@@ -134,10 +129,7 @@ def load_clip(folder: Path | str) -> tuple[ImageTextEncoder, ModelDescription]:
       StorageError: the folder is none, damaged, or its weights do not fit its model.
       ConfigError: it holds an encoder of images, or the model cannot be built.
     """
-    description = read_description(folder)
-    if description.kind != CLIP_MODELS.name:
-        raise ConfigError(f"the model in {folder} must be a CLIP model; got an encoder of images")
-    return CLIP_MODELS.open(Path(folder), description), description
+    return _load_kind(CLIP_MODELS, folder, "a CLIP model, which embeds texts, too")
 
 
 def load_captioner(folder: Path | str) -> tuple[Captioner, ModelDescription]:

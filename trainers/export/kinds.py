@@ -26,7 +26,6 @@ from trainers.export.description import (
     CLIP,
     IMAGE_ENCODER,
     MASKED,
-    WEIGHTS_FILES,
     CaptionerDescription,
     ClassifierDescription,
     ClipDescription,
@@ -40,7 +39,6 @@ from trainers.models.classifier import Classifier
 from trainers.models.clip.adapters import make_trainable
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.files import (
-    MERGES_FILE,
     export_adapter,
     export_merged,
     trained_encoder,
@@ -96,7 +94,7 @@ class ModelKind(ABC, Generic[NetworkT]):
           StorageError: the weights are of another model.
           ConfigError: the model cannot be built here.
         """
-        sha256 = write_weights(folder / WEIGHTS_FILES[self.name], state, note=note)
+        sha256 = write_weights(folder / description.weights_file, state, note=note)
         return dataclasses.replace(description, sha256=sha256)
 
     @abstractmethod
@@ -206,10 +204,11 @@ class ClipKind(ModelKind[ImageTextEncoder]):
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
         first = script_import("open_clip") if folder.is_dir() else "import open_clip"  # here, or in a card
+        place = json.dumps(f"local-dir:{folder}", ensure_ascii=False)
         return [
             f"embed with it: {_command('embed', folder)} --texts FILE",
-            f"open_clip reads it: {first}; model = open_clip.create_model({_quoted(f'local-dir:{folder}')})",
-            f"its tokenizer: {tokenizer_call(folder, clip_of(description))}",
+            f"open_clip reads it: {first}; model = open_clip.create_model({place})",
+            f"its tokenizer: open_clip.get_tokenizer({place})",
         ]
 
 
@@ -343,20 +342,8 @@ def clip_of(description: ModelDescription) -> ClipDescription:
     return description.clip
 
 
-def tokenizer_call(folder: Path, clip: ClipDescription) -> str:
-    """Return the call for open_clip's tokenizer of a model; older folders have merges alone."""
-    merges = folder / MERGES_FILE
-    if not merges.is_file() or (folder / "tokenizer.json").is_file():
-        return f"open_clip.get_tokenizer({_quoted(f'local-dir:{folder}')})"
-    return f"open_clip.SimpleTokenizer(bpe_path={_quoted(str(merges))}, context_length={clip.context_length})"
-
-
 def _command(program: str, folder: Path) -> str:
     return f"python -m trainers.{program} --model {shlex.quote(str(folder))} --images folder:PATH"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _clip_config(params: Mapping[str, Any]) -> ClipNetworkConfig:

@@ -15,10 +15,9 @@ import importlib.metadata
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dpgcl_core
 import trainers
@@ -43,6 +42,10 @@ REQUIRED_OF_TORCHVISION = ("torchvision",)
 _LOADER = "trainers.pyfunc"
 _ARTIFACT = "model"
 _LONGEST = 5000
+_TAGS = (
+    *("sweep", "trial", "method", "dataset", "data", "guarantee_label", "neighboring_relation"),
+    *("epsilon", "delta", "sweep_epsilon", "sweep_delta", "sha256"),
+)
 _NOT_IN_A_NAME = re.compile(r"[/:.%\"'\s]+")
 
 
@@ -153,20 +156,7 @@ def _pinned(names: tuple[str, ...] | list[str]) -> list[str]:
 
 def tags_of(description: ModelDescription) -> dict[str, str]:
     """Return what the model promises, for the tags of its version."""
-    values: Mapping[str, Any] = {
-        "sweep": description.sweep,
-        "trial": description.trial,
-        "method": description.method,
-        "dataset": description.dataset,
-        "data": description.data,
-        "guarantee_label": description.guarantee_label,
-        "neighboring_relation": description.neighboring_relation,
-        "epsilon": description.epsilon,
-        "delta": description.delta,
-        "sweep_epsilon": description.sweep_epsilon,
-        "sweep_delta": description.sweep_delta,
-        "sha256": description.sha256,
-    }
+    values = {name: getattr(description, name) for name in _TAGS}
     return {f"dpgcl.{name}": "none" if value is None else str(value) for name, value in values.items()}
 
 
@@ -202,33 +192,28 @@ def _run_of(client: MlflowClient, description: ModelDescription) -> str:
     """Return the run that the version hangs on: the trial's, or one of its own where the sweep is sealed."""
     experiments = [each.experiment_id for each in client.search_experiments()]
 
-    def found(role: str, **more: str) -> list[Run]:
-        return search_runs(client, experiments, {SWEEP_TAG: description.sweep, ROLE_TAG: role} | more)
+    def found(role: str, **tags: str) -> list[Run]:
+        return search_runs(client, experiments, {ROLE_TAG: role} | tags)
 
+    sweep = {SWEEP_TAG: description.sweep}
     if description.trial is not None:
-        runs = found(TRIAL_ROLE, **{TRIAL_TAG: description.trial})
+        runs = found(TRIAL_ROLE, **sweep, **{TRIAL_TAG: description.trial})
         if runs:
             return str(runs[0].info.run_id)
-    elif sealed := found(SEALED_ROLE):
-        tags = {SWEEP_TAG: description.sweep, ROLE_TAG: EXPORT_ROLE}
+    elif sealed := found(SEALED_ROLE, **sweep):
         run = client.create_run(
-            sealed[0].info.experiment_id, tags=tags, run_name=f"{description.sweep}: exported model"
+            sealed[0].info.experiment_id,
+            tags=sweep | {ROLE_TAG: EXPORT_ROLE},
+            run_name=f"{description.sweep}: exported model",
         )
         client.set_terminated(run.info.run_id, "FINISHED")
         return str(run.info.run_id)
-    known = sorted(
-        {run.data.tags[SWEEP_TAG] for role in (SWEEP_ROLE, SEALED_ROLE) for run in _all(client, role)}
-    )
+    known = sorted({run.data.tags[SWEEP_TAG] for role in (SWEEP_ROLE, SEALED_ROLE) for run in found(role)})
     raise TrackingError(
         f"MLflow has no run of sweep {description.sweep!r}, trial {description.trial!r}, to register "
         f"the model with; its sweeps: {', '.join(known) or 'none'}. Give --tracking-uri the address that the "
         "sweep wrote to"
     )
-
-
-def _all(client: MlflowClient, role: str) -> list[Run]:
-    experiments = [each.experiment_id for each in client.search_experiments()]
-    return search_runs(client, experiments, {ROLE_TAG: role})
 
 
 def _artifact_path(description: ModelDescription) -> str:

@@ -30,6 +30,7 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE, is_final_score
 from dpgcl_core.release.statement import PROVEN, delta_text, epsilon_text, software_versions
+from trainers.config.removed import removed_option_line
 from trainers.files.storage import storage_root
 from trainers.tracking.server import database_address
 
@@ -37,9 +38,6 @@ if TYPE_CHECKING:  # the command loads torch, not its help
     from trainers.export.description import ModelDescription
     from trainers.export.finished import FinishedSweep, FinishedTrial, TakenSetting
 
-_REMOVED = {
-    "--publish-to": "export to a folder, and copy it: aws s3 cp --recursive FOLDER s3://BUCKET/FOLDER"
-}
 DEFAULT_SCORES = ("image_to_text_recall_at_10", CLASSIFIER_SCORE, "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
 
@@ -56,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m trainers.export",
         description=__doc__,
         arguments=arguments,
-        removed=_REMOVED,
+        removed=removed_option_line,
     )
     return code
 

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dpgcl_core.addresses import masked
-from dpgcl_core.errors import ConfigError, DpgclError, StorageError, detail_lines
+from dpgcl_core.errors import DpgclError, StorageError, detail_lines
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 """The folder of this copy of the code."""
-_FORMER = "results"
 
 
 def storage_root(option: Path | None) -> Path:
@@ -28,12 +27,10 @@ def storage_root(option: Path | None) -> Path:
       option: what `--storage` gives.
 
     Raises:
-      ConfigError: none is given, and both the default and the former default, `results/` beside this code,
-        hold sweeps.
       StorageError: it is an address, or lies in a job's throw-away copy of the code.
     """
     environment = os.environ.get("DPGCL_STORAGE")
-    path = option or (Path(environment) if environment else _default())
+    path = option or (Path(environment) if environment else default_root())
     if "://" in str(path) or re.match(r"\w+:/", str(path)):
         raise StorageError(
             f"the storage folder must be a path of this machine, for checkpoints need locks; got "
@@ -52,23 +49,6 @@ def storage_root(option: Path | None) -> Path:
 def default_root() -> Path:
     """Return the storage folder of whoever gives none."""
     return Path.home() / "dpgcl-results"
-
-
-def _default() -> Path:
-    default, former = default_root(), CODE_ROOT / _FORMER
-    if former != default and _holds_sweeps(former):
-        if _holds_sweeps(default):
-            raise ConfigError(
-                f"two folders hold sweeps, {default} and {former}: choose one with --storage "
-                "(or $DPGCL_STORAGE), "
-                "or move one away"
-            )
-        print(f"note: the sweeps in {former} are not looked at; --storage {former} does", file=sys.stderr)
-    return default
-
-
-def _holds_sweeps(folder: Path) -> bool:
-    return any((folder / "sweeps").glob("*/plan.json"))
 
 
 def check_writable(root: Path) -> None:

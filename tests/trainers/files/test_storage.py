@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.errors import StorageError
 from trainers.files import storage
 from trainers.files.storage import check_writable, storage_root
 
@@ -41,29 +41,6 @@ def test_option_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
     assert storage_root(tmp_path / "here") == tmp_path / "here"
 
 
-def test_two_folders_with_sweeps_are_listed_for_the_user_to_choose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    default, former = tmp_path / "home" / "dpgcl-results", tmp_path / "elsewhere" / "results"
-    sweep_in(default)
-    sweep_in(former)
-    with pytest.raises(ConfigError) as caught:
-        storage_root(None)
-    assert str(caught.value) == (
-        f"two folders hold sweeps, {default} and {former}: choose one with --storage (or $DPGCL_STORAGE), "
-        "or move one away"
-    )
-    assert storage_root(former) == former
-    monkeypatch.setenv("DPGCL_STORAGE", str(former))
-    assert storage_root(None) == former
-
-
-@pytest.mark.parametrize("holder", ["home/dpgcl-results", "elsewhere/results"])
-def test_one_folder_with_sweeps_leaves_the_default(holder: str, tmp_path: Path) -> None:
-    sweep_in(tmp_path / holder)
-    assert storage_root(None) == tmp_path / "home" / "dpgcl-results"
-
-
 def test_relative_folder_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert storage_root(Path("results")) == tmp_path / "results"
@@ -95,11 +72,3 @@ def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         check_writable(tmp_path / "file" / "results")
     check_writable(tmp_path / "new" / "results")
     assert not (tmp_path / "new").exists()
-
-
-def test_former_default_alone_is_named_and_not_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep_in(tmp_path / "elsewhere" / "results")
-    assert storage_root(None) == tmp_path / "home" / "dpgcl-results"
-    assert str(tmp_path / "elsewhere" / "results") in capsys.readouterr().err
