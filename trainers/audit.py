@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -76,6 +77,7 @@ from trainers.config.training import (
 )
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
+from trainers.files.durable import replacing
 from trainers.models.encoder import ImageShape
 from trainers.tasks.task import Task, register_task
 from trainers.training.loop import train
@@ -115,15 +117,6 @@ class _CraftedTask(Task[Crafted]):
 
     def check_network(self, config: TrainingConfig, network: Crafted, image_shape: tuple[int, ...]) -> None:
         return
-
-    def start_note(self, config: TrainingConfig) -> str:
-        return ""
-
-    def fresh_parts(self, config: TrainingConfig) -> str:
-        return ""
-
-    def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
-        return 1
 
     def inputs(
         self,
@@ -556,10 +549,6 @@ def _both(case: StepCase, num_runs: int, seed: int | None, inner: Workers) -> tu
     )
 
 
-_FINISHED = "finished"
-"""Name of the file that stands once all cases on two workers are written."""
-
-
 def _on_two_workers(
     cases: Sequence[StepCase], num_runs: int, seed: int | None
 ) -> list[tuple[Released, Released]]:
@@ -572,13 +561,14 @@ def _on_two_workers(
         try:
             mp.spawn(_as_worker, args=given, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
         except ProcessExitedException:  # PyTorch's threads can abort a process that is ending
-            if not (Path(folder) / _FINISHED).exists():
+            if not (Path(folder) / _RELEASED).exists():
                 raise
-        loaded = [np.load(Path(folder) / f"{index}.npz") for index in range(len(cases))]
-        return [
-            (Released(each["noisy_0"], each["clean_0"]), Released(each["noisy_1"], each["clean_1"]))
-            for each in loaded
-        ]
+        found: list[tuple[Released, Released]] = pickle.loads((Path(folder) / _RELEASED).read_bytes())
+        return found
+
+
+_RELEASED = "released"
+"""Name of the file with what all cases on two workers released, and of no part of it."""
 
 
 def _as_worker(
@@ -589,18 +579,10 @@ def _as_worker(
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     known = {(case.name, case.defect_name): case for case in standard_cases()}
-    for index, name in enumerate(named):
-        without, with_canary = _both(known[name], num_runs, seed, DistributedWorkers())
-        if rank == 0:
-            np.savez(
-                Path(folder) / f"{index}.npz",
-                noisy_0=without.noisy,
-                clean_0=without.clean,
-                noisy_1=with_canary.noisy,
-                clean_1=with_canary.clean,
-            )
+    found = [_both(known[name], num_runs, seed, DistributedWorkers()) for name in named]
     if rank == 0:
-        (Path(folder) / _FINISHED).touch()
+        with replacing(Path(folder) / _RELEASED) as file:
+            pickle.dump(found, file)
     dist.barrier()  # neither ends before everything is written
     dist.destroy_process_group()
 

@@ -56,9 +56,6 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
         refuse_cross_record(network, _shape(image_shape))
         check_readout(network, config.evaluation.readout)
 
-    def start_note(self, config: TrainingConfig) -> str:
-        return ""
-
     def fresh_parts(self, config: TrainingConfig) -> str:
         assert isinstance(config.network, NetworkConfig)
         start = config.warm_start

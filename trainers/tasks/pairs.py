@@ -80,9 +80,6 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     def start_note(self, config: TrainingConfig) -> str:
         return published_note(_network(config))
 
-    def fresh_parts(self, config: TrainingConfig) -> str:
-        return ""
-
     def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
         return 2 * (1 + num_augmentations)
 

@@ -79,15 +79,6 @@ class PerRecordTask(Task[NetworkT]):
         device = next(network.parameters()).device
         return images.to(device), self.draw_conditions(network, generator).to(device)
 
-    def start_note(self, config: TrainingConfig) -> str:
-        return ""
-
-    def fresh_parts(self, config: TrainingConfig) -> str:
-        return ""
-
-    def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
-        return 1
-
     def inputs(
         self,
         config: TrainingConfig,

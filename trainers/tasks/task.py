@@ -101,21 +101,21 @@ class Task(ABC, Generic[NetworkT]):
           ConfigError: says which module, weight or size.
         """
 
-    @abstractmethod
     def start_note(self, config: TrainingConfig) -> str:
         """Return what the privacy statement says of weights that the network starts from by itself, or ""."""
+        return ""
 
-    @abstractmethod
     def fresh_parts(self, config: TrainingConfig) -> str:
         """Return which parts do not come from the warm start, for the privacy statement; "" for none."""
+        return ""
 
     def place(self, network: NetworkT, device: torch.device, image_shape: tuple[int, ...]) -> None:
         """Move the network to the device, in the memory layout that is fast there."""
         network.to(device)
 
-    @abstractmethod
     def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
         """Return the views of a record in one step."""
+        return 1
 
     @abstractmethod
     def inputs(

@@ -231,7 +231,7 @@ def _goes_on(
     is_last = run.step >= run.config.mechanism.num_steps
     if oversight is None or not oversight.by_scores or is_last or not run.observer.wants_scores(run.step):
         return True
-    look = checkpoints.refuse_outdated if checkpoints else _nothing
+    look = checkpoints.refuse_outdated if checkpoints else lambda: None
     return _at_all(run, lambda: oversight.goes_on(run.step, scores, look))
 
 
@@ -240,10 +240,6 @@ def _has_ended(run: _Run, oversight: Oversight | None) -> bool:
     if oversight is None or not oversight.by_scores:
         return False
     return _at_all(run, lambda: (ended := oversight.ended_at()) is not None and run.step >= ended)
-
-
-def _nothing() -> None:
-    """Look at nothing."""
 
 
 def _at_all(run: _Run, decide: Callable[[], bool]) -> bool:
@@ -554,17 +550,13 @@ def _scores_before_training(run: _Run) -> dict[str, float]:
     return found | _computed_scores(run, network, prefix="untrained_")
 
 
-def _scores(
-    run: _Run, network: AnyEncoder | None = None, *, prefix: str = "", with_probes: bool = True
-) -> dict[str, float]:
-    """Return the scores of a network, the released one unless given; none are computed where none may."""
-    return run.observer.visible(_computed_scores(run, network, prefix=prefix, with_probes=with_probes))
-
-
 def _computed_scores(
     run: _Run, network: AnyEncoder | None = None, *, prefix: str = "", with_probes: bool = True
 ) -> dict[str, float]:
-    """Return the scores with their outcomes, which have not passed the release policy."""
+    """Return the scores of a network, the released one unless given, before the release policy.
+
+    They come with their outcomes; none are computed where none may be seen.
+    """
     if run.workers.rank > 0:
         return {}
     return all_scores(
@@ -583,7 +575,7 @@ def _score_on_the_way(run: _Run) -> dict[str, float]:
     if not run.observer.wants_scores(run.step):
         return {}
     started = time.perf_counter()
-    scores = _scores(run, with_probes=False)
+    scores = run.observer.visible(_computed_scores(run, with_probes=False))
     run.observer.note_during(run.step, scores)
     run.seconds_scoring += time.perf_counter() - started
     return scores
