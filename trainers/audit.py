@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -138,12 +138,6 @@ class _CraftedTask(Task[Crafted]):
     ) -> Tensor:
         return torch.zeros(*shape, _DIM)
 
-    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
-        return _records(count, None)
-
-    def run(self, network: Crafted, inputs: Any) -> None:
-        network(inputs)
-
     def objective(
         self,
         config: TrainingConfig,
@@ -155,9 +149,6 @@ class _CraftedTask(Task[Crafted]):
 
     def after_step(self, network: Crafted) -> None:
         self.iterates.append(_weights(network))
-
-    def evaluate(self, network: Crafted, *given: Any, **named: Any) -> dict[str, float]:
-        return {}
 
 
 _TASK = _CraftedTask()
@@ -270,9 +261,7 @@ class _PlantedMechanism(Mechanism):
         return _PlantedStage(self.wrong.stage, self.drawn)
 
     def rule(self, loss: LossSettings) -> GradientRule:
-        rule: Any = self.wrong.rule
-        made: GradientRule = rule
-        return made
+        return cast(GradientRule, self.wrong.rule)
 
     def noise(self, *, num_summed: int = 1) -> GaussianNoise:
         noise = self.wrong.noise(self.drawn[0]) if self.drawn else super().noise()

@@ -35,7 +35,6 @@ from trainers.config.networks import (
     require,
 )
 from trainers.config.nodes import (
-    POOLED,
     EvaluationConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -135,26 +134,20 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             )
 
     def _check_pairs(self) -> None:
-        method, learns = self.mechanism.rules, self.learns_temperature
+        method, learns = self.mechanism.rules, self.network.learn_temperature
         require(
-            (self.text_views is not None) == self.trains_pairs,
+            (self.text_views is not None) == self.network.takes_pairs,
             "text_views belong to a network of pairs, such as a CLIP model: give both or neither",
         )
-        if self.trains_pairs and not method.takes_pairs:
+        if self.network.takes_pairs and not method.takes_pairs:
             raise ConfigError(
                 f"{method.name} has no loss for pairs of images and texts; "
                 f"{', '.join(each.name for each in METHODS.values() if each.takes_pairs)} have"
             )
-        if not self.trains_pairs and not method.takes_images:
+        if not self.network.takes_pairs and not method.takes_images:
             raise ConfigError(
                 f"{method.name} learns from captions, and the data are images without any: give pairs of "
                 "images and texts, such as --dataset shapes"
-            )
-        if self.trains_pairs and self.evaluation.readout != POOLED:
-            kind = "a CLIP model" if self.network.has_towers else "a transformer"
-            raise ConfigError(
-                f"readout {self.evaluation.readout} is for CNNs of images, and {self.network.name} is "
-                f"{kind}: give readout {POOLED}"
             )
         if self.per_tower_clipping and not (self.network.has_towers and isinstance(self.rule(), GroupRule)):
             raise ConfigError(
@@ -183,8 +176,8 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
     def loss_settings(self) -> LossSettings:
         """What losses and rules need besides the mechanism's numbers."""
         return LossSettings(
-            temperature=1.0 if self.learns_temperature else self.temperature,
-            pairs=self.trains_pairs,
+            temperature=1.0 if self.network.learn_temperature else self.temperature,
+            pairs=self.network.takes_pairs,
             parts=TOWERS if self.per_tower_clipping else None,
             isolated=self.isolates_groups,
         )
@@ -214,19 +207,9 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         return self.mechanism.loss(self.loss_settings)
 
     @property
-    def trains_pairs(self) -> bool:
-        """Whether records are pairs of images and texts."""
-        return self.network.takes_pairs
-
-    @property
     def task(self) -> str:
         """The name of what is trained, see `trainers.tasks.task`: that which the network is for."""
         return self.network.task
-
-    @property
-    def learns_temperature(self) -> bool:
-        """Whether the temperature is a weight of the network."""
-        return self.network.learn_temperature
 
     @property
     def average_decay(self) -> float:

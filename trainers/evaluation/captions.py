@@ -19,7 +19,7 @@ A network that diverged gives poor scores and no error: what is not finite count
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,10 +30,10 @@ from torch import Tensor
 
 from dpgcl_core.sampling.records import ids_from_names, keyed_uniform
 from trainers.data.classes import encodable
-from trainers.data.dataset import AnyRecords, captions_of
+from trainers.data.dataset import captions_of
 from trainers.evaluation.features import read_images
 from trainers.evaluation.outcomes import Score, exp_score, ratio_score
-from trainers.evaluation.pairs import PAIRS_AT_ONCE, ZERO_SHOT_TEMPLATES, evaluate_with_captions
+from trainers.evaluation.pairs import class_texts, evaluate_with_captions
 from trainers.evaluation.retrieval import check_labels, largest_is_own, share_of_texts
 from trainers.evaluation.scoring import Scoring
 from trainers.models.captioner import Captioner
@@ -89,52 +89,42 @@ def evaluate(network: Captioner, scoring: Scoring) -> dict[str, float]:
     Raises:
       DataError: there is nothing to score, or a label has no name though others have.
     """
-    return evaluate_with_captions(network, partial(caption_scores, seed=scoring.seed), scoring)
+    return evaluate_with_captions(network, caption_scores, scoring)
 
 
 @torch.no_grad()
-def caption_scores(
-    network: Captioner,
-    records: AnyRecords,
-    *,
-    seed: int,
-    device: torch.device | str,
-    class_names: Sequence[str] = (),
-    batch_size: int = PAIRS_AT_ONCE,
-) -> tuple[dict[str, float], Tensor]:
-    """Return the scores of likelihood of all images of `records`, and their features `[n, feature_dim]`.
+def caption_scores(network: Captioner, scoring: Scoring) -> tuple[dict[str, float], Tensor]:
+    """Return the scores of likelihood of all images of the queries, and their features `[n, feature_dim]`.
 
     Of pairs `caption_token_probability` and `next_token_accuracy` of all their captions, and
     `word_order_accuracy` where a caption has two orders; with labels and class names `zero_shot_accuracy`, of
     images without captions, too.
 
     Args:
-      network: on `device` and in evaluation mode.
-      records: at least one.
-      seed: public seed of the orders.
-      device: where the network is.
-      class_names: one for every label 0, 1, …; none: no zero-shot score.
-      batch_size: images passed at once; changes no score beyond rounding.
+      network: on the device and in evaluation mode.
+      scoring: the queries, at least one, their classes' names, the public seed of the orders, and how many
+        images are passed at once.
 
     Raises:
       DataError: a label has no class name.
     """
+    records, class_names, batch_size = scoring.queries, scoring.class_names, scoring.batch_size
     num_images, asked = records.images.shape[0], dict[str, Texts]()
     owned = captions_of(records)
     if owned is not None:
         texts, owners = owned
         asked["captions"] = Texts(tokens=network.tokenizer(texts).tokens, images=owners)
-        orders, caption_of_order = _other_orders(network, texts, asked["captions"].tokens, seed)
+        orders, caption_of_order = _other_orders(network, texts, asked["captions"].tokens, scoring.seed)
         asked["orders"] = Texts(tokens=orders, images=owners[caption_of_order])
     if class_names and records.labels is not None:
         check_labels(records.labels, len(class_names))
-        per_image = _class_tokens(network, class_names)
+        per_image = network.tokenizer(class_texts(class_names)).tokens
         every = np.repeat(np.arange(num_images), len(per_image))
         asked["classes"] = Texts(tokens=per_image.repeat(num_images, 1), images=every)
     features, parts = list[Tensor](), {name: list[Likelihoods]() for name in asked}
     for start in range(0, num_images, batch_size):
         rows = slice(start, min(start + batch_size, num_images))
-        encoded = network.encode(normalise(read_images(records.images, rows).to(device)))
+        encoded = network.encode(normalise(read_images(records.images, rows).to(scoring.device)))
         features.append(encoded.mean(1))
         for name, each in asked.items():
             parts[name].append(_likelihoods(network, encoded, each, rows))
@@ -222,26 +212,14 @@ def _other_orders(
     return found[differs], owners[differs.numpy()]
 
 
-def _class_tokens(network: Captioner, class_names: Sequence[str]) -> Tensor:
-    """Tokens `[classes · templates, max_tokens]`, class by class."""
-    names = [name.replace("_", " ") for name in class_names]  # of folders: golden_retriever
-    texts = [template.replace("{}", name) for name in names for template in ZERO_SHOT_TEMPLATES]
-    return network.tokenizer(texts).tokens
-
-
 def _likelihoods(network: Captioner, encoded: Tensor, texts: Texts, rows: slice) -> Likelihoods:
     """Of the texts of some images, whose `encoded` are given."""
     first, last = np.searchsorted(texts.images, [rows.start, rows.stop]).tolist()
     tokens = texts.tokens[first:last].to(encoded.device)
     images = torch.from_numpy(texts.images[first:last] - rows.start).to(encoded.device)
-    parts = [_of_some(network, encoded[images[part]], tokens[part]) for part in _parts(network, tokens)]
-    return _joined(parts)
-
-
-def _parts(network: Captioner, tokens: Tensor) -> Iterator[slice]:
     at_once = max(1, _LOGITS_AT_ONCE // (network.max_tokens * network.vocabulary))
-    for start in range(0, len(tokens), at_once):
-        yield slice(start, start + at_once)
+    parts = zip(images.split(at_once), tokens.split(at_once), strict=True)
+    return _joined([_of_some(network, encoded[rows], some) for rows, some in parts if len(rows)])
 
 
 def _of_some(network: Captioner, encoded: Tensor, tokens: Tensor) -> Likelihoods:

@@ -30,13 +30,12 @@ def evaluate(network: Classifier, scoring: Scoring) -> dict[str, float]:
         return {} if scoring.index is None else features.evaluate(network, scoring)
     queries = features.first_records(scoring.queries, scoring.config.max_query_records)
     assert queries.labels is not None
-    asked = features.embed_features(
-        network, queries.images, batch_size=scoring.batch_size, device=scoring.device
-    )
+    describe = features.describe_by(network, scoring)
+    asked = describe(queries.images)
     found = features.with_balanced(own_scores(network, asked, queries.labels), queries.labels)
     if scoring.index is None or scoring.index.labels is None:
         return found
-    return found | features.label_scores(network, asked, queries, scoring)
+    return found | features.label_scores(describe, asked, queries, scoring.index, scoring.config)
 
 
 def own_scores(network: Classifier, asked: Features, labels: Labels) -> dict[str, Score]:

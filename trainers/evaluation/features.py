@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from trainers.evaluation.scoring import Scoring
 from trainers.models.networks import AnyEncoder
 from trainers.views.images import make_views, normalise
 
+Describe = Callable[[Images | Tensor], Features]
+"""Features `[n, feature_dim]` of n images."""
 Rule = Callable[[Features], Labels]
 """Labels `[n]` of features `[n, feature_dim]`, each by itself."""
 
@@ -45,7 +48,7 @@ def evaluate(encoder: AnyEncoder, scoring: Scoring) -> dict[str, float]:
     """Return the scores of a frozen network's image features by metric name, each in [0, 1].
 
     With labels: `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index, and what else
-    `feature_scores` has. Without: `view_retrieval_top1` and `view_retrieval_top10` among the queries.
+    `label_scores` has. Without: `view_retrieval_top1` and `view_retrieval_top10` among the queries.
 
     Args:
       encoder: the network, already on the device; its train/eval modes are restored.
@@ -58,14 +61,19 @@ def evaluate(encoder: AnyEncoder, scoring: Scoring) -> dict[str, float]:
     queries = first_records(scoring.queries, scoring.config.max_query_records)
     if scoring.index is None or not is_labelled(scoring.index, queries):
         return view_retrieval(encoder, queries, scoring)
-    asked = embed_features(
+    describe = describe_by(encoder, scoring)
+    return label_scores(describe, describe(queries.images), queries, scoring.index, scoring.config)
+
+
+def describe_by(encoder: AnyEncoder, scoring: Scoring) -> Describe:
+    """Return what makes the features of images that k-NN and probe of a network read."""
+    return partial(
+        embed_features,
         encoder,
-        queries.images,
         batch_size=scoring.batch_size,
         device=scoring.device,
         readout=scoring.config.readout,
     )
-    return label_scores(encoder, asked, queries, scoring)
 
 
 def check_some(index: AnyRecords | None, queries: AnyRecords) -> None:
@@ -87,34 +95,27 @@ def is_labelled(index: AnyRecords, queries: AnyRecords) -> bool:
 
 
 def label_scores(
-    encoder: AnyEncoder, asked: Features, queries: AnyRecords, scoring: Scoring
+    describe: Describe, asked: Features, queries: AnyRecords, index: AnyRecords, config: EvaluationConfig
 ) -> dict[str, float]:
-    """Return k-NN and linear probe of labelled queries with features `asked`, given the labelled index."""
-    assert scoring.index is not None
-    config, index = scoring.config, first_records(scoring.index, scoring.config.max_index_records)
-    assert index.labels is not None
-    assert queries.labels is not None
-    known = embed_features(
-        encoder,
-        index.images,
-        batch_size=scoring.batch_size,
-        device=scoring.device,
-        readout=config.readout,
-    )
-    return feature_scores(known, index.labels, asked, queries.labels, config)
-
-
-def feature_scores(
-    known: Features, known_labels: Labels, asked: Features, asked_labels: Labels, config: EvaluationConfig
-) -> dict[str, float]:
-    """Return the probes by metric name, fitted on `known` features and asked of `asked` ones.
+    """Return k-NN and linear probe by metric name, fitted on a labelled index and asked of queries.
 
     Accuracies, and balanced ones where there are two classes, or the largest is twice the smallest or more.
     Of two classes the linear probe's AUC, too.
+
+    Args:
+      describe: makes the features of the index.
+      asked: features of the queries, `[n, feature_dim]`.
+      queries: as `first_records` returns them.
+      index: of which the first ones are taken.
+      config: subset sizes and k.
     """
-    given = known, known_labels, asked, asked_labels
-    knn = knn_accuracy(*given, num_neighbors=config.num_neighbors)
-    return with_balanced({"knn_accuracy": knn} | linear_probe_scores(*given), asked_labels)
+    index = first_records(index, config.max_index_records)
+    assert index.labels is not None
+    assert queries.labels is not None
+    known = describe(index.images), index.labels
+    knn = mean_score(knn_rule(*known, config.num_neighbors)(asked) == queries.labels)
+    scores = {"knn_accuracy": knn} | linear_probe_scores(*known, asked, queries.labels)
+    return with_balanced(scores, queries.labels)
 
 
 def with_balanced(scores: dict[str, Score], labels: Labels) -> dict[str, float]:
@@ -222,35 +223,22 @@ def _unit_rows(features: Features) -> Features:
     return unit
 
 
-def knn_accuracy(
-    index_features: Features,
-    index_labels: Labels,
-    query_features: Features,
-    query_labels: Labels,
-    num_neighbors: int = 3,
-) -> Score:
-    """Return the share of queries whose label is that of most of their nearest index records.
+def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int = 3) -> Rule:
+    """Return the rule that answers with the label of most of the nearest index records.
 
     Nearness is cosine similarity (euclidean distance of unit features has the same order); of equally
-    frequent labels the smallest wins; a zero feature is equally near to all.
+    frequent labels the smallest wins; a zero feature is equally near to all. At most 64 MiB of similarities
+    are held at once.
 
     Args:
       index_features: `[num_index, feature_dim]`.
       index_labels: `[num_index]`.
-      query_features: `[num_queries, feature_dim]`.
-      query_labels: `[num_queries]`.
       num_neighbors: k; all index records where there are fewer.
 
     >>> index = np.eye(2, dtype=np.float32)
-    >>> knn_accuracy(index, np.array([0, 1]), 5 * index, np.array([0, 0]), num_neighbors=1)
-    0.5
+    >>> knn_rule(index, np.array([0, 1]), num_neighbors=1)(5 * index).tolist()
+    [0, 1]
     """
-    rule = knn_rule(index_features, index_labels, num_neighbors)
-    return mean_score(rule(query_features) == query_labels)
-
-
-def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int = 3) -> Rule:
-    """Return the rule of `knn_accuracy` with its index; at most 64 MiB of similarities are held at once."""
     classes, class_of_row = np.unique(index_labels, return_inverse=True)
     index = torch.from_numpy(_unit_rows(index_features))
     # Between unit rows the squared distance is 2 − 2·cosine, to a zero row 1: as to a cosine of 1/2.

@@ -39,9 +39,6 @@ class Score(float):
     def __reduce__(self) -> tuple[type[float], tuple[float]]:
         return float, (float(self),)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[type[float], tuple[float]]:
-        return self.__reduce__()
-
 
 def mean_score(outcomes: ArrayLike) -> Score:
     """Return the mean of outcomes `[num_records]`, such as whether each record was answered rightly.

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dpgcl_core.sampling.records import Ids
-from trainers.data.dataset import AnyRecords, captions_of
-from trainers.data.pairs import Images
+from trainers.data.dataset import captions_of
 from trainers.evaluation.features import (
     check_some,
+    describe_by,
     finite_features,
     first_records,
     frozen,
@@ -67,46 +67,36 @@ def evaluate(encoder: ImageTextEncoder, scoring: Scoring) -> dict[str, float]:
 
 def evaluate_with_captions(
     network: ImageTextEncoder | Captioner,
-    own_scores: Callable[..., tuple[dict[str, float], Tensor]],
+    own_scores: Callable[[Any, Scoring], tuple[dict[str, float], Tensor]],
     scoring: Scoring,
 ) -> dict[str, float]:
     """Return the scores of a network of images and captions, of its features, or the view retrieval.
 
     Args:
       network: as of `evaluate`.
-      own_scores: returns the scores of frozen network and records, and the images' features; takes what
-        `tower_scores` does.
+      own_scores: returns the scores of a frozen network, and the queries' features, as `tower_scores` does.
       scoring: as of `evaluate`.
 
     Raises:
       DataError: as `evaluate`.
     """
     check_some(scoring.index, scoring.queries)
-    scoring = dataclasses.replace(scoring, batch_size=min(scoring.batch_size, PAIRS_AT_ONCE))
     queries = first_records(scoring.queries, scoring.config.max_query_records)
-    labelled = scoring.index is not None and is_labelled(scoring.index, queries)
-    if captions_of(queries) is None and not labelled:
+    at_once = min(scoring.batch_size, PAIRS_AT_ONCE)
+    scoring = dataclasses.replace(scoring, queries=queries, batch_size=at_once)
+    index = scoring.index if scoring.index is not None and is_labelled(scoring.index, queries) else None
+    if captions_of(queries) is None and index is None:
         return view_retrieval(network, queries, scoring)
     with frozen(network):
-        scores, features = own_scores(
-            network,
-            queries,
-            device=scoring.device,
-            class_names=scoring.class_names,
-            batch_size=scoring.batch_size,
-        )
-    return scores | (label_scores(network, finite_features(features), queries, scoring) if labelled else {})
+        scores, features = own_scores(network, scoring)
+    if index is None:
+        return scores
+    describe, asked = describe_by(network, scoring), finite_features(features)
+    return scores | label_scores(describe, asked, queries, index, scoring.config)
 
 
-def tower_scores(
-    encoder: ImageTextEncoder,
-    records: AnyRecords,
-    *,
-    device: torch.device | str,
-    class_names: Sequence[str] = (),
-    batch_size: int = PAIRS_AT_ONCE,
-) -> tuple[dict[str, float], Tensor]:
-    """Return the scores of all images of `records`, by metric name, and their features `[n, feature_dim]`.
+def tower_scores(encoder: ImageTextEncoder, scoring: Scoring) -> tuple[dict[str, float], Tensor]:
+    """Return the scores of all images of the queries, by metric name, and their features `[n, feature_dim]`.
 
     Of pairs `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10, with all their
     captions; with labels and class names `zero_shot_accuracy`, of images without captions, too. Each image is
@@ -114,24 +104,22 @@ def tower_scores(
     they are asked.
 
     Args:
-      encoder: both towers, on `device` and in evaluation mode.
-      records: at least one.
-      device: where the encoder is.
-      class_names: one for every label 0, 1, …; none: no zero-shot score.
-      batch_size: images or texts passed at once; changes no score beyond rounding.
+      encoder: both towers, on the device and in evaluation mode.
+      scoring: the queries, at least one, their classes' names, and how many images or texts are passed at
+        once.
 
     Raises:
       DataError: a label has no class name.
     """
 
+    records, batch_size = scoring.queries, scoring.batch_size
+
     def embed_texts(texts: Sequence[str]) -> Tensor:
-        return encoder.embed_texts(encoder.tokenizer(texts).tokens.to(device))
+        return encoder.embed_texts(encoder.tokenizer(texts).tokens.to(scoring.device))
 
     found: dict[str, float] = {}
     owned = captions_of(records)
-    features, contents = _features_and_contents(
-        encoder, records.images, device, batch_size, hashed=owned is not None
-    )
+    features, contents = _features_and_contents(encoder, scoring, hashed=owned is not None)
     if owned is not None:
         captions, image_of_text = owned
         texts = embed_in_batches(lambda part: embed_texts(captions[part]), len(captions), batch_size)
@@ -141,24 +129,30 @@ def tower_scores(
             text_contents=content_ids(caption.encode("utf-8", "surrogatepass") for caption in captions),
         )
         found = recalls(features, texts, matches)
-    if class_names and records.labels is not None:
-        names = [name.replace("_", " ") for name in class_names]  # of folders: golden_retriever
-        classes = class_embeddings(names, ZERO_SHOT_TEMPLATES, embed_texts, batch_size=batch_size)
+    if scoring.class_names and records.labels is not None:
+        named = class_texts(scoring.class_names)
+        classes = class_embeddings(named, len(scoring.class_names), embed_texts, batch_size=batch_size)
         found["zero_shot_accuracy"] = zero_shot_accuracy(features, records.labels, classes)
     return found, features
 
 
+def class_texts(class_names: Sequence[str]) -> list[str]:
+    """Return a text of each template for every class name, class by class."""
+    names = [name.replace("_", " ") for name in class_names]  # of folders: golden_retriever
+    return [template.replace("{}", name) for name in names for template in ZERO_SHOT_TEMPLATES]
+
+
 def _features_and_contents(
-    encoder: ImageTextEncoder, images: Images, device: torch.device | str, batch_size: int, *, hashed: bool
+    encoder: ImageTextEncoder, scoring: Scoring, *, hashed: bool
 ) -> tuple[Tensor, Ids]:
     """Features `[n, feature_dim]` and, where asked for, content ids `[n]` of all images, of one shape."""
-    contents = [np.zeros(0, dtype=np.uint64)]
+    images, contents = scoring.queries.images, [np.zeros(0, dtype=np.uint64)]
 
     def embed(rows: slice) -> Tensor:
         batch = read_images(images, rows)
         if hashed:
             contents.append(content_ids(image.tobytes() for image in batch.numpy()))
-        return encoder.features(normalise(batch.to(device)))
+        return encoder.features(normalise(batch.to(scoring.device)))
 
-    features = embed_in_batches(embed, images.shape[0], batch_size)
+    features = embed_in_batches(embed, images.shape[0], scoring.batch_size)
     return features, np.concatenate(contents)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError
 from trainers.config.nodes import GRID4, POOLED
@@ -48,7 +48,7 @@ def read_out(encoder: AnyEncoder, images: Tensor, readout: str = POOLED) -> Tens
     return F.adaptive_avg_pool2d(feature_map, GRID_SIDE).flatten(1)
 
 
-def check_readout(encoder: AnyEncoder, readout: str) -> None:
+def check_readout(encoder: nn.Module, readout: str) -> None:
     """Refuse to read a feature map of a network that has none.
 
     Raises:

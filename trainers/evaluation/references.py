@@ -1,7 +1,7 @@
 """Scores that need no training: of the images' own pixels, and of a descriptor that nobody trained.
 
 What a trained network adds is what it scores above these, by the same scorer and on the same records: k-NN
-and linear probe, fitted on the index, asked of the queries (`trainers.evaluation.features.feature_scores`).
+and linear probe, fitted on the index, asked of the queries (`trainers.evaluation.features.label_scores`).
 HOG is Dalal and Triggs (2005), from scikit-image, which Tramèr and Boneh (2021) also hold private learning
 against: nine orientations, blocks of 2 × 2 cells, `L2-Hys`, cells of an eighth of the smaller side.
 
@@ -12,6 +12,7 @@ They are scores like any other: with private training data they are computed fro
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch.nn.functional as F
@@ -20,11 +21,12 @@ from torch import Tensor
 from dpgcl_core.release.metrics import visible
 from trainers.config.training import EvaluationConfig
 from trainers.data.dataset import AnyRecords, TrainingData
+from trainers.data.pairs import Images
 from trainers.evaluation.features import (
     check_some,
-    feature_scores,
     first_records,
     is_labelled,
+    label_scores,
     read_images,
 )
 from trainers.evaluation.linear_probe import Features
@@ -60,8 +62,11 @@ def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, 
     for index, queries, name in scored:
         if index is None or queries is None or not is_labelled(index, queries):
             continue
-        for prefix, describe in DESCRIPTORS.items():
-            scores = _label_scores(describe, index, queries, config)
+        check_some(index, queries)
+        first = first_records(queries, config.max_query_records)
+        for prefix, descriptor in DESCRIPTORS.items():
+            describe = partial(_described, descriptor)
+            scores = label_scores(describe, describe(first.images), first, index, config)
             found |= {prefix + name.format(score): value for score, value in scores.items()}
     return visible(
         found,
@@ -107,23 +112,6 @@ def hog_features(images: Tensor) -> Features:
 DESCRIPTORS: dict[str, Callable[[Tensor], Features]] = {"raw_pixels_": raw_pixels, "hog_": hog_features}
 
 
-def _label_scores(
-    describe: Callable[[Tensor], Features],
-    index: AnyRecords,
-    queries: AnyRecords,
-    config: EvaluationConfig,
-) -> dict[str, float]:
-    check_some(index, queries)
-    index = first_records(index, config.max_index_records)
-    queries = first_records(queries, config.max_query_records)
-    assert index.labels is not None
-    assert queries.labels is not None
-    known, asked = _described(describe, index), _described(describe, queries)
-    return feature_scores(known, index.labels, asked, queries.labels, config)
-
-
-def _described(describe: Callable[[Tensor], Features], records: AnyRecords) -> Features:
-    count = records.images.shape[0]
-    starts = range(0, count, _IMAGES_AT_ONCE)
-    parts = [describe(read_images(records.images, slice(s, s + _IMAGES_AT_ONCE))) for s in starts]
-    return np.concatenate(parts)
+def _described(describe: Callable[[Tensor], Features], images: Images | Tensor) -> Features:
+    starts = range(0, images.shape[0], _IMAGES_AT_ONCE)
+    return np.concatenate([describe(read_images(images, slice(s, s + _IMAGES_AT_ONCE))) for s in starts])

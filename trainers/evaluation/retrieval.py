@@ -10,7 +10,7 @@ maps everything to one point scores 0 (unless there are fewer than k wrong candi
 about k/n; no order of the records or size of a chunk can turn ties into hits.
 
 Memory. Similarities are taken for a chunk of queries against all candidates, and only the hits are kept:
-24,000 images and captions take `max_bytes` (256 MiB) instead of the 2.3 GB of the whole matrix.
+24,000 images and captions take `MAX_BYTES` (256 MiB) instead of the 2.3 GB of the whole matrix.
 
 Scores are computed from evaluation records; `dpgcl_core.release.metrics.visible` decides who may see them. A
 recall is not a mean of terms bounded by one record: every record is a candidate of all queries, and one more
@@ -39,6 +39,7 @@ EmbedTexts = Callable[[Sequence[str]], Tensor]
 
 RECALL_AT = (1, 5, 10)
 MAX_BYTES = 2**28
+"""Bound on the memory of similarities, not counting embeddings, but for one query's; changes no score."""
 TIE_TOLERANCE = 1e-6
 """Similarities closer than this are ties: about what a product of unit vectors in float32 is rounded by."""
 
@@ -73,9 +74,7 @@ def content_ids(contents: Iterable[bytes]) -> Ids:
     return np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
 
 
-def recalls(
-    images: Tensor, texts: Tensor, matches: Matches, *, max_bytes: int = MAX_BYTES
-) -> dict[str, float]:
+def recalls(images: Tensor, texts: Tensor, matches: Matches) -> dict[str, float]:
     """Return the share of queries with a right candidate among the first k, for k = 1, 5, 10.
 
     `image_to_text_recall_at_K` over all images, `text_to_image_recall_at_K` over all captions; ties count
@@ -85,8 +84,6 @@ def recalls(
       images: `[num_images, dim]` embeddings of any length; compared by cosine.
       texts: `[num_texts, dim]`, on the same device. What is not finite counts as zero.
       matches: which belong together.
-      max_bytes: bound on the memory of similarities, not counting embeddings, but for one query's; changes no
-        score.
 
     >>> eye, ids = torch.eye(12), np.arange(12)
     >>> pairs = Matches(image_of_text=ids, image_contents=ids.astype(np.uint64), text_contents=ids)
@@ -104,7 +101,7 @@ def recalls(
     }
     found: dict[str, float] = {}
     for name, direction in directions.items():
-        hits = _hits(*direction, max_bytes=max_bytes).cpu().numpy()
+        hits = _hits(*direction).cpu().numpy()
         for k, of_queries in zip(RECALL_AT, hits.T, strict=True):
             score = mean_score(of_queries)
             if name == "text_to_image":
@@ -125,21 +122,20 @@ def share_of_texts(hits: NDArray[np.generic], image_of_text: Rows, num_images: i
 
 
 def class_embeddings(
-    class_names: Sequence[str], templates: Sequence[str], embed_texts: EmbedTexts, *, batch_size: int = 256
+    texts: Sequence[str], num_classes: int, embed_texts: EmbedTexts, *, batch_size: int = 256
 ) -> Tensor:
     """Return one unit embedding per class, `[num_classes, dim]`: the mean over the templates (CLIP, 3.1.4).
 
     The text embeddings are normalised, averaged per class, and normalised again.
 
     Args:
-      class_names: one for every label 0, 1, …
-      templates: texts with `{}` where the name goes, such as "a photo of a {}."
+      texts: as many for every label 0, 1, …, class by class.
+      num_classes: how many labels there are.
       embed_texts: the text tower.
       batch_size: texts passed at once.
     """
-    texts = [template.replace("{}", name) for name in class_names for template in templates]
     embedded = unit_rows(embed_in_batches(lambda part: embed_texts(texts[part]), len(texts), batch_size))
-    return unit_rows(embedded.view(len(class_names), len(templates), -1).mean(dim=1))
+    return unit_rows(embedded.view(num_classes, -1, embedded.shape[1]).mean(dim=1))
 
 
 def check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
@@ -228,11 +224,9 @@ def _hits(
     query_class: Rows,
     candidate_class: Rows,
     linked: Sequence[Rows],
-    *,
-    max_bytes: int,
 ) -> Tensor:
     """Whether fewer than k wrong candidates are as near as the nearest right one, `[queries, 3]`, by k."""
-    step = max(1, max_bytes // (_BYTES_PER_SIMILARITY * len(candidates)))
+    step = max(1, MAX_BYTES // (_BYTES_PER_SIMILARITY * len(candidates)))
     columns = torch.from_numpy(candidate_class).to(queries.device)
     right_classes = [torch.from_numpy(each).to(queries.device) for each in linked]
     num_kept = min(max(RECALL_AT), len(candidates))

@@ -55,9 +55,6 @@ class Captions(PerRecordTask[Captioner]):
         images, tokens = pair_views(config, network, records, rows, step=step, num_views=1)
         return images, tokens
 
-    def make_blank_conditions(self, network: Captioner, shape: tuple[int, int, int]) -> Tensor:
-        return torch.zeros(*shape, network.max_tokens, dtype=torch.int64)
-
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> ImageTextRecords:
         return make_shape_pairs(count, seed=0, image_size=image_shape[1])
 

@@ -12,6 +12,7 @@ for the record at the step, as the image is.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -23,7 +24,6 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.release.metrics import Family, scores_of
-from trainers.config.nodes import POOLED
 from trainers.config.training import (
     AnyNetworkConfig,
     CaptionerConfig,
@@ -48,7 +48,6 @@ from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_
 from trainers.models.masked import build_masked
 from trainers.models.precision import pass_in, scale_gradient
 from trainers.models.starting import is_classifier, load_given, load_whole
-from trainers.tasks.images import synthetic_images
 from trainers.tasks.per_record import NUM_PROBES, PerRecordTask, Rows
 from trainers.tasks.task import image_views
 from trainers.views.images import normalise
@@ -96,16 +95,6 @@ class Classes(PerRecordTask[Classifier]):
         load_whole(network, config.warm_start, given)  # with the map that whitens
         return network
 
-    def check_network(
-        self, config: TrainingConfig, network: Classifier, image_shape: tuple[int, ...]
-    ) -> None:
-        if config.evaluation.readout != POOLED:
-            raise ConfigError(
-                f"readout {config.evaluation.readout} is for CNNs of contrastive methods, and "
-                f"{config.mechanism.method} trains a classifier: give readout {POOLED}"
-            )
-        super().check_network(config, network, image_shape)
-
     def start_note(self, config: TrainingConfig) -> str:
         encoder = config.encoder
         return published_note(encoder) if isinstance(encoder, ClipNetworkConfig) else ""
@@ -129,12 +118,10 @@ class Classes(PerRecordTask[Classifier]):
         labels = torch.from_numpy(records.labels_at(rows, seed=seed, step=step)).to(views.device)
         return views, F.one_hot(labels, network.num_classes).float()[:, None]
 
-    def make_blank_conditions(self, network: Classifier, shape: tuple[int, int, int]) -> Tensor:
-        return torch.zeros(*shape, network.num_classes)
-
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
-        images = synthetic_images(count, image_shape)
-        return Records(images=images.images, ids=images.ids, labels=np.zeros(count, dtype=np.int64))
+        images = super().synthetic_records(count, image_shape)
+        assert isinstance(images, Records)
+        return dataclasses.replace(images, labels=np.zeros(count, dtype=np.int64))
 
     def run(self, network: Classifier, inputs: GroupInputs) -> None:
         with torch.no_grad():

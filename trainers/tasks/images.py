@@ -90,9 +90,6 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
         device = next(network.parameters()).device
         return torch.zeros(*shape, *image_shape, device=device)
 
-    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
-        return synthetic_images(count, image_shape)
-
     def embed(
         self, network: Encoder, precision: AnyNetworkConfig | None = None, target: Encoder | None = None
     ) -> Embed:
@@ -121,12 +118,6 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
 
 
 IMAGES = ContrastiveImages()
-
-
-def synthetic_images(count: int, image_shape: tuple[int, ...]) -> Records:
-    """Return images of noise."""
-    images = np.random.default_rng(0).integers(0, 256, (count, *image_shape), dtype=np.uint8)
-    return Records(images=images, ids=np.arange(count, dtype=np.uint64))
 
 
 def _shape(image_shape: tuple[int, ...]) -> ImageShape:

@@ -15,18 +15,14 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
-from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
-from trainers.config.nodes import POOLED
 from trainers.config.training import AnyNetworkConfig, MaskedNetworkConfig, TrainingConfig
 from trainers.data.dataset import AnyRecords
-from trainers.data.records import Records
 from trainers.evaluation import features
 from trainers.evaluation.scoring import Scoring
 from trainers.models.encoder import ImageShape
 from trainers.models.masked import MaskedAutoEncoder, build_masked
 from trainers.models.precision import pass_in, scale_gradient
-from trainers.tasks.images import synthetic_images
 from trainers.tasks.per_record import NUM_PROBES, PerRecordTask, Rows
 from trainers.tasks.task import image_views
 
@@ -42,16 +38,6 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> MaskedAutoEncoder:
         return build_masked(_network(config), image_shape, config.public_seed)
 
-    def check_network(
-        self, config: TrainingConfig, network: MaskedAutoEncoder, image_shape: tuple[int, ...]
-    ) -> None:
-        if config.evaluation.readout != POOLED:
-            raise ConfigError(
-                f"readout {config.evaluation.readout} is for CNNs of images, and {config.network.name} is an "
-                f"auto-encoder: give readout {POOLED}"
-            )
-        super().check_network(config, network, image_shape)
-
     def make_inputs(
         self, config: TrainingConfig, network: MaskedAutoEncoder, records: AnyRecords, rows: Rows, step: int
     ) -> tuple[Tensor, Tensor]:
@@ -59,12 +45,6 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
         pixels = records.images_at(rows, seed=seed, step=step)
         views = image_views(config, network, pixels, ids, step=step, num_views=1)
         return views, patch_orders(ids, network.num_patches, seed=seed, step=step)[:, None]
-
-    def make_blank_conditions(self, network: MaskedAutoEncoder, shape: tuple[int, int, int]) -> Tensor:
-        return torch.arange(network.num_patches).expand(*shape, -1).contiguous()
-
-    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
-        return synthetic_images(count, image_shape)
 
     def losses(self, network: MaskedAutoEncoder, precision: AnyNetworkConfig | None) -> Objective:
         return masked_losses(network, precision)

@@ -23,6 +23,7 @@ from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.evaluation import pairs
+from trainers.evaluation.readout import check_readout
 from trainers.evaluation.scoring import Scoring
 from trainers.models.captioner import Captioner
 from trainers.models.clip.encoder import (
@@ -71,6 +72,7 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     def check_network(
         self, config: TrainingConfig, network: ImageTextEncoder, image_shape: tuple[int, ...]
     ) -> None:
+        check_readout(network, config.evaluation.readout)
         refuse_other_size(network.spec, image_shape)
         refuse_mixed_pairs(network)
         prove_towers_train(network)
@@ -115,8 +117,7 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     ) -> Embed:
         """As of every contrastive task; where the temperature is learned, embeddings come times 1/√τ."""
         how = precision or NetworkConfig()
-        if target is not None:
-            raise ConfigError("no method regresses onto a target network of pairs; give no target")
+        assert target is None  # `TrainingConfig` refuses methods that regress onto one
 
         def embed(views: Tensor) -> Tensor:
             return scale_gradient(how, network.with_temperature(pass_in(how, network.embed_views, views)))

@@ -14,6 +14,7 @@ from torch import Tensor
 from dpgcl_core.clipping.cross_record import check_layers, refuse_mixed_groups
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from trainers.config.training import AnyNetworkConfig, TrainingConfig
+from trainers.evaluation.readout import check_readout
 from trainers.models.encoder import ImageShape
 from trainers.models.starting import load_whole
 from trainers.tasks.task import NetworkT, Task
@@ -48,12 +49,8 @@ class PerRecordTask(Task[NetworkT]):
         """Return images `[n, 1, C, H, W]` and conditions `[n, 1, ...]` of records `rows` at a step."""
 
     @abstractmethod
-    def make_blank_conditions(self, network: NetworkT, shape: tuple[int, int, int]) -> Tensor:
-        """Return conditions of no content; `shape` is (groups, group_size, views)."""
-
-    @abstractmethod
     def draw_conditions(self, network: NetworkT, generator: torch.Generator) -> Tensor:
-        """Return conditions of `NUM_PROBES` groups of one, to look for mixing with."""
+        """Return conditions of `NUM_PROBES` groups of one, of no record: for probes of mixing, or blank."""
 
     @abstractmethod
     def losses(self, network: NetworkT, precision: AnyNetworkConfig | None) -> Objective:
@@ -69,6 +66,7 @@ class PerRecordTask(Task[NetworkT]):
 
     def check_network(self, config: TrainingConfig, network: NetworkT, image_shape: tuple[int, ...]) -> None:
         check_layers(network)
+        check_readout(network, config.evaluation.readout)
         probes = [self._draw_probe(network, seed) for seed in (0, 1)]
         refuse_mixed_groups(network, self.objective(config, network), *probes)
 
@@ -97,7 +95,8 @@ class PerRecordTask(Task[NetworkT]):
     ) -> GroupInputs:
         device = next(network.parameters()).device
         images = torch.zeros(*shape, *image_shape, device=device)
-        return images, self.make_blank_conditions(network, shape).to(device)
+        one = self.draw_conditions(network, torch.Generator().manual_seed(0))[0, 0, 0]
+        return images, one.expand(*shape, *one.shape).contiguous().to(device)
 
     def objective(
         self,

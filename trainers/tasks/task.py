@@ -24,6 +24,7 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.sampling.records import Ids
 from trainers.config.training import AnyNetworkConfig, TrainingConfig
 from trainers.data.dataset import AnyRecords
+from trainers.data.records import Records
 from trainers.evaluation.scoring import Scoring
 from trainers.models.encoder import ImageShape
 from trainers.views.images import make_views
@@ -147,13 +148,14 @@ class Task(ABC, Generic[NetworkT]):
     ) -> GroupInputs:
         """Return inputs of no content, on the network's device; `shape` is (groups, group_size, views)."""
 
-    @abstractmethod
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> AnyRecords:
-        """Return public records without meaning, to measure speed on."""
+        """Return public records without meaning, to measure speed on: images of noise unless overridden."""
+        images = np.random.default_rng(0).integers(0, 256, (count, *image_shape), dtype=np.uint8)
+        return Records(images=images, ids=np.arange(count, dtype=np.uint64))
 
-    @abstractmethod
     def run(self, network: NetworkT, inputs: GroupInputs) -> None:
         """Pass inputs through the network once, for what its hooks see."""
+        network(inputs)
 
     @abstractmethod
     def objective(
@@ -177,7 +179,6 @@ class Task(ABC, Generic[NetworkT]):
         """Put weights back into their bounds, after the optimizer's step: a function of released weights."""
         return
 
-    @abstractmethod
     def evaluate(self, network: NetworkT, scoring: Scoring) -> dict[str, float]:
         """Return the scores of the frozen network by metric name, each in [0, 1]; {} where there are none.
 
@@ -192,6 +193,7 @@ class Task(ABC, Generic[NetworkT]):
           DataError: there is nothing to score, or a label has no name though others have.
           ConfigError: the records are of a kind that the network cannot be scored on.
         """
+        return {}
 
 
 def image_views(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.sources import Draws
@@ -172,22 +170,16 @@ def correct_counts(
         "readout": config.evaluation.readout,
     }
     features = embed_features(encoder, index.images[chosen], **how)
-    index_labels = _given(index.labels)[chosen]
+    assert index.labels is not None  # `check_release` has seen to both
+    index_labels = index.labels[chosen]
     rules = {
         "knn_accuracy": knn_rule(features, index_labels, config.evaluation.num_neighbors),
         "linear_probe_accuracy": linear_probe_rule(features, index_labels),
     }
     scored = scored.one_row_each()
+    assert scored.labels is not None
     alone = embed_features(encoder, scored.images, batch_size=1, **how)
     return {
-        name: sum(
-            int(rule(row[None])[0] == label) for row, label in zip(alone, _given(scored.labels), strict=True)
-        )
+        name: sum(int(rule(row[None])[0] == label) for row, label in zip(alone, scored.labels, strict=True))
         for name, rule in rules.items()
     }
-
-
-def _given(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    if labels is None:
-        raise ConfigError("scores need labels; got records without")
-    return labels

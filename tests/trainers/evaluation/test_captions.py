@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,12 +64,23 @@ def log_likelihood(network: Captioner, image: np.ndarray, text: str) -> tuple[li
     return found, right
 
 
+def _scoring(queries: ImageTextRecords | Records, **changes: Any) -> Scoring:
+    given: dict[str, Any] = {"index": None, "config": EvaluationConfig(), "view_config": ViewConfig()}
+    return Scoring(**given | {"seed": 0, "device": "cpu"} | changes, queries=queries)
+
+
+def _caption_scores(
+    network: Captioner, queries: ImageTextRecords | Records, **changes: Any
+) -> tuple[dict[str, float], torch.Tensor]:
+    return caption_scores(network, _scoring(queries, **changes))
+
+
 @pytest.mark.ci
 def test_scores_equal_a_slow_oracle() -> None:
     network, records = network_of(), make_shape_pairs(4, seed=0)
     images = np.asarray(records.images)
     assert records.labels is not None
-    found, features = caption_scores(network, records, seed=5, device="cpu", class_names=SHAPE_NAMES)
+    found, features = _caption_scores(network, records, seed=5, class_names=SHAPE_NAMES)
     per_token, right, better = [], [], []
     for image, texts in zip(images, records.captions, strict=True):
         for text in texts:
@@ -100,9 +112,9 @@ def test_scores_equal_a_slow_oracle() -> None:
 
 def test_scores_do_not_depend_on_how_many_are_passed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     network, records = network_of(), pairs()
-    whole, _ = caption_scores(network, records, seed=0, device="cpu", class_names=SHAPE_NAMES)
+    whole, _ = _caption_scores(network, records, seed=0, class_names=SHAPE_NAMES)
     monkeypatch.setattr(captions, "_LOGITS_AT_ONCE", 5 * network.max_tokens * network.vocabulary)
-    few, _ = caption_scores(network, records, seed=0, device="cpu", class_names=SHAPE_NAMES, batch_size=3)
+    few, _ = _caption_scores(network, records, seed=0, class_names=SHAPE_NAMES, batch_size=3)
     assert few == pytest.approx(whole, rel=1e-5)
 
 
@@ -140,7 +152,7 @@ def test_network_that_sees_no_order_scores_one_half(monkeypatch: pytest.MonkeyPa
         return probabilities.expand(*tokens.shape, -1)
 
     monkeypatch.setattr(network, "decode", bag_of_words)
-    found, _ = caption_scores(network, pairs(), seed=0, device="cpu")
+    found, _ = _caption_scores(network, pairs(), seed=0)
     assert found["word_order_accuracy"] == 0.5
     assert found.keys() == NAMES - {"zero_shot_accuracy"}
 
@@ -157,7 +169,7 @@ def test_network_that_diverged_scores_nothing_and_raises_nothing() -> None:
     network = network_of()
     with torch.no_grad():
         network.predict.weight.fill_(torch.nan)
-    found, _ = caption_scores(network, pairs(), seed=0, device="cpu", class_names=SHAPE_NAMES)
+    found, _ = _caption_scores(network, pairs(), seed=0, class_names=SHAPE_NAMES)
     assert found == {
         "caption_token_probability": 0.0,
         "next_token_accuracy": 0.0,
@@ -167,18 +179,7 @@ def test_network_that_diverged_scores_nothing_and_raises_nothing() -> None:
 
 
 def _evaluated(queries: ImageTextRecords | Records, index: ImageTextRecords | None) -> dict[str, float]:
-    return evaluate(
-        network_of(),
-        Scoring(
-            index=index,
-            queries=queries,
-            config=EvaluationConfig(),
-            view_config=ViewConfig(),
-            seed=0,
-            device="cpu",
-            class_names=SHAPE_NAMES,
-        ),
-    )
+    return evaluate(network_of(), _scoring(queries, index=index, class_names=SHAPE_NAMES))
 
 
 def test_evaluation_has_the_scores_of_what_the_records_have() -> None:
@@ -195,7 +196,7 @@ def test_evaluation_has_the_scores_of_what_the_records_have() -> None:
 
 def test_label_without_a_name_is_refused() -> None:
     with pytest.raises(DataError, match="Name every class"):
-        caption_scores(network_of(), pairs(20), seed=0, device="cpu", class_names=SHAPE_NAMES[:2])
+        _caption_scores(network_of(), pairs(20), seed=0, class_names=SHAPE_NAMES[:2])
 
 
 def test_scores_leave_a_private_training_on_public_records_alone() -> None:

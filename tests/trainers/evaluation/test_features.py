@@ -19,10 +19,10 @@ from dpgcl_core.release.metrics import METRICS
 from trainers.config.training import EvaluationConfig, NetworkConfig, ViewConfig
 from trainers.data.records import Records
 from trainers.evaluation.features import (
+    describe_by,
     embed_features,
     evaluate,
     first_by_hash,
-    knn_accuracy,
     knn_rule,
     label_scores,
     linear_probe_scores,
@@ -61,6 +61,16 @@ def _records(n: int, *, num_classes: int = 3, labelled: bool = True, seed: int =
         ids=rng.integers(0, 2**63, n).astype(np.uint64),
         labels=rng.integers(0, num_classes, n) if labelled else None,
     )
+
+
+def knn_accuracy(
+    index: NDArray[np.float32],
+    index_labels: NDArray[np.int64],
+    queries: NDArray[np.float32],
+    query_labels: NDArray[np.int64],
+    num_neighbors: int = 3,
+) -> float:
+    return float(np.mean(knn_rule(index, index_labels, num_neighbors)(queries) == query_labels))
 
 
 def _scores(
@@ -356,6 +366,6 @@ def test_scores_are_fitted_on_all_records_and_asked_of_all_unless_limited() -> N
         seed=0,
         device="cpu",
     )
-    scores = label_scores(_identity(), asked, last, scoring)
+    scores = label_scores(describe_by(_identity(), scoring), asked, last, index, scoring.config)
     assert scores["knn_accuracy"] == 1.0
     assert _scores(index, index, num_neighbors=1)["knn_accuracy"] == 1.0

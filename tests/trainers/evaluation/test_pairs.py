@@ -28,10 +28,10 @@ from trainers.evaluation import pairs as pair_scoring
 from trainers.evaluation.features import (
     embed_features,
     first_by_hash,
-    knn_accuracy,
+    knn_rule,
     linear_probe_scores,
 )
-from trainers.evaluation.pairs import tower_scores
+from trainers.evaluation.pairs import class_texts, tower_scores
 from trainers.evaluation.retrieval import Matches, content_ids, recalls
 from trainers.evaluation.scoring import Scoring
 from trainers.export.trial import choose_trial
@@ -121,7 +121,12 @@ def _scores(
 def _tower_scores(
     encoder: ImageTextEncoder, records: Records | ImageTextRecords, **options: Any
 ) -> dict[str, float]:
-    return tower_scores(encoder, records, device="cpu", **options)[0]
+    return tower_scores(encoder, _scoring(records, **options))[0]
+
+
+def _scoring(queries: Records | ImageTextRecords, **options: Any) -> Scoring:
+    given: dict[str, Any] = {"index": None, "config": EvaluationConfig(), "view_config": ViewConfig()}
+    return Scoring(**given | {"seed": 0, "device": "cpu"} | options, queries=queries)
 
 
 def _images(n: int, *, first: int = 0) -> Records:
@@ -219,7 +224,7 @@ def test_label_scores_are_those_of_the_image_tower(encoder: ImageTextEncoder) ->
         for part, rows in zip((index, queries), order, strict=True)
         if part.labels is not None
     )
-    assert found["knn_accuracy"] == knn_accuracy(known, known_labels, asked, asked_labels)
+    assert found["knn_accuracy"] == np.mean(knn_rule(known, known_labels)(asked) == asked_labels)
     wanted = linear_probe_scores(known, known_labels, asked, asked_labels)["linear_probe_accuracy"]
     assert found["linear_probe_accuracy"] == pytest.approx(wanted, abs=0.05)
 
@@ -267,6 +272,10 @@ def test_zero_shot_refuses_a_label_without_a_name(encoder: ImageTextEncoder) -> 
         _tower_scores(encoder, _pairs(40), class_names=SHAPE_NAMES[:2])
 
 
+def test_class_name_may_hold_braces() -> None:
+    assert class_texts(["{0}"]) == ["a photo of a {0}.", "a picture of a {0}."]
+
+
 def test_zero_shot_says_the_words_of_a_folder_name(
     encoder: ImageTextEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +313,7 @@ def test_every_image_passes_its_tower_once(encoder: ImageTextEncoder) -> None:
 @pytest.mark.parametrize("kind", ["pairs", "images"])
 def test_features_of_the_towers_are_those_of_the_images(encoder: ImageTextEncoder, kind: str) -> None:
     records = _pairs(20) if kind == "pairs" else _images(20)
-    _, features = tower_scores(encoder, records, device="cpu", batch_size=7)
+    _, features = tower_scores(encoder, _scoring(records, batch_size=7))
     np.testing.assert_allclose(features.numpy(), embed_features(encoder, records.images), atol=1e-5)
 
 

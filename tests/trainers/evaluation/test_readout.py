@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError
 from tests.sweeps import support
+from tests.trainers.clip_models import tiny_encoder
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.exporting import SMALL
 from trainers.config.training import (
@@ -25,6 +26,7 @@ from trainers.evaluation.features import embed_features, evaluate
 from trainers.evaluation.readout import read_out
 from trainers.evaluation.scoring import Scoring
 from trainers.models.encoder import Encoder, build_encoder
+from trainers.tasks import PAIRS
 from trainers.training.release import correct_counts
 
 SHAPE = (1, 28, 28)
@@ -128,5 +130,7 @@ def test_plan_refuses_to_read_the_feature_map_of_a_network_that_has_none() -> No
 
 
 def test_clip_models_are_refused() -> None:
-    with pytest.raises(ConfigError, match="clip-tiny is a CLIP model: give readout pooled"):
-        make_config(network=ClipNetworkConfig(lora_rank=2), text_views=TextViewConfig(), evaluation=GRID)
+    network = ClipNetworkConfig(lora_rank=2)
+    config = make_config(network=network, text_views=TextViewConfig(), evaluation=GRID)
+    with pytest.raises(ConfigError, match="this one has none: give readout pooled"):
+        PAIRS.check_network(config, tiny_encoder(), (3, 32, 32))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from trainers.config.training import EvaluationConfig
 from trainers.data.dataset import Probe, TrainingData
 from trainers.data.records import Records
 from trainers.data.shapes import make_shape_pairs
-from trainers.evaluation.features import feature_scores
+from trainers.evaluation.features import label_scores
 from trainers.evaluation.references import hog_features, raw_pixels, reference_scores
 
 CONFIG = EvaluationConfig()
@@ -55,12 +57,13 @@ def test_reference_scores_are_those_of_the_networks_scorer() -> None:
     data = _data(train_is_public=True, evaluation_is_public=True)
     assert isinstance(data.index, Records)
     assert isinstance(data.queries, Records)
-    known, asked = (
-        part.images.reshape(len(part), -1) / np.float32(255) for part in (data.index, data.queries)
-    )
-    assert data.index.labels is not None
-    assert data.queries.labels is not None
-    expected = feature_scores(known, data.index.labels, asked, data.queries.labels, CONFIG)
+    queries = data.queries
+
+    def describe(images: Any) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = images.reshape(len(images), -1) / np.float32(255)
+        return found
+
+    expected = label_scores(describe, describe(queries.images), queries, data.index, CONFIG)
     found = reference_scores(data, CONFIG)
     assert set(found) == OF_IMAGES
     assert {name: found[f"raw_pixels_{name}"] for name in expected} == expected

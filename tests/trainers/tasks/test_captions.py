@@ -334,8 +334,8 @@ def test_options_of_clip_models_are_refused() -> None:
             config_of(**changes)
     with pytest.raises(ConfigError, match="no place for augmented keys"):
         config_of(num_augmentations=1)
-    with pytest.raises(ConfigError, match="cap-toy is a transformer"):
-        config_of(readout="grid4")
+    with pytest.raises(ConfigError, match="this one has none: give readout pooled"):
+        CAPTIONS.check_network(config_of(readout="grid4"), network_of(config_of()), SHAPE)
 
 
 def test_public_start_of_pairs_refuses_images_that_are_not_made() -> None:

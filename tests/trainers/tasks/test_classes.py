@@ -372,7 +372,7 @@ def test_unknown_network_is_refused_with_those_that_there_are() -> None:
 
 def test_readout_of_a_feature_map_is_refused() -> None:
     config = config_of(readout="grid4")
-    with pytest.raises(ConfigError, match="readout grid4 is for CNNs of contrastive methods"):
+    with pytest.raises(ConfigError, match="this one has none: give readout pooled"):
         CLASSES.check_network(config, network_of(config), SHAPE)
 
 
