@@ -319,14 +319,8 @@ def test_open_refuses_other_addresses_and_lists_the_valid(uri, tmp_path):
 
 def test_open_refuses_an_sqlite_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrackingError, match="cannot be created"):
+    with pytest.raises(TrackingError, match="failed while connecting"):
         Tracker.open(f"sqlite:///{tmp_path}/file/below/mlflow.db", tmp_path, "experiment")
-
-
-def test_open_refuses_an_sqlite_file_that_cannot_be_written(storage, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anything
-    with pytest.raises(TrackingError, match="must be able to write"):
-        Tracker.open(None, storage, "experiment")
 
 
 def test_open_explains_a_deleted_experiment(tracker, storage):
