@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from dpgcl_core.errors import StorageError, unknown_choice
-from dpgcl_core.release.statement import RESEARCH
 from trainers.config.networks import TRAINED_LAYERS
 from trainers.files.weights import read_weights
 from trainers.models.clip.adapters import ClipLora, lora_of
@@ -180,11 +179,6 @@ class ModelDescription:
     warm_start: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
-
-    @property
-    def data_are_private(self) -> bool:
-        """Whether it was trained on private data; what is not called public is."""
-        return self.data != RESEARCH
 
     @property
     def encoder_kind(self) -> str:

@@ -186,7 +186,8 @@ class ClipKind(ModelKind[ImageTextEncoder]):
     def write_weights(
         self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
     ) -> ModelDescription:
-        clip = clip_of(description)
+        clip = description.clip
+        assert clip is not None  # as of every model of this kind
         encoder = trained_encoder(_spec(description), clip.lora, state)
         sha256 = export_merged(encoder, folder, note=note)
         if clip.lora is not None:
@@ -331,17 +332,6 @@ def refuse_unknown_network(folder: Path, description: ModelDescription, own_netw
         )
 
 
-def clip_of(description: ModelDescription) -> ClipDescription:
-    """Return what is said of a CLIP model.
-
-    Raises:
-      ConfigError: the model is of another kind.
-    """
-    if description.clip is None:
-        raise ConfigError(f"the model must be a CLIP model; got one of kind {description.kind}")
-    return description.clip
-
-
 def _command(program: str, folder: Path) -> str:
     return f"python -m trainers.{program} --model {shlex.quote(str(folder))} --images folder:PATH"
 
@@ -354,5 +344,6 @@ def _clip_config(params: Mapping[str, Any]) -> ClipNetworkConfig:
 
 
 def _spec(description: ModelDescription) -> ClipSpec:
-    clip = clip_of(description)
+    clip = description.clip
+    assert clip is not None  # `read_description` sees to it
     return ClipSpec(name=description.network, architecture=clip.architecture, mean=clip.mean, std=clip.std)

@@ -323,15 +323,11 @@ class CheckpointFolder:
         self._count(Drawn(num_scorings=1))
         return drawn.num_scorings
 
-    def num_scorings(self) -> int:
-        """Return how often noised scores may have been drawn so far."""
-        return self.drawn().num_scorings
-
     def scorings_if_resumed(self) -> int:
         """Return an upper bound on the drawings of noised scores by all attempts, if one more began now."""
         saved = self.load()
         drawn = saved is not None and holds_noised_scores(saved.final)
-        return self.num_scorings() + (0 if drawn else 1)
+        return self.drawn().num_scorings + (0 if drawn else 1)
 
     def _check_grant(self, num_steps: int) -> None:
         if not self.charged:

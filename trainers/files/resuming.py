@@ -61,17 +61,13 @@ class ResumableSweep:
 def resume_line(folder: Path) -> str:
     """Return the command that continues the sweep in a folder."""
     command = _command_of(folder)
-    if command is None or not command.words:
-        return _without_script(folder.name if command is None else command.name, command)
+    if command is None:
+        return f"--resume --name {shlex.quote(folder.name)}"
+    if not command.words:
+        return f"the same program, with StorageOptions(name={command.name!r}, resume=True)"
     root = folder.parents[1]
     place = [] if root == default_root() else ["--storage", str(root)]
     return shlex.join([*command.words, *place, "--resume", "--name", command.name])
-
-
-def _without_script(name: str, command: Command | None) -> str:
-    if command is None:
-        return f"--resume --name {shlex.quote(name)}"
-    return f"the same program, with StorageOptions(name={name!r}, resume=True)"
 
 
 def resumable_sweeps(root: Path) -> list[ResumableSweep]:

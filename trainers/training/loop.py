@@ -211,7 +211,7 @@ def _train(
     if checkpoints and (drawn or not goes_on or run.step % checkpoints.every_steps):
         _save(run, checkpoints, is_last=True)
     timing = {"train_seconds": seconds, "step_seconds": seconds / max(1, run.step - first_step)}
-    return _finish(run, attempt, timing, checkpoints.num_scorings() if checkpoints else 1)
+    return _finish(run, attempt, timing, checkpoints.drawn().num_scorings if checkpoints else 1)
 
 
 def _stop_if_told(run: _Run, checkpoints: CheckpointFolder, oversight: Oversight | None) -> None:

@@ -240,11 +240,9 @@ def _alone(path: Path) -> Iterator[None]:
     lock = FileLock(path.with_name(f".{path.name}.lock"), fallback_to_soft=False)
     with _cache_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager

@@ -248,7 +248,8 @@ def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
     if not 1 <= factor < math.inf:
         raise ConfigError(f"tan_factor must be at least 1; got {factor:g}")
     method = mechanism.rules
-    if method.needs_cap or not method.plain_event or mechanism.group_size == BATCH or _is_whole(method):
+    is_whole = not (method.takes_group_size or method.one_record_groups)
+    if method.needs_cap or not method.plain_event or mechanism.group_size == BATCH or is_whole:
         raise ConfigError(
             f"tan_factor keeps noise over batch by scaling both, and the noise of {method.name} with "
             f"group_size = {mechanism.group_size} follows its batch by itself: use a method that clips "
@@ -264,10 +265,6 @@ def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
     return dataclasses.replace(
         mechanism, sampling_prob=mechanism.sampling_prob / factor, noise_multiplier=noise
     )
-
-
-def _is_whole(method: Method) -> bool:
-    return not (method.takes_group_size or method.one_record_groups)
 
 
 def _sampling_prob(given: float | None, expected_batch_size: float, num_records_public: int) -> float:

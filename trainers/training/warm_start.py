@@ -79,11 +79,6 @@ def read_warm_start(path: Path, *, charged_to: str | None = None) -> WarmStart:
         if private is not None:
             data = f"private {description.dataset}, charged to the same data set of the same ledger"
         origin = f"the exported model of sweep {description.sweep}, trained on {data}"
-    elif path.name == WEIGHTS and not path.exists():
-        raise StorageError(
-            f"{path.parent} holds no {WEIGHTS} and no {WEIGHTS_FILE}: give an exported model's folder, or a "
-            "file"
-        )
     else:
         origin = "weights that are taken to be public on the word of whoever gave them"
     weights = read_weights(path)

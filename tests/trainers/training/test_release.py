@@ -273,7 +273,7 @@ def test_scoring_is_noted_before_it_is_made(tmp_path: Path, monkeypatch: pytest.
     folder = CheckpointFolder(tmp_path, every_steps=2)
     with pytest.raises(KeyboardInterrupt):
         train(_config(), _data(), checkpoints=folder)
-    assert (folder.num_scorings(), folder.scorings_if_resumed()) == (1, 2)
+    assert (folder.drawn().num_scorings, folder.scorings_if_resumed()) == (1, 2)
 
 
 def test_scoring_beyond_the_grant_is_refused(tmp_path: Path) -> None:
