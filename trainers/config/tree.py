@@ -46,14 +46,12 @@ class Leaf:
       path: names of the fields that lead to it, its own one last.
       type: what it holds, with `Annotated` marks.
       help: its description, from the docstring under the field.
-      metadata: of the field.
     """
 
     option: str
     path: tuple[str, ...]
     type: Any
     help: str
-    metadata: Mapping[Any, Any]
 
     @property
     def key(self) -> str:
@@ -99,7 +97,6 @@ def _leaves(kind: Any) -> Mapping[str, Leaf]:
                     path=(each.name,),
                     type=types[each.name],
                     help=helps.get(each.name, ""),
-                    metadata=each.metadata,
                 )
             ]
         for leaf in new:
