@@ -335,7 +335,6 @@ NO_CHANGES = {
     "--stall-timeout": "20",
     "--time-budget": "60",
     "--total-epsilon": "5",
-    "--search": "grid",
     "--ledger": "unused",
     "--dataset-id": "scans",
 }

@@ -42,6 +42,7 @@ _NO_NOISE_SGD = (
 _NO_LARS = "removed in 0.2.0: use --optimizer adamw, or sgd with its own learning rate"
 _NO_FEW_SHOT = "removed in 0.2.0: use --max-index-records for probes of few labelled records"
 _NO_NOTIFY = "removed in 0.2.0: use a command after the sweep, which sees its exit code (docs/operations.md)"
+_NO_SEARCH = "removed in 0.2.0: use --release, which decides: open runs the grid, sealed draws from its settings"
 _NO_COPIES = (
     "removed in 0.2.0: use a bucket of MLflow's server (mlflow server --artifacts-destination), or aws s3 cp "
     "--recursive (docs/operations.md)"
@@ -59,6 +60,7 @@ REMOVED_FIELDS: Mapping[str, RemovedField] = {
     "public.subspace_every_steps": RemovedField(default=1, line=_NO_SUBSPACE),
     "data.public_records": RemovedField(default=None, line=_NO_NEGATIVES),
     "evaluation.few_shot": RemovedField(default=[], line=_NO_FEW_SHOT),
+    "release.search": RemovedField(default="auto", line=_NO_SEARCH),
     "service.notify": RemovedField(default=None, line=_NO_NOTIFY, is_secret=True),
     "published": RemovedField(default=False, line=_NO_PUBLISHED),
     "storage.publish_to": RemovedField(default=None, line=_NO_COPIES, is_secret=True),

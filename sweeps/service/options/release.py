@@ -1,7 +1,8 @@
 """Release modes: what leaves of a sweep, and what it may do in each.
 
 *Open* is the default, for a tracking page that shows trials is a release of them. *Sealed* and
-*sealed-threshold* publish one trial; how many there were stays secret (`sweeps.service.running.sealed`).
+*sealed-threshold* publish one trial, each a random draw from the grid's settings; how many there were stays
+secret (`sweeps.service.running.sealed`).
 """
 
 from __future__ import annotations
@@ -17,43 +18,6 @@ from sweeps.service.options.scores import NOISED_SCORES, final_scores
 from trainers.config.tree import option
 
 MODES = (OPEN, SEALED, SEALED_THRESHOLD)
-GRID, INDEPENDENT = "grid", "independent"
-_FORBIDDEN_WHEN_SEALED = {
-    GRID: "a grid runs a fixed list of trials, and the best of a fixed number costs as much as all of them",
-    "tpe": "TPE proposes each trial by looking at earlier ones, so the draws are not independent",
-    "bayesian": "it proposes each trial by looking at earlier ones, so the draws are not independent",
-    "asha": "ASHA compares running trials with each other and stops some of them",
-    "hyperband": "Hyperband compares running trials with each other and stops some of them",
-    "median": "the median rule compares running trials with each other and stops some of them",
-}
-
-
-def check_search(mode: str, search: str) -> str:
-    """Return the search to use, or refuse one that the release mode forbids.
-
-    >>> check_search("open", "auto"), check_search("sealed", "auto")
-    ('grid', 'independent')
-
-    Raises:
-      ConfigError: the mode or the search is unknown, or forbidden in this mode.
-    """
-    if mode not in MODES:
-        raise ConfigError(unknown_choice("release mode", mode, MODES))
-    if search == "auto":
-        return GRID if mode == OPEN else INDEPENDENT
-    if mode != OPEN and search in _FORBIDDEN_WHEN_SEALED:
-        raise ConfigError(
-            f"search {search!r} is forbidden with --release {mode}: {_FORBIDDEN_WHEN_SEALED[search]}; use "
-            "--search independent, which draws settings at random from the same values, or --release open"
-        )
-    if mode == OPEN and search == INDEPENDENT:
-        raise ConfigError(
-            "search 'independent' is for sealed sweeps, which draw their number of trials, too; "
-            "use --search grid, or --release sealed"
-        )
-    if search not in (GRID, INDEPENDENT):
-        raise ConfigError(unknown_choice("search", search, ("auto", GRID, INDEPENDENT)))
-    return search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +26,6 @@ class ReleaseOptions:
 
     mode: Literal["open", "sealed", "sealed-threshold"] = field(default=OPEN, metadata=option("release"))
     """What leaves: every trial (open), or one trial out of a secret number (sealed, sealed-threshold)."""
-    search: str = "auto"
-    """grid (open), independent (sealed: random draws from the grid's settings), or auto."""
     mean_trials: float = 10.0
     """Sealed: mean of the secret number of trials."""
     eta: float = 1.0
@@ -94,9 +56,10 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
       seeded_non_private: whether the trainings have no guarantee.
 
     Raises:
-      ConfigError: as `check_search`; or the selection's law, bound or score breaks a rule.
+      ConfigError: the mode is unknown, or the selection's law, bound or score breaks a rule.
     """
-    check_search(options.mode, options.search)
+    if options.mode not in MODES:
+        raise ConfigError(unknown_choice("release mode", options.mode, MODES))
     threshold = options.mode == SEALED_THRESHOLD
     if threshold != (options.min_score is not None):
         raise ConfigError(

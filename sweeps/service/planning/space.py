@@ -13,7 +13,6 @@ from typing import Any, Self
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import GroupSize
-from sweeps.service.options.release import check_search
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions, varies
@@ -72,20 +71,9 @@ class SearchOptions(SweepOptions):
         super().__post_init__()
         release, mechanism = self.release, self.mechanism
         if not release.is_open:
-            check_search(release.mode, release.search)
-            if SAMPLERS[self.sampler].is_adaptive:
-                raise ConfigError(
-                    f"--sampler {self.sampler} is forbidden with --release {release.mode}: it proposes each "
-                    "trial by looking at earlier ones, so the draws are not independent; give --release "
-                    "sealed to a grid sweep, which then draws settings by itself"
-                )
             raise ConfigError(
-                f"a search shows every trial, so it is for --release open; got {release.mode}: give that to "
-                "a grid sweep, which then draws settings by itself"
-            )
-        if release.search != "auto":
-            raise ConfigError(
-                f"this sweep searches by its sampler: give --sampler, not search = {release.search}"
+                f"a search shows every trial, and its choices follow earlier ones, so it is for --release open; "
+                f"got {release.mode}: give that to a grid sweep, which then draws settings by itself"
             )
         if self.service.repeats != 1:
             raise ConfigError(
