@@ -42,7 +42,9 @@ _NO_NOISE_SGD = (
 _NO_LARS = "removed in 0.2.0: use --optimizer adamw, or sgd with its own learning rate"
 _NO_FEW_SHOT = "removed in 0.2.0: use --max-index-records for probes of few labelled records"
 _NO_NOTIFY = "removed in 0.2.0: use a command after the sweep, which sees its exit code (docs/operations.md)"
-_NO_SEARCH = "removed in 0.2.0: use --release, which decides: open runs the grid, sealed draws from its settings"
+_NO_SEARCH = (
+    "removed in 0.2.0: use --release, which decides: open runs the grid, sealed draws from its settings"
+)
 _NO_COPIES = (
     "removed in 0.2.0: use a bucket of MLflow's server (mlflow server --artifacts-destination), or aws s3 cp "
     "--recursive (docs/operations.md)"
@@ -70,6 +72,7 @@ REMOVED_FIELDS: Mapping[str, RemovedField] = {
 REMOVED_CHOICES: Mapping[tuple[str, str], str] = {
     ("optimizer", "noise_sgd"): _NO_NOISE_SGD,
     ("optimizer", "lars"): _NO_LARS,
+    ("sampler", "qmc"): "removed in 0.2.0: use --sampler random, which looks at no score either",
 }
 """Lines of the changelog by an option that stays, and its value that is gone."""
 

@@ -16,9 +16,10 @@ from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions, varies
-from sweeps.service.planning.samplers import SAMPLERS, SamplerName
+from sweeps.service.planning.samplers import SAMPLERS
 from trainers.config.networks import NetworkOptions, TextViewConfig, ViewConfig
 from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
+from trainers.config.removed import check_removed_choice
 from trainers.config.tree import changed, leaves
 
 EPSILON = "epsilon"
@@ -43,8 +44,8 @@ class SearchOptions(SweepOptions):
     """What is searched, by what and for what; a list or range of one value fixes an option."""
 
     service: ServiceOptions = field(default_factory=partial(ServiceOptions, repeats=1))
-    sampler: SamplerName = "tpe"
-    """What proposes settings: TPE learns from earlier trials; random and qmc (Sobol points) do not."""
+    sampler: str = "tpe"
+    """What proposes settings: tpe learns from earlier trials; random does not."""
     num_trials: int = 20
     """Trainings, fixed in advance: what they all cost in privacy is, too."""
     objectives: tuple[str, ...] = ()
@@ -70,10 +71,13 @@ class SearchOptions(SweepOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         release, mechanism = self.release, self.mechanism
+        check_removed_choice("sampler", self.sampler)
+        if self.sampler not in SAMPLERS:
+            raise ConfigError(unknown_choice("sampler", self.sampler, SAMPLERS))
         if not release.is_open:
             raise ConfigError(
-                f"a search shows every trial, and its choices follow earlier ones, so it is for --release open; "
-                f"got {release.mode}: give that to a grid sweep, which then draws settings by itself"
+                "a search shows every trial, and its choices follow earlier ones, so it is for --release "
+                f"open; got {release.mode}: give that to a grid sweep, which then draws settings by itself"
             )
         if self.service.repeats != 1:
             raise ConfigError(

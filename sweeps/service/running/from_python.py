@@ -19,7 +19,6 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan
-from sweeps.service.planning.samplers import SamplerName
 from sweeps.service.planning.search import costliest_trials, plan_search
 from sweeps.service.planning.space import EPSILON, Between, SearchOptions, Space, space_of
 from sweeps.service.planning.trials import Point, Trial
@@ -108,7 +107,7 @@ def search(
     score: str | Score,
     num_trials: int,
     *,
-    sampler: SamplerName = "tpe",
+    sampler: str = "tpe",
     question: str = "search",
     figure: Figure | None = None,
 ) -> SweepResult:
@@ -123,7 +122,7 @@ def search(
       score: a metric, or a function of a trial's visible metrics. Its name is that of the metric in the table
         and in MLflow; a number that is not finite counts as failed.
       num_trials: trainings, fixed in advance.
-      sampler: what proposes settings: tpe learns from earlier trials, random and qmc do not.
+      sampler: what proposes settings: tpe learns from earlier trials, random does not.
       question, figure: as of `run`.
 
     Raises:

@@ -12,7 +12,7 @@ import optuna
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.service.planning.samplers import SAMPLERS, SearchSetup
+from sweeps.service.planning.samplers import SAMPLERS
 from sweeps.service.planning.space import EPSILON, Searched, SearchOptions, Space
 from sweeps.service.running.study import direction
 
@@ -20,8 +20,8 @@ from sweeps.service.running.study import direction
 class Proposals:
     """An Optuna study in memory that is asked and told on the driver; `SearchStudy` is the one that lasts.
 
-    The proposal for trial k depends on the public seed, k, and what had been told by then. So random and
-    qmc give the same settings whenever they are asked, and TPE does with one trial at a time.
+    The proposal for trial k depends on the public seed, k, and what had been told by then. So random
+    gives the same settings whenever it is asked, and TPE does with one trial at a time.
 
     Args:
       space: what is chosen from.
@@ -33,7 +33,6 @@ class Proposals:
         self._space, self._options = space, options
         self._distributions = {each.option: _distribution(each) for each in space.searched}
         directions = [direction(name) for name in options.objectives]
-        self._lasting: BaseSampler | None = None
         self._study = optuna.create_study(
             directions=directions, sampler=RandomSampler(seed=options.service.seed)
         )
@@ -86,20 +85,8 @@ class Proposals:
         return {each.option: each.value(proposed[each.option]) for each in self._space.searched}
 
     def _sampler(self, number: int) -> BaseSampler:
-        entry = SAMPLERS[self._options.sampler]
-        if entry.lasts and self._lasting is not None:
-            return self._lasting
-        public = self._options.service.seed
-        sampler = entry.build(
-            SearchSetup(
-                distributions=self._distributions,
-                num_trials=self._options.num_trials,
-                public_seed=public,
-                trial_seed=int(np.random.SeedSequence((public, number)).generate_state(1)[0]),
-            )
-        )
-        self._lasting = sampler if entry.lasts else None
-        return sampler
+        seed = np.random.SeedSequence((self._options.service.seed, number)).generate_state(1)[0]
+        return SAMPLERS[self._options.sampler](self._options.num_trials, int(seed))
 
 
 def _distribution(each: Searched) -> Any:
