@@ -108,12 +108,12 @@ def test_optuna_draws_the_kept_study_of_a_search(
     objectives: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "dpgcl-results/sweeps/NAME"
+    folder.mkdir(parents=True)
     searched = [
         Searched(option="learning_rate", low=0.01, high=1.0),
         Searched(option="group_size", choices=(4, 8)),
     ]
-    study = SearchStudy(str(folder / "study.journal"), objectives, searched)
-    study.name_after("NAME", "id")
+    study = SearchStudy(folder, objectives, searched)
     for number in range(1, 9):
         values = {"learning_rate": 0.1 * number, "group_size": 4 * (1 + number % 2)}
         metrics = {"knn_accuracy": 0.5 + 0.01 * number, "epsilon": 1.0 * number}

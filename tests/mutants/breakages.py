@@ -1436,8 +1436,8 @@ BREAKAGES = (
     Breakage(
         name="the kept study of a search tells of trainings that stopped",
         file="sweeps/service/running/search.py",
-        before="        if result is not None:\n            self._record(name, result)",
-        after="        self._record(name, result or {'metrics': {}})",
+        before="        if result is not None:\n            self._record({name: result})",
+        after="        self._record({name: result or {'metrics': {}}})",
         tests=(
             "tests/sweeps/test_search.py::test_kept_study_has_no_trace_of_a_training_that_failed_and_went_on",
         ),

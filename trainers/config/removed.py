@@ -45,6 +45,7 @@ _NO_NOTIFY = "removed in 0.2.0: use a command after the sweep, which sees its ex
 _NO_SEARCH = (
     "removed in 0.2.0: use --release, which decides: open runs the grid, sealed draws from its settings"
 )
+_NO_STUDY_STORAGE = "removed in 0.2.0: use study.journal in the search's folder, or optuna.copy_study of it"
 _NO_COPIES = (
     "removed in 0.2.0: use a bucket of MLflow's server (mlflow server --artifacts-destination), or aws s3 cp "
     "--recursive (docs/operations.md)"
@@ -63,6 +64,7 @@ REMOVED_FIELDS: Mapping[str, RemovedField] = {
     "data.public_records": RemovedField(default=None, line=_NO_NEGATIVES),
     "evaluation.few_shot": RemovedField(default=[], line=_NO_FEW_SHOT),
     "release.search": RemovedField(default="auto", line=_NO_SEARCH),
+    "study_storage": RemovedField(default=None, line=_NO_STUDY_STORAGE, is_secret=True),
     "service.notify": RemovedField(default=None, line=_NO_NOTIFY, is_secret=True),
     "published": RemovedField(default=False, line=_NO_PUBLISHED),
     "storage.publish_to": RemovedField(default=None, line=_NO_COPIES, is_secret=True),

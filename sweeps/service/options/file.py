@@ -34,11 +34,11 @@ from trainers.config.tree import Leaf, leaves, values_of
 VERSION = 1
 OF_ONE_RUN = (
     *("storage", "name", "resume", "tracking_uri", "ledger", "no_ledger", "dry_run"),
-    *("quiet", "time_budget", "study_storage"),
+    *("quiet", "time_budget"),
 )
 """Where results of one run go, perhaps with passwords, how it goes on and how long, and whether private data
 are trained on without a ledger: a repetition says that anew."""
-_SECRET = ("ledger", "tracking_uri", "study_storage")
+_SECRET = ("ledger", "tracking_uri")
 """May hold a password: no message repeats a value of theirs."""
 
 

@@ -43,8 +43,6 @@ def command_of(options: SweepOptions, name: str) -> Command:
     if ledger is not None and "://" not in ledger:
         ledger = str(Path(ledger).expanduser().absolute())
     addresses = {"ledger": ledger, "tracking_uri": options.storage.tracking_uri}
-    if (study := getattr(options, "study_storage", None)) is not None:
-        addresses["study_storage"] = study if "://" in study else str(Path(study).expanduser().absolute())
     kept: dict[str, Any] = {
         option: each for option, each in addresses.items() if each is not None and not has_secret(each)
     }

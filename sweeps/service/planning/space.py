@@ -64,9 +64,6 @@ class SearchOptions(SweepOptions):
     """Smallest and largest learning rate."""
     temperature_range: Range = None
     """Smallest and largest τ."""
-    study_storage: str | None = None
-    """Journal file or database URL that gets the Optuna study; study.journal in the sweep's folder unless
-    given. Sealed sweeps have none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

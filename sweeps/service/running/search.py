@@ -25,7 +25,7 @@ from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running.proposals import Proposals
-from sweeps.service.running.study import JOURNAL, SearchStudy
+from sweeps.service.running.study import SearchStudy
 from sweeps.service.running.sweep import Figure, OpenSweep, times_ms
 from sweeps.service.running.terminal import count, print_notes, say, steps_text, warn
 from sweeps.service.running.total import fixes_noise
@@ -88,12 +88,7 @@ class SearchSweep(OpenSweep):
         self._costliest = plan.trials[0]
         self._proposals = Proposals(self._plan.space, self._plan.options)
         self._values: dict[str, Mapping[str, Any]] = {}
-        self._late: dict[str, Mapping[str, Any]] = {}
-        self._study = SearchStudy(
-            self._plan.options.study_storage or str(folder.path / JOURNAL),
-            self._plan.options.objectives,
-            self._plan.space.searched,
-        )
+        self._study = SearchStudy(folder.path, self._plan.options.objectives, self._plan.space.searched)
         self._begun: list[Trial] = []
         for number, values in enumerate(read_suggestions(folder), start=1):
             try:
@@ -133,27 +128,22 @@ class SearchSweep(OpenSweep):
         metrics = None if result is None else result["metrics"]
         self._proposals.tell(self._trials[name].params["trial_number"], metrics)
         if result is not None:
-            self._record(name, result)
+            self._record({name: result})
 
     def _begin(
         self, opened: Future[Tracker], done: dict[str, dict[str, Any]], remaining: Sequence[Trial]
     ) -> None:
         super()._begin(opened, done, remaining)
-        self._study.name_after(self._folder.name, str((self._folder.read_plan() or {})["sweep_id"]))
-        for name, result in done.items():
-            self._record(name, result)
+        self._record(done)
 
-    def _record(self, name: str, result: Mapping[str, Any]) -> None:
-        """Add a trial with a result to the kept study; one that is not taken is tried again at the end."""
-        label = self._trials[name].config.guarantee_label
+    def _record(self, results: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add trials with a result to the kept study; those that it does not take are tried at the end."""
         try:
-            self._study.add(name, self._values[name], result, label, times_ms(result))
+            for name, result in results.items():
+                label = self._trials[name].config.guarantee_label
+                self._study.add(name, self._values[name], result, label, times_ms(result))
         except StorageError as error:
-            if not self._late:
-                warn(f"warning: {error}; it is tried again at the end")
-            self._late[name] = result
-        else:
-            self._late.pop(name, None)
+            warn(f"warning: {error}; the end of the search, or --resume, adds it")
 
     def _named(self, number: int, values: Mapping[str, Any]) -> Trial:
         """Return trial `number`, which the sweep knows from now on by its real settings."""
@@ -181,10 +171,7 @@ class SearchSweep(OpenSweep):
         return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
 
     def _end(self, failed: dict[str, str], figure: Figure | None) -> int:
-        for name, result in list(self._late.items()):
-            self._record(name, result)
-        if self._late:
-            warn(f"the study lacks {count(len(self._late), 'trial')}; --resume adds them")
+        self._record(self.results())
         code = super()._end(failed, figure)
         for line in self._best():
             warn(line)

@@ -1,8 +1,8 @@
 """The Optuna study of a search: a record for Optuna's own tools, which the search itself never reads.
 
-It holds what MLflow shows of each trial with a result: its settings, the objectives, its ε and guarantee,
-which the release gate has let out. Trainings that stopped, failed or were restarted are no rows: of private
-records they may tell. Of private records it has no durations, either.
+It lies in the sweep's folder and holds what MLflow shows of each trial with a result: its settings, the
+objectives, its ε and guarantee, which the release gate has let out. Trainings that stopped, failed or were
+restarted are no rows: of private records they may tell. Of private records it has no durations, either.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study, StudyDirection
 from optuna.trial import TrialState, create_trial
 
-from dpgcl_core.addresses import has_secret, masked, text_of_error
-from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.errors import StorageError
 from dpgcl_core.release.metrics import find_metric
 from sweeps.service.planning.space import EPSILON, Searched
 
 JOURNAL = "study.journal"
-_TRIAL, _SWEEP_ID = "trial", "sweep_id"
+_TRIAL = "trial"
 
 
 def direction(objective: str) -> StudyDirection:
@@ -38,37 +37,18 @@ def direction(objective: str) -> StudyDirection:
 
 
 class SearchStudy:
-    """The study of one search.
+    """The study of one search, which has its sweep's name.
 
     Args:
-      address: path of a journal file, or an SQLAlchemy URL of a database.
+      folder: of the sweep.
       objectives: of the search.
       searched: what it varies.
-
-    Raises:
-      ConfigError: the address is of no storage that can be opened.
     """
 
-    def __init__(self, address: str, objectives: Sequence[str], searched: Sequence[Searched]) -> None:
-        self._address, self._objectives = address, list(objectives)
+    def __init__(self, folder: Path, objectives: Sequence[str], searched: Sequence[Searched]) -> None:
+        self._folder, self._objectives = folder, list(objectives)
         self._distributions = {each.option: _distribution(each) for each in searched}
-        self._study: Study | None = None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._names: tuple[tuple[str, ...], str] = (), ""
-        try:
-            self._storage = _storage(address)
-        except Exception as error:  # whatever a driver of somebody's database raises
-            raise ConfigError(
-                "study_storage must be the path of a file, or the address of a database that can be reached, "
-                f"as sqlite:////path/study.db; {masked(address)} failed: {self._reason(error)}"
-            ) from (None if has_secret(address) else error)
-
-    def name_after(self, sweep: str, sweep_id: str) -> None:
-        """Name the study after its sweep, with the id behind it where another sweep has the name.
-
-        Nothing is written before the first `add`.
-        """
-        self._names = (sweep, f"{sweep}-{sweep_id}"), sweep_id
 
     def add(
         self,
@@ -88,7 +68,7 @@ class SearchStudy:
           times_ms: when it began and ended; None where that is withheld.
 
         Raises:
-          StorageError: the storage does not take it; call again.
+          StorageError: it cannot be written; call again.
         """
         metrics = result["metrics"]
         scores = [each for name in self._objectives if math.isfinite(each := metrics.get(name, math.nan))]
@@ -108,47 +88,25 @@ class SearchStudy:
                 datetime.fromtimestamp(t / 1000) for t in times_ms
             )
         try:
-            study = self._study = self._study or self._opened()
+            study = self._opened()
             known = study.get_trials(deepcopy=False)
             if all(each.user_attrs.get(_TRIAL) != trial for each in known):
                 study.add_trial(ended)
-        except Exception as error:
-            raise StorageError(
-                f"the study at {masked(self._address)} does not take {trial}: {self._reason(error)}"
-            ) from (None if has_secret(self._address) else error)
+        except Exception as error:  # of the file system, or Optuna's of a damaged file
+            raise StorageError(f"{self._folder / JOURNAL} does not take {trial}: {error}") from error
 
     def _opened(self) -> Study:
-        """The study of this sweep, there already or new."""
-        names, sweep_id = self._names
-        there = set(optuna.get_all_study_names(self._storage))
-        for name in names:
-            study = optuna.create_study(
-                storage=self._storage,
-                study_name=name,
-                directions=[direction(objective) for objective in self._objectives],
-                load_if_exists=True,
-            )
-            if name not in there or study.user_attrs.get(_SWEEP_ID) == sweep_id:
-                break
-        study.set_user_attr(_SWEEP_ID, sweep_id)
+        """The study, there already or new."""
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(self._folder / JOURNAL))),
+            study_name=self._folder.name,
+            directions=[direction(objective) for objective in self._objectives],
+            load_if_exists=True,
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(self._objectives)
         return study
-
-    def _reason(self, error: Exception) -> str:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        return text_of_error(error, self._address, first)[:300]
-
-
-def _storage(address: str) -> BaseStorage:
-    if "://" not in address and has_secret(address):
-        raise ConfigError("a connection string is no address: write it as a URL")
-    if "://" in address:
-        return RDBStorage(address)
-    path = Path(address).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return JournalStorage(JournalFileBackend(str(path)))
 
 
 def _distribution(each: Searched) -> BaseDistribution:
