@@ -17,8 +17,6 @@ from sweeps.service.storage.probe import TO_LOCK, TO_SHARE, StorageProbe, probe_
 from trainers.files.storage import check_writable
 from trainers.tracking.server import connect, database_file, is_database
 
-_CLOCK_SECONDS = 1.0
-
 
 def check_machines(data_path: str | None, root: Path) -> list[Finding]:
     """Return what is found on the nodes; on this machine alone where Ray cannot be reached.
@@ -40,7 +38,6 @@ def check_machines(data_path: str | None, root: Path) -> list[Finding]:
         check_nodes(nodes, silent),
         check_versions(nodes, driver),
         check_gpus(nodes),
-        check_clocks(nodes),
         check_data(nodes, driver),
         *storage,
     ]
@@ -87,20 +84,6 @@ def check_gpus(nodes: Sequence[NodeFacts]) -> Finding:
     return Finding("gpu", "ok", f"torch sees all {sum(node.num_gpus for node in nodes):g}")
 
 
-def check_clocks(nodes: Sequence[NodeFacts]) -> Finding:
-    """Note clocks that are apart for more than the measurement can explain."""
-    late = [
-        f"{node.name} by {node.offset_seconds:+.1f} s"
-        for node in nodes
-        if abs(node.offset_seconds) - node.offset_error_seconds > _CLOCK_SECONDS
-    ]
-    if late:
-        fix = "run chrony or systemd-timesyncd on every node: logs and runs are compared by their times"
-        return Finding("clock", "note", f"differs from this machine's: {', '.join(late)}", fix)
-    most = max((abs(node.offset_seconds) + node.offset_error_seconds for node in nodes), default=0.0)
-    return Finding("clock", "ok", f"at most {most:.2g} s from this machine's")
-
-
 def check_data(nodes: Sequence[NodeFacts], driver: NodeFacts) -> Finding:
     """Refuse data that the driver cannot read; the nodes get the records from the driver."""
     if driver.has_data is None:
@@ -142,7 +125,8 @@ def findings_of(probe: StorageProbe) -> list[Finding]:
     if apart := probe.apart():
         return [Finding("storage", "wrong", apart, TO_SHARE)]
     locks = [Finding("storage", "note", text, TO_LOCK)] if (text := probe.unlocked()) else []
-    return [*locks, Finding("storage", "ok", probe.speed())]
+    seen = f"{probe.folder} is seen by {count(len(probe.nodes), 'node')}"
+    return [*locks, Finding("storage", "ok", seen)]
 
 
 def check_tracking(uri: str) -> Finding:

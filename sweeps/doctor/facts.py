@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,6 @@ class NodeFacts:
       has_data: whether the data's path is there and can be read; None where none was given.
       num_cpus, num_gpus: that Ray counts.
       num_gpus_seen: that torch sees; not looked at where Ray counts none.
-      offset_seconds: how far its clock is ahead of the driver's.
-      offset_error_seconds: by how much that may be wrong.
     """
 
     name: str
@@ -33,8 +30,6 @@ class NodeFacts:
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     num_gpus_seen: int = 0
-    offset_seconds: float = 0.0
-    offset_error_seconds: float = 0.0
 
 
 def this_machine(data_path: str | None) -> NodeFacts:
@@ -49,33 +44,18 @@ def facts_of_nodes(data_path: str | None) -> tuple[list[NodeFacts], list[str]]:
     gpus = answers_of_nodes(
         gpus_function(), nodes=[node for node in nodes if node.num_gpus], seconds=_ANSWER_SECONDS
     )
-    answering = [node for node in nodes if node.id in facts]
-    found = []
-    for node in answering:
-        before = time.time()  # its worker is up by now, so that the answer takes milliseconds
-        clock = answers_of_nodes(lambda: time.time(), nodes=[node], seconds=_ANSWER_SECONDS)
-        offset, error = offset_of(before, clock.get(node.id, before), time.time())
-        found.append(
-            NodeFacts(
-                name=node.name,
-                num_cpus=node.num_cpus,
-                num_gpus=node.num_gpus,
-                num_gpus_seen=gpus.get(node.id, 0),
-                offset_seconds=offset,
-                offset_error_seconds=error,
-                **facts[node.id],
-            )
+    found = [
+        NodeFacts(
+            name=node.name,
+            num_cpus=node.num_cpus,
+            num_gpus=node.num_gpus,
+            num_gpus_seen=gpus.get(node.id, 0),
+            **facts[node.id],
         )
+        for node in nodes
+        if node.id in facts
+    ]
     return found, [node.name for node in nodes if node.id not in facts]
-
-
-def offset_of(before: float, theirs: float, after: float) -> tuple[float, float]:
-    """Return how far a clock that was read between two moments is ahead, and the error of that.
-
-    >>> offset_of(10.0, 13.0, 12.0)
-    (2.0, 1.0)
-    """
-    return theirs - (before + after) / 2, (after - before) / 2
 
 
 def facts_function() -> Callable[[str | None, tuple[str, ...]], dict[str, Any]]:

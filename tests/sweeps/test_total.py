@@ -10,7 +10,7 @@ import pytest
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps import group_size, methods, privacy_budget
+from sweeps import group_size, methods
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.cost import cost_of
 from sweeps.service.planning.plan import planned_trials
@@ -116,22 +116,6 @@ def test_refusal_says_which_epsilon_repeats_and_values_fit(
     told = what_would_fit(options, points, trials_of, limits, fixed=True)
     assert "--repeats 1" in told
     assert "--epsilon 1." in told
-    twice = changed(options, repeats=2)
-    assert what_would_fit(twice, points, trials_of, limits, fixed=True).endswith("--group-sizes 2")
-
-
-@pytest.mark.ci
-def test_values_of_an_axis_that_fit_are_those_of_the_smallest_epsilon(trials_of: TrialsOf) -> None:
-    options = changed(
-        privacy_budget.PrivacyBudgetOptions().tiny(),
-        epsilons=(0.5, 8.0, 1.0),
-        num_records_public=1445,
-        total_epsilon=3.0,
-    )
-    points = [Point(label=f"eps{value:g}", changes={"epsilon": value}) for value in options.epsilons]
-    assert fixes_noise(options, points)
-    with pytest.raises(ConfigError, match=r"What would fit: --epsilons 0.5 1$"):
-        fitted(options, points, trials_of, Limits(total_epsilon=3.0), fixed=True)
 
 
 def test_nothing_to_fit_without_a_guarantee(trials_of: TrialsOf) -> None:

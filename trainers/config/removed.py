@@ -46,6 +46,7 @@ _NO_SEARCH = (
     "removed in 0.2.0: use --release, which decides: open runs the grid, sealed draws from its settings"
 )
 _NO_STUDY_STORAGE = "removed in 0.2.0: use study.journal in the search's folder, or optuna.copy_study of it"
+_NO_MEASURED_SNR = "removed in 0.2.0: use dpgcl_core.planning.feasible, whose Wanted has an alignment_size"
 _NO_COPIES = (
     "removed in 0.2.0: use a bucket of MLflow's server (mlflow server --artifacts-destination), or aws s3 cp "
     "--recursive (docs/operations.md)"
@@ -65,6 +66,7 @@ REMOVED_FIELDS: Mapping[str, RemovedField] = {
     "evaluation.few_shot": RemovedField(default=[], line=_NO_FEW_SHOT),
     "release.search": RemovedField(default="auto", line=_NO_SEARCH),
     "study_storage": RemovedField(default=None, line=_NO_STUDY_STORAGE, is_secret=True),
+    "measured_snr": RemovedField(default=None, line=_NO_MEASURED_SNR),
     "service.notify": RemovedField(default=None, line=_NO_NOTIFY, is_secret=True),
     "published": RemovedField(default=False, line=_NO_PUBLISHED),
     "storage.publish_to": RemovedField(default=None, line=_NO_COPIES, is_secret=True),

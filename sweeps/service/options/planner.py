@@ -34,8 +34,6 @@ class PlannerOptions(SweepOptions):
     """d, trained weights; those of the network, which is then built, unless given."""
     image_shape: tuple[int, int, int] | None = None
     """Channels, height and width of the images; those of the named public data set unless given."""
-    measured_snr: tuple[float, int, int, float] | None = None
-    """A first-step SNR of this network on such data, then its B, S and σ; that of the tables unless given."""
     num_trials: int = 10
     """m, trainings among which the settings are chosen, for the cost of tuning."""
     json: bool = False

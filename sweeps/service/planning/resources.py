@@ -14,7 +14,6 @@ import torch
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.planning.snr import ALIGNMENT_SIZE, alignment_size_of
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.options.planner import PlannerOptions
 from trainers.config.optimizers import optimizer_named
@@ -136,32 +135,6 @@ def image_shape_of(options: PlannerOptions) -> ImageShape:
         )
     size = options.data.image_size
     return known if size is None else (known[0], size, size)
-
-
-def alignment_size(options: PlannerOptions) -> float:
-    """Return S₀: from a measured first-step SNR where one is given, else that of the committed tables.
-
-    Args:
-      options: `measured_snr` is of the method and sampling of the options.
-
-    Raises:
-      ConfigError: no groups can have the SNR that is given.
-    """
-    if options.measured_snr is None:
-        return ALIGNMENT_SIZE
-    snr, batch, size, noise = options.measured_snr
-    if not (snr > 0 and batch >= size >= 1 and noise > 0):
-        raise ConfigError(
-            "measured_snr must be a positive SNR, B of at least S, S of at least 1 and a positive σ; got "
-            f"{list(options.measured_snr)}"
-        )
-    config = _config(options, size)
-    weights = options.num_weights
-    if weights is None:
-        weights = num_trainable(starting_encoder(config, image_shape_of(options)))
-    mechanism = config.mechanism
-    unit = noise * mechanism.sensitivity / mechanism.l2_clip_norm * weights**0.5
-    return alignment_size_of(snr * unit * size / batch, batch / size, size)
 
 
 def num_records_of(options: PlannerOptions) -> int:

@@ -30,7 +30,7 @@ from dpgcl_core.planning.snr import too_small
 from dpgcl_core.release.statement import delta_text, rounded_up
 from sweeps.service.options.command_line import words_of_options
 from sweeps.service.options.planner import PlannerOptions
-from sweeps.service.planning.resources import Resources, alignment_size, num_records_of, resources_of
+from sweeps.service.planning.resources import Resources, num_records_of, resources_of
 from sweeps.service.running.terminal import count, say
 from trainers.config.settings import DEFAULT_EPSILON
 
@@ -112,7 +112,6 @@ def wanted_of(options: PlannerOptions, resources: Resources) -> Wanted:
         batch_sizes=options.batch_sizes,
         num_steps=options.num_steps_grid,
         group_sizes=options.group_sizes,
-        alignment_size=alignment_size(options),
         records_per_second=resources.records_per_second,
         seconds_per_step=resources.seconds_per_step,
         most_hours=options.hours,
@@ -184,9 +183,8 @@ def _show(planned: Planned) -> None:
         f"recommended: {_point_text(chosen)}, ε = {rounded_up(chosen.mechanism.epsilon(), 4)} by PLD; its "
         "σ is calibrated on the grid of record, that of the others is up to some two per cent too large"
     )
-    source = "as in the committed tables" if options.measured_snr is None else "as measured"
     _say_filled(
-        f"expected SNR: groups agree {source}, half of the squared norm in common at "
+        "expected SNR: groups agree as in the committed tables, half of the squared norm in common at "
         f"S = {wanted.alignment_size:.3g}; at most: if they agreed fully"
     )
     if (warning := _warning(wanted, chosen)) is not None:

@@ -75,7 +75,6 @@ from sweeps.service.running.answer import (
     trials_frame,
     write_answer,
 )
-from sweeps.service.running.captions import tell_cut_captions
 from sweeps.service.running.clock import Clock, SystemClock
 from sweeps.service.running.display import displayed, doing, put_result
 from sweeps.service.running.outbox import AT_A_STOP, AT_THE_END, Outbox, patiently
@@ -288,7 +287,6 @@ def _execute(
         if not plan.release.is_open:
             plan = _with_publication(plan, folder, service)
         kind.show(plan, in_full=service.dry_run)
-        tell_cut_captions(plan)
         if fit is not None:
             say(f"--total-epsilon: {fit_text(fit, limits, [*plan.trials, *plan.later])}")
         if budget is not None:

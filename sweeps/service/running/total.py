@@ -18,7 +18,7 @@ from dpgcl_core.errors import BudgetExceeded, ConfigError
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.release.statement import delta_text
-from sweeps.service.options.sweep import SweepOptions, varied_by
+from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.cost import cost_of, delta_of
 from sweeps.service.planning.plan import Fit
 from sweeps.service.planning.space import SearchOptions
@@ -147,7 +147,7 @@ def fitted(
     raise ConfigError(
         f"all of the sweep must fit within --total-epsilon {total:g}"
         f"{' and the ledger' if limits.ledger is not None else ''}, and does not"
-        f"{what_would_fit(options, points, trials_of, limits, fixed=fixed) or ': give more'}"
+        f"{what_would_fit(options, points, trials_of, limits, fixed=fixed) or ': give more, or fewer points'}"
     )
 
 
@@ -172,8 +172,6 @@ def what_would_fit(
     name, wanted = _count(options)
     if fixed and 0 < (fits := _count_that_fits(options, points, trials_of, limits)) < wanted:
         found.append(f"--{name.replace('_', '-')} {fits}")
-    if fixed and (fitting := _points_that_fit(options, points, trials_of, limits)):
-        found.append(fitting)
     return f". What would fit: {', or '.join(found)}" if found else ""
 
 
@@ -337,48 +335,6 @@ def _most(fits: Callable[[int], bool], most: int) -> int:
         low, high = (guess, high) if fits(guess) else (low, guess)
         guess = (low + high) // 2
     return low
-
-
-def _points_that_fit(
-    options: SweepOptions, points: Sequence[Point], trials_of: TrialsOf, limits: Limits
-) -> str:
-    """Return the points that fit with all repeats, those of the smallest ε first, as the axis is typed."""
-    if len(points) < 2 or not options.release.is_open:
-        return ""
-    of_points = {point.label: trials_of(options, [point]) for point in points}
-    if sum(map(len, of_points.values())) != len(
-        trials_of(options, points)
-    ):  # others follow, whatever is left out
-        return ""
-    private = [point for point in points if any(map(is_proven, of_points[point.label]))]
-    ordered = sorted(private, key=lambda point: max(each.config.epsilon() for each in of_points[point.label]))
-
-    def fits(number: int) -> bool:
-        chosen = [trial for point in ordered[:number] for trial in of_points[point.label]]
-        return limits.share(options, chosen) <= 1
-
-    number = _most(fits, len(ordered))
-    if not 0 < number < len(ordered):
-        return ""
-    chosen = [point for point in points if point in ordered[:number]]
-    return _typed(options, chosen, private)
-
-
-def _typed(options: SweepOptions, chosen: Sequence[Point], points: Sequence[Point]) -> str:
-    """The points as values of the one axis that tells them apart, else by their names."""
-    axes = varied_by(type(options))
-    varying = [
-        name for name in axes if len({str(point.changes.get(name)) for point in points}) == len(points)
-    ]
-    if len(varying) == 1:
-        values = " ".join(_value(point.changes, varying[0]) for point in chosen)
-        return f"--{axes[varying[0]].replace('_', '-')} {values}"
-    return f"{len(chosen)} of the {len(points)} points ({', '.join(point.label for point in chosen)})"
-
-
-def _value(changes: Mapping[str, object], name: str) -> str:
-    value = changes[name]
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def fit_of_resumed(

@@ -1,4 +1,4 @@
-"""Whether the nodes of a Ray cluster share a folder, whether its locks hold between them, and how slow it is.
+"""Whether the nodes of a Ray cluster share a folder, and whether its locks hold between them.
 
 The driver writes a random token into a new folder and holds a lock there; a task on each node reads the token
 and tries to take the lock, which must fail.
@@ -43,14 +43,12 @@ class NodeStorage:
       node: its address, and the beginning of Ray's id of it.
       folder: `same`; `other`, of the same path and without the token; `missing`; or `unwritable`.
       lock: `held` as it must be, `taken` although the driver holds it, `unsupported`; "" if not tried.
-      write_seconds: the median time to write a small file durably; None where it was not tried.
       said: what the system says where something failed.
     """
 
     node: str
     folder: str
     lock: str = ""
-    write_seconds: float | None = None
     said: str = ""
 
 
@@ -82,26 +80,16 @@ class StorageProbe:
         names = ", ".join(f"{node.node}{_because(node)}" for node in unlocked)
         return f"locks (flock) in {self.folder} do not hold between nodes ({names})" if unlocked else ""
 
-    def speed(self) -> str:
-        """Return how many nodes see the folder, and how slow it is there."""
-        times = [node.write_seconds for node in self.nodes if node.write_seconds is not None]
-        if not times:
-            return ""
-        return (
-            f"{self.folder} is seen by {len(times)} nodes; a small file takes "
-            f"{1000 * min(times):.3g} to {1000 * max(times):.3g} ms to write durably"
-        )
-
     def refusal(self) -> str:
         """Return why no sweep can use the folder, and what to do; "" where one can."""
         return f"{apart}: {TO_SHARE}" if (apart := self.apart()) else ""
 
     def notes(self) -> list[str]:
-        """Return what is said of a folder that can be used: what does not hold there, and how slow it is."""
+        """Return what is said of a folder that can be used: what does not hold there, or is not known."""
         unlocked = f"{text}: {TO_LOCK}" if (text := self.unlocked()) else ""
         names = ", ".join(self.silent)
         silent = f"nodes that did not say whether they share {self.folder}: {names}" if names else ""
-        return [text for text in (unlocked, silent, self.speed()) if text]
+        return [text for text in (unlocked, silent) if text]
 
 
 _SEEN = {OTHER: "another folder of that path", MISSING: "no such folder", UNWRITABLE: "not writable"}
@@ -171,7 +159,6 @@ def look_function() -> Callable[[str, str, int, float], dict[str, Any]]:
         import errno
         import fcntl
         import os
-        import statistics
         import time
         from pathlib import Path
 
@@ -186,15 +173,8 @@ def look_function() -> Callable[[str, str, int, float], dict[str, Any]]:
             time.sleep(seconds_between)
         else:
             return {"folder": "other" if folder.parent.is_dir() else "missing", "said": said}
-        times = []
         try:
-            for number in range(5):
-                begin = time.perf_counter()
-                with (folder / f"{os.getpid()}-{number}").open("wb") as file:
-                    file.write(bytes(4096))
-                    file.flush()
-                    os.fsync(file.fileno())
-                times.append(time.perf_counter() - begin)
+            (folder / str(os.getpid())).write_bytes(bytes(4096))
         except OSError as error:
             return {"folder": "unwritable", "said": os.strerror(error.errno or 0)}
         try:
@@ -204,6 +184,6 @@ def look_function() -> Callable[[str, str, int, float], dict[str, Any]]:
         except OSError as error:
             held = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
             lock, said = ("held", "") if held else ("unsupported", os.strerror(error.errno or 0))
-        return {"folder": "same", "lock": lock, "write_seconds": statistics.median(times), "said": said}
+        return {"folder": "same", "lock": lock, "said": said}
 
     return look
