@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,8 +49,8 @@ def drawn(watch: SweepWatch, now: float) -> str:
 # How far trainings are
 
 
-def test_watch_tells_step_rate_and_time_left(files: list[Path]) -> None:
-    watch = SweepWatch(4, 1, tells_rates=True)
+def test_watch_tells_step_and_time_left(files: list[Path]) -> None:
+    watch = SweepWatch(4, 1, tells_times=True)
     for name, file in zip(("a", "b"), files, strict=True):
         watch.started(name, 100, file)
     assert watch.line(0.0) == "1 of 4 trials done; a: starting; b: starting"
@@ -59,9 +58,9 @@ def test_watch_tells_step_rate_and_time_left(files: list[Path]) -> None:
     watch.line(10.0)
     tell(files[0], 30)
     # Of three trainings left 0.3 was done in 10 s, counted from 0.1: 2.7 more take 135 s.
-    told = "a: step 30 of 100, 2 steps/s, 0 min 35 s left; b: starting; about 2 min 15 s left"
+    told = "a: step 30 of 100; b: starting; about 2 min 15 s left"
     assert watch.line(20.0) == f"1 of 4 trials done; {told}"
-    assert "a         30 of 100         2   0 min 35 s" in drawn(watch, 20.0)
+    assert "a         30 of 100" in drawn(watch, 20.0)
     assert watch.summary(20.0) == "1 of 4 trials done; about 2 min 15 s left"
 
 
@@ -73,7 +72,7 @@ def test_watch_of_private_data_tells_tenths_and_no_time_where_a_log_may_keep_it(
         tell(files[0], step)
         line = watch.line(float(step))
     assert line == "0 of 1 trial done; a: step 30 of 100"
-    assert "39 of 100         1   1 min 01 s" in drawn(watch, 39.0), "in a terminal, to its operator"
+    assert "39 of 100" in drawn(watch, 39.0), "in a terminal, to its operator"
     assert watch.summary(39.0) == "0 of 1 trial done; about 1 min 01 s left"
 
 
@@ -192,10 +191,10 @@ def test_result_of_a_training_stands_in_the_region_alone(
 
     def act() -> None:
         with displays.displayed(quiet=False):
-            watch = SweepWatch(3, 0, tells_rates=True)
+            watch = SweepWatch(3, 0, tells_times=True)
             watch.started("trial-a", 100, files[0])
             with displays.watching(watch):
-                live = displays._CURRENT[0]._live
+                live = displays._CURRENT[-1]._live
                 assert live is not None
                 displays.put_result("[1/3] trial-b: knn_accuracy 0.5")
                 live.refresh()
@@ -215,21 +214,20 @@ def test_result_of_a_training_is_a_line_where_there_is_no_region(capsys: pytest.
 LONG = "http://127.0.0.1:5000/#/experiments/1/runs?" + "x" * 120
 
 
-def test_region_is_below_the_lines_and_strangers_do_not_tear_it(
+def test_region_is_below_the_lines(
     in_terminal: Callable[[Callable[[], object]], str], files: list[Path]
 ) -> None:
     def act() -> None:
         with displays.displayed(quiet=False):
             say("storage: /data")
-            watch = SweepWatch(3, 0, tells_rates=True)
+            watch = SweepWatch(3, 0, tells_times=True)
             watch.started("trial-a", 100, files[0])
             tell(files[0], 40)
             with displays.watching(watch):
-                live = displays._CURRENT[0]._live
+                live = displays._CURRENT[-1]._live
                 assert live is not None
                 for number in range(5):
                     live.refresh()
-                    os.write(2, f"[core] stray {number}\n".encode())
                     say(f"said {number}")
                 print("by Python", file=sys.stderr)
                 live.refresh()
@@ -239,7 +237,7 @@ def test_region_is_below_the_lines_and_strangers_do_not_tear_it(
     screen = screen_of(written)
     assert "40 of 100" in written
     wanted = {"storage: /data", "by Python", "runs: " + LONG}
-    wanted |= {f"said {n}" for n in range(5)} | {f"[core] stray {n}" for n in range(5)}
+    wanted |= {f"said {n}" for n in range(5)}
     assert {line for line in screen if line} == wanted, "whole lines, and the region is gone"
 
 

@@ -3,9 +3,6 @@
 In a terminal a region below the lines is redrawn: what is being done, and of an open sweep a table of the
 trainings that run. Elsewhere a line says the same whenever nothing else was said for a while, so that nobody
 waits in silence. With `--quiet` there is neither: of the lines, only those that must be seen.
-
-What strangers write to the standard error of this process, as Ray's core does below Python, would tear the
-region; while trainings run it is read and shown as lines above it.
 """
 
 from __future__ import annotations
@@ -23,8 +20,6 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
-
-from dpgcl_core.addresses import masked_text
 
 SILENCE_SECONDS = 10.0
 """After so long a line is due, until the first training has ended."""
@@ -153,8 +148,7 @@ class Display:
         """Within it, trainings run."""
         self._doing, self.watch = "", watch
         try:
-            with self._strangers_above() if self._live is not None else contextlib.nullcontext():
-                yield
+            yield
         finally:
             self.watch = None
 
@@ -173,38 +167,15 @@ class Display:
         while not self._over.wait(1.0):
             self.beat()
 
-    @contextmanager
-    def _strangers_above(self) -> Iterator[None]:
-        """Show what is written to file descriptor 2 above the region, where it is this terminal's."""
-        if not os.isatty(2):
-            yield
-            return
-        reading, writing = os.pipe()
-        kept = os.dup(2)
-        os.dup2(writing, 2)
-        os.close(writing)
-        reader = threading.Thread(target=self._pass_on, args=(reading,), daemon=True)
-        reader.start()
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            reader.join(timeout=1.0)  # a child may hold the other end for longer
 
-    def _pass_on(self, reading: int) -> None:
-        with os.fdopen(reading, errors="replace") as lines:
-            for line in lines:
-                self.put(masked_text(line.rstrip("\n")), always=True)
-
-
-_CURRENT: list[Display] = []
+_CURRENT: list[Display] = [Display()]
+"""The last one shows: that of a sweep, or one whose lines come by themselves."""
 
 
 @contextmanager
 def displayed(*, quiet: bool) -> Iterator[None]:
     """Within it, this process shows what it is doing; within another one, that one goes on."""
-    if _CURRENT:
+    if len(_CURRENT) > 1:
         yield
         return
     in_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
@@ -214,42 +185,33 @@ def displayed(*, quiet: bool) -> Iterator[None]:
         with display.running():
             yield
     finally:
-        _CURRENT.clear()
+        _CURRENT.pop()
 
 
 def put(text: str, *, always: bool = False) -> None:
     """Show a line, see `Display.put`."""
-    if _CURRENT:
-        _CURRENT[0].put(text, always=always)
-    else:
-        print(text, flush=True, file=sys.stdout)
+    _CURRENT[-1].put(text, always=always)
 
 
 def put_result(text: str) -> None:
     """Show what a training has come to, see `Display.put_result`."""
-    if _CURRENT:
-        _CURRENT[0].put_result(text)
-    else:
-        put(text)
+    _CURRENT[-1].put_result(text)
 
 
 def doing(text: str, *, aloud: bool = True) -> None:
     """Show what begins now, see `Display.doing`."""
-    if _CURRENT:
-        _CURRENT[0].doing(text, aloud=aloud)
-    elif text and aloud:
-        put(f"{text} …")
+    _CURRENT[-1].doing(text, aloud=aloud)
 
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
     """Within it, trainings run that are shown."""
-    with _CURRENT[0].watching(watch) if _CURRENT else contextlib.nullcontext():
+    with _CURRENT[-1].watching(watch):
         yield
 
 
 def leave_terminal_usable() -> None:
     """Show the cursor again, for a process that ends at once."""
-    if _CURRENT and sys.stdout.isatty():
+    if len(_CURRENT) > 1 and sys.stdout.isatty():
         with contextlib.suppress(OSError):
             os.write(1, _SHOW_CURSOR)

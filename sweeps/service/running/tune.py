@@ -268,7 +268,7 @@ def _watch(plan: SweepPlan, num_over: int) -> SweepWatch | SealedWatch:
     """Return who looks at the trainings; of a sealed sweep's, nobody."""
     if not plan.release.is_open:
         return SealedWatch(time.monotonic())
-    return SweepWatch(len(plan.trials), num_over, tells_rates=plan.data.train_is_public)
+    return SweepWatch(len(plan.trials), num_over, tells_times=plan.data.train_is_public)
 
 
 def log_of(plan: SweepPlan, folder: SweepFolder) -> SweepLog | None:

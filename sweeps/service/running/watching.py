@@ -1,24 +1,24 @@
-"""The trainings of a sweep that run: how far each is, how fast it goes, and when all will have ended.
+"""The trainings of a sweep that run: how far each is, and when all will have ended.
 
-Steps done are public. How long a step takes depends on how many records are drawn: with private ones the rate
-of a training and the time left are told in a terminal, to its operator, and in no line that a log may keep,
-nor steps from whose times they would follow: there they are in tenths. Of a sealed sweep's trainings nothing
+Steps done are public. How long a step takes depends on how many records are drawn: with private ones the time
+left is told in a terminal, to its operator, and in no line that a log may keep, nor steps from whose times it
+would follow: there they are in tenths. Of a sealed sweep's trainings nothing
 is looked at.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.service.running.pace import Pace, sweep_seconds_left
 from sweeps.service.running.terminal import count, duration
-from trainers.files.progress import fraction_done, read_progress
+from trainers.files.progress import Progress, fraction_done, read_progress
 
 _MOST_ROWS = 12
 _MOST_NAMED = 3
@@ -28,23 +28,20 @@ _MOST_NAMED = 3
 class _Running:
     num_steps: int
     file: Path
-    pace: Pace = field(default_factory=Pace)
-    begun: bool = False
+    latest: Progress | None = None
 
-    def look(self, now: float) -> None:
-        if (found := read_progress(self.file)) is not None:
-            self.begun = True
-            self.pace.see(now, found)
+    def look(self) -> None:
+        self.latest = read_progress(self.file) or self.latest
 
     @property
     def share(self) -> float:
-        return fraction_done(self.pace.latest)
+        return fraction_done(self.latest)
 
     def stage(self, *, in_tenths: bool = False) -> str:
         """What it does, in words."""
-        if not self.begun or (latest := self.pace.latest) is None:
+        if self.latest is None:
             return "starting"
-        step = (latest.in_tenths if in_tenths else latest).step
+        step = (self.latest.in_tenths if in_tenths else self.latest).step
         return "scoring" if step >= self.num_steps else f"step {step} of {self.num_steps}"
 
 
@@ -54,14 +51,14 @@ class SweepWatch:
     Args:
       num_trials: of the sweep.
       num_over: of these, ones that will not run any more.
-      tells_rates: whether a line may say how fast a training goes, or from what it would follow.
+      tells_times: whether a line may say the time left, or from what it would follow.
     """
 
     is_open = True
 
-    def __init__(self, num_trials: int, num_over: int, *, tells_rates: bool = False) -> None:
+    def __init__(self, num_trials: int, num_over: int, *, tells_times: bool = False) -> None:
         self._num_trials, self._num_over = num_trials, num_over
-        self._tells_rates = tells_rates
+        self._tells_times = tells_times
         self._first: tuple[float, float] | None = None
         self._num_before = num_over
         self._shares_before = 0.0
@@ -98,7 +95,7 @@ class SweepWatch:
 
     def seconds_left(self, now: float) -> float | None:
         """Return the seconds until all have ended; None where that is not known yet."""
-        shares = [each.share for _, each in self._look(now)]
+        shares = [each.share for _, each in self._look()]
         done = self._num_over - self._num_before + sum(shares) - self._shares_before
         if done > 0 and self._first is None:
             self._first = now, done  # from here on: Ray's start and imports come once
@@ -109,16 +106,13 @@ class SweepWatch:
 
     def line(self, now: float) -> str:
         """Return how far the sweep is, in a line."""
-        running = self._look(now)
+        running = self._look()
         told = [
-            f"{name}: {each.stage()}{_rate(each, now)}"
-            if self._tells_rates
-            else f"{name}: {each.stage(in_tenths=True)}"
-            for name, each in running[:_MOST_NAMED]
+            f"{name}: {each.stage(in_tenths=not self._tells_times)}" for name, each in running[:_MOST_NAMED]
         ]
         more = [f"{len(running) - _MOST_NAMED} more run"] if len(running) > _MOST_NAMED else []
         over, *end = self._summary(now)
-        end = end if self._tells_rates else []
+        end = end if self._tells_times else []
         return "; ".join([over, *(told or ["waiting for Ray's first process"]), *more, *end])
 
     def summary(self, now: float) -> str:
@@ -132,31 +126,23 @@ class SweepWatch:
 
     def table(self, now: float) -> Table | None:
         """Return the trainings that run, as a table."""
-        running = self._look(now)
+        running = self._look()
         if not running:
             return None
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("running", no_wrap=True, overflow="ellipsis")
-        for heading in ("step", "steps/s", "left"):
-            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("step", justify="right", no_wrap=True)
         for name, each in running[:_MOST_ROWS]:
-            left = each.pace.seconds_left(now)
-            rate = each.pace.rate
-            shown = (
-                each.stage().removeprefix("step "),
-                "" if rate is None else f"{rate:.3g}",
-                "" if left is None else duration(left),
-            )
-            table.add_row(Text(name), *shown)
+            table.add_row(Text(name), each.stage().removeprefix("step "))
         if len(running) > _MOST_ROWS:
-            table.add_row(f"and {len(running) - _MOST_ROWS} more", "", "", "")
+            table.add_row(f"and {len(running) - _MOST_ROWS} more", "")
         return table
 
-    def _look(self, now: float) -> list[tuple[str, _Running]]:
+    def _look(self) -> list[tuple[str, _Running]]:
         with self._lock:
             running = list(self._running.items())
         for _, each in running:
-            each.look(now)
+            each.look()
         return running
 
 
@@ -184,8 +170,24 @@ class SealedWatch:
         """Hear nothing."""
 
 
-def _rate(each: _Running, now: float) -> str:
-    left = each.pace.seconds_left(now)
-    if left is None or each.stage() == "scoring":
-        return ""
-    return f", {each.pace.rate:.3g} steps/s, {duration(left)} left"
+def sweep_seconds_left(
+    elapsed: float, done: float, running: Sequence[float], num_waiting: int
+) -> float | None:
+    """Return the seconds until all trainings of a sweep have ended, at the rate so far; None without one.
+
+    All trainings count as much as each other.
+
+    Args:
+      elapsed: seconds since the first of them was started.
+      done: trainings done in that time, parts of running ones included.
+      running: the share of its steps that each running one has done.
+      num_waiting: trainings that have not begun.
+
+    >>> sweep_seconds_left(60.0, 1.5, [0.5, 0.0], 3)
+    180.0
+    >>> sweep_seconds_left(60.0, 0.0, [0.0], 3) is None
+    True
+    """
+    if done <= 0 or elapsed <= 0:
+        return None
+    return elapsed / done * (num_waiting + sum(1 - share for share in running))
