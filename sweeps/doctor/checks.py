@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,20 +26,20 @@ def check_machines(data_path: str | None, root: Path) -> list[Finding]:
       data_path: of the data, where they are files.
       root: the storage folder.
     """
-    driver = this_machine(data_path)
+    driver = this_machine()
     try:
         with connected_ray():
-            nodes, silent = facts_of_nodes(data_path)
+            nodes, silent = facts_of_nodes()
             storage = check_storage(root, len(nodes))
     except DpgclError as error:
         fix = "start one with `ray start --head`, and set RAY_ADDRESS to the host:port that it prints"
-        alone = [check_versions([driver], driver), check_data([driver], driver), *check_storage(root, 1)]
+        alone = [check_versions([driver], driver), check_data(data_path), *check_storage(root, 1)]
         return [Finding("ray", "wrong", str(error), f"{fix} (docs/cluster.md)"), *alone]
     return [
         check_nodes(nodes, silent),
         check_versions(nodes, driver),
         check_gpus(nodes),
-        check_data(nodes, driver),
+        check_data(data_path),
         *storage,
     ]
 
@@ -84,19 +85,14 @@ def check_gpus(nodes: Sequence[NodeFacts]) -> Finding:
     return Finding("gpu", "ok", f"torch sees all {sum(node.num_gpus for node in nodes):g}")
 
 
-def check_data(nodes: Sequence[NodeFacts], driver: NodeFacts) -> Finding:
-    """Refuse data that the driver cannot read; the nodes get the records from the driver."""
-    if driver.has_data is None:
+def check_data(data_path: str | None) -> Finding:
+    """Refuse data that the driver cannot read; the nodes get the records from it."""
+    if data_path is None:
         return Finding("data", "skipped", "a built-in data set, or none was given (--dataset)")
-    blind = [node.name for node in nodes if not node.has_data]
-    if not driver.has_data:
-        where = "no node sees it, either" if len(blind) == len(nodes) else "some nodes see it"
+    if not os.access(data_path, os.R_OK):
         fix = "give the path as the driver's machine sees it: a job's driver runs on the head node"
-        return Finding("data", "wrong", f"this machine cannot read the data; {where}", fix)
-    if blind:
-        text = f"{', '.join(blind)} cannot read the data, and need not: the driver sends them"
-        return Finding("data", "note", text)
-    return Finding("data", "ok", f"this machine and {count(len(nodes), 'node')} can read them")
+        return Finding("data", "wrong", "this machine cannot read the data", fix)
+    return Finding("data", "ok", "this machine can read them")
 
 
 def check_storage(root: Path, num_nodes: int) -> list[Finding]:

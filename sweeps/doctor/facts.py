@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sweeps.service.storage.cluster_nodes import answers_of_nodes, living_nodes
 
@@ -19,28 +18,26 @@ class NodeFacts:
     Attributes:
       name: of the node; `this machine` for the driver's own.
       versions: by program, and a digest of this package's source as it is imported there; "" where missing.
-      has_data: whether the data's path is there and can be read; None where none was given.
       num_cpus, num_gpus: that Ray counts.
       num_gpus_seen: that torch sees; not looked at where Ray counts none.
     """
 
     name: str
     versions: Mapping[str, str]
-    has_data: bool | None = None
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     num_gpus_seen: int = 0
 
 
-def this_machine(data_path: str | None) -> NodeFacts:
+def this_machine() -> NodeFacts:
     """Return what the driver's own machine tells."""
-    return NodeFacts(name="this machine", **facts_function()(data_path, PACKAGES))
+    return NodeFacts(name="this machine", versions=versions_function()(PACKAGES))
 
 
-def facts_of_nodes(data_path: str | None) -> tuple[list[NodeFacts], list[str]]:
+def facts_of_nodes() -> tuple[list[NodeFacts], list[str]]:
     """Return what the nodes of the connected Ray tell, and the names of those that did not answer."""
     nodes = living_nodes()
-    facts = answers_of_nodes(facts_function(), data_path, PACKAGES, nodes=nodes, seconds=_ANSWER_SECONDS)
+    versions = answers_of_nodes(versions_function(), PACKAGES, nodes=nodes, seconds=_ANSWER_SECONDS)
     gpus = answers_of_nodes(
         gpus_function(), nodes=[node for node in nodes if node.num_gpus], seconds=_ANSWER_SECONDS
     )
@@ -50,22 +47,21 @@ def facts_of_nodes(data_path: str | None) -> tuple[list[NodeFacts], list[str]]:
             num_cpus=node.num_cpus,
             num_gpus=node.num_gpus,
             num_gpus_seen=gpus.get(node.id, 0),
-            **facts[node.id],
+            versions=versions[node.id],
         )
         for node in nodes
-        if node.id in facts
+        if node.id in versions
     ]
-    return found, [node.name for node in nodes if node.id not in facts]
+    return found, [node.name for node in nodes if node.id not in versions]
 
 
-def facts_function() -> Callable[[str | None, tuple[str, ...]], dict[str, Any]]:
+def versions_function() -> Callable[[tuple[str, ...]], dict[str, str]]:
     """Return what a node looks up, as a local function: Ray sends it along where the node lacks this code."""
 
-    def look(data_path: str | None, packages: tuple[str, ...]) -> dict[str, Any]:
+    def look(packages: tuple[str, ...]) -> dict[str, str]:
         import hashlib
         import importlib.metadata
         import importlib.util
-        import os
         import platform
         from pathlib import Path
 
@@ -82,10 +78,7 @@ def facts_function() -> Callable[[str | None, tuple[str, ...]], dict[str, Any]]:
             for file in sorted(root.rglob("*.py")):
                 digest.update(f"{root.name}/{file.relative_to(root)}\0".encode() + file.read_bytes())
         versions["this code"] = digest.hexdigest()[:12] if len(roots) == len(packages) else ""
-        return {
-            "versions": versions,
-            "has_data": None if data_path is None else os.access(data_path, os.R_OK),
-        }
+        return versions
 
     return look
 

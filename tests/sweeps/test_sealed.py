@@ -27,7 +27,7 @@ from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import sweep as service
-from sweeps.service.running.sealed import Draw, SealedFolder, choose, draw_trials, drawn_trials, tuned_rdp
+from sweeps.service.running.sealed import Draw, SealedFolder, choose, draw_trials, drawn_trials, rdp_of_best
 from sweeps.service.running.terminal import name_suffix
 from sweeps.service.running.tune import Stopped
 from sweeps.service.storage.folder import SweepFolder
@@ -466,7 +466,7 @@ def test_curve_for_the_ledger_meets_the_published_bound(make_plan: Callable[...,
     import math
 
     plan = make_plan(*SEALED[:-2], "--bound", "ps22")
-    curve, cost = tuned_rdp(plan), plan.cost
+    curve, cost = rdp_of_best(plan.release, plan.trials, plan.max_trials), plan.cost
     assert cost is not None
     epsilons = [
         curve(order) + math.log1p(-1 / order) - math.log(cost.delta * order) / (order - 1)
@@ -515,7 +515,10 @@ def test_curve_for_the_ledger_is_the_larger_of_training_and_scoring(
         law = TruncatedNegativeBinomial.from_mean(10, eta=1)
         rdp = np.where(np.array(accountant.rdp) > 0, accountant.rdp, np.inf)
         curves[name] = float(papernot_steinke_rdp(orders, rdp, law)[FILTER_ORDERS.index(4.0)])
-    assert tuned_rdp(plan)(4.0) == pytest.approx(curves[larger], rel=1e-9)
+    curve = rdp_of_best(plan.release, plan.trials, plan.max_trials)
+    assert curve(4.0) == pytest.approx(
+        curves[larger], rel=1e-9
+    )
     assert curves[larger] == max(curves.values())
 
 

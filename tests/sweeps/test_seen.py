@@ -18,7 +18,7 @@ import torch
 from dpgcl_core.errors import DataError
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.running import seen
-from sweeps.service.running.seen import NeededFile, check_seen, files_of_workers, look_function
+from sweeps.service.running.seen import check_seen, files_of_workers, look_function
 from tests.sweeps.head import REPOSITORY
 from tests.sweeps.hosts import Hosts, why_no_hosts
 from tests.trainers.data.readers import load_webdataset
@@ -39,8 +39,8 @@ def test_shards_are_needed_with_their_times(tmp_path: Path) -> None:
     records = load_webdataset(write_three(tmp_path / "shards"))
     for data in (records, (1, (records,)), (records, records)):
         found = files_of_workers(plan_with(data))
-        assert [Path(each.path).name for each in found] == ["s-00.tar", "s-01.tar"]
-        assert all(each.modified_ns == Path(each.path).stat().st_mtime_ns for each in found)
+        assert [Path(path).name for path, _, _ in found] == ["s-00.tar", "s-01.tar"]
+        assert all(modified_ns == Path(path).stat().st_mtime_ns for path, _, modified_ns in found)
 
 
 def test_weights_of_a_warm_start_are_needed_once(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_weights_of_a_warm_start_are_needed_once(tmp_path: Path) -> None:
     start: Any = SimpleNamespace(path=str(tmp_path / "weights.pt"))
     made: Any = SimpleNamespace(path="synthetic:100")
     (found,) = files_of_workers(plan_with(None, start, start, made))
-    assert found == NeededFile(path=str(tmp_path / "weights.pt"), size=4)
+    assert found == (str(tmp_path / "weights.pt"), 4, None)
 
 
 def test_records_that_are_sent_need_no_files(make_plan: Callable[..., SweepPlan]) -> None:
@@ -70,7 +70,7 @@ def test_refusal_names_nodes_and_the_folder_alone(monkeypatch: pytest.MonkeyPatc
         yield from (("10.0.0.1", 0), ("10.0.0.2", 2))
 
     monkeypatch.setattr(seen, "_asked", asked)
-    files = [NeededFile(path=f"/data/shards/s-{number}.tar", size=1) for number in range(3)]
+    files = [(f"/data/shards/s-{number}.tar", 1, None) for number in range(3)]
     with pytest.raises(
         DataError, match=r"weights in /data/shards, must .* on 10\.0\.0\.2 \(2 of 3\): mount"
     ) as said:

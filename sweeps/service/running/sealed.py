@@ -143,11 +143,6 @@ def choose(
     return max(scored, key=lambda each: each[:2])[2] if scored else None
 
 
-def tuned_rdp(plan: SweepPlan) -> Callable[[float], float]:
-    """Return the RDP curve of the published trial, for the ledger."""
-    return rdp_of_best(plan.release, plan.trials, plan.max_trials)
-
-
 def rdp_of_best(
     release: ReleaseOptions, trials: Sequence[Trial], max_trials: int | None = None
 ) -> Callable[[float], float]:
@@ -203,7 +198,7 @@ def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> Led
         label=label,
         epsilon=cost.tuned_epsilon,
         delta=cost.delta,
-        rdp_curve=tuned_rdp(plan) if has_curve else None,
+        rdp_curve=rdp_of_best(plan.release, plan.trials, plan.max_trials) if has_curve else None,
         unit=unit_of(source),
         neighboring_relation=cost.neighboring_relation,
     )

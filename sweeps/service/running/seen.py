@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +20,21 @@ from trainers.data.webdataset import ShardImages
 _ANSWER_SECONDS = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class NeededFile:
-    """A file as the driver sees it.
-
-    Attributes:
-      path: absolute.
-      size: in bytes.
-      modified_ns: when it was changed last; None where that does not matter.
-    """
-
-    path: str
-    size: int
-    modified_ns: int | None = None
+NeededFile = tuple[str, int, int | None]
+"""A file as the driver sees it: absolute path, size in bytes, when it was changed last (None: no matter)."""
 
 
 def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
     """Return what the trainings of a plan read by themselves."""
-    found = {}
+    found: dict[str, NeededFile] = {}
     for images in _shards(plan.data):
         for file, (size, modified_ns) in zip(images.files, images.stamps.tolist(), strict=True):
             place = str(file.absolute())
-            found[place] = NeededFile(path=place, size=size, modified_ns=modified_ns)
+            found[place] = (place, size, modified_ns)
     starts = [trial.config.warm_start for trial in plan.trials]
     for path in {Path(start.path) for start in starts if start is not None}:
         if path.is_file():  # others are made, or are found wrong as they are read
-            found[str(path)] = NeededFile(path=str(path), size=path.stat().st_size)
+            found[str(path)] = (str(path), path.stat().st_size, None)
     return list(found.values())
 
 
@@ -62,7 +50,7 @@ def check_seen(files: Sequence[NeededFile]) -> None:
         return
     missing = [f"{node} ({number} of {len(files)})" for node, number in _asked(files) if number]
     if missing:
-        folder = Path(files[0].path).parent
+        folder = Path(files[0][0]).parent
         raise DataError(
             f"what trainings read by themselves, as the shards and weights in {folder}, must be seen by all "
             f"nodes at the same path; missing or different on {', '.join(missing)}: mount one shared file "
@@ -84,18 +72,17 @@ def _shards(value: Any) -> Iterator[ShardImages]:
 
 def _asked(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
     """Yield the nodes that answer, each with how many files it does not see."""
-    wanted = [(each.path, each.size, each.modified_ns) for each in files]
     nodes = living_nodes()
-    answers = answers_of_nodes(look_function(), wanted, nodes=nodes, seconds=_ANSWER_SECONDS)
+    answers = answers_of_nodes(look_function(), list(files), nodes=nodes, seconds=_ANSWER_SECONDS)
     for node in nodes:
         if node.id in answers:
             yield node.address, int(answers[node.id])
 
 
-def look_function() -> Callable[[list[tuple[str, int, int | None]]], int]:
+def look_function() -> Callable[[list[NeededFile]], int]:
     """Return what a node does: a local function, which Ray sends along, as the node may lack this code."""
 
-    def look(files: list[tuple[str, int, int | None]]) -> int:
+    def look(files: list[NeededFile]) -> int:
         import os
 
         number = 0

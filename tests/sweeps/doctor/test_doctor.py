@@ -21,7 +21,7 @@ from tests.programs import run_program
 from tests.sweeps.support import write_npz
 
 VERSIONS = {"Python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "mlflow": "3.17.2", "this code": "abc"}
-DRIVER = NodeFacts(name="this machine", versions=VERSIONS, has_data=True)
+DRIVER = NodeFacts(name="this machine", versions=VERSIONS)
 FIRST = dataclasses.replace(DRIVER, name="one", num_cpus=4)
 SECOND = dataclasses.replace(FIRST, name="two")
 
@@ -37,7 +37,6 @@ def statuses(findings: list[Finding]) -> set[str]:
 def test_nodes_that_are_alike_have_nothing_to_fix() -> None:
     nodes = [FIRST, SECOND]
     found = [checks.check_versions(nodes, DRIVER), checks.check_nodes(nodes, ())]
-    found += [checks.check_data(nodes, DRIVER)]
     assert statuses(found) == {"ok"}
     assert "2 nodes answered, with 8 cores and 0 GPUs" in as_text(found)
     assert as_text(found).splitlines()[-1] == "ready"
@@ -65,8 +64,8 @@ WRONG: dict[str, tuple[Callable[[], list[Finding]], tuple[str, ...]]] = {
         ("1 of 2 on two", "nvidia-smi"),
     ),
     "data out of sight": (
-        lambda: [checks.check_data([FIRST, SECOND], dataclasses.replace(DRIVER, has_data=False))],
-        ("cannot read the data; some nodes see it", "as the driver's machine sees it"),
+        lambda: [checks.check_data("/there/is/none.npz")],
+        ("cannot read the data", "as the driver's machine sees it"),
     ),
     "no MLflow": (
         lambda: [checks.check_tracking("http://127.0.0.1:9")],
@@ -86,11 +85,6 @@ def test_what_is_wrong_is_told_with_what_to_do(name: str) -> None:
     assert not is_ready(found)
     for part in said:
         assert part in as_text(found)
-
-
-def test_data_that_the_driver_alone_sees_are_enough() -> None:
-    finding = checks.check_data(changed(has_data=False), DRIVER)
-    assert (finding.status, finding.fix) == ("note", "")
 
 
 def test_storage_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +147,7 @@ def test_password_of_a_ledger_is_masked(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_own_machine_knows_its_code_and_programs() -> None:
-    machine = this_machine(None)
+    machine = this_machine()
     assert all(machine.versions.values())
     assert len(machine.versions["this code"]) == 12
 
@@ -185,7 +179,6 @@ def test_cluster_of_two_nodes_is_ready(two_nodes: Any, tmp_path: Path) -> None:
     found = {each["check"]: each for each in told["findings"]}
     assert (done.returncode, told["ready"]) == (0, True), done.stdout + done.stderr
     assert found["ray"]["text"] == "2 nodes answered, with 2 cores and 0 GPUs"
-    for check in ("versions", "data"):
-        assert found[check]["status"] == "ok", found[check]
-        assert "2 nodes" in found[check]["text"]
+    assert found["data"]["status"] == found["versions"]["status"] == "ok", found
+    assert "2 nodes" in found["versions"]["text"]
     assert "is seen by 2 nodes" in found["storage"]["text"]
