@@ -516,9 +516,7 @@ def test_curve_for_the_ledger_is_the_larger_of_training_and_scoring(
         rdp = np.where(np.array(accountant.rdp) > 0, accountant.rdp, np.inf)
         curves[name] = float(papernot_steinke_rdp(orders, rdp, law)[FILTER_ORDERS.index(4.0)])
     curve = rdp_of_best(plan.release, plan.trials, plan.max_trials)
-    assert curve(4.0) == pytest.approx(
-        curves[larger], rel=1e-9
-    )
+    assert curve(4.0) == pytest.approx(curves[larger], rel=1e-9)
     assert curves[larger] == max(curves.values())
 
 

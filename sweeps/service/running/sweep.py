@@ -45,7 +45,6 @@ from sweeps.service.planning.plan import (
 )
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.records import load_training_data
-from sweeps.service.planning.room import check_room
 from sweeps.service.planning.size import fitted_to_size
 from sweeps.service.planning.trials import Charged, Point, Trial, trial_class
 from sweeps.service.privacy.account import (
@@ -79,7 +78,7 @@ from sweeps.service.running.clock import Clock, SystemClock
 from sweeps.service.running.display import displayed, doing, put_result
 from sweeps.service.running.outbox import AT_A_STOP, AT_THE_END, Outbox, patiently
 from sweeps.service.running.reporting import Reporter
-from sweeps.service.running.sealed import SealedFolder, SealedSweep
+from sweeps.service.running.sealed import SealedSweep
 from sweeps.service.running.seen import files_of_workers
 from sweeps.service.running.stopping import stopped_at
 from sweeps.service.running.terminal import (
@@ -122,7 +121,7 @@ from sweeps.service.storage.runs import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
-from trainers.data.dataset import TrainingData, image_shape_of
+from trainers.data.dataset import TrainingData
 from trainers.evaluation.references import reference_scores
 from trainers.files.resuming import CONFIG_FILE, resume_line
 from trainers.files.storage import check_writable, details_kept, storage_root
@@ -299,13 +298,13 @@ def _execute(
                 raise BudgetExceeded(f"{error}{more}") from error
             say(budget.text())
         if service.dry_run:
-            _tell_what_is_missing(options, plan, folder)
+            _tell_what_is_missing(options)
             doing("measuring a step of every kind")
             say(estimate_text(plan))
             if plan.publication is not None:
                 say(f"estimate: {plan.publication.text()}")
             return Outcome(code=0, plan=plan)
-        _check_machine_and_room(options, plan, folder)
+        check_this_machine(service, options.performance)
         known = folder.read_plan()
         is_closed = data.are_private and options.release.is_open  # a sealed one has `trusted/` for it
         with folder.locked(is_closed=is_closed), ThreadPoolExecutor(1) as beside:
@@ -405,27 +404,11 @@ def _with_publication(plan: SweepPlan, folder: SweepFolder, service: ServiceOpti
     return dataclasses.replace(plan, publication=Publication.planned(plan.release, longest, at_once))
 
 
-def _check_machine_and_room(options: SweepOptions, plan: SweepPlan, folder: SweepFolder) -> None:
-    """Refuse what Ray here, or the storage folder, surely cannot hold. Raises as the two checks."""
-    service = options.service
-    check_this_machine(service, options.performance)
-    at_once = trials_at_once(service, options.performance)
-    num_certain = None if service.time_budget is None else at_once
-    shape = image_shape_of(plan.data.train)
-    check_room(
-        folder if plan.release.is_open else SealedFolder(folder).trusted,
-        plan.trials,
-        shape,
-        at_once,
-        num_certain=num_certain if plan.release.is_open else 1,
-    )
-
-
-def _tell_what_is_missing(options: SweepOptions, plan: SweepPlan, folder: SweepFolder) -> None:
+def _tell_what_is_missing(options: SweepOptions) -> None:
     """Say in a dry run what would refuse the sweep itself."""
     try:
-        _check_machine_and_room(options, plan, folder)
-    except (ConfigError, StorageError) as error:
+        check_this_machine(options.service, options.performance)
+    except ConfigError as error:
         say(f"note: this machine cannot run it: {error}")
     if missing := ledger_missing(options.data, options.ledger):
         say(f"note: it would be refused: {missing}")

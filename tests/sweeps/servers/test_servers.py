@@ -18,8 +18,6 @@ from pathlib import Path
 import psutil
 import pytest
 import sqlalchemy
-import yaml
-from jsonschema import Draft7Validator
 
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.account import PlannedTraining
@@ -28,12 +26,10 @@ from dpgcl_core.ledger.ledger import Ledger, StepClass
 from dpgcl_core.ledger.store import TABLE
 from sweeps.servers import __main__ as command
 from sweeps.servers import postgres as module
-from sweeps.servers.roles import ledger_statements, new_passwords, role_statements
 from sweeps.service.running.outbox import patiently
 from trainers.tracking.server import connect
 
 ROOT = Path(__file__).resolve().parents[3]
-CLUSTERS = ROOT / "clusters"
 
 
 @dataclass(frozen=True)
@@ -219,50 +215,3 @@ def test_stopped_and_started_again_they_hold_what_they_held(services: Services) 
 def test_stop_of_what_was_never_started_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there are no services in"):
         command.stop(folder=tmp_path)
-
-
-# The compose file, which nobody has run
-
-
-SCHEMA = json.loads((Path(__file__).parent / "compose/compose_spec.json").read_text())
-COMPOSE = yaml.safe_load((CLUSTERS / "docker-compose.yaml").read_text())
-
-
-def mistakes(content: object) -> list[str]:
-    """What the schema says; `name` at the top came to compose files after it."""
-    known = {**SCHEMA, "properties": {**SCHEMA["properties"], "name": {"type": "string"}}}
-    return [error.message for error in Draft7Validator(known).iter_errors(content)]
-
-
-def test_compose_file_fits_the_schema_and_a_mistake_does_not() -> None:
-    assert mistakes(COMPOSE) == []
-    services = COMPOSE["services"]
-    broken = {**COMPOSE, "services": {**services, "mlflow": {**services["mlflow"], "prots": []}}}
-    assert mistakes(broken)
-
-
-def test_compose_file_listens_on_the_loopback_address_and_holds_no_password() -> None:
-    for service in COMPOSE["services"].values():
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-        given = [value for name, value in service["environment"].items() if "PASSWORD" in name]
-        assert all(re.fullmatch(r"\$\{\w+:\?in clusters/.env\}", value) for value in given)
-
-
-def test_compose_file_has_the_tested_versions() -> None:
-    constraints = (ROOT / "constraints.txt").read_text()
-    words = COMPOSE["services"]["mlflow"]["command"][-1]
-    for name in ("mlflow", "psycopg"):
-        (version,) = re.findall(rf"^{name}(?:\[\S+\])?==(\S+)", constraints, re.MULTILINE)
-        assert re.search(rf"{name}(\[binary\])?=={re.escape(version)}'? ", words)
-    assert COMPOSE["services"]["mlflow"]["image"].startswith(f"python:3.{sys.version_info.minor}-")
-
-
-@pytest.mark.ci
-def test_compose_files_roles_are_those_of_the_command() -> None:
-    script = (CLUSTERS / "services-roles.sh").read_text()
-    (statements,) = re.findall(r"<<SQL\n(.*?)\nSQL\n", script, re.DOTALL)
-    variables = {"mlflow": "$MLFLOW_PASSWORD", "ledger_owner": "$OWNER_PASSWORD"}
-    variables["ledger_writer"] = "$WRITER_PASSWORD"
-    expected = [*role_statements(new_passwords() | variables), *ledger_statements()]
-    found = [line.rstrip(";") for line in statements.splitlines() if not line.startswith("\\")]
-    assert found == expected
