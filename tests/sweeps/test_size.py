@@ -61,23 +61,16 @@ def test_options_of_python_are_taken_as_they_are() -> None:
     ("arguments", "told"),
     [
         (("--epsilon", "1O"), "--epsilon must be a number; got '1O'"),
+        (("--repeats", "x"), "--repeats must be a whole number; got 'x'"),
+        (("--test-fraction", "2"), "--test-fraction must be in (0, 1); got 2.0"),
         (
-            ("--epsilon", "1O", "--repeats", "x"),
-            "--epsilon must be a number; got '1O'; and --repeats must be a whole number; got 'x'",
+            ("--sampling-prob", "0.1", "--expected-batch-size", "32"),
+            "give --sampling-prob or --expected-batch-size, not both",
         ),
         (
-            ("--repeats", "0", "--test-fraction", "2"),
-            "--repeats must be at least 1; got 0; and --test-fraction must be in (0, 1); got 2.0",
-        ),
-        (
-            ("--sampling-prob", "0.1", "--expected-batch-size", "32", "--num-augmentations", "-1"),
-            "give --sampling-prob or --expected-batch-size, not both; and "
-            "--num-augmentations must not be negative; got -1",
-        ),
-        (
-            ("--sampling-prob=0.1", "--expected-batch-size=32", "--epsilon=1", "--noise-multiplier=2"),
-            "give --sampling-prob or --expected-batch-size, not both; and give a target epsilon or a "
-            "--noise-multiplier, not both; got epsilon = 1.0 and --noise-multiplier = 2.0",
+            ("--epsilon=1", "--noise-multiplier=2"),
+            "give a target epsilon or a --noise-multiplier, not both; got epsilon = 1.0 and "
+            "--noise-multiplier = 2.0",
         ),
         (
             ("--score-on-held-out", "1", "--score-noise-multiplier", "5"),
@@ -85,19 +78,10 @@ def test_options_of_python_are_taken_as_they_are() -> None:
         ),
     ],
 )
-def test_all_that_is_wrong_with_a_command_is_told_at_once_in_its_flags(
-    arguments: tuple[str, ...], told: str
-) -> None:
+def test_what_is_wrong_with_a_command_is_told_in_its_flags(arguments: tuple[str, ...], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         support.options(*arguments)
-    assert sorted(str(caught.value).split("; and ")) == sorted(told.split("; and "))
-
-
-def test_all_unknown_options_are_told_with_one_list_of_choices() -> None:
-    with pytest.raises(ConfigError) as caught:
-        support.options("--epsilo", "1", "--group-sise", "3")
-    assert "did you mean '--epsilon'?; and unknown option '--group-sise'" in str(caught.value)
-    assert str(caught.value).count("Valid: ") == 1
+    assert str(caught.value) == told
 
 
 def test_scored_data_need_classes_and_images_of_each(tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -80,10 +79,7 @@ def _parsed(
         return options
     file = None if start.config is None else read_options(kind, start.config)
     options = _starting_point(kind, start, file, given)
-    try:
-        options = changed(options, **given)
-    except ConfigError as error:
-        raise _all_complaints(options, given, error) from None
+    options = changed(options, **given)
     if asked:
         trees = {"start": start, "axes": options}
         show_help(trees, description, varied_by(kind), everything="--help-all" in asked)
@@ -92,8 +88,7 @@ def _parsed(
         print(f"{Path(sys.argv[0]).stem.replace('_', ' ')}: loading …", flush=True)
     named = frozenset({*given, *(file.values if file else ())})
     options = dataclasses.replace(options.completed(named), given=named)
-    if found := list(_contradictions(options, given)):
-        raise _together(found)
+    _check_contradictions(options, given)
     return options
 
 
@@ -164,37 +159,6 @@ def _completed(kind: type[Options], start: Start, given: Mapping[str, Any]) -> O
     options = changed(_starting_point(kind, start, file, given), **given)
     named = frozenset({*given, *(file.values if file else ())})
     return dataclasses.replace(options.completed(named), given=named)
-
-
-def _all_complaints(options: SweepOptions, given: Mapping[str, Any], first: ConfigError) -> ConfigError:
-    """Return what is wrong with all that was given: what is left to say once the culprits are left out."""
-    left, found, error = dict(given), [str(first)], first
-    while culprit := next((name for name in left if _said(options, left, name) != str(error)), None):
-        del left[culprit]
-        if not (said := _said(options, left)):
-            break
-        error = ConfigError(said)
-        if not any(name in said for name in given.keys() - left.keys()):
-            found.append(said)
-    if not _said(options, left):  # else no single option is to blame
-        found += _contradictions(changed(options, **left), given)
-    return _together(found)
-
-
-def _said(options: SweepOptions, given: Mapping[str, Any], without: str = "") -> str:
-    """What is wrong with options, one of them left out; "" where nothing is."""
-    try:
-        changed(options, **{name: value for name, value in given.items() if name != without})
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-def _together(complaints: Sequence[str]) -> ConfigError:
-    """One error of all; the choices, where several name them, stand once."""
-    *others, last = dict.fromkeys(complaints)
-    shown = [re.sub(r"\.? Valid: .*", "", each, flags=re.DOTALL) for each in others]
-    return ConfigError("; and ".join([*shown, last]))
 
 
 def _starting_point(
@@ -283,41 +247,15 @@ def _given(kind: type[SweepOptions], arguments: list[str]) -> dict[str, Any]:
     typed_dict: Any = TypedDict  # its fields are known only here
     given = typed_dict("Given", fields, total=False)
 
-    def parsed(words: list[str]) -> dict[str, Any]:
-        with errors_in_one_line(words):
-            return dict(tyro.cli(given, args=words))
-
-    try:
-        return parsed(arguments)
-    except ConfigError as error:
-        found = []
-        for words in _one_by_one(arguments):
-            try:
-                parsed(words)
-            except ConfigError as other:
-                found.append(str(other))
-        raise _together(found) if len(found) > 1 else error from None
-
-
-def _one_by_one(arguments: Sequence[str]) -> list[list[str]]:
-    """Each option with its values.
-
-    >>> _one_by_one(["--epsilon", "1", "--tiny"])
-    [['--epsilon', '1'], ['--tiny']]
-    """
-    found: list[list[str]] = []
-    for word in arguments:
-        if word.startswith("--") or not found:
-            found.append([])
-        found[-1].append(word)
-    return found
+    with errors_in_one_line(arguments):
+        return dict(tyro.cli(given, args=arguments))
 
 
 def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) -> None:
     known = {name: leaf for each in (Start, kind) for name, leaf in leaves(each).items()}
     valid = {"--" + name.replace("_", "-"): leaf for name, leaf in known.items()}
     flags = {f"--no-{name[2:]}" for name, leaf in valid.items() if leaf.type in (bool, bool | None)}
-    varied, found = varied_by(kind), list[str]()
+    varied = varied_by(kind)
     for typed in arguments:
         if not typed.startswith("--"):
             continue
@@ -325,11 +263,9 @@ def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) 
         option = name[2:].replace("-", "_")
         if option in varied:
             axis = varied[option]
-            found.append(f"this sweep varies that: give --{axis.replace('_', '-')}, not {name}")
-        elif name not in {*valid, *flags}:
-            found.append(_unknown_option(name, valid))
-    if found:
-        raise _together(found)
+            raise ConfigError(f"this sweep varies that: give --{axis.replace('_', '-')}, not {name}")
+        if name not in {*valid, *flags}:
+            raise ConfigError(_unknown_option(name, valid))
 
 
 def _unknown_option(name: str, valid: Collection[str]) -> str:
@@ -344,12 +280,12 @@ def _unknown_option(name: str, valid: Collection[str]) -> str:
     return f"{told} Valid: what --help-all lists"
 
 
-def _contradictions(options: SweepOptions, given: Collection[str]) -> Iterator[str]:
-    """Tell which of the options that were given contradict each other, each of them right by itself."""
+def _check_contradictions(options: SweepOptions, given: Collection[str]) -> None:
+    """Refuse options that contradict each other, each of them right by itself."""
     if {"sampling_prob", "expected_batch_size"} <= set(given):
-        yield "give sampling_prob or expected_batch_size, not both"
+        raise ConfigError("give sampling_prob or expected_batch_size, not both")
     if not options.release.is_open and "repeats" in given:
-        yield (
+        raise ConfigError(
             f"repeats are a list of trials that anybody can see, and --release {options.release.mode} draws "
             "their number in secret; give --mean-trials, or --halting-prob with a threshold"
         )
@@ -357,11 +293,8 @@ def _contradictions(options: SweepOptions, given: Collection[str]) -> Iterator[s
     trains_all = options.network.lora_rank == 0 and options.data.modality == "image-text"
     if of_adapters and trains_all and not options.always_adapts:
         names = ", ".join("--" + name.replace("_", "-") for name in sorted(of_adapters))
-        yield (
+        raise ConfigError(
             f"{names} tell of adapters, and lora_rank 0 trains every weight without any: give --lora-rank, "
             "too"
         )
-    try:
-        options.mechanism.target_epsilon()
-    except ConfigError as error:
-        yield str(error)
+    options.mechanism.target_epsilon()
