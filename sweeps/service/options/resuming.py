@@ -70,13 +70,15 @@ def resumed_sweep(
 
     Raises:
       ConfigError: what is stated differs from what the sweep was started with.
-      StorageError: the sweep of this name is another script's, or no name is given and none is unfinished.
+      StorageError: the sweep of this name is another script's, there is none of it, or no name is given and none is unfinished.
     """
     root = storage_root(given.get("storage"))
     sweeps = [each for each in resumable_sweeps(root) if (each.folder / CONFIG_FILE).is_file()]
     if (name := given.get("name")) is not None:
         sweep = next((each for each in sweeps if each.name == name), None)
         if sweep is None:
+            if not (root / "sweeps" / name).exists():
+                raise StorageError(f"nothing to resume: there is no sweep {name!r} in {root / 'sweeps'}")
             return None
         if sweep.command is not None and sweep.command.options != kind.__name__:
             raise StorageError(
