@@ -70,7 +70,8 @@ def resumed_sweep(
 
     Raises:
       ConfigError: what is stated differs from what the sweep was started with.
-      StorageError: the sweep of this name is another script's, there is none of it, or no name is given and none is unfinished.
+      StorageError: the sweep of this name is another script's or not there, or no name is given and none is
+        unfinished.
     """
     root = storage_root(given.get("storage"))
     sweeps = [each for each in resumable_sweeps(root) if (each.folder / CONFIG_FILE).is_file()]
