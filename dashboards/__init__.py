@@ -18,49 +18,36 @@ require_extra("service", "mlflow", "pandas", needed_by=__name__)
 
 if TYPE_CHECKING:
     from dashboards.compose.answer import Answer, answer_of
-    from dashboards.compose.content import Content
     from dashboards.compose.figure import content_of, numbers_of
-    from dashboards.compose.questions import QUESTIONS, Question, find_question
+    from dashboards.compose.questions import QUESTIONS, find_question
     from dashboards.errors import DashboardError
-    from dashboards.figures import draw, load_for, write_figure, write_table
+    from dashboards.figures import draw, load_for
     from dashboards.query.sweeps import list_sweeps
-    from dashboards.query.trials import load_series, load_trials
-    from dashboards.render.page import page_of
-    from dashboards.render.pictures import pictures_of
+    from dashboards.query.trials import load_trials
 
 __all__ = [
     "QUESTIONS",
     "Answer",
-    "Content",
     "DashboardError",
-    "Question",
     "answer_of",
     "content_of",
     "draw",
     "find_question",
     "list_sweeps",
     "load_for",
-    "load_series",
     "load_trials",
     "numbers_of",
-    "page_of",
-    "pictures_of",
-    "write_figure",
-    "write_table",
 ]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "compose.answer": ("Answer", "answer_of"),
-        "compose.content": ("Content",),
         "compose.figure": ("content_of", "numbers_of"),
-        "compose.questions": ("QUESTIONS", "Question", "find_question"),
+        "compose.questions": ("QUESTIONS", "find_question"),
         "errors": ("DashboardError",),
-        "figures": ("draw", "load_for", "write_figure", "write_table"),
+        "figures": ("draw", "load_for"),
         "query.sweeps": ("list_sweeps",),
-        "query.trials": ("load_series", "load_trials"),
-        "render.page": ("page_of",),
-        "render.pictures": ("pictures_of",),
+        "query.trials": ("load_trials",),
     },
 )

@@ -56,7 +56,7 @@ def figure_command(
 ) -> None:
     """Draw the figure of a question, and write its tables.
 
-    Writes QUESTION.png, .svg, .pdf, .html, .csv, .md and .tex.
+    Writes QUESTION.png, .svg, .pdf, .csv, .md and .tex.
 
     Args:
       question: group-size, batch-size, num-augmentations, clip-norm, noise-multiplier, privacy-budget,
@@ -90,7 +90,7 @@ def compare_command(
 ) -> None:
     """Overlay sweeps of one question that scored the same records, with their paired differences.
 
-    Writes comparison.png, .svg, .pdf, .html, .csv, .md and .tex.
+    Writes comparison.png, .svg, .pdf, .csv, .md and .tex.
 
     Args:
       runs: names of sweeps, or ids of their runs; the first is what the others are compared with.
@@ -115,7 +115,7 @@ def pareto_command(
 ) -> None:
     """Draw all trials of sweeps by score and ε: of one training, and of the whole sweep with its tuning.
 
-    Writes pareto.png, .svg, .pdf, .html, .csv, .md and .tex.
+    Writes pareto.png, .svg, .pdf, .csv, .md and .tex.
 
     Args:
       runs: names of sweeps, or ids of their runs.
@@ -132,7 +132,7 @@ def pareto_command(
 def burn_down_command(ledger: str, dataset: str | None = None, output: Path | None = None) -> None:
     """Draw what each data set's budget had left after each row of a ledger, in the ledger's units.
 
-    Writes burn_down_DATASET.png, .svg, .pdf, .html, .csv, .md and .tex.
+    Writes burn_down_DATASET.png, .svg, .pdf, .csv, .md and .tex.
 
     Args:
       ledger: file or URL of the ledger.

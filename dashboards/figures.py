@@ -22,7 +22,6 @@ from dashboards.errors import DashboardError
 from dashboards.query.documents import load_answer
 from dashboards.query.trials import load_trials, series_of
 from dashboards.render.latex import to_latex
-from dashboards.render.page import page_of
 from dashboards.render.pictures import pictures_of
 from dashboards.render.tables import to_markdown
 from dpgcl_core.planning.curves import Point
@@ -47,50 +46,47 @@ def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder:
 def write_all(
     trials: pd.DataFrame, folder: Path, question: Question | str, answer: Answer | None = None
 ) -> list[Path]:
-    """Write what `write_figure` and `write_table` do, from one content.
-
-    Raises as `write_figure`.
-    """
-    asked = find_question(question)
-    return write_drawing(content_of(trials, asked, answer), numbers_of(trials, asked), folder, asked.stem)
-
-
-def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -> list[Path]:
-    """Write pictures (`group_size.png`, `.svg`, `.pdf`) and a self-contained page (`.html`).
+    """Write the figure and the tables of a question, and return their paths, the PNG first.
 
     Args:
       trials: from `load_for`.
       folder: created if missing.
       question: or its name, which names the files.
-
-    Returns:
-      The paths, the PNG first and the page last.
+      answer: that the sweep has recorded; made of the trials unless given.
 
     Raises:
       DashboardError: as `dashboards.compose.figure.content_of`.
       OSError: the folder cannot be written.
     """
     asked = find_question(question)
-    return _write_content(content_of(trials, asked), folder, asked.stem)
+    return write_drawing(content_of(trials, asked, answer), numbers_of(trials, asked), folder, asked.stem)
 
 
 def write_drawing(content: Content, numbers: pd.DataFrame, folder: Path, stem: str) -> list[Path]:
-    """Write a figure's pictures, page, numbers and tables, and return their paths, the PNG first.
+    """Write a figure's pictures (`.png`, `.svg`, `.pdf`), numbers (`.csv`) and tables (`.md`, `.tex`).
 
     Args:
-      content: of the figure.
+      content: of the figure, with a table at least.
       numbers: at full precision.
       folder: created if missing.
       stem: of the files' names.
 
+    Returns:
+      The paths, in this order.
+
     Raises:
       OSError: the folder cannot be written.
     """
-    return [*_write_content(content, folder, stem), *write_tables(content, numbers, folder, stem)]
+    paths = _write_pictures(content, folder, stem)
+    csv, markdown, latex = (folder / f"{stem}{ending}" for ending in (".csv", ".md", ".tex"))
+    _without_formulas(numbers).to_csv(csv, index=False)
+    markdown.write_text(as_markdown(content), encoding="utf-8")
+    latex.write_text(_as_latex(content, stem), encoding="utf-8")
+    return [*paths, csv, markdown, latex]
 
 
 def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle: str) -> list[Path]:
-    """Write the curves of a plan (`planning.png`, `.svg`, `.pdf`, `.html`) and their numbers (`.csv`).
+    """Write the curves of a plan (`planning.png`, `.svg`, `.pdf`) and their numbers (`.csv`).
 
     Args:
       points: of `dpgcl_core.planning.curves`, for these come from no sweep.
@@ -101,47 +97,18 @@ def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle:
       OSError: the folder cannot be written.
     """
     content = curves_content(points, title=title, subtitle=subtitle)
-    paths = _write_content(content, folder, "planning")
+    paths = _write_pictures(content, folder, "planning")
     table = folder / "planning.csv"
     numbers_of_curves(points).to_csv(table, index=False)
     return [*paths, table]
 
 
-def _write_content(content: Content, folder: Path, stem: str) -> list[Path]:
-    files = pictures_of(content) | {".html": page_of(content, stem.replace("_", "-")).encode()}
+def _write_pictures(content: Content, folder: Path, stem: str) -> list[Path]:
+    pictures = pictures_of(content)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{stem}{ending}" for ending in files]
-    for path, written in zip(paths, files.values(), strict=True):
-        path.write_bytes(written)
-    return paths
-
-
-def write_table(trials: pd.DataFrame, folder: Path, question: Question | str) -> list[Path]:
-    """Write the numbers at full precision (`.csv`), and the tables as Markdown with notes and as LaTeX.
-
-    Raises as `write_figure`.
-    """
-    asked = find_question(question)
-    return write_tables(content_of(trials, asked), numbers_of(trials, asked), folder, asked.stem)
-
-
-def write_tables(content: Content, numbers: pd.DataFrame, folder: Path, stem: str) -> list[Path]:
-    """Write numbers (`.csv`) and tables (`.md`, `.tex`) of a figure, and return their paths.
-
-    Args:
-      content: of the figure, with a table at least.
-      numbers: at full precision.
-      folder: created if missing.
-      stem: of the files' names.
-
-    Raises:
-      OSError: the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{stem}{ending}" for ending in (".csv", ".md", ".tex")]
-    _without_formulas(numbers).to_csv(paths[0], index=False)
-    paths[1].write_text(as_markdown(content), encoding="utf-8")
-    paths[2].write_text(_as_latex(content, stem), encoding="utf-8")
+    paths = [folder / f"{stem}{ending}" for ending in pictures]
+    for path, picture in zip(paths, pictures.values(), strict=True):
+        path.write_bytes(picture)
     return paths
 
 

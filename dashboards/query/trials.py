@@ -81,24 +81,19 @@ def trials_of(parent: Run, runs: list[Run]) -> pd.DataFrame:
     return trials.sort_values([key for key in keys if key in trials], ignore_index=True)
 
 
-def load_series(tracking_uri: str, sweep: str | None, metric: str) -> pd.DataFrame:
-    """Return one row per finished trial and recorded step of a metric; none where nothing was recorded.
+def series_of(tracking_uri: str, trials: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return one row per trial and recorded step of a metric; none where nothing was recorded.
 
     Columns: those of `load_trials`, `step`, and the value in a column of the metric's name.
 
     Args:
       tracking_uri: as for `trainers.tracking.server.connect`.
-      sweep: the sweep's name; None is the one started last.
+      trials: from `load_trials`.
       metric: name of a series, for example `train_loss`.
 
     Raises:
-      TrackingError, DashboardError: as `load_trials`.
+      TrackingError: the server does not answer.
     """
-    return series_of(tracking_uri, load_trials(tracking_uri, sweep), metric)
-
-
-def series_of(tracking_uri: str, trials: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return the series of trials from `load_trials`, as `load_series`."""
     if metric not in trials:
         return trials[:0].assign(step=pd.Series(dtype=float), **{metric: pd.Series(dtype=float)})
     client = connect(tracking_uri)

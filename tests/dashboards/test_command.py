@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ci
 
 def test_command_draws_from_mlflow_alone(tracking, tmp_path, capsys):
     assert main(["group-size", "--tracking-uri", tracking[0], "--output", str(tmp_path)]) == 0
-    names = {f"group_size.{ending}" for ending in ("png", "svg", "pdf", "html", "csv", "md", "tex")}
+    names = {f"group_size.{ending}" for ending in ("png", "svg", "pdf", "csv", "md", "tex")}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert "group_size.png" in capsys.readouterr().out
 

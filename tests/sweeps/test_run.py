@@ -99,7 +99,7 @@ def test_sweep_tells_progress_and_time_left(whole: Whole) -> None:
 
 
 def test_sweep_writes_figure_and_table(whole: Whole) -> None:
-    for name in ("group_size.png", "group_size.html", "group_size.csv", "group_size.md"):
+    for name in ("group_size.png", "group_size.csv", "group_size.md"):
         assert (whole.folder / name).stat().st_size > 100
 
 
@@ -107,7 +107,7 @@ def test_sweep_logs_figure_and_table_to_its_parent_run(whole: Whole) -> None:
     client = connect(whole.uri)
     (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
     logged = {Path(entry.path).name for entry in client.list_artifacts(parent.info.run_id)}
-    assert {"group_size.png", "group_size.html", "group_size.csv", "group_size.md"} <= logged
+    assert {"group_size.png", "group_size.csv", "group_size.md"} <= logged
 
 
 def test_sweep_says_on_every_run_what_tuning_costs(whole: Whole) -> None:
@@ -425,7 +425,7 @@ def test_search_says_its_pareto_front(searched: Searched) -> None:
 
 @pytest.mark.ci
 def test_search_writes_its_figure(searched: Searched) -> None:
-    for name in ("search.png", "search.html", "search.csv", "search.md"):
+    for name in ("search.png", "search.csv", "search.md"):
         assert (searched.folder / name).stat().st_size > 100
 
 

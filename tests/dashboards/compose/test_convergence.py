@@ -11,7 +11,7 @@ from dashboards.__main__ import main
 from dashboards.compose.figure import content_of, numbers_of
 from dashboards.errors import DashboardError
 from dashboards.figures import load_for
-from dashboards.query.trials import load_series
+from dashboards.query.trials import load_trials, series_of
 from tests.trainers.databases import open_tracker
 
 PARAMS = {"target_epsilon": 10.0, "dataset": "digits", "target_delta": 1e-5}
@@ -37,19 +37,19 @@ def recorded(tmp_path_factory):
     return f"sqlite:///{folder / 'mlflow.db'}"
 
 
-def test_load_series_returns_a_row_per_trial_and_step(recorded):
-    series = load_series(recorded, "told", "train_loss")
+def test_series_returns_a_row_per_trial_and_step(recorded):
+    series = series_of(recorded, load_trials(recorded, "told"), "train_loss")
     found = {repeat: list(rows["train_loss"]) for repeat, rows in series.groupby("repeat")}
     assert found == LOSSES
     assert list(series["step"].unique()) == [0, 10, 20]
 
 
-def test_load_series_keeps_the_trials_settings(recorded):
-    assert set(load_series(recorded, "told", "train_loss")["target_epsilon"]) == {10.0}
+def test_series_keeps_the_trials_settings(recorded):
+    assert set(series_of(recorded, load_trials(recorded, "told"), "train_loss")["target_epsilon"]) == {10.0}
 
 
-def test_load_series_of_an_unrecorded_metric_is_empty(recorded):
-    assert load_series(recorded, "silent", "train_loss").empty
+def test_series_of_an_unrecorded_metric_is_empty(recorded):
+    assert series_of(recorded, load_trials(recorded, "silent"), "train_loss").empty
 
 
 def test_convergence_of_a_sweep_without_series_says_what_to_do(recorded):

@@ -13,7 +13,6 @@ from dashboards.compose.gains import gain_of
 from dashboards.compose.questions import find_question
 from dashboards.compose.references import reference_rows
 from dashboards.compose.selection import shown_trials
-from dashboards.figures import write_table
 
 STARTS = (0.50, 0.60, 0.70)  # of the repeats: a difference that is not paired would be buried
 GAINS = (0.030, 0.031, 0.029)
@@ -145,7 +144,7 @@ def test_share_is_of_the_trials_without_privacy_whichever_way_they_were_sampled(
     assert gains[0].share == gains[1].share > 0
 
 
-def test_references_are_rows_below_every_table_and_never_bold(trials: pd.DataFrame, tmp_path) -> None:
+def test_references_are_rows_below_every_table_and_never_bold(trials: pd.DataFrame) -> None:
     table = content_of(trials, "methods").tables[0][1]
     assert [row[:2] for row in table.rows[4:]] == [
         [name, "reference"] for name in ("raw pixels", "HOG", "untrained network", "public start alone")
@@ -153,8 +152,7 @@ def test_references_are_rows_below_every_table_and_never_bold(trials: pd.DataFra
     assert _cell(table, "HOG", "ε = 1: k-NN accuracy (%)") == "89.00"
     assert _cell(table, "public start alone", "ε = 1: k-NN accuracy (%)") == "60.00 ± 5.77"
     assert not table.bold  # one private method is the best of nothing
-    csv, *_ = write_table(trials, tmp_path, "methods")
-    written = pd.read_csv(csv).set_index("method")
+    written = numbers_of(trials, "methods").set_index("method")
     assert written.loc["raw pixels", "knn_accuracy_mean"] == 0.85
 
 

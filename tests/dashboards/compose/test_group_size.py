@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from dashboards.compose.curves import NON_PRIVATE_COLOUR
-from dashboards.compose.figure import content_of
+from dashboards.compose.figure import content_of, numbers_of
 from dashboards.compose.panels import GRADIENT_SNR, SCORES
 from dashboards.compose.questions import QUESTIONS
 from dashboards.compose.tables import summary_table
 from dashboards.errors import DashboardError
-from dashboards.figures import write_table
+from dashboards.figures import as_markdown
 from tests.dashboards.conftest import TUNING_COST, by_hand
 from tests.dashboards.render.drawn import said
 
@@ -196,16 +196,15 @@ def test_summary_table_of_private_data_withholds_snr_and_unnoised_trials(make_tr
 
 def test_summary_csv_keeps_every_digit(make_trials, tmp_path):
     trials = make_trials()
-    csv, *_ = write_table(trials, tmp_path, "group-size")
-    found = pd.read_csv(csv)
+    numbers_of(trials, "group-size").to_csv(tmp_path / "numbers.csv")
+    found = pd.read_csv(tmp_path / "numbers.csv")
     np.testing.assert_array_equal(
         found.loc[found["guarantee"] != "reference", "knn_accuracy_mean"],
         summary_table(trials, QUESTIONS["group-size"])["knn_accuracy_mean"],
     )
 
 
-def test_summary_text_states_epsilon_delta_and_the_notes(make_trials, tmp_path):
-    _, text, _ = write_table(make_trials(), tmp_path, "group-size")
-    words_of_file = text.read_text(encoding="utf-8")
+def test_summary_text_states_epsilon_delta_and_the_notes(make_trials):
+    words_of_file = as_markdown(content_of(make_trials(), "group-size"))
     assert "ε = 10, δ = 1.5e-06" in words_of_file
     assert TUNING_COST in words_of_file

@@ -112,7 +112,7 @@ def test_pairs_on_the_way_have_panels_of_recall_at_ten_alone(store):
 def test_files_of_pairs_are_drawn_from_mlflow_alone(store, tmp_path):
     paths = draw("group-size", store, "pairs", tmp_path)
     assert all(path.stat().st_size > 0 for path in paths)
-    page = next(path for path in paths if path.suffix == ".html").read_text()
+    page = next(path for path in paths if path.suffix == ".md").read_text()
     assert all(METRICS[name].title in page for name in RECALLS)
     assert "recall_at" not in page
 

@@ -11,7 +11,7 @@ from dashboards.compose.figure import content_of, numbers_of
 from dashboards.compose.repeats import num_trials
 from dashboards.compose.transfer import by_probe
 from dashboards.errors import DashboardError
-from dashboards.figures import write_figure, write_table
+from dashboards.figures import write_all
 
 pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
 
@@ -106,8 +106,8 @@ def test_trials_are_counted_once(probed):
 
 
 def test_figure_and_tables_are_written(probed, tmp_path):
-    paths = [*write_figure(probed, tmp_path, "transfer"), *write_table(probed, tmp_path, "transfer")]
-    endings = ("png", "svg", "pdf", "html", "csv", "md", "tex")
+    paths = write_all(probed, tmp_path, "transfer")
+    endings = ("png", "svg", "pdf", "csv", "md", "tex")
     assert {path.name for path in paths} == {f"transfer.{ending}" for ending in endings}
     assert "npz-faces" in (tmp_path / "transfer.md").read_text()
 
