@@ -13,21 +13,26 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from tyro.conf import Positional
 
 from dashboards.errors import DashboardError
-from dpgcl_core.addresses import hide_arguments
-from dpgcl_core.command_line import help_in_columns
-from dpgcl_core.errors import DpgclError
+from dpgcl_core.addresses import masked
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import exit_on_bad_input
 from trainers.files.storage import storage_root
 from trainers.tracking.server import database_address
 
 PORT = 8421
 _LONGEST_NAME = 120
+_REMOVED = {
+    "group-size": "`figure --question group-size` draws it",
+    "importance": "Optuna's own figures, or optuna-dashboard, show it of the kept study (docs/sweeps.md)",
+    "retrieval": "rank the embeddings of `trainers.load_encoder` and `embed_images` (docs/models.md)",
+}
+"""Commands of earlier versions, and what to use instead."""
 
 
 def default_tracking_uri() -> str:
@@ -53,7 +58,7 @@ def figure_command(
     sweep: str | None = None,
     output: Path | None = None,
     axis: str | None = None,
-) -> None:
+) -> list[Path]:
     """Draw the figure of a question, and write its tables.
 
     Writes QUESTION.png, .svg, .pdf, .csv, .md and .tex.
@@ -76,8 +81,7 @@ def figure_command(
     uri = tracking_uri or default_tracking_uri()
     trials = load_for(asked, uri, sweep)
     answer = load_answer(uri, trials) if axis is None else None
-    folder = output or storage_root(None) / "figures" / folder_name(str(trials["sweep"].iloc[0]))
-    _report(lambda: write_all(trials, folder, asked, answer), folder)
+    return write_all(trials, output or _folder_of(str(trials["sweep"].iloc[0])), asked, answer)
 
 
 def compare_command(
@@ -87,7 +91,7 @@ def compare_command(
     question: str | None = None,
     axis: str | None = None,
     output: Path | None = None,
-) -> None:
+) -> list[Path]:
     """Overlay sweeps of one question that scored the same records, with their paired differences.
 
     Writes comparison.png, .svg, .pdf, .csv, .md and .tex.
@@ -99,11 +103,15 @@ def compare_command(
       axis: param to draw against, in place of the question's own.
       output: folder to write; default `figures/compare_SWEEPS` in the results folder.
     """
-    from dashboards.comparisons import draw_comparison
+    from dashboards.compose.comparison import comparison_of, overlaid, question_of
+    from dashboards.figures import load_for, write_drawing
+    from dashboards.query.trials import load_trials
 
-    folder = output or _folder_of("compare", runs)
     uri = tracking_uri or default_tracking_uri()
-    _report(lambda: draw_comparison(runs, uri, folder, question=question, axis=axis), folder)
+    asked = question_of([load_trials(uri, run) for run in runs], question)
+    asked = asked if axis is None else asked.along(axis)
+    content, numbers = comparison_of(overlaid([load_for(asked, uri, run) for run in runs]), asked)
+    return write_drawing(content, numbers, output or _folder_of("compare", *runs), "comparison")
 
 
 def pareto_command(
@@ -112,7 +120,7 @@ def pareto_command(
     tracking_uri: str | None = None,
     score: str | None = None,
     output: Path | None = None,
-) -> None:
+) -> list[Path]:
     """Draw all trials of sweeps by score and ε: of one training, and of the whole sweep with its tuning.
 
     Writes pareto.png, .svg, .pdf, .csv, .md and .tex.
@@ -123,13 +131,16 @@ def pareto_command(
       score: to draw; default the first one that all trials have.
       output: folder to write; default `figures/pareto_SWEEPS` in the results folder.
     """
-    from dashboards.comparisons import draw_pareto
+    from dashboards.compose.pareto import pareto_of
+    from dashboards.figures import write_drawing
+    from dashboards.query.trials import load_trials
 
-    folder = output or _folder_of("pareto", runs)
-    _report(lambda: draw_pareto(runs, tracking_uri or default_tracking_uri(), folder, score=score), folder)
+    uri = tracking_uri or default_tracking_uri()
+    content, numbers = pareto_of([load_trials(uri, run) for run in runs], score)
+    return write_drawing(content, numbers, output or _folder_of("pareto", *runs), "pareto")
 
 
-def burn_down_command(ledger: str, dataset: str | None = None, output: Path | None = None) -> None:
+def burn_down_command(ledger: str, dataset: str | None = None, output: Path | None = None) -> list[Path]:
     """Draw what each data set's budget had left after each row of a ledger, in the ledger's units.
 
     Writes burn_down_DATASET.png, .svg, .pdf, .csv, .md and .tex.
@@ -139,10 +150,23 @@ def burn_down_command(ledger: str, dataset: str | None = None, output: Path | No
       dataset: id of one data set; default all of them.
       output: folder to write; default `figures/burn_down` in the results folder.
     """
-    from dashboards.ledgers import draw_burn_down
+    from dashboards.compose.burn_down import burn_down_of
+    from dashboards.figures import write_drawing
+    from dpgcl_core.ledger.ledger import Ledger
 
-    folder = output or _folder_of("burn_down", [])
-    _report(lambda: draw_burn_down(ledger, folder, folder_name, dataset), folder)
+    opened, paths, stems = Ledger.open(ledger), list[Path](), set[str]()
+    asked = opened.dataset_ids() if dataset is None else [dataset]
+    if not asked:
+        raise DashboardError(
+            f"the ledger {masked(ledger)} has no data set; `python -m dpgcl_core.ledger cap` registers one"
+        )
+    entries, folder = opened.entries(), output or _folder_of("burn_down")
+    for each in asked:
+        stem = f"burn_down_{folder_name(each)}"
+        stem += f"_{len(stems)}" * (stem in stems)
+        stems.add(stem)
+        paths += write_drawing(*burn_down_of(entries, each), folder, stem)
+    return paths
 
 
 def serve_command(
@@ -169,44 +193,13 @@ def serve_command(
     serve(SweepIndex(root), ledger or ((own,) if own else ()), host, port)
 
 
-def _folder_of(what: str, names: Sequence[str]) -> Path:
-    return storage_root(None) / "figures" / folder_name("_".join((what, *names)))[:_LONGEST_NAME]
-
-
-def _report(draw: Callable[[], Sequence[Path]], folder: Path) -> None:
-    """Draw, and print the paths.
-
-    Raises:
-      DashboardError: the folder cannot be written.
-    """
-    try:
-        paths = draw()
-    except OSError as error:
-        raise DashboardError(
-            f"{folder} cannot be written ({error.strerror}); give another --output"
-        ) from error
-    for path in paths:
-        print(path)
-
-
-def group_size_command(
-    tracking_uri: str | None = None, sweep: str | None = None, output: Path | None = None
-) -> None:
-    """Draw accuracy and gradient SNR against group size (the paper's Figure 4).
-
-    The same as `figure --question group-size`.
-
-    Args:
-      tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
-      sweep: name of the sweep; default the one started last.
-      output: folder to write; default `figures/SWEEP` in the results folder.
-    """
-    figure_command("group-size", tracking_uri, sweep, output)
+def _folder_of(*names: str) -> Path:
+    return storage_root(None) / "figures" / folder_name("_".join(names))[:_LONGEST_NAME]
 
 
 def report_command(
     tracking_uri: str | None = None, sweep: str | None = None, output: Path | None = None
-) -> None:
+) -> list[Path]:
     """Write the report of a sweep, one HTML file: answer, figure, trials, privacy, how to repeat it.
 
     Args:
@@ -218,7 +211,7 @@ def report_command(
 
     uri = tracking_uri or default_tracking_uri()
     folder = output or storage_root(None) / "reports" / (folder_name(sweep) if sweep else "last")
-    _report(lambda: [write_report(uri, sweep, folder)], folder)
+    return [write_report(uri, sweep, folder)]
 
 
 def folder_name(sweep: str) -> str:
@@ -231,12 +224,13 @@ def folder_name(sweep: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return the exit code; 2 for bad input."""
-    import tyro
+    """Run one command, print the paths of what it has written, and return 0.
 
-    commands = {
+    Raises:
+      DpgclError: of bad input, or of a folder that cannot be written.
+    """
+    commands: dict[str, Callable[..., list[Path] | None]] = {
         "figure": figure_command,
-        "group-size": group_size_command,
         "list": list_command,
         "report": report_command,
         "compare": compare_command,
@@ -244,18 +238,16 @@ def main(arguments: list[str] | None = None) -> int:
         "burn-down": burn_down_command,
         "serve": serve_command,
     }
-    words = sys.argv[1:] if arguments is None else arguments
     try:
-        with help_in_columns(words):
-            tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dashboards", args=words)
-    except DpgclError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+        paths = run_command(commands, prog="python -m dashboards", arguments=arguments, removed=_REMOVED.get)
+    except OSError as error:
+        raise DashboardError(
+            f"{error.filename} cannot be written ({error.strerror}); give another --output"
+        ) from error
+    for path in paths or ():
+        print(path)
     return 0
 
 
 if __name__ == "__main__":
-    hide_arguments()
-    sys.exit(main())
+    exit_on_bad_input(main)

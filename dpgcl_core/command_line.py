@@ -42,8 +42,8 @@ def run_command(
       prog: how the command is called, for `--help`.
       description: for `--help`; a function's own docstring unless given.
       arguments: the command line without the program; None for this process's own.
-      removed: returns of an option of earlier versions, by a name such as `num_steps`, since when it is gone
-        and what to use instead; None of any other.
+      removed: returns of an option or subcommand of earlier versions, as it is typed, since when it is gone and
+        what to use instead; None of any other.
 
     Raises:
       ConfigError: an option or subcommand is unknown, removed or missing, or a value has the wrong type.
@@ -106,6 +106,8 @@ def _refuse_unknown(
     if isinstance(command, Mapping):
         if not arguments or arguments[0].startswith("-"):
             return  # tyro asks for a subcommand, or shows its help
+        if line := removed(arguments[0]):
+            raise ConfigError(f"{arguments[0]} is of an earlier version, {line}")
         if arguments[0] not in command:
             raise ConfigError(unknown_choice("command", arguments[0], command))
         command = command[arguments[0]]
@@ -113,8 +115,8 @@ def _refuse_unknown(
     flags = {f"--no-{name[2:]}" for name in valid}
     for argument in arguments:
         name = argument.split("=")[0].replace("_", "-")
-        if line := removed(name[2:].replace("-", "_")):
-            raise ConfigError(f"{name} is an option of an earlier version, {line}")
+        if name.startswith("-") and (line := removed(name)):
+            raise ConfigError(f"{name} is of an earlier version, {line}")
         if name.startswith("--") and name not in {*valid, *flags, "--help"}:
             raise ConfigError(unknown_choice("option", name, valid))
 

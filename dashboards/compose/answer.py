@@ -15,15 +15,18 @@ among settings of one method and one network alone; no clock decides.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from dashboards.compose.axes import Axis
 from dashboards.compose.decision import HIGHER, LEVEL, LOWER, Comparison, Cost, Layout, RecordSpread
@@ -369,7 +372,7 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, with the sentences in `lines` and what to take in `take`."""
-        found: dict[str, Any] = _finite(dataclasses.asdict(self))
+        found: dict[str, Any] = json.loads(TypeAdapter(Answer).dump_json(self))  # None for infinity
         return found | {"lines": self.lines(), "warning": self.warning(), "take": self.take}
 
     @classmethod
@@ -380,13 +383,9 @@ class Answer:
           DashboardError: the values are of none, or of another version.
         """
         try:
-            given = {each.name: values[each.name] for each in dataclasses.fields(cls)}
-            given["choices"] = tuple(map(_read_choice, given["choices"]))
-            given["left_out"] = tuple(given["left_out"])
-            given["privacy"] = given["privacy"] and PrivacyNumbers(**given["privacy"])
-            found = cls(**given)
+            found = TypeAdapter(cls).validate_python(values)
             found.lines()
-        except (KeyError, TypeError, ValueError, AttributeError, StopIteration, IndexError) as error:
+        except (ValueError, StopIteration, IndexError) as error:
             raise DashboardError(f"the recorded answer is damaged ({type(error).__name__})") from error
         return found
 
@@ -398,29 +397,6 @@ def _with_article(name: str) -> str:
 def _in_a_row(texts: Sequence[str]) -> str:
     text = "; ".join(texts)
     return f"{text[:1].upper() if text.startswith('at ') else text[:1]}{text[1:]}." if text else ""
-
-
-def _finite(value: Any) -> Any:
-    """Return plain values without infinity, which JSON does not have: None stands for it."""
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _read_choice(values: Mapping[str, Any]) -> Choice:
-    return Choice(**{**values, "settings": tuple(map(_read_setting, values["settings"]))})
-
-
-def _read_setting(values: Mapping[str, Any]) -> Setting:
-    read = {
-        name: None if values[name] is None else Comparison(**values[name])
-        for name in ("over_start", "over_best")
-    }
-    epsilon = math.inf if values["cost"]["epsilon"] is None else values["cost"]["epsilon"]
-    cost = Cost(**{**values["cost"], "epsilon": epsilon})
-    return Setting(**{**values, **read, "cost": cost, "trials": tuple(values["trials"])})
 
 
 def answer_of(
@@ -459,8 +435,18 @@ def answer_of(
     parts = [("", rows)]
     if asked.kind != "search" and _EPSILON in asked.curve_columns and rows[_EPSILON].nunique() > 1:
         parts = [(f"ε = {value_text(epsilon)}", part) for epsilon, part in rows.groupby(_EPSILON)]
-    level = LEVEL / len(parts)
-    found = [_Candidates.of(part, asked, score, level, outcomes or {}, paired=paired) for _, part in parts]
+    is_paired = paired and asked.kind != "search"
+    found = [
+        _Candidates(
+            trials=part,
+            question=asked,
+            score=score,
+            level=LEVEL / len(parts),
+            outcomes=outcomes or {},
+            is_paired=is_paired,
+        )
+        for _, part in parts
+    ]
     return Answer(
         question=asked.asked,
         score=score,
@@ -552,80 +538,124 @@ class _Candidates:
 
     Attributes:
       trials: of all settings.
-      keys: columns that tell settings apart, the axis first.
       question: of the sweep.
-      cells: the trials of each setting, in the order of the axis.
-      layout: their scores.
-      num_repeats: that all settings have.
-      num_left_out: repeats that some setting lacks.
-      start: name of the network before training.
+      score: that they are compared by.
+      level: of what is decided among them.
+      outcomes: on public test records, by the trial's name.
+      is_paired: a repeat is the same in all settings; otherwise each setting has repeats of its own.
     """
 
     trials: pd.DataFrame
-    keys: list[str]
     question: Question
-    cells: Sequence[pd.DataFrame]
-    layout: Layout
-    num_repeats: int
-    num_left_out: int
-    start: str
+    score: str
+    level: float
+    outcomes: Mapping[str, Outcomes]
+    is_paired: bool
 
-    @classmethod
-    def of(
-        cls,
-        rows: pd.DataFrame,
-        question: Question,
-        score: str,
-        level: float,
-        outcomes: Mapping[str, Outcomes],
-        *,
-        paired: bool,
-    ) -> _Candidates:
-        """Return the settings of the trials that may be best."""
-        is_search = question.kind == "search"
-        keys = [name for name in cell_columns(rows, question) if name != "guarantee"]
-        keys = searched_columns(rows) or keys if is_search else keys
-        cells = [cell for _, cell in rows.groupby(keys, dropna=False)]
-        if is_search:
+    @cached_property
+    def keys(self) -> list[str]:
+        """Columns that tell settings apart, the axis first."""
+        keys = [name for name in cell_columns(self.trials, self.question) if name != "guarantee"]
+        return searched_columns(self.trials) or keys if self.question.kind == "search" else keys
+
+    @cached_property
+    def cells(self) -> list[pd.DataFrame]:
+        """The trials of each setting, in the order of the axis, or in which they were proposed."""
+        cells = [cell for _, cell in self.trials.groupby(self.keys, dropna=False)]
+        if self.question.kind == "search":
             cells.sort(key=lambda cell: float(cell["trial_number"].min()))
-        starts = [start_of(cell, score) for cell in cells]
-        names = {each[0] for each in starts if each}
-        noise = _noise_variance(rows, score)
-        if is_search or not paired:
-            layout = _layout_within(cells, score, level, noise, outcomes if is_search else {})
-            layout = layout if is_search else _with_gains_within(layout, cells, score)
-            num_repeats, num_left_out = min(map(len, cells)), 0
-        else:
-            scores = pd.concat([_by_repeat(cell, cell[score]) for cell in cells], axis=1)
-            before = [_by_repeat(cell, each[1]) for cell, each in zip(cells, starts, strict=True) if each]
-            whole = scores.dropna()
-            start_scores = (
-                pd.concat(before, axis=1).reindex(whole.index) if len(before) == len(cells) else None
-            )
-            known = start_scores is not None and len(start_scores) and start_scores.notna().all(axis=None)
-            spread = _record_spread(cells, list(whole.index), score, names, outcomes)
-            layout = Layout(
-                whole.to_numpy(float) if len(whole) else scores.mean().to_numpy(float)[None],
-                start_scores.to_numpy(float) if known and start_scores is not None else None,
-                spread,
-                noise,
-                level,
-            )
-            num_repeats, num_left_out = len(layout.scores), len(scores) - len(layout.scores)
-        return cls(
-            trials=rows,
-            keys=keys,
-            question=question,
-            cells=cells,
-            layout=layout,
-            num_repeats=num_repeats,
-            num_left_out=num_left_out,
-            start=start_text(names),
+        return cells
+
+    @cached_property
+    def starts(self) -> list[tuple[str, pd.Series]]:
+        """Name and scores of what came before each setting's trainings, of those whose start was scored."""
+        return [start for cell in self.cells if (start := start_of(cell, self.score)) is not None]
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """Scores by repeat, a column for each setting."""
+        return pd.concat([_by_repeat(cell, cell[self.score]) for cell in self.cells], axis=1)
+
+    @property
+    def num_repeats(self) -> int:
+        """Repeats that all settings have."""
+        return len(self.layout.scores) if self.is_paired else min(map(len, self.cells))
+
+    @property
+    def num_left_out(self) -> int:
+        """Repeats that some setting lacks."""
+        return len(self.scores) - self.num_repeats if self.is_paired else 0
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The scores of all settings, and what is known of their starts and test records."""
+        whole, noise = self.scores.dropna(), _noise_variance(self.trials, self.score)
+        if not self.is_paired:
+            return self._layout_within(noise)
+        starts = None
+        if len(self.starts) == len(self.cells):
+            before = [
+                _by_repeat(cell, start) for cell, (_, start) in zip(self.cells, self.starts, strict=True)
+            ]
+            starts = pd.concat(before, axis=1).reindex(whole.index).dropna().to_numpy(float)
+        return Layout(
+            scores=whole.to_numpy(float) if len(whole) else self.scores.mean().to_numpy(float)[None],
+            starts=starts if starts is not None and len(starts) == len(whole) > 0 else None,
+            records=self._record_spread(list(whole.index)),
+            noise_variance=noise,
+            level=self.level,
         )
+
+    def _layout_within(self, noise: float) -> Layout:
+        """Return the layout of settings of which each has repeats of its own, or none.
+
+        Gains are those of settings whose starts were all scored; a search has none.
+        """
+        cells, counts = self.cells, tuple(map(len, self.cells))
+        found = [self._mean_outcomes(cell, self.score) for cell in cells]
+        known = [each for each in found if each is not None]
+        starts = [start for _, start in self.starts]
+        has_gains = self.question.kind != "search" and len(starts) == len(cells)
+        gains = [cell[self.score] - start for cell, start in zip(cells, starts, strict=False)]
+        return Layout(
+            scores=np.array([[float(cell[self.score].mean()) for cell in cells]]),
+            starts=np.array([[float(start.mean()) for start in starts]]) if has_gains else None,
+            records=RecordSpread.of(np.stack(known)[None]) if len(known) == len(cells) else None,
+            noise_variance=noise,
+            level=self.level,
+            within=_variance_within([cell[self.score] for cell in cells]),
+            counts=counts,
+            within_gains=(_variance_within(gains)[0], min(counts) - 1) if has_gains else None,
+        )
+
+    def _record_spread(self, repeats: Sequence[Any]) -> RecordSpread | None:
+        """Return the spread over records; None unless all trainings were scored on the same ones."""
+        parts = [[cell[cell["repeat"] == repeat] for cell in self.cells] for repeat in repeats]
+        found = [[self._mean_outcomes(part, self.score) for part in row] for row in parts]
+        if not repeats or any(each is None for row in found for each in row):
+            return None
+        if (prefix := start_prefix({name for name, _ in self.starts})) is not None:
+            before = [[self._mean_outcomes(part, prefix + self.score) for part in row] for row in parts]
+            if all(each is not None for row in before for each in row):
+                found = [[*row, *start] for row, start in zip(found, before, strict=True)]
+        return RecordSpread.of(np.array(found, dtype=float))
+
+    def _mean_outcomes(self, rows: pd.DataFrame, score: str) -> NDArray[np.float64] | None:
+        """Return the mean outcome of each record over trials; None where they were not all scored on it."""
+        names = list(map(str, rows["trial"])) if "trial" in rows else []
+        known = [self.outcomes[name] for name in names if name in self.outcomes]
+        if not names or len(known) < len(names) or any(score not in each.scores for each in known):
+            return None
+        reference = next(iter(self.outcomes.values())).record_ids
+        if any(not np.array_equal(each.record_ids, reference) for each in known):
+            return None
+        found: NDArray[np.float64] = np.mean([each.scores[score] for each in known], axis=0)
+        return found.astype(float)
 
     def choice(self, at: str) -> Choice:
         """Return the decision among the settings."""
         layout, names = self.layout, [self._name(cell) for cell in self.cells]
+        start = start_text({name for name, _ in self.starts})
         costs = _costs(self.trials, self.cells)
         best, taken = int(layout.means.argmax()), layout.recommend(costs)
         settings = tuple(
@@ -634,7 +664,7 @@ class _Candidates:
                 values={name: _plain(cell[name].iloc[0]) for name in self._columns},
                 mean=float(layout.means[number]),
                 cost=costs[number],
-                over_start=layout.over_start(number, self.start),
+                over_start=layout.over_start(number, start),
                 over_best=None if number == best else layout.between(number, best, names[best]),
                 trials=tuple(map(str, cell["trial"])) if "trial" in cell else (),
             )
@@ -696,73 +726,11 @@ def _by_repeat(cell: pd.DataFrame, values: pd.Series) -> pd.Series:
     return values.groupby(cell["repeat"]).mean()
 
 
-def _layout_within(
-    cells: Sequence[pd.DataFrame], score: str, level: float, noise: float, outcomes: Mapping[str, Outcomes]
-) -> Layout:
-    """Return the layout of settings of which each has repeats of its own, or none."""
-    within = _variance_within([cell[score] for cell in cells])
-    means = np.array([[float(cell[score].mean()) for cell in cells]])
-    found = [_mean_outcomes(cell, score, outcomes) for cell in cells]
-    known = [each for each in found if each is not None]
-    spread = RecordSpread.of(np.stack(known)[None]) if len(known) == len(cells) else None
-    return Layout(means, None, spread, noise, level, within, tuple(map(len, cells)))
-
-
-def _with_gains_within(layout: Layout, cells: Sequence[pd.DataFrame], score: str) -> Layout:
-    """Return the layout with the starts of all settings; as it is where one was not scored."""
-    known = [start[1] for cell in cells if (start := start_of(cell, score)) is not None]
-    if len(known) < len(cells):
-        return layout
-    gains = [cell[score] - start for cell, start in zip(cells, known, strict=True)]
-    return dataclasses.replace(
-        layout,
-        starts=np.array([[float(start.mean()) for start in known]]),
-        within_gains=(_variance_within(gains)[0], min(map(len, cells)) - 1),
-    )
-
-
 def _variance_within(cells: Sequence[pd.Series]) -> tuple[float, int]:
     """Return the variance within settings, pooled over these, and its degrees of freedom."""
     squares = sum(float(((each - each.mean()) ** 2).sum()) for each in cells)
     degrees = sum(len(each) - 1 for each in cells)
     return (squares / degrees if degrees else 0.0), degrees
-
-
-def _record_spread(
-    cells: Sequence[pd.DataFrame],
-    repeats: Sequence[Any],
-    score: str,
-    starts: set[str],
-    outcomes: Mapping[str, Outcomes],
-) -> RecordSpread | None:
-    """Return the spread over records; None unless all trainings were scored on the same ones."""
-    if not repeats:
-        return None
-    parts = [[cell[cell["repeat"] == repeat] for cell in cells] for repeat in repeats]
-    found = [[_mean_outcomes(part, score, outcomes) for part in row] for row in parts]
-    if any(each is None for row in found for each in row):
-        return None
-    if (prefix := start_prefix(starts)) is not None:
-        before = [[_mean_outcomes(part, prefix + score, outcomes) for part in row] for row in parts]
-        if all(each is not None for row in before for each in row):
-            found = [[*row, *start] for row, start in zip(found, before, strict=True)]
-    return RecordSpread.of(np.array(found, dtype=float))
-
-
-def _mean_outcomes(
-    rows: pd.DataFrame, score: str, outcomes: Mapping[str, Outcomes]
-) -> NDArray[np.float64] | None:
-    """Return the mean outcome of each record over some trials; None where they were not all scored on it."""
-    if "trial" not in rows:
-        return None
-    known = [outcomes.get(str(name)) for name in rows["trial"]]
-    if not known or any(each is None or score not in each.scores for each in known):
-        return None
-    reference = next(iter(outcomes.values())).record_ids
-    if any(each is None or not np.array_equal(each.record_ids, reference) for each in known):
-        return None
-    found: NDArray[np.float64] = np.mean([each.scores[score] for each in known if each is not None], axis=0)
-    return found.astype(float)
 
 
 def _noise_variance(rows: pd.DataFrame, score: str) -> float:

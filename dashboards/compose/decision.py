@@ -37,9 +37,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 
 Array = NDArray[np.float64]
 Part = tuple[float, int]
@@ -100,12 +102,12 @@ class Cost:
     """What one training of a setting costs.
 
     Attributes:
-      epsilon: ε.
+      epsilon: ε; written to files as None where it is infinite, which JSON does not have.
       num_views: that pass the network over the training; zero where views of different networks or methods
         cannot be compared.
     """
 
-    epsilon: float
+    epsilon: Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]
     num_views: float = 0.0
 
     def saves_over(self, other: Cost) -> bool:

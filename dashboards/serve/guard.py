@@ -1,7 +1,8 @@
 """Who may read the dashboard: this machine's own browser, and elsewhere whoever has the token.
 
 *Host.* A page of somebody else may let its name point to this machine and read what is here (DNS rebinding).
-A request that names a host which is not this server's own is refused, before anything else.
+Where no token is needed, a request that names a host which is not this machine's own is refused, before
+anything else. Where one is, such a page has none: a browser sends a cookie to the name alone that set it.
 
 *Token.* On an address that others reach, every request needs a token of 256 random bits. It is told once, on
 the terminal, in a link; from the first use on a cookie of another random value stands for it, and no link has
@@ -14,9 +15,7 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
-import socket
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -51,37 +50,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """The names by which a server may be asked for.
-
-    Attributes:
-      bound: the address that it listens at.
-      own: names of this machine.
-    """
-
-    bound: str
-    own: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
-
-    def allow(self, header: str) -> bool:
-        """Return whether a request's Host is the server's own.
-
-        On an address that others reach, any address in numbers is one: only names can be pointed elsewhere.
-
-        >>> [Hosts("127.0.0.1").allow(name) for name in ("127.0.0.1:80", "localhost", "evil.example", "")]
-        [True, True, False, False]
-        >>> Hosts("127.0.0.1").allow("192.0.2.7"), Hosts("0.0.0.0").allow("192.0.2.7:80")
-        (False, True)
-        """
-        name = _without_port(header).lower()
-        if is_loopback(name):
-            return True
-        if is_loopback(self.bound):
-            return False
-        return name in {self.bound.lower(), *(each.lower() for each in self.own)} or _is_number(name)
+        return host.lower() == "localhost"
 
 
 def _without_port(header: str) -> str:
@@ -90,25 +59,16 @@ def _without_port(header: str) -> str:
     return header.rpartition(":")[0] if header.count(":") == 1 else header
 
 
-def _is_number(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 class Guard:
     """Let through whom the rules above allow, and give every answer the headers of a page that nobody embeds.
 
     Args:
       app: what is guarded.
-      hosts: its names.
       token: that is needed; None where this machine alone reaches it.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Hosts, token: str | None) -> None:
-        self._app, self._hosts, self._token = app, hosts, token
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app, self._token = app, token
         self._session = new_token()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,9 +82,11 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         """The answer to a request that is not let through."""
-        if not self._hosts.allow(request.headers.get("host", "")):
+        if self._token is None:
+            if is_loopback(_without_port(request.headers.get("host", ""))):
+                return None
             return PlainTextResponse("This server is not known by that name.\n", status_code=421)
-        if self._token is None or _same(request.cookies.get(_COOKIE, ""), self._session):
+        if _same(request.cookies.get(_COOKIE, ""), self._session):
             return None
         if not _same(request.query_params.get("token", ""), self._token):
             return PlainTextResponse(

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from dashboards.errors import DashboardError
 from dashboards.render.document import policy_of
-from dashboards.serve.guard import Guard, Hosts, is_loopback, new_token
+from dashboards.serve.guard import Guard, is_loopback, new_token
 from dashboards.serve.index import INDEX_SCRIPTS, SweepIndex, ledgers_page
 
 _REPORT_POLICY = (
@@ -24,14 +24,13 @@ _REPORT_POLICY = (
 """Of a report, which has a stricter one of its own: apart from this server's pages, and sending nothing."""
 
 
-def application(index: SweepIndex, ledgers: Sequence[str], hosts: Hosts, token: str | None = None) -> ASGIApp:
+def application(index: SweepIndex, ledgers: Sequence[str], token: str | None = None) -> ASGIApp:
     """Return the server as an application.
 
     Args:
       index: of the storage folder.
       ledgers: addresses of the ledgers to show.
-      hosts: names that it may be asked for by.
-      token: that is needed; None for none.
+      token: that is needed; None for a server that this machine alone reaches.
     """
 
     def sweeps(request: Request) -> Response:
@@ -49,7 +48,7 @@ def application(index: SweepIndex, ledgers: Sequence[str], hosts: Hosts, token: 
 
     routes = {"/": sweeps, "/ledgers": budgets, "/reports/{name}": report}
     app = Starlette(routes=[Route(path, answer, methods=["GET"]) for path, answer in routes.items()])
-    return Guard(app, hosts, token)
+    return Guard(app, token)
 
 
 def _page(document: str, scripts: Sequence[str] = ()) -> Response:
@@ -66,7 +65,7 @@ def serve(index: SweepIndex, ledgers: Sequence[str], host: str, port: int) -> No
     import uvicorn
 
     token = None if is_loopback(host) else new_token()
-    app = application(index, ledgers, Hosts(host), token)
+    app = application(index, ledgers, token)
     config = uvicorn.Config(app, access_log=False, log_config=None, server_header=False, proxy_headers=False)
     with _bind(host, port) as listener:
         print(_link_text(host, listener.getsockname()[1], token), flush=True)

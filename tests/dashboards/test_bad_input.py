@@ -1,10 +1,11 @@
-"""The commands given what they cannot draw: one line, exit code 2, and nothing that may not be seen."""
+"""The commands given what they cannot draw: an error of one line, and nothing that may not be seen."""
 
 from __future__ import annotations
 
 import pytest
 
 from dashboards.__main__ import main
+from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.ledger import Ledger
 from tests.dashboards.conftest import log_trials
 from tests.dashboards.report.conftest import HOSTILE
@@ -58,13 +59,13 @@ def half_written(tracker, parent):
 
 def refused(capsys, *words):
     """Run a command that must refuse, and return what it says."""
-    assert main([str(word) for word in words]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("error: ")
-    assert told.err.count("\n") == 1
-    assert str(SECRET) not in told.err
-    return told.err
+    with pytest.raises(DpgclError) as caught:
+        main([str(word) for word in words])
+    said = str(caught.value)
+    assert capsys.readouterr().out == ""
+    assert "\n" not in said
+    assert str(SECRET) not in said
+    return said
 
 
 CANNOT_BE_DRAWN = [

@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 
 from dashboards.__main__ import main
+from dashboards.errors import DashboardError
+from dpgcl_core.errors import ConfigError, TrackingError
 
 pytestmark = pytest.mark.ci
 
 
 def test_command_draws_from_mlflow_alone(tracking, tmp_path, capsys):
-    assert main(["group-size", "--tracking-uri", tracking[0], "--output", str(tmp_path)]) == 0
+    assert (
+        main(["figure", "--question", "group-size", "--tracking-uri", tracking[0], "--output", str(tmp_path)])
+        == 0
+    )
     names = {f"group_size.{ending}" for ending in ("png", "svg", "pdf", "csv", "md", "tex")}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert "group_size.png" in capsys.readouterr().out
@@ -29,17 +34,25 @@ def test_command_falls_back_to_the_storage_folder(tracking, monkeypatch, capsys)
     assert "old" in capsys.readouterr().out
 
 
-def test_command_error_is_one_line_and_exit_code_2(tmp_path, capsys):
-    assert main(["list", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: no MLflow database")
-    assert error.count("\n") == 1
+def test_command_error_is_one_line(tmp_path):
+    with pytest.raises(TrackingError, match=r"^no MLflow database.*$"):
+        main(["list", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db"])
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [("group-size", "figure --question"), ("importance", "Optuna"), ("retrieval", "load_encoder")],
+)
+def test_command_of_an_earlier_version_is_refused_with_what_to_use(command, instead):
+    with pytest.raises(ConfigError, match=f"^{command} was removed.*{instead}"):
+        main([command, "--sweep", "x"])
 
 
 @pytest.mark.ci
 def test_command_draws_a_question_by_name(tracking, tmp_path):
     arguments = ["--question", "privacy-budget", "--tracking-uri", tracking[0], "--output", str(tmp_path)]
-    assert main(["figure", *arguments]) == 2  # the sweep has several group sizes
+    with pytest.raises(DashboardError, match="group_size"):  # the sweep has several
+        main(["figure", *arguments])
     arguments[1] = "group-size"
     assert main(["figure", *arguments]) == 0
     assert (tmp_path / "group_size.png").exists()

@@ -1465,8 +1465,8 @@ BREAKAGES = (
     Breakage(
         name="the variance of an unpaired gain is that of the score",
         file="dashboards/compose/answer.py",
-        before="    gains = [cell[score] - start for cell, start in zip(cells, known, strict=True)]",
-        after="    gains = [cell[score] for cell, start in zip(cells, known, strict=True)]",
+        before="        gains = [cell[self.score] - start for cell, start in zip(",
+        after="        gains = [cell[self.score] for cell, start in zip(",
         tests=(
             "tests/dashboards/compose/test_answer.py"
             "::test_repeats_that_settings_do_not_share_are_compared_within_settings",
@@ -2097,8 +2097,8 @@ BREAKAGES = (
     Breakage(
         name="the dashboard answers to whatever name points to this machine",
         file="dashboards/serve/guard.py",
-        before="        if is_loopback(self.bound):\n            return False\n",
-        after="        if is_loopback(self.bound):\n            return True\n",
+        before='            if is_loopback(_without_port(request.headers.get("host", ""))):\n',
+        after="            if True:\n",
         tests=(
             "tests/dashboards/serve/test_guard.py::test_server_of_this_machine_answers_to_its_own_names_alone",
         ),

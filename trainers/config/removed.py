@@ -111,12 +111,13 @@ def is_removed_section(key: str) -> bool:
 
 
 def removed_option_line(option: str) -> str | None:
-    """Return what the changelog says of an option that is gone, by its own name; None of any other.
+    """Return what the changelog says of an option that is gone, as it is typed; None of any other.
 
-    >>> removed_option_line("num_view_draws").partition(":")[0], removed_option_line("num_steps")
+    >>> removed_option_line("--num-view-draws").partition(":")[0], removed_option_line("--num-steps")
     ('removed in 0.2.0', None)
     """
-    return next((each.line for key, each in REMOVED_FIELDS.items() if key.split(".")[-1] == option), None)
+    name = option.removeprefix("--").replace("-", "_")
+    return next((each.line for key, each in REMOVED_FIELDS.items() if key.split(".")[-1] == name), None)
 
 
 def check_removed_choice(option: str, value: str) -> None:

@@ -274,8 +274,8 @@ def _unknown_option(name: str, valid: Collection[str]) -> str:
     >>> _unknown_option("--group-sise", ["--group-size", "--epsilon"])
     "unknown option '--group-sise'; did you mean '--group-size'? Valid: what --help-all lists"
     """
-    if line := removed_option_line(name[2:].replace("-", "_")):
-        return f"{name} is an option of an earlier version, {line}"
+    if line := removed_option_line(name):
+        return f"{name} is of an earlier version, {line}"
     told, _, _ = unknown_choice("option", name, [*valid, "--help", "--help-all"]).partition(" Valid: ")
     return f"{told} Valid: what --help-all lists"
 

@@ -93,9 +93,10 @@ def test_sealed_sweep_has_no_report(store, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_unknown_sweep_and_unwritable_folder_end_in_one_line(store, tmp_path, capsys):
+def test_unknown_sweep_and_unwritable_folder_end_in_one_line(store, tmp_path):
     uri = store()
-    assert main(["report", "--tracking-uri", uri, "--sweep", "other"]) == 2
+    with pytest.raises(DashboardError, match=r"^unknown sweep.*$"):
+        main(["report", "--tracking-uri", uri, "--sweep", "other"])
     (tmp_path / "file").write_text("")
-    assert main(["report", "--tracking-uri", uri, "--output", str(tmp_path / "file" / "x")]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
+    with pytest.raises(DashboardError, match=r"^.*cannot be written.*--output$"):
+        main(["report", "--tracking-uri", uri, "--output", str(tmp_path / "file" / "x")])

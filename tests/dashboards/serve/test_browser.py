@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from dashboards.report import Report, page, report_page
+from dashboards.report import page
+from dashboards.report.content import Report
+from dashboards.report.page import report_page
 from tests.browser import THEMES, chromium, needs_chromium, page_in, serious
 from tests.dashboards.serve.storage import Storage
 
