@@ -28,11 +28,12 @@ from trainers.tracking.server import database_address
 PORT = 8421
 _LONGEST_NAME = 120
 _REMOVED = {
+    "--score": "the first score that all trials have is drawn; MLflow's scatter plot takes any other",
     "group-size": "`figure --question group-size` draws it",
     "importance": "Optuna's own figures, or optuna-dashboard, show it of the kept study (docs/sweeps.md)",
     "retrieval": "rank the embeddings of `trainers.load_encoder` and `embed_images` (docs/models.md)",
 }
-"""Commands of earlier versions, and what to use instead."""
+"""Commands and options of earlier versions, and what to use instead."""
 
 
 def default_tracking_uri() -> str:
@@ -118,7 +119,6 @@ def pareto_command(
     runs: Positional[tuple[str, ...]],
     /,
     tracking_uri: str | None = None,
-    score: str | None = None,
     output: Path | None = None,
 ) -> list[Path]:
     """Draw all trials of sweeps by score and ε: of one training, and of the whole sweep with its tuning.
@@ -128,7 +128,6 @@ def pareto_command(
     Args:
       runs: names of sweeps, or ids of their runs.
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
-      score: to draw; default the first one that all trials have.
       output: folder to write; default `figures/pareto_SWEEPS` in the results folder.
     """
     from dashboards.compose.pareto import pareto_of
@@ -136,7 +135,7 @@ def pareto_command(
     from dashboards.query.trials import load_trials
 
     uri = tracking_uri or default_tracking_uri()
-    content, numbers = pareto_of([load_trials(uri, run) for run in runs], score)
+    content, numbers = pareto_of([load_trials(uri, run) for run in runs])
     return write_drawing(content, numbers, output or _folder_of("pareto", *runs), "pareto")
 
 

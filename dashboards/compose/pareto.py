@@ -23,23 +23,21 @@ from dashboards.compose.questions import find_question
 from dashboards.compose.search import is_private, number_trials
 from dashboards.compose.selection import data_are_private, shown_trials
 from dashboards.errors import DashboardError
-from dpgcl_core.errors import unknown_choice
 from dpgcl_core.release.statement import delta_text, rounded_up
 
 
-def pareto_of(sweeps: Sequence[pd.DataFrame], score: str | None = None) -> tuple[Content, pd.DataFrame]:
-    """Return the figure, and its numbers: a row per trial.
+def pareto_of(sweeps: Sequence[pd.DataFrame]) -> tuple[Content, pd.DataFrame]:
+    """Return the figure of the first score that all trials have, and its numbers: a row per trial.
 
     Args:
       sweeps: from `dashboards.query.trials.load_trials`, each of one sweep, with the same scored records.
-      score: drawn; the first one that all trials have unless given.
 
     Raises:
-      DashboardError: as `dashboards.compose.comparison.together`, or there is no such score.
+      DashboardError: as `dashboards.compose.comparison.together`, or there is no score.
     """
     trials = together([number_trials(each) for each in sweeps])
     shown = shown_trials(trials, find_question("search"))
-    drawn = _score(shown, score)
+    drawn = _score(shown)
     shown = with_epsilons(shown[shown[drawn].notna()].reset_index(drop=True), drawn)
     tables = [("Trials on a front", _table(shown, drawn)), ("Sweeps", _sweeps_table(shown, drawn))]
     content = Content(
@@ -54,15 +52,13 @@ def pareto_of(sweeps: Sequence[pd.DataFrame], score: str | None = None) -> tuple
     return content, shown[[name for name in columns if name in shown]]
 
 
-def _score(shown: pd.DataFrame, asked: str | None) -> str:
+def _score(shown: pd.DataFrame) -> str:
     known = panel_scores(common_scores(shown))
     if not known:
         raise DashboardError(
             "no trial has a score to draw against ε: they are of private records, or unscored"
         )
-    if asked is not None and (asked not in shown or score_title(asked) is None):
-        raise DashboardError(unknown_choice("score", asked, known))
-    return asked or known[0]
+    return known[0]
 
 
 def _table(shown: pd.DataFrame, score: str) -> Table:

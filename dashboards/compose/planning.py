@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dashboards.compose.axes import Axis, ticks_of
-from dashboards.compose.content import Content, Curve, Panel, Style, Table
+from dashboards.compose.content import Content, Curve, Panel, Style
 from dpgcl_core.planning.curves import Point
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
@@ -30,35 +30,20 @@ def curves_content(points: Sequence[Point], *, title: str, subtitle: str) -> Con
         ),
         _panel(table[table["figure"] == "epochs"], _BATCH, "num_epochs", "Epochs within ε", "σ held"),
     ]
-    shown = table.drop(columns="figure")
-    cells = Table(
-        heading=list(shown.columns),
-        rows=[[f"{value:.6g}" for value in row] for row in shown.itertuples(index=False)],
-    )
     notes = [
         "Left: more records at the same B, σ and T, hence the same number of steps (DP-Cap, Figure 5).",
         "Right: the epochs that ε allows fall with B at a given σ (DP-Cap, Figure 6).",
         "By PLD on a coarse grid, from the safe side: ε is not above what is drawn, epochs not below.",
     ]
     drawn = [panel for panel in panels if panel.curves]
-    return Content(title=title, subtitle=subtitle, rows=[drawn], tables=[("", cells)], remarks=notes)
+    return Content(title=title, subtitle=subtitle, rows=[drawn], remarks=notes)
 
 
 def numbers_of_curves(points: Sequence[Point]) -> pd.DataFrame:
     """Return the points of the curves, one row each."""
-    rows = [
-        {
-            "figure": point.figure,
-            "num_records": point.num_records,
-            "expected_batch_size": point.expected_batch_size,
-            "noise_multiplier": point.noise_multiplier,
-            "num_steps": point.num_steps,
-            "num_epochs": point.num_epochs,
-            "epsilon": point.epsilon,
-        }
-        for point in points
-    ]
-    return pd.DataFrame(rows)
+    rows = pd.DataFrame(map(vars, points))
+    rows.insert(rows.columns.get_loc("epsilon"), "num_epochs", [point.num_epochs for point in points])
+    return rows
 
 
 def _panel(rows: pd.DataFrame, axis: Axis, column: str, label: str, legend: str) -> Panel:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
     from pandas.api.typing import NaTType
 
+_MOST_EXPERIMENTS = 50_000
+"""That MLflow returns at once; a question has one for each data set."""
+
 
 def list_sweeps(tracking_uri: str) -> pd.DataFrame:
     """Return one row per sweep, newest first; sealed ones, which hide when they ran, last.
@@ -71,14 +74,9 @@ def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
 
 def _experiments(client: MlflowClient) -> dict[str, str]:
     """Return names of all experiments by id."""
-    found: dict[str, str] = {}
-    token: str | None = None
-    while True:
-        page = client.search_experiments(page_token=token)
-        found.update({experiment.experiment_id: experiment.name for experiment in page})
-        token = page.token
-        if not token:
-            return found
+    return {
+        each.experiment_id: each.name for each in client.search_experiments(max_results=_MOST_EXPERIMENTS)
+    }
 
 
 def _parents(client: MlflowClient, experiment_ids: list[str], address: str) -> list[Run]:
