@@ -1,4 +1,4 @@
-"""Trials → the words of a figure: title, settings, facts and notes."""
+"""Trials → the words of a figure: title, settings and notes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from dashboards.compose.axes import Axis, ticks_of
-from dashboards.compose.content import Reference, Table
-from dashboards.compose.curves import split
+from dashboards.compose.content import Reference
 from dashboards.compose.gains import has_gains
 from dashboards.compose.methods import without_guarantee
 from dashboards.compose.names import (
@@ -124,35 +122,6 @@ def subtitle(shown: pd.DataFrame, question: Question) -> str:
     if has_values(shown, "lora_rank") and shown["lora_rank"].min() > 0:
         parts.append(f"LoRA rank = {_values(shown, 'lora_rank')}")
     return ", ".join(parts)
-
-
-def facts(shown: pd.DataFrame, question: Question) -> Table:
-    """Return the table of what was trained and spent, one row per curve."""
-    heading = ["", question.axis.label, "trials", "ε spent", "σ", "steps"]
-    rows = []
-    for style, cell in split(shown, question):
-        private = cell[cell["guarantee"] == PROVEN]
-        rows.append(
-            [
-                style.label,
-                _along(cell, question.axis),
-                str(num_trials(cell)),
-                _values(private, "epsilon", ".4g") or "–",
-                _values(cell, "noise_multiplier", ".3g") or "–",
-                _values(cell, "num_steps") or "–",
-            ]
-        )
-    return Table(heading=heading, rows=rows)
-
-
-def _along(cell: pd.DataFrame, axis: Axis) -> str:
-    names = ticks_of(axis, cell[axis.column]).names
-    attached = [name for order, name in names.items() if not axis.is_detached(order)]
-    apart = [name for order, name in names.items() if axis.is_detached(order)]
-    shown = joined(attached) if len(attached) <= 3 else f"{attached[0]} to {attached[-1]}"
-    if axis.scale == "categorical" and len(attached) > 3:
-        shown = f"{len(attached)} values"
-    return ", ".join(filter(None, [shown, *apart]))
 
 
 def notes(

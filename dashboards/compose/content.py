@@ -1,7 +1,6 @@
 """What a figure says, whatever its question: panels of curves, a table, and the words around them.
 
-Both drawings (`printed.py` and `interactive.py`) and the written tables take everything from here, so
-they agree.
+The printed and the interactive drawing and the written tables take everything from here, so they agree.
 """
 
 from __future__ import annotations
@@ -162,8 +161,7 @@ class Content:
     Attributes:
       title: data set, question, ε, δ and the neighbouring relation.
       subtitle: σ, B, T and the network.
-      rows: panels, as they stand on the page.
-      facts: drawn where there is no panel; none of a figure that always has one.
+      rows: panels, as they stand on the page; none where nothing was scored, and then no picture is drawn.
       tables: (heading, table), the first with the numbers of the figure.
       answer: of the sweep, in sentences; empty without one.
       remarks: what else the reader must know, one sentence each.
@@ -172,7 +170,6 @@ class Content:
     title: str
     subtitle: str
     rows: list[list[Panel]]
-    facts: Table = Table(heading=(), rows=())
     tables: list[tuple[str, Table]] = field(default_factory=list)
     answer: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)

@@ -46,14 +46,12 @@ def content_of(
     draw = {"search": search_rows, "convergence": series_rows}.get(asked.kind, axis_rows)
     rows = draw(shown, asked)
     panels = [panel for row in rows for panel in row]
-    facts = captions.facts(shown, asked)
     if answer is None or answer.question != asked.asked:
         answer = answer_of(given, asked) if answered else None
     return Content(
         title=captions.title(shown, asked),
         subtitle=captions.subtitle(shown, asked),
         rows=rows,
-        facts=facts,
         tables=_tables(trials, shown, asked, answer),
         answer=answer.lines() if answer is not None else [],
         remarks=captions.notes(

@@ -10,7 +10,7 @@ distinguishable from chance is said by the answer alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -24,36 +24,30 @@ NON_PRIVATE = "non_private"
 _NON_PRIVATE_APART = ("target_epsilon", "noise_multiplier", "method")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gain:
+class Gain(NamedTuple):
     """The paired difference of a score to its start, a fraction.
 
     Attributes:
       mean, standard_error, num_repeats: over repeats; the error of one is NaN.
       share: of the gain without privacy; NaN where either is not positive, or where this one is not private.
-      is_private: the trials have a proven guarantee.
     """
 
     mean: float
     standard_error: float
     num_repeats: int
-    share: float
-    is_private: bool
+    share: float = math.nan
 
-    @property
-    def statistics(self) -> tuple[float, float, int]:
-        """Mean, standard error and number of repeats."""
-        return self.mean, self.standard_error, self.num_repeats
-
-    def text(self) -> str:
+    def text(self, *, is_private: bool) -> str:
         """Return it in percentage points, for a table.
 
-        >>> Gain(mean=0.021, standard_error=0.002, num_repeats=3, share=0.5, is_private=True).text()
+        >>> Gain(mean=0.021, standard_error=0.002, num_repeats=3, share=0.5).text(is_private=True)
         '2.10 ± 0.20 (50 %)'
         """
+        if not self.num_repeats:
+            return "–"
         number = f"{100 * self.mean:.2f}"
         number += "" if math.isnan(self.standard_error) else f" ± {100 * self.standard_error:.2f}"
-        if not self.is_private:
+        if not is_private:
             return f"{number}, not private"
         return number + ("" if math.isnan(self.share) else f" ({100 * self.share:.0f} %)")
 
@@ -76,13 +70,7 @@ def gain_of(rows: pd.DataFrame, score: str, shown: pd.DataFrame, question: Quest
     best = None if peers is None else _paired_gain(peers, score)
     private = bool((rows["guarantee"] == PROVEN).all())
     positive = private and best is not None and min(own[0], best[0]) > 0
-    return Gain(
-        mean=own[0],
-        standard_error=own[1],
-        num_repeats=own[2],
-        share=own[0] / best[0] if best is not None and positive else math.nan,
-        is_private=private,
-    )
+    return Gain(*own, share=own[0] / best[0] if best is not None and positive else math.nan)
 
 
 def has_gains(shown: pd.DataFrame, score: str) -> bool:

@@ -84,7 +84,7 @@ def gain_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) -
         for epsilon, score in columns:
             part = cell[cell["target_epsilon"] == epsilon]
             gain = gain_of(part, score, shown, question) if len(part) else None
-            row.append(gain.text() if gain else "–")
+            row.append(gain.text(is_private=row[1] == PROVEN) if gain else "–")
         rows.append(row)
     return Table(heading=[question.axis.label, "Guarantee", *titles], rows=rows)
 

@@ -110,7 +110,8 @@ def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[Reference
         for name in metrics:
             values = [record[name + ending] for ending in _ENDINGS]
             if name.endswith(_GAIN):
-                row.append(_gain_text(values, record[f"{name}_share"], record["guarantee"]))
+                gain = Gain(*values, share=record[f"{name}_share"])
+                row.append(gain.text(is_private=record["guarantee"] == PROVEN))
             else:
                 row.append(mean_text(*values, scale=100 if name in scores else 1))
         rows.append(row)
@@ -140,17 +141,9 @@ def _add_gains(table: pd.DataFrame, score: str, shown: pd.DataFrame, question: Q
     cells = shown.groupby(cell_columns(shown, question))
     found = {key: gain_of(rows, score, shown, question) for key, rows in cells}
     gains = [found[key] for key in table.index]
-    numbers = [(*NO_SCORE, math.nan) if g is None else (*g.statistics, g.share) for g in gains]
+    numbers = [gain or Gain(*NO_SCORE) for gain in gains]
     for place, ending in enumerate((*_ENDINGS, "_share")):
         table[f"{score}{_GAIN}{ending}"] = [each[place] for each in numbers]
-
-
-def _gain_text(values: Sequence[Any], share: float, guarantee: str) -> str:
-    mean, error, n = values
-    if not n:
-        return "–"
-    gain = Gain(mean=mean, standard_error=error, num_repeats=n, share=share, is_private=guarantee == PROVEN)
-    return gain.text()
 
 
 def _metric_title(name: str, *, is_score: bool) -> str:

@@ -11,7 +11,9 @@ DOTS_PER_INCH = 200
 
 
 def pictures_of(content: Content) -> dict[str, bytes]:
-    """Return the printed figure by the ending of its file: ".png", ".svg" and ".pdf"."""
+    """Return the printed figure by the ending of its file: ".png", ".svg" and ".pdf"; none without panels."""
+    if not content.rows:
+        return {}
     svg = vl_convert.vegalite_to_svg(print_specification(content), vl_version=VEGA_LITE)
     return {
         ".png": vl_convert.svg_to_png(svg, ppi=DOTS_PER_INCH),

@@ -17,9 +17,9 @@ from dashboards.compose.content import Content, Curve, Panel, Reference, Style
 VEGA_LITE = "6.4"
 
 _FONT = "DejaVu Sans, Verdana, Liberation Sans, sans-serif"  # the first has ₐ, σ and ∞ in one face
-_INK, _FRAME, _GRID, _GAP, _RULE = "#222222", "#555555", "#E3E3E3", "#B5B5B5", "#BBBBBB"
+_INK, _FRAME, _GRID, _GAP = "#222222", "#555555", "#E3E3E3", "#B5B5B5"
 DARK_COLOURS = {
-    **{_INK: "#E6E8EB", _FRAME: "#A3ABB5", _GRID: "#30363F", _GAP: "#656D78", _RULE: "#4A515B"},
+    **{_INK: "#E6E8EB", _FRAME: "#A3ABB5", _GRID: "#30363F", _GAP: "#656D78"},
     **{"white": "#14171B", "#000000": "#FFFFFF", "#6B6B6B": "#A3A3A3"},
     **{"#0072B2": "#4C9BE8", "#5B6C8F": "#8C9DC4", "#003F5C": "#2F9BC4"},
     **{"#882255": "#D0689F", "#666633": "#A8A860"},
@@ -30,7 +30,6 @@ _LEFT = 60  # beside a panel, for its numbers
 _LEAST_WIDTH = 490
 _TITLE_CHARACTER, _SETTING_CHARACTER, _NOTE_CHARACTER = 7.7, 6.0, 5.5
 _LINE = 15.5  # from one line of a legend to the next
-_FACT_LINE = 22
 _LEGEND_CHARACTERS, _CATEGORY_CHARACTERS = 38, 30
 _MARGIN = 0.06  # of the values' span, at both ends
 _FADED = 0.12
@@ -57,6 +56,8 @@ _SYMBOL = {
 def page_specification(content: Content) -> Json:
     """Return the Vega-Lite specification of a figure's panels and legends, without words around them.
 
+    There is one panel at least.
+
     Hovering over a point shows its mean, standard error and number of repeats; a click on a name in a
     legend fades the other curves.
     """
@@ -64,10 +65,7 @@ def page_specification(content: Content) -> Json:
 
 
 def print_specification(content: Content) -> Json:
-    """Return the same with title, settings and notes around it.
-
-    Where nothing was scored, the table of facts replaces the panels.
-    """
+    """Return the same with title, settings and notes around it."""
     page = page_specification(content)
     for name in ("$schema", "background", "padding", "config"):
         page.pop(name)
@@ -128,8 +126,6 @@ _CONFIG: Json = {
 
 def _drawing(content: Content) -> Json:
     """Lay out panels in rows, and legends in the free cell of the last row or else beside."""
-    if not content.rows:
-        return _facts(content)
     columns = max(map(len, content.rows))
     picked = {heading: f"picked_{number}" for number, heading in enumerate(content.legends(), start=1)}
     panels = []
@@ -152,8 +148,6 @@ def _legends_fit(content: Content) -> bool:
 
 def _width(content: Content) -> float:
     """Estimate the width of the drawing, to wrap the words around it."""
-    if not content.rows:
-        return sum(_fact_widths(content))
     columns = max(map(len, content.rows))
     beside = 0.0 if _legends_fit(content) else _NOTE_CHARACTER * _LEGEND_CHARACTERS
     return columns * (_WIDTH + _LEFT) + beside
@@ -399,38 +393,4 @@ def _legend(heading: str, entries: Sequence[Style | Reference], picked: str) -> 
         ],
         "width": 37 + 5.6 * longest,
         "height": y,
-    }
-
-
-def _fact_widths(content: Content) -> list[float]:
-    lines = [content.facts.heading, *content.facts.rows]
-    return [22 + 6.0 * max(map(len, column)) for column in zip(*lines, strict=True)]
-
-
-def _facts(content: Content) -> Json:
-    """Return the table that replaces panels where nothing was scored."""
-    widths = _fact_widths(content)
-    middles = [sum(widths[:i]) + width / 2 for i, width in enumerate(widths)]
-    lines = [content.facts.heading, *content.facts.rows]
-    cells = [
-        {"text": text, "x": middle, "y": _FACT_LINE * (number + 0.5), "heading": number == 0}
-        for number, line in enumerate(lines)
-        for middle, text in zip(middles, line, strict=True)
-    ]
-    down = {"y": {"field": "y", "type": "quantitative", "scale": None, "axis": None}}
-    across = {"x": {"field": "x", "type": "quantitative", "scale": None, "axis": None}}
-    text = {"type": "text", "baseline": "middle", "fontSize": 9.5, "color": _INK}
-    words = down | across | {"text": {"field": "text"}}
-    rules = {
-        "data": {"values": [{"y": _FACT_LINE * number} for number in range(len(lines) + 1)]},
-        "mark": {"type": "rule", "color": _RULE},
-        "encoding": down | {"x": {"value": 0}, "x2": {"value": sum(widths)}},
-    }
-    heading = _layer("datum.heading", text | {"fontWeight": "bold"}, words)
-    body = _layer("!datum.heading", text, words)
-    return {
-        "data": {"values": cells},
-        "layer": [rules, heading, body],
-        "width": sum(widths),
-        "height": _FACT_LINE * len(lines),
     }

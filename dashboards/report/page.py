@@ -61,8 +61,7 @@ def _settings(table: Table) -> str:
 def _figure(content: Content) -> str:
     """Return a figure, its notes and its tables; the answer, which stands above, is no note here."""
     drawn = drawing_of(content, "figure")
-    tables = content.tables if content.rows else [("What was trained", content.facts), *content.tables]
-    shown = "".join(f"<h3>{html.escape(name)}</h3>{boxed(table, name)}" for name, table in tables)
+    shown = "".join(f"<h3>{html.escape(name)}</h3>{boxed(table, name)}" for name, table in content.tables)
     folded = f"<details><summary>The figure's numbers, as tables</summary>{shown}</details>" if shown else ""
     return (
         f'<h2>{html.escape(content.title)}</h2><p class="soft">{html.escape(content.subtitle)}</p>'

@@ -15,6 +15,7 @@ from dashboards.compose.questions import QUESTIONS
 from dashboards.compose.tables import summary_table
 from dashboards.errors import DashboardError
 from dashboards.figures import as_markdown
+from dashboards.render.pictures import pictures_of
 from tests.dashboards.conftest import TUNING_COST, by_hand
 from tests.dashboards.render.drawn import said
 
@@ -134,8 +135,10 @@ def test_figure_counts_untagged_data_as_private(make_trials):
     assert snr_panel(content) is None
 
 
-def test_figure_without_scores_shows_the_facts_and_why(make_trials):
-    text = said(group_size_content(make_trials(scores=(), data_is="private")))
+def test_figure_without_scores_has_no_picture_but_its_numbers_and_says_why(make_trials):
+    content = group_size_content(make_trials(scores=(), data_is="private"))
+    assert pictures_of(content) == {}
+    text = as_markdown(content)
     assert "ε spent" in text
     assert "9.99" in text
     assert "No scores: they would be computed from private records" in text

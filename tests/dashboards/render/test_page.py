@@ -70,10 +70,10 @@ def test_policy_allows_the_scripts_of_the_page_and_nothing_else(make_trials):
     assert rules["default-src"] == rules["connect-src"] == "'none'"
 
 
-def test_page_without_panels_has_the_facts_and_no_script(make_trials):
+def test_page_without_panels_has_the_numbers_and_no_script(make_trials):
     content = content_of(make_trials(scores=(), data_is="private"), "group-size")
     page = page_of(content)
-    assert "What was trained" in page
+    assert "ε spent, at most" in page
     assert "library" not in page
     assert page.count("<script") == 1  # the theme's
 

@@ -142,7 +142,6 @@ def test_figure_of_one_repeat_has_no_error_bars_and_says_so(make_trials):
         {"scores": ("knn_accuracy",)},
         {"scores": ()},
         {"data_is": "private"},
-        {"scores": (), "data_is": "private"},
         {"num_repeats": 1, "sizes": ("batch",)},
     ],
 )
