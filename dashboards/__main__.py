@@ -26,6 +26,7 @@ from trainers.tracking.server import database_address
 PORT = 8421
 _LONGEST_NAME = 120
 _REMOVED = {
+    "--host": "an SSH tunnel reaches it from elsewhere: ssh -L 8421:127.0.0.1:8421 MACHINE",
     "burn-down": "`python -m dpgcl_core.ledger remaining` shows what is left, its `export` writes every row",
     "--score": "the first score that all trials have is drawn; MLflow's scatter plot takes any other",
     "group-size": "`figure --question group-size` draws it",
@@ -141,17 +142,15 @@ def pareto_command(
 def serve_command(
     storage: Path | None = None,
     ledger: tuple[str, ...] = (),
-    host: str = "127.0.0.1",
     port: int = PORT,
 ) -> None:
-    """Serve a storage folder to a browser: its sweeps, their reports, and what ledgers have left.
+    """Serve a storage folder to a browser here: its sweeps, their reports, and what ledgers have left.
 
     Nothing is ever written.
 
     Args:
       storage: folder of the sweeps; default $DPGCL_STORAGE, else the results folder.
       ledger: files or URLs of the ledgers to show; default $DPGCL_LEDGER.
-      host: address to listen at; one that others reach needs a token, which is printed once.
       port: to listen at; 0 for any that is free.
     """
     from dashboards.serve.index import SweepIndex
@@ -159,7 +158,7 @@ def serve_command(
 
     root, own = storage_root(storage), os.environ.get("DPGCL_LEDGER")
     print(f"storage: {root}", flush=True)
-    serve(SweepIndex(root), ledger or ((own,) if own else ()), host, port)
+    serve(SweepIndex(root), ledger or ((own,) if own else ()), port)
 
 
 def _folder_of(*names: str) -> Path:
