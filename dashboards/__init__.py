@@ -18,33 +18,25 @@ require_extra("service", "mlflow", "pandas", needed_by=__name__)
 
 if TYPE_CHECKING:
     from dashboards.compose.answer import Answer, answer_of
-    from dashboards.compose.figure import content_of, numbers_of
-    from dashboards.compose.questions import QUESTIONS, find_question
     from dashboards.errors import DashboardError
     from dashboards.figures import draw, load_for
     from dashboards.query.sweeps import list_sweeps
     from dashboards.query.trials import load_trials
 
 __all__ = [
-    "QUESTIONS",
     "Answer",
     "DashboardError",
     "answer_of",
-    "content_of",
     "draw",
-    "find_question",
     "list_sweeps",
     "load_for",
     "load_trials",
-    "numbers_of",
 ]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "compose.answer": ("Answer", "answer_of"),
-        "compose.figure": ("content_of", "numbers_of"),
-        "compose.questions": ("QUESTIONS", "find_question"),
         "errors": ("DashboardError",),
         "figures": ("draw", "load_for"),
         "query.sweeps": ("list_sweeps",),

@@ -42,7 +42,7 @@ def curves_content(points: Sequence[Point], *, title: str, subtitle: str) -> Con
 def numbers_of_curves(points: Sequence[Point]) -> pd.DataFrame:
     """Return the points of the curves, one row each."""
     rows = pd.DataFrame(map(vars, points))
-    rows.insert(rows.columns.get_loc("epsilon"), "num_epochs", [point.num_epochs for point in points])
+    rows.insert(list(rows).index("epsilon"), "num_epochs", [point.num_epochs for point in points])
     return rows
 
 

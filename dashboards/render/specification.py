@@ -61,14 +61,11 @@ def page_specification(content: Content) -> Json:
     Hovering over a point shows its mean, standard error and number of repeats; a click on a name in a
     legend fades the other curves.
     """
-    return {**_page(), **_drawing(content)}
+    return {**_PAGE, **_drawing(content)}
 
 
 def print_specification(content: Content) -> Json:
     """Return the same with title, settings and notes around it."""
-    page = page_specification(content)
-    for name in ("$schema", "background", "padding", "config"):
-        page.pop(name)
     width = max(_width(content), _LEAST_WIDTH)
     heading = {
         "text": _wrapped(content.title, width / _TITLE_CHARACTER),
@@ -90,16 +87,7 @@ def print_specification(content: Content) -> Json:
         "lineHeight": 13.5,
         "offset": 16,
     }
-    return {**_page(), "title": heading, "vconcat": [{**page, "title": below}]}
-
-
-def _page() -> Json:
-    return {
-        "$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE}.json",
-        "background": "white",
-        "padding": 12,
-        "config": _CONFIG,
-    }
+    return {**_PAGE, "title": heading, "vconcat": [{**_drawing(content), "title": below}]}
 
 
 _CONFIG: Json = {
@@ -121,6 +109,12 @@ _CONFIG: Json = {
         "titleFontWeight": "normal",
         "titlePadding": 7,
     },
+}
+_PAGE: Json = {
+    "$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE}.json",
+    "background": "white",
+    "padding": 12,
+    "config": _CONFIG,
 }
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.answer import OWN, Answer, PrivacyNumbers, answer_of
-from dashboards.compose.answer_table import settings_table
-from dashboards.compose.content import Content, SortableTable, Table
+from dashboards.compose.content import Content, SortableTable
 from dashboards.compose.figure import content_of
 from dashboards.compose.names import dataset_title, listed
 from dashboards.compose.questions import QUESTIONS, Question
@@ -49,11 +48,9 @@ class Report:
       name: of the sweep.
       title: its question and data set.
       status: how far it is, in a sentence.
-      answer: the answer in sentences; empty where there is none yet.
-      warning: of the answer; empty for none.
+      answer: the answer; None where there is none yet.
       is_final: whether all trials are behind the answer.
       is_running: whether more trials are to come, and the page with them.
-      settings: mean score of each setting, and what the answer says of it; None without an answer.
       figures: what is drawn.
       trials: one row each; None where none may be shown.
       promise: what the sweep promises, in a sentence.
@@ -67,11 +64,9 @@ class Report:
     name: str
     title: str
     status: str
-    answer: Sequence[str] = ()
-    warning: str = ""
+    answer: Answer | None = None
     is_final: bool = False
     is_running: bool = False
-    settings: Table | None = None
     figures: Sequence[Content] = ()
     trials: SortableTable | None = None
     promise: str = ""
@@ -117,11 +112,9 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
         name=record.name,
         title=f"{question.asked} {dataset_title(str(record.params.get('dataset', '')))}".strip(),
         status=_status(record),
-        answer=() if answer is None else [line for line in answer.lines() if not line.startswith("Warning")],
-        warning=(answer.warning() or "") if answer is not None else "",
+        answer=answer,
         is_final=record.status == FINISHED,
         is_running=record.status == RUNNING,
-        settings=None if answer is None else settings_table(answer),
         figures=figures,
         trials=None if shown.empty else trial_table(shown[:MOST_TRIALS], question, record.links),
         promise=_promise(record),

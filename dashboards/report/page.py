@@ -6,6 +6,7 @@ import base64
 import html
 from collections.abc import Sequence
 
+from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, Table
 from dashboards.render.document import DRAWINGS, RELOAD, TABLES, document_of, drawing_of, header_of
 from dashboards.render.tables import boxed, to_sortable_html
@@ -39,15 +40,16 @@ def _link(report: Report) -> str:
 
 
 def _answer(report: Report) -> str:
-    if not report.answer:
+    if report.answer is None:
         return ""
-    first, *others = report.answer
+    warning = report.answer.warning()
+    first, *others = [line for line in report.answer.lines() if not line.startswith("Warning")]
     so_far = "" if report.is_final else '<p class="soft">Of the trials so far:</p>'
-    warned = f'<p class="warning">Warning: {html.escape(report.warning)}.</p>' if report.warning else ""
-    table = "" if report.settings is None else _settings(report.settings)
+    warned = f'<p class="warning">Warning: {html.escape(warning)}.</p>' if warning else ""
     return (
         f'<section class="card" aria-label="Answer"><h2 class="unseen">Answer</h2>{so_far}'
-        f'<p class="first">{html.escape(first)}</p>{_paragraphs(others)}{warned}</section>{table}'
+        f'<p class="first">{html.escape(first)}</p>{_paragraphs(others)}{warned}</section>'
+        f"{_settings(settings_table(report.answer))}"
     )
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from dashboards.compose.answer import Answer, PrivacyNumbers, answer_of
+from dashboards.compose.answer_table import settings_table
 from dashboards.errors import DashboardError
 from dashboards.report import content
 from dashboards.report.content import report_of
@@ -25,8 +26,8 @@ def test_answer_of_a_finished_sweep_is_the_recorded_one(make_record):
     recorded = json.loads(json.dumps(answer_of(record.trials, "group-size", numbers).as_dict()))
     recorded["choices"][0]["settings"][0]["mean"] = 0.4321
     report = report_of(make_record(answer=recorded))
-    assert "ε of one training: 1.25" in report.answer[-1]
-    assert report.settings.rows[0][1] == "43.21"
+    assert "ε of one training: 1.25" in report.answer.lines()[-1]
+    assert settings_table(report.answer).rows[0][1] == "43.21"
     assert report.is_final
 
 
@@ -44,7 +45,7 @@ def test_damaged_answer_is_refused_and_made_anew(make_record, damage):
     with pytest.raises(DashboardError, match="damaged"):
         Answer.read(damaged)
     report = report_of(make_record(answer=damaged))
-    assert report.answer[0] == whole["lines"][0]
+    assert report.answer.lines()[0] == whole["lines"][0]
     assert any("anew" in note for note in report.notes)
 
 
@@ -52,7 +53,7 @@ def test_sweep_under_way_has_the_answer_of_its_trials_so_far_and_no_earlier_stat
     stale = answer_of(make_record().trials, "group-size").as_dict() | {"question": "Stale?"}
     report = report_of(make_record(status="RUNNING", num_planned=40, answer=stale))
     assert not report.is_final
-    assert not report.answer[0].startswith("Stale?")
+    assert not report.answer.lines()[0].startswith("Stale?")
     assert report.status == "Sweep under way: 24 of 40 trials finished."
     assert report.promise.startswith("As planned")
     assert STATEMENT["headline"] not in report.promise
@@ -60,7 +61,7 @@ def test_sweep_under_way_has_the_answer_of_its_trials_so_far_and_no_earlier_stat
 
 def test_sweep_without_trials_has_a_report(make_record):
     report = report_of(make_record(trials=pd.DataFrame(), status="RUNNING", statement=None, config=None))
-    assert (list(report.answer), report.trials, list(report.figures)) == ([], None, [])
+    assert (report.answer, report.trials, list(report.figures)) == (None, None, [])
     assert "There is no answer yet: no trial has finished." in report.notes
 
 
@@ -92,7 +93,7 @@ def test_private_data_without_any_proven_trial_show_nothing(make_record, make_tr
     trials = make_trials(data_is="private", epsilons=(float("inf"),), snr=False)
     report = report_of(make_record(trials=trials))
     assert report.trials is None
-    assert (list(report.figures), list(report.answer)) == ([], [])
+    assert (list(report.figures), report.answer) == ([], None)
 
 
 @pytest.mark.parametrize(
