@@ -110,7 +110,7 @@ def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[Reference
         for name in metrics:
             values = [record[name + ending] for ending in _ENDINGS]
             if name.endswith(_GAIN):
-                gain = Gain(*values, record[f"{name}_share"])
+                gain = Gain(*(record[name + ending] for ending in (*_ENDINGS, "_share")))
                 row.append(gain.text(is_private=record["guarantee"] == PROVEN))
             else:
                 row.append(mean_text(*values, scale=100 if name in scores else 1))
