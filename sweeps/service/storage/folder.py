@@ -15,7 +15,7 @@ Everything lies under one absolute storage folder:
                                  checkpoints, so that older ones put back do not take the count back
     sweeps/NAME/started/*.json   how often each trial was started: what tells that its count is lost
     sweeps/NAME/log.jsonl        what happened to an open sweep's trials, for its operator
-    sweeps/NAME/*.png *.html …   the figure and its table
+    sweeps/NAME/*.png *.csv …    the figure and its table; report.html, the report
 """
 
 from __future__ import annotations
