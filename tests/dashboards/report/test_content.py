@@ -138,11 +138,11 @@ def test_best_setting_is_bold_only_where_it_is_distinguishable(make_record, make
     trials["knn_accuracy"] = [0.8, 0.801, 0.799, 0.5, 0.502, 0.499]
     trials["repeat"] = [0, 1, 2] * 2
     trials["group_size"] = pd.Series([2] * 3 + [8] * 3, dtype=object)
-    assert report_of(make_record(trials=trials)).settings.bold == {(0, 1)}
+    assert settings_table(report_of(make_record(trials=trials)).answer).bold == {(0, 1)}
     one = trials[trials["repeat"] == 0].reset_index(drop=True)
-    assert report_of(make_record(trials=one)).settings.bold == frozenset()
+    assert settings_table(report_of(make_record(trials=one)).answer).bold == frozenset()
     trials["knn_accuracy"] = [0.8, 0.7, 0.6, 0.79, 0.69, 0.62]
-    assert report_of(make_record(trials=trials)).settings.bold == frozenset()
+    assert settings_table(report_of(make_record(trials=trials)).answer).bold == frozenset()
 
 
 def test_command_and_file_repeat_the_sweep(make_record):
