@@ -41,12 +41,7 @@ def test_command_error_is_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("command", "instead"),
-    [
-        ("group-size", "figure --question"),
-        ("burn-down", "ledger remaining"),
-        ("importance", "Optuna"),
-        ("retrieval", "load_encoder"),
-    ],
+    [("group-size", "figure --question"), ("importance", "Optuna"), ("retrieval", "load_encoder")],
 )
 def test_command_of_an_earlier_version_is_refused_with_what_to_use(command, instead):
     with pytest.raises(ConfigError, match=f"^{command} was removed.*{instead}"):

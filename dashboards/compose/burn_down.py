@@ -1,0 +1,212 @@
+"""What a data set's budget had left after each row of the ledger, in the ledger's own units.
+
+An RDP filter counts RDP at one order, quotas count steps of each class; what a cap sets aside for sealed
+sweeps by basic composition is ε. Everything comes from the public part of the rows: of a sealed sweep its one
+charge, and nothing of what it did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dashboards.compose.axes import Axis, ticks_of
+from dashboards.compose.content import Content, Curve, Panel, Reference, Style, Table
+from dashboards.compose.curves import MARKERS, PRIVATE_COLOURS, staircase
+from dashboards.errors import DashboardError
+from dpgcl_core.accounting.filters import QuotaFilter
+from dpgcl_core.errors import unknown_choice
+from dpgcl_core.ledger.account import Account
+from dpgcl_core.ledger.books import Books
+from dpgcl_core.ledger.chain import Entry
+
+_COLOURS = PRIVATE_COLOURS[:5]
+_LAST, _MOST_DOTS = 20, 60
+_ROW = Axis(column="row", label="Row of the ledger", symbol="row", scale="linear", dense=True)
+_KINDS = {
+    "register": "registered",
+    "reserve": "reserved",
+    "extend": "extended",
+    "settle": "settled",
+    "seal": "sealed sweep",
+    "cap": "cap changed",
+    "loss": "rows lost",
+    "fingerprint": "fingerprint",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What one budget had left after a row.
+
+    Attributes:
+      unit: of the numbers, for readers.
+      budget: which of several, for a legend.
+      left: never below zero; charges may exceed a cap only by lost rows and overrun reservations.
+      whole: all of it.
+    """
+
+    unit: str
+    budget: str
+    left: float
+    whole: float
+
+
+def burn_down_of(entries: Iterable[Entry], dataset_id: str) -> tuple[Content, pd.DataFrame]:
+    """Return the figure of a data set, and its numbers: one row per ledger row and budget.
+
+    Args:
+      entries: all rows of the ledger, from `dpgcl_core.ledger.ledger.Ledger.entries`.
+      dataset_id: whose budget is shown.
+
+    Raises:
+      DashboardError: the ledger does not know the data set.
+      LedgerError: the rows contradict each other.
+    """
+    books, found = Books(), list[dict[str, Any]]()
+    for entry in entries:
+        books.apply(entry)
+        account = books.accounts.get(dataset_id)
+        if account is None or account.rows[-1] != entry.number:
+            continue
+        event = {"row": entry.number, "time": entry.time, "event": _KINDS.get(entry.kind, entry.kind)}
+        event["label"] = _label(books, entry)
+        found += [event | vars(each) for each in lefts_of(account)]
+    if not found:
+        raise DashboardError(unknown_choice("data set in the ledger", dataset_id, books.accounts))
+    numbers = pd.DataFrame(found)
+    return _content(numbers, books.accounts[dataset_id]), numbers
+
+
+def lefts_of(account: Account) -> list[Left]:
+    """Return what each budget of an account has left."""
+    cap, budget = account.cap, account.cap.filter()
+    if isinstance(budget, QuotaFilter):
+        steps = account.steps()
+        found = [
+            Left(
+                unit="Steps left",
+                budget=f"q = {each.sampling_prob:.4g}, σ = {each.noise_multiplier:.4g}",
+                left=float(max(0, quota - steps.get(each, 0))),
+                whole=float(quota),
+            )
+            for each, quota in cap.quotas
+        ]
+    else:
+        left = max(0.0, budget.rdp_budget - account.rdp_spent())
+        unit = f"RDP left, at order {budget.order:g}"
+        found = [Left(unit=unit, budget="trainings", left=left, whole=budget.rdp_budget)]
+    if cap.sealed_epsilon:
+        spent = float(account.sealed_spent()[0])
+        left = max(0.0, cap.sealed_epsilon - spent)
+        found.append(Left(unit="ε left", budget="sealed sweeps", left=left, whole=cap.sealed_epsilon))
+    return found
+
+
+def _label(books: Books, entry: Entry) -> str:
+    """Return the training or sweep that a row is about; "" of other rows."""
+    if "label" in entry.facts:
+        return str(entry.facts["label"])
+    if "reservation" in entry.facts:
+        return books.reservation(entry.facts["reservation"]).label
+    return ""
+
+
+def _content(numbers: pd.DataFrame, account: Account) -> Content:
+    places = {name: place for place, name in enumerate(dict.fromkeys(numbers["budget"]))}
+    panels = [_panel(rows, numbers["row"], places) for _, rows in numbers.groupby("unit", sort=False)]
+    cap = account.cap
+    table, last = _now_table(numbers), _last_table(numbers)
+    title = f"{account.dataset_id}: what the ledger has left of (ε = {cap.epsilon:g}, δ = {cap.delta:g})"
+    return Content(
+        title=title,
+        subtitle=f"{len(account.rows)} rows, one {account.unit} protected ({account.neighboring_relation})",
+        rows=[panels],
+        tables=[("Left now", table), (f"Last rows, all of them in the .csv file (at most {_LAST})", last)],
+        remarks=_notes(account),
+    )
+
+
+def _notes(account: Account) -> list[str]:
+    found = [
+        "Solid: what is left; dashed: the whole budget. Steps are charged when they are reserved, and what "
+        "was not drawn comes back when a training is settled.",
+        "The guarantee is the cap: what is spent under choices that look at results is no (ε, δ) statement.",
+    ]
+    if account.sealed:
+        found.append(
+            "A sealed sweep is one charge, in full from the start; its rows tell nothing of its trainings."
+        )
+    if account.num_raised:
+        found.append(f"The cap was raised {account.num_raised} times, each a decision outside the guarantee.")
+    if account.num_losses:
+        found.append("Rows were lost: all that they may have admitted is charged.")
+    return found
+
+
+def _panel(rows: pd.DataFrame, numbers: pd.Series, places: Mapping[str, int]) -> Panel:
+    ticks = ticks_of(_ROW, numbers)
+    curves: list[Curve] = []
+    for name, each in rows.groupby("budget", sort=False):
+        place = places[str(name)]
+        colour, marker = _COLOURS[place % len(_COLOURS)], MARKERS[place % len(MARKERS)]
+        x = [ticks.positions[order] for order in _ROW.orders(each["row"])]
+        lines = (("whole", "dashed", f"{name}, whole budget"), ("left", "solid", f"{name}, left"))
+        for column, dash, label in lines:
+            style = Style(label=label, colour=colour, marker="", dash=dash)
+            curves.append(Curve.of_single(style, *staircase(x, list(each[column]))))
+        if len(each) <= _MOST_DOTS:
+            style = Style(label=f"{name}, left", colour=colour, marker=marker, dash="")
+            curves.append(Curve.of_single(style, _row_names(each), x, list(each["left"])))
+    unit = str(rows["unit"].iloc[0])
+    nothing = Reference(label="nothing left", mean=0.0, standard_error=math.nan, num_repeats=1)
+    return Panel(
+        legend="Budgets",
+        y_label=unit,
+        axis=ticks,
+        curves=curves,
+        references=[nothing],
+    )
+
+
+def _row_names(rows: pd.DataFrame) -> list[str]:
+    events = zip(rows["row"], rows["event"], rows["label"], strict=True)
+    return [f"{row}, {event}{': ' * bool(label)}{label}" for row, event, label in events]
+
+
+def _now_table(numbers: pd.DataFrame) -> Table:
+    rows = [
+        [
+            str(unit),
+            str(budget),
+            f"{each['left'].iloc[-1]:.4g}",
+            f"{each['whole'].iloc[-1]:.4g}",
+            _share(each),
+        ]
+        for (unit, budget), each in numbers.groupby(["unit", "budget"], sort=False)
+    ]
+    return Table(heading=["Unit", "Budget", "Left", "Of", "Left (%)"], rows=rows)
+
+
+def _share(rows: pd.DataFrame) -> str:
+    return f"{100 * rows['left'].iloc[-1] / rows['whole'].iloc[-1]:.1f}"
+
+
+def _last_table(numbers: pd.DataFrame) -> Table:
+    wanted: Sequence[int] = sorted(numbers["row"].unique())[-_LAST:]
+    rows = [
+        [
+            str(each["row"]),
+            each["event"],
+            each["label"] or "–",
+            each["unit"],
+            each["budget"],
+            f"{each['left']:.4g}",
+        ]
+        for each in numbers[numbers["row"].isin(wanted)].to_dict("records")
+    ]
+    return Table(heading=["Row", "Event", "Training or sweep", "Unit", "Budget", "Left"], rows=rows)
