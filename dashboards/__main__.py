@@ -28,11 +28,10 @@ from trainers.tracking.server import database_address
 PORT = 8421
 _LONGEST_NAME = 120
 _REMOVED = {
-    "--host": "an SSH tunnel reaches it from elsewhere: ssh -L 8421:127.0.0.1:8421 MACHINE",
-    "--score": "the first score that all trials have is drawn; MLflow's scatter plot takes any other",
-    "group-size": "`figure --question group-size` draws it",
-    "importance": "Optuna's own figures, or optuna-dashboard, show it of the kept study (docs/sweeps.md)",
-    "retrieval": "rank the embeddings of `trainers.load_encoder` and `embed_images` (docs/models.md)",
+    "--score": "removed in 0.2.0: use MLflow's scatter plot for other scores than the first",
+    "group-size": "removed in 0.2.0: use figure --question group-size",
+    "importance": "removed in 0.2.0: use optuna-dashboard, or Optuna's own figures, of the kept study (docs/sweeps.md)",
+    "retrieval": "removed in 0.2.0: use embeddings of trainers.embed_images (docs/models.md)",
 }
 """Commands and options of earlier versions, and what to use instead."""
 
@@ -172,15 +171,17 @@ def burn_down_command(ledger: str, dataset: str | None = None, output: Path | No
 def serve_command(
     storage: Path | None = None,
     ledger: tuple[str, ...] = (),
+    host: str = "127.0.0.1",
     port: int = PORT,
 ) -> None:
-    """Serve a storage folder to a browser here: its sweeps, their reports, and what ledgers have left.
+    """Serve a storage folder to a browser: its sweeps, their reports, and what ledgers have left.
 
     Nothing is ever written.
 
     Args:
       storage: folder of the sweeps; default $DPGCL_STORAGE, else the results folder.
       ledger: files or URLs of the ledgers to show; default $DPGCL_LEDGER.
+      host: address to listen at; one that others reach needs a token, which is printed once.
       port: to listen at; 0 for any that is free.
     """
     from dashboards.serve.index import SweepIndex
@@ -188,7 +189,7 @@ def serve_command(
 
     root, own = storage_root(storage), os.environ.get("DPGCL_LEDGER")
     print(f"storage: {root}", flush=True)
-    serve(SweepIndex(root), ledger or ((own,) if own else ()), port)
+    serve(SweepIndex(root), ledger or ((own,) if own else ()), host, port)
 
 
 def _folder_of(*names: str) -> Path:

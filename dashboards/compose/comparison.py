@@ -44,7 +44,7 @@ _NO_SETTINGS = ("num_trials", "noise_multiplier", "image_shape", "question")
 _HASH = re.compile(r"^([0-9a-f]{8})[0-9a-f]{56}$")
 _UNPAIRED = "no seed in common: not paired"
 _TITLES = {
-    "difference": "Difference (points)",
+    **{"score": "Score", "minus": "Minus", "difference": "Difference (points)"},
     "num_repeats": "Seeds in common",
 }
 

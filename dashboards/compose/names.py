@@ -42,18 +42,28 @@ _SIGNED_COLUMNS = {
 _COLUMN_NAMES = {
     **{column: f"{name} {sign}" for column, (name, sign) in _SIGNED_COLUMNS.items()},
     "sampling_prob": "Sampling probability q",
+    "sampled": "Sampled",
+    "learning_rate": "Learning rate",
+    "weight_decay": "Weight decay",
     "embedding_dim": "Embedding width",
     "network_name": "Network",
+    "trained_layers": "Trained layers",
     "num_classes": "Classes",
     "optimizer_name": "Optimizer",
     "lora_layers": "Adapted layers",
+    "lora_rank": "LoRA rank",
     "probe_dataset": "Probing data set",
+    "method": "Method",
+    SWEEP: "Sweep",
+    "guarantee": "Guarantee",
     "num_trials": "Trials",
     "epsilon_max": "ε spent, at most",
+    "step": "Step",
+    "relative_loss": "Relative loss",
 }
 _WORDS = {
     **{"num": "number of", "prob": "probability", "max": "largest", "min": "smallest", "l2": "L2"},
-    **{"ema": "weight-averaging", "lora": "LoRA", "snr": "SNR"},
+    **{"ema": "weight-averaging", "lora": "LoRA", "snr": "SNR", "public": "public"},
 }
 _MOST_NAMES = 5
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dashboards.compose.axes import Axis, Scale
-from dashboards.compose.names import column_title, symbol
+from dashboards.compose.names import (
+    column_title,
+    symbol,
+)
 from dashboards.compose.transfer import PROBE
 from dashboards.errors import DashboardError
 from dpgcl_core.errors import unknown_choice

@@ -1,19 +1,29 @@
-"""Who may read the dashboard: this machine's own browser.
+"""Who may read the dashboard: this machine's own browser, and elsewhere whoever has the token.
 
-*Host.* The server listens at 127.0.0.1 alone. A page of somebody else may let its name point here and read
-what is shown (DNS rebinding), so a request that names another host than this machine is refused, before
-anything else.
+*Host.* A page of somebody else may let its name point to this machine and read what is here (DNS rebinding).
+Where no token is needed, a request that names a host which is not this machine's own is refused, before
+anything else. Where one is, such a page has none: a browser sends a cookie to the name alone that set it.
+
+*Token.* On an address that others reach, every request needs a token of 256 random bits. It is told once, on
+the terminal, in a link; from the first use on a cookie of another random value stands for it, and no link has
+it. Both are compared in a time that tells nothing of them.
 
 *Nothing is written.* There is no method but GET and HEAD.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import secrets
+from collections.abc import MutableMapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
 from starlette.datastructures import MutableHeaders
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-ADDRESS = "127.0.0.1"
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -23,21 +33,89 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _NO_POLICY = "default-src 'none'; frame-ancestors 'none'"
+_COOKIE = "dpgcl-dashboard"
 
 
-def guarded(app: ASGIApp) -> ASGIApp:
-    """Return the application for this machine's names alone; no page may embed its answers."""
-    own = TrustedHostMiddleware(app, allowed_hosts=[ADDRESS, "localhost"], www_redirect=False)
+def new_token() -> str:
+    """Return 256 random bits, fit for a link."""
+    return secrets.token_urlsafe(32)
 
-    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(raw=list(message["headers"]))
-                headers.update(_HEADERS)
-                headers.setdefault("Content-Security-Policy", _NO_POLICY)
-                message = {**message, "headers": headers.raw}
-            await send(message)
 
-        await own(scope, receive, sent)
+def is_loopback(host: str) -> bool:
+    """Return whether nobody but this machine reaches an address.
 
-    return answered
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _without_port(header: str) -> str:
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.rpartition(":")[0] if header.count(":") == 1 else header
+
+
+class Guard:
+    """Let through whom the rules above allow, and give every answer the headers of a page that nobody embeds.
+
+    Args:
+      app: what is guarded.
+      token: that is needed; None where this machine alone reaches it.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app, self._token = app, token
+        self._session = new_token()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it on."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        refused = self._refusal(Request(scope))
+        await (refused or self._app)(scope, receive, _with_headers(send))
+
+    def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that is not let through."""
+        if self._token is None:
+            if is_loopback(_without_port(request.headers.get("host", ""))):
+                return None
+            return PlainTextResponse("This server is not known by that name.\n", status_code=421)
+        if _same(request.cookies.get(_COOKIE, ""), self._session):
+            return None
+        if not _same(request.query_params.get("token", ""), self._token):
+            return PlainTextResponse(
+                "The dashboard needs the link with the token, which its terminal shows.\n", status_code=401
+            )
+        found = RedirectResponse(_without_token(request), status_code=303)
+        found.set_cookie(_COOKIE, self._session, httponly=True, samesite="lax", path="/")
+        return found
+
+
+def _same(given: str, wanted: str) -> bool:
+    return secrets.compare_digest(given.encode(errors="replace"), wanted.encode())
+
+
+def _without_token(request: Request) -> str:
+    others = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
+    path = "/" + request.url.path.lstrip("/\\")  # of this server: //host would be another one
+    return quote(path) + (f"?{urlencode(others)}" if others else "")
+
+
+def _with_headers(send: Send) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(raw=list(message["headers"]))
+            for name, value in _HEADERS.items():
+                headers[name] = value
+            headers.setdefault("Content-Security-Policy", _NO_POLICY)
+            changed: MutableMapping[str, Any] = {**message, "headers": headers.raw}
+            message = changed
+        await send(message)
+
+    return sent

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from dashboards.errors import DashboardError
 from dashboards.render.document import policy_of
-from dashboards.serve.guard import ADDRESS, guarded
+from dashboards.serve.guard import Guard, is_loopback, new_token
 from dashboards.serve.index import INDEX_SCRIPTS, SweepIndex, ledgers_page
 
 _REPORT_POLICY = (
@@ -24,12 +24,13 @@ _REPORT_POLICY = (
 """Of a report, which has a stricter one of its own: apart from this server's pages, and sending nothing."""
 
 
-def application(index: SweepIndex, ledgers: Sequence[str]) -> ASGIApp:
+def application(index: SweepIndex, ledgers: Sequence[str], token: str | None = None) -> ASGIApp:
     """Return the server as an application.
 
     Args:
       index: of the storage folder.
       ledgers: addresses of the ledgers to show.
+      token: that is needed; None for a server that this machine alone reaches.
     """
 
     def sweeps(request: Request) -> Response:
@@ -47,7 +48,7 @@ def application(index: SweepIndex, ledgers: Sequence[str]) -> ASGIApp:
 
     routes = {"/": sweeps, "/ledgers": budgets, "/reports/{name}": report}
     app = Starlette(routes=[Route(path, answer, methods=["GET"]) for path, answer in routes.items()])
-    return guarded(app)
+    return Guard(app, token)
 
 
 def _page(document: str, scripts: Sequence[str] = ()) -> Response:
@@ -55,31 +56,44 @@ def _page(document: str, scripts: Sequence[str] = ()) -> Response:
     return HTMLResponse(document, headers=headers)
 
 
-def serve(index: SweepIndex, ledgers: Sequence[str], port: int) -> None:
-    """Serve the pages to this machine until the process is stopped.
+def serve(index: SweepIndex, ledgers: Sequence[str], host: str, port: int) -> None:
+    """Serve the pages until the process is stopped.
 
     Raises:
-      DashboardError: the port cannot be listened at.
+      DashboardError: the address cannot be listened at.
     """
     import uvicorn
 
-    app = application(index, ledgers)
+    token = None if is_loopback(host) else new_token()
+    app = application(index, ledgers, token)
     config = uvicorn.Config(app, access_log=False, log_config=None, server_header=False, proxy_headers=False)
-    with _bind(port) as listener:
-        print(f"dashboard: http://{ADDRESS}:{listener.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
+    with _bind(host, port) as listener:
+        print(_link_text(host, listener.getsockname()[1], token), flush=True)
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _bind(port: int) -> socket.socket:
-    listener = socket.socket()
+def _link_text(host: str, port: int, token: str | None) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    if token is None:
+        return f"dashboard: http://{shown}:{port}/ (Ctrl-C ends it)"
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else shown
+    return (
+        f"dashboard, for whoever has this link, shown once: http://{name}:{port}/?token={token}\n"
+        "note: HTTP is not encrypted: whoever reads the network reads the pages and the token; an SSH tunnel "
+        "to a dashboard on 127.0.0.1 is safer"
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((ADDRESS, port))
+        listener.bind((host, port))
         listener.listen(128)
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise DashboardError(
-            f"the dashboard cannot listen at {ADDRESS}:{port} ({reason}); give another --port"
+            f"the dashboard cannot listen at {host}:{port} ({reason}); give another --port"
         ) from error
     return listener
