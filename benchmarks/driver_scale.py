@@ -141,19 +141,19 @@ def _sweep(arguments: Sequence[str]) -> None:
 
 def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
     """Run a sweep of trials that do nothing in this process; what MLflow gets beside the loop counts, too."""
-    from sweeps.service.running import sweep as service
+    from sweeps.service.running import driver
     from sweeps.service.running.outbox import Outbox
-    from sweeps.service.running.tune import run_trials
+    from sweeps.service.running.trial_runner import run_trials
     from trainers import ray_worker
 
     meter = _Meter()
     with contextlib.ExitStack() as patches:
-        patches.enter_context(patch.object(service, "run_trials", meter(run_trials if on_ray else _replay)))
+        patches.enter_context(patch.object(driver, "run_trials", meter(run_trials if on_ray else _replay)))
         patches.enter_context(patch.object(Outbox, "finish", meter(Outbox.finish)))
         if on_ray:
             patches.enter_context(patch.object(ray_worker, "run_trial", report_at_once))
         else:
-            patches.enter_context(patch.object(service, "ray_session", lambda *_: contextlib.nullcontext()))
+            patches.enter_context(patch.object(driver, "ray_session", lambda *_: contextlib.nullcontext()))
         _sweep(_arguments(storage, num_trials))
     peak = harness.memory_status("VmHWM")
     return {"seconds_per_trial": meter.seconds / num_trials, "memory_bytes": peak}
@@ -161,8 +161,8 @@ def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
 
 def _train(storage: str, num_trials: int, arguments: Sequence[str]) -> dict[str, Any]:
     """Run a sweep that trains, one trial at a time; seconds of the clock around each training."""
-    from sweeps.service.running import sweep as service
-    from sweeps.service.running.tune import run_trials
+    from sweeps.service.running import driver
+    from sweeps.service.running.trial_runner import run_trials
 
     ends: list[float] = []
     metrics: list[Mapping[str, float]] = []
@@ -177,7 +177,7 @@ def _train(storage: str, num_trials: int, arguments: Sequence[str]) -> dict[str,
         return run_trials(session, plan, folder, trials, note, *others)
 
     fixed = ("--max-concurrent-trials", "1", "--no-non-private", "--repeats", str(num_trials))
-    with patch.object(service, "run_trials", noting):
+    with patch.object(driver, "run_trials", noting):
         _sweep([*fixed, "--storage", storage, *arguments])
     return around_trainings(ends, metrics)
 

@@ -30,7 +30,7 @@ _LONGEST_NAME = 120
 _REMOVED = {
     "--score": "removed in 0.2.0: use MLflow's scatter plot for other scores than the first",
     "group-size": "removed in 0.2.0: use figure --question group-size",
-    "importance": "removed in 0.2.0: use optuna-dashboard, or Optuna's own figures, of the kept study (docs/sweeps.md)",
+    "importance": "removed in 0.2.0: use optuna-dashboard with the kept study (docs/sweeps.md)",
     "retrieval": "removed in 0.2.0: use embeddings of trainers.embed_images (docs/models.md)",
 }
 """Commands and options of earlier versions, and what to use instead."""

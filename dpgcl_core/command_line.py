@@ -42,8 +42,8 @@ def run_command(
       prog: how the command is called, for `--help`.
       description: for `--help`; a function's own docstring unless given.
       arguments: the command line without the program; None for this process's own.
-      removed: returns of an option or subcommand of earlier versions, as it is typed, since when it is gone and
-        what to use instead; None of any other.
+      removed: returns of an option or subcommand of earlier versions, as it is typed, since when it is gone
+        and what to use instead; None of any other.
 
     Raises:
       ConfigError: an option or subcommand is unknown, removed or missing, or a value has the wrong type.

@@ -27,11 +27,11 @@ def main() -> int:
     """Run the search."""
     options = parse_options(SearchOptions, description=__doc__)
     from dashboards.figures import draw  # here, with pandas, torch and Ray
-    from sweeps.service.running.search import SearchSweep
+    from sweeps.service.running.search import SearchPolicy
     from sweeps.service.running.sweep import execute
 
     with errors_in_flags(SearchOptions):
-        return execute("search", options, (), partial(draw, "search"), kind=SearchSweep).code
+        return execute("search", options, (), partial(draw, "search"), policy=SearchPolicy()).code
 
 
 if __name__ == "__main__":

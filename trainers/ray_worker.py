@@ -1,4 +1,4 @@
-"""One trial on Ray: a Tune trial function around one Ray Train run. The only Ray Train file.
+"""One trial on Ray: a Tune trial function around one Ray Train run.
 
 A training on one worker is a Ray Train run in local mode: `TorchTrainer.fit` calls the worker's function
 inside the trial's own process, which saves the ten seconds that starting a worker group takes. With
@@ -29,11 +29,6 @@ from ray import cloudpickle as _cloudpickle
 from ray import tune
 from ray.train import RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.torch.config import (
-    _set_torch_distributed_env_vars,
-    _setup_torch_process_group,
-    _TorchBackend,
-)
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import METHODS, is_installed, method_named, register
@@ -43,6 +38,7 @@ from trainers.files.checkpoint import CheckpointFolder
 from trainers.files.outcomes import write_outcomes
 from trainers.files.oversight import Oversight, TrainingStopped
 from trainers.files.progress import ProgressWriter
+from trainers.ray_internals import TorchBackend, set_torch_distributed_env_vars, setup_torch_process_group
 from trainers.training.workers import current_workers
 
 if TYPE_CHECKING:
@@ -188,7 +184,7 @@ class MeetInFile(TorchConfig):
         return _FileBackend
 
 
-class _FileBackend(_TorchBackend):
+class _FileBackend(TorchBackend):
     share_cuda_visible_devices = False  # each sees its own GPU alone, and calls it `cuda`
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
@@ -197,7 +193,7 @@ class _FileBackend(_TorchBackend):
             return
         on_gpu = worker_group.get_resources_per_worker().get("GPU", 0) > 0
         url = f"file://{worker_group.execute_single(0, _meeting_place, backend_config.folder)}"
-        worker_group.execute(_set_torch_distributed_env_vars)
+        worker_group.execute(set_torch_distributed_env_vars)
         joined = [
             worker_group.execute_single_async(
                 rank,
@@ -226,7 +222,7 @@ def _meeting_place(folder: str | None) -> str:
 def _meet(**given: Any) -> None:
     if sys.platform == "linux":
         os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"})
-    _setup_torch_process_group(**given)
+    setup_torch_process_group(**given)
 
 
 class TrainingFailed(Exception):  # noqa: N818

@@ -1086,7 +1086,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a cluster is asked for the secret number of a sealed sweep's trials",
-        file="sweeps/service/running/tune.py",
+        file="sweeps/service/running/trial_queue.py",
         before="num_left = self._num_left if self._tells_left else 0",
         after="num_left = self._num_left",
         tests=(
@@ -1412,8 +1412,8 @@ BREAKAGES = (
     Breakage(
         name="the answer of a sealed sweep depends on the number of trials",
         file="sweeps/service/running/sealed.py",
-        before="privacy_numbers(self._plan.cost, begun.left)",
-        after="privacy_numbers(self._plan.cost, (None, len(begun.draws)))",
+        before="privacy_numbers(self._plan.cost, self._begun.left)",
+        after="privacy_numbers(self._plan.cost, (None, len(self._begun.draws)))",
         tests=("tests/sweeps/test_sealed.py::test_nothing_readable_tells_the_number_of_trials",),
     ),
     Breakage(
@@ -1492,7 +1492,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="the number of trials is drawn from the law without its cap",
-        file="sweeps/service/running/sealed.py",
+        file="sweeps/service/running/sealed_draws.py",
         before="draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))",
         after="draws = draw_trials(trial_law(plan.release), len(plan.trials))",
         tests=("tests/sweeps/test_sealed.py::test_number_is_drawn_from_the_law_that_is_charged",),
@@ -1896,9 +1896,9 @@ BREAKAGES = (
     # Who may read a sweep's folder
     Breakage(
         name="the folder of a sweep on private data lets others in",
-        file="sweeps/service/running/sweep.py",
-        before="is_closed = data.are_private and options.release.is_open",
-        after="is_closed = data.are_private and not options.release.is_open",
+        file="sweeps/service/running/prepare.py",
+        before="is_closed = source.are_private and release.is_open",
+        after="is_closed = source.are_private and not release.is_open",
         tests=("tests/sweeps/test_storage.py::test_open_sweep_on_private_data_is_closed_to_others",),
     ),
     Breakage(
@@ -1940,16 +1940,16 @@ BREAKAGES = (
     # Restarts that are told
     Breakage(
         name="MLflow tells of restarts that were charged in advance",
-        file="sweeps/service/running/sweep.py",
-        before="told = [] if in_advance else self._log.restarts(trial.name)",
-        after="told = self._log.restarts(trial.name)",
+        file="sweeps/service/running/mlflow_listener.py",
+        before="restarts = [] if in_advance else self._log.restarts(trial.name)",
+        after="restarts = self._log.restarts(trial.name)",
         tests=(
             "tests/sweeps/test_supervision.py::test_restarts_that_were_charged_in_advance_stay_with_the_operator",
         ),
     ),
     Breakage(
         name="a sealed sweep keeps a log of its trials",
-        file="sweeps/service/running/tune.py",
+        file="sweeps/service/running/trial_runner.py",
         before="return SweepLog(folder.path) if plan.release.is_open else None",
         after="return SweepLog(folder.path)",
         tests=("tests/sweeps/test_supervision.py::test_only_open_sweeps_have_a_log",),
@@ -2048,7 +2048,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="the terminal watches trainings of a sealed sweep",
-        file="sweeps/service/running/tune.py",
+        file="sweeps/service/running/trial_runner.py",
         before="        return SealedWatch(time.monotonic())\n",
         after="        pass\n",
         tests=("tests/sweeps/test_execution.py::test_trainings_of_a_sealed_sweep_are_not_watched",),
@@ -2086,9 +2086,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="the plan of a sweep on private data calls them public",
-        file="sweeps/service/running/sweep.py",
-        before='facts["data_is"] = self._plan.tags()["data_is"]',
-        after='facts["data_is"] = "public"',
+        file="sweeps/service/running/open_release.py",
+        before='{"data_is": self.plan.tags()["data_is"], ',
+        after='{"data_is": "public", ',
         tests=(
             "tests/sweeps/test_search.py"
             "::test_folder_of_a_sweep_tells_the_dashboard_how_it_ended_and_whether_its_data_are_public",
@@ -2140,9 +2140,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="a sweep waits for MLflow at every result",
-        file="sweeps/service/running/sweep.py",
-        before="        self._outbox.put(name)\n        self._num_done += 1\n",
-        after="        self._track(name)\n        self._num_done += 1\n",
+        file="sweeps/service/running/mlflow_listener.py",
+        before="        self._outbox.put(result.name)\n",
+        after="        self._send(result.name)\n",
         tests=("tests/sweeps/test_results.py::test_results_are_kept_when_mlflow_fails_midway",),
     ),
     Breakage(
@@ -2164,7 +2164,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a full disk is taken for a training that failed",
-        file="sweeps/service/running/tune.py",
+        file="sweeps/service/running/interruption.py",
         before="        raise DiskFull from error\n",
         after="        raise\n",
         tests=("tests/sweeps/test_room.py::test_full_disk_ends_the_sweep_and_no_training",),
@@ -2216,7 +2216,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="Ctrl-C ends trainings before they have saved",
-        file="sweeps/service/running/tune.py",
+        file="sweeps/service/running/interruption.py",
         before="if not num_drawing or len(self.signals) > 1 or",
         after="if True or",
         tests=("tests/sweeps/test_execution.py::test_stop_waits_until_a_training_that_draws_has_saved",),

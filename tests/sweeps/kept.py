@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps import group_size
-from sweeps.service.running import tune as execution
+from sweeps.service.running import ray_session
 
 
 @contextmanager
@@ -21,5 +21,5 @@ def _kept() -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    execution._scratch_folder = _kept
+    ray_session._scratch_folder = _kept
     exit_on_bad_input(group_size.main)

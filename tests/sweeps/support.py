@@ -26,9 +26,10 @@ from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
 from sweeps.service.planning.records import load_training_data
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.account import check_ledger_options
-from sweeps.service.running import search as searching
-from sweeps.service.running import sweep as service
-from sweeps.service.running.tune import OnResult, TrialSource
+from sweeps.service.running import driver
+from sweeps.service.running.execution import OnResult
+from sweeps.service.running.trial_failure import TrialFailure
+from sweeps.service.running.trial_queue import TrialSource
 from sweeps.service.storage.folder import SweepFolder
 from trainers import ray_worker
 from trainers.config.tree import changed
@@ -94,9 +95,8 @@ def plan(*arguments: str, calibrations: Path | None = None) -> SweepPlan:
 
 def without_ray(monkeypatch: pytest.MonkeyPatch, run_trials: Callable[..., Any]) -> None:
     """Lets sweeps of this process run their trials by `run_trials`."""
-    monkeypatch.setattr(service, "ray_session", lambda *_: nullcontext())
-    for module in (service, searching):
-        monkeypatch.setattr(module, "run_trials", run_trials)
+    monkeypatch.setattr(driver, "ray_session", lambda *_: nullcontext())
+    monkeypatch.setattr(driver, "run_trials", run_trials)
 
 
 def train_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def _train_here(
     on_result: OnResult,
     budget: object = None,
     source: TrialSource | None = None,
-) -> dict[str, str]:
-    """As `sweeps.service.running.tune.run_trials`."""
+) -> dict[str, TrialFailure]:
+    """As `sweeps.service.running.trial_runner.run_trials`."""
     failed = {}
     for planned in trials:
         trial = planned if source is None else source.next_trial()
@@ -133,7 +133,7 @@ def _train_here(
         )
         result = ray_worker.train_worker({"trial": given, "records": [plan.data]})
         if "error" in result:
-            failed[trial.name] = result["error"]
+            failed[trial.name] = TrialFailure.of_worker(result["error"])
         else:
             on_result(trial.name, result)
         if source is not None:

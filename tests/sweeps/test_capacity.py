@@ -17,7 +17,7 @@ import pytest
 from dpgcl_core.errors import ClusterError, ConfigError
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running.capacity import Capacity, Node, Scaling, TrialNeeds, max_concurrent_trials
-from sweeps.service.running.tune import TrialQueue
+from sweeps.service.running.trial_queue import TrialQueue
 from tests.sweeps.head import Head
 from tests.sweeps.support import Driver, run
 from trainers.config.training import PerformanceConfig

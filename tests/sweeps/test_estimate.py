@@ -15,7 +15,7 @@ from sweeps.group_size import points
 from sweeps.service.planning import duration
 from sweeps.service.planning.duration import _num_embedded, estimate_seconds
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.running import sweep as run
+from sweeps.service.running import driver
 from sweeps.service.running.sweep import run_sweep
 from tests.sweeps.support import contents, options, run_script
 
@@ -84,7 +84,7 @@ def test_dry_run_tells_trials_epsilon_and_time(capsys: pytest.CaptureFixture[str
 
 def test_dry_run_needs_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:1")  # nobody listens there
-    monkeypatch.setattr(run, "ray_session", lambda *_: pytest.fail("Ray was started"))
+    monkeypatch.setattr(driver, "ray_session", lambda *_: pytest.fail("Ray was started"))
     code, out, err = run_script("group_size", *QUICK, "--dry-run", "--storage", str(tmp_path))
     assert code == 0, err
     assert "note: this machine cannot run it: RAY_ADDRESS must be the host:port of a cluster" in out

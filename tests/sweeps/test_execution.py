@@ -11,16 +11,19 @@ import stat
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from dpgcl_core.errors import ConfigError
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running import tune as execution
+from sweeps.service.running import interruption, ray_session, trial_runner
+from sweeps.service.running.execution import Execution
+from sweeps.service.running.interruption import Stopped
 from sweeps.service.running.stopping import Stopping
 from sweeps.service.running.supervision import Supervisor
-from sweeps.service.running.tune import Stopped, TrialQueue, _callback, _Listed, _signals_noted
+from sweeps.service.running.trial_failure import FailureKind, TrialFailure
+from sweeps.service.running.trial_queue import ListedTrials, TrialQueue
 from sweeps.service.running.watching import SealedWatch, SweepWatch
 from sweeps.service.storage.folder import Starts, SweepFolder
 from trainers.config.training import PerformanceConfig
@@ -65,18 +68,26 @@ def budget() -> Budget:
 def callback(heard: list[tuple[str, dict[str, Any]]], budget: Budget, tmp_path: Path) -> Any:
     (tmp_path / "one").mkdir()
     capacity: Any = SimpleNamespace(trials_at_once=lambda: 1, follow=lambda *_: None)
-    queue, folder = TrialQueue(_Listed([]), 0, capacity), SweepFolder(tmp_path / "one")
-    supervisor = Supervisor(folder, ServiceOptions(), None)
-    stopping = Stopping(folder, ServiceOptions(), "image")
-    asked: Any = budget
-    watch = SealedWatch(0.0)
-    return _callback(lambda *given: heard.append(given), asked, folder, queue, supervisor, stopping, watch)
+    folder, asked = SweepFolder(tmp_path / "one"), cast("Any", budget)
+    running = Execution(
+        folder=folder,
+        queue=TrialQueue(ListedTrials([]), 0, capacity),
+        on_result=lambda *given: heard.append(given),
+        budget=asked,
+        supervisor=Supervisor(folder, ServiceOptions(), None),
+        stopping=Stopping(folder, ServiceOptions(), "image"),
+        watch=SealedWatch(0.0),
+        is_open=False,
+    )
+    from sweeps.service.running.tune import TrialCallback  # imports Ray
+
+    return TrialCallback(running)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_the_sweep_at_tunes_next_step(number: signal.Signals, callback: Any) -> None:
     before = signal.getsignal(number)
-    with _signals_noted(callback):
+    with callback.interruption.handling_signals():
         callback.on_step_begin(1, [])
         os.kill(os.getpid(), number)
         with pytest.raises(Stopped) as stopped:
@@ -88,9 +99,9 @@ def test_signal_ends_the_sweep_at_tunes_next_step(number: signal.Signals, callba
 @pytest.fixture
 def drawing(callback: Any, tmp_path: Path) -> CheckpointFolder:
     """The checkpoints of a training that draws: it has counted its steps up to the first checkpoint."""
-    callback.ending._saves = True
+    callback.interruption._saves = True
     callback.on_trial_start(1, [], TRIAL)
-    callback.queue._live["one"] = SimpleNamespace(name="one")
+    callback._execution.queue._live["one"] = SimpleNamespace(name="one")
     checkpoints = SweepFolder(tmp_path / "one").checkpoints("one", every_steps=4)
     checkpoints.begin_attempt(0, 8)
     return checkpoints
@@ -99,12 +110,12 @@ def drawing(callback: Any, tmp_path: Path) -> CheckpointFolder:
 def test_stop_waits_until_a_training_that_draws_has_saved(
     callback: Any, drawing: CheckpointFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    callback.ending.signals.append(signal.SIGINT)
+    callback.interruption.signals.append(signal.SIGINT)
     for iteration in range(3):
         callback.on_step_begin(iteration, [])
     assert Oversight(count_file=drawing.count_file).must_stop()
     assert capsys.readouterr().out.count("Ctrl-C again") == 1
-    assert callback.queue.is_closed
+    assert callback._execution.queue.is_closed
     callback.on_trial_complete(4, [], TRIAL)
     with pytest.raises(Stopped) as stopped:
         callback.on_step_begin(5, [])
@@ -118,8 +129,8 @@ def test_stop_that_is_asked_for_twice_or_by_the_system_waits_no_longer(
     drawing: CheckpointFolder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(execution._PATIENCE_SECONDS, signal.SIGTERM, 0.0)
-    callback.ending.signals += signals
+    monkeypatch.setitem(interruption._PATIENCE_SECONDS, signal.SIGTERM, 0.0)
+    callback.interruption.signals += signals
     with pytest.raises(Stopped) as stopped:
         callback.on_step_begin(1, [])
     assert not stopped.value.is_saved
@@ -129,17 +140,17 @@ def test_stop_of_a_sealed_sweep_waits_for_none_of_its_trainings(
     callback: Any, drawing: CheckpointFolder
 ) -> None:
     """One that was interrupted counts as the worst score, saved or not."""
-    callback.ending._saves = False
-    callback.ending.signals.append(signal.SIGINT)
+    callback.interruption._saves = False
+    callback.interruption.signals.append(signal.SIGINT)
     with pytest.raises(Stopped) as stopped:
         callback.on_step_begin(1, [])
     assert not stopped.value.is_saved
 
 
 def test_training_that_has_not_begun_to_draw_is_not_waited_for(callback: Any) -> None:
-    callback.ending._saves = True
+    callback.interruption._saves = True
     callback.on_trial_start(1, [], TRIAL)
-    callback.ending.signals.append(signal.SIGINT)
+    callback.interruption.signals.append(signal.SIGINT)
     with pytest.raises(Stopped) as stopped:
         callback.on_step_begin(2, [])
     assert stopped.value.is_saved
@@ -156,7 +167,7 @@ def test_no_thread_collects_garbage_of_rays_while_it_shuts_down(monkeypatch: pyt
     handle.itself, gone = handle, weakref.ref(handle)
     del handle
     monkeypatch.setattr(ray, "shutdown", lambda: seen.append((gone() is None, gc.isenabled())))
-    execution._shut_down()
+    ray_session._shut_down()
     assert seen == [(True, False)]
     assert gc.isenabled()
 
@@ -193,14 +204,14 @@ def test_failed_and_dead_trainings_are_told_apart(
     callback: Any, heard: list[tuple[str, dict[str, Any]]]
 ) -> None:
     callback.on_trial_result(1, [], TRIAL, {"error": "its words"})
-    assert callback.errors == {"one": "its words"}
+    assert callback.failures == {"one": TrialFailure(kind=FailureKind.RAISED, reason="its words")}
     callback.on_trial_error(1, [], TRIAL)
-    assert "died, or could not be started, more often than --max-restarts" in callback.errors["one"]
+    assert "died, or could not be started, more often than --max-restarts" in str(callback.failures["one"])
     assert heard == []
 
 
 def test_what_the_driver_holds_is_not_written_down_by_tune(callback: Any) -> None:
-    assert not hasattr(pickle.loads(pickle.dumps(callback)), "budget")
+    assert not hasattr(pickle.loads(pickle.dumps(callback)), "_execution")
 
 
 MISMATCH = """Version mismatch: The cluster was started with:
@@ -215,14 +226,14 @@ This process on node 10.0.0.1 was started with:
 def test_cluster_of_another_ray_is_told_in_one_line() -> None:
     said = "Ray 2.60.0 and Python 3.12.1; got Ray 2.40.0 and Python 3.11.7: install what constraints.txt pins"
     with pytest.raises(ConfigError, match=re.escape(said)):
-        execution._refuse_other_versions(MISMATCH)
-    execution._refuse_other_versions("Can't find a node_ip_address.json file")
+        ray_session._refuse_other_versions(MISMATCH)
+    ray_session._refuse_other_versions("Can't find a node_ip_address.json file")
 
 
 def test_scratch_folder_is_for_its_user_alone_and_goes_with_the_sweep() -> None:
-    with execution._scratch_folder() as scratch:
+    with ray_session._scratch_folder() as scratch:
         assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
-        execution._remove_left_folders(scratch.parent)
+        ray_session._remove_left_folders(scratch.parent)
         assert scratch.is_dir(), "its driver lives"
     assert not scratch.exists()
 
@@ -232,7 +243,7 @@ def test_scratch_folder_of_a_killed_driver_goes_when_the_next_one_starts(tmp_pat
     (left / "state" / "draw-3").mkdir(parents=True)
     (left / "owner.lock").touch()
     others.mkdir()
-    execution._remove_left_folders(tmp_path)
+    ray_session._remove_left_folders(tmp_path)
     assert (left.exists(), others.exists()) == (False, True)
 
 
@@ -249,7 +260,7 @@ def test_why_a_process_was_lost_follows_its_last_failure_alone(
     text = "".join(f"Failure # {number} (occurred at …)\n{said}\n" for number, said in enumerate(failures, 1))
     (tmp_path / "error.txt").write_text(text)
     callback.on_trial_error(1, [], SimpleNamespace(**vars(TRIAL) | {"error_file": tmp_path / "error.txt"}))
-    assert callback.errors["one"].startswith(f"{why}; its processes died")
+    assert str(callback.failures["one"]).startswith(f"{why}; its processes died")
 
 
 def given_to_worker(tmp_path: Path, *, is_open: bool) -> Any:
@@ -258,8 +269,12 @@ def given_to_worker(tmp_path: Path, *, is_open: bool) -> Any:
     trial: Any = SimpleNamespace(name="one", config=config)
     capacity = SimpleNamespace(workers_per_node=lambda: 1)
     session: Any = SimpleNamespace(scratch=tmp_path, capacity=capacity, service=ServiceOptions())
-    folder, how = SweepFolder(tmp_path), {"charged": False, "data_are_public": True}
-    return execution._ray_trial(trial, folder, session, is_open=is_open, **how)
+    folder = SweepFolder(tmp_path)
+    stopping = Stopping(folder, ServiceOptions(), "image")
+    running: Any = SimpleNamespace(folder=folder, budget=None, stopping=stopping, is_open=is_open)
+    from sweeps.service.running.tune import ray_trial
+
+    return ray_trial(running, session, trial, data_are_public=True)
 
 
 def test_trainings_of_a_sealed_sweep_tell_no_steps(tmp_path: Path) -> None:
@@ -271,6 +286,5 @@ def test_trainings_of_a_sealed_sweep_tell_no_steps(tmp_path: Path) -> None:
 def test_trainings_of_a_sealed_sweep_are_not_watched(is_open: bool, kind: type) -> None:
     release, data = SimpleNamespace(is_open=is_open), SimpleNamespace(train_is_public=True)
     plan: Any = SimpleNamespace(release=release, data=data, trials=())
-    watch = execution._watch(plan, 0)
+    watch = trial_runner._watch(plan, 0)
     assert type(watch) is kind
-    assert watch.is_open is is_open

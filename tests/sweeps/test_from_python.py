@@ -17,8 +17,10 @@ from dpgcl_core.errors import ConfigError
 from sweeps import Between, Point, SweepOptions, run, search
 from sweeps.service.planning.space import SearchOptions, space_of
 from sweeps.service.running import from_python
-from sweeps.service.running.from_python import _name_of, _result, _search_of
-from sweeps.service.running.sweep import OpenSweep, Outcome
+from sweeps.service.running.from_python import _name_of, _result
+from sweeps.service.running.search import OwnScore, SearchTrials
+from sweeps.service.running.sweep import Outcome
+from sweeps.service.running.sweep_trials import SweepTrials
 from trainers.config.tree import changed
 
 
@@ -87,16 +89,12 @@ def test_score_has_a_name_of_its_own() -> None:
 def test_own_score_is_kept_with_the_metrics_and_a_failing_one_is_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept: dict[str, Any] = {}
-    monkeypatch.setattr(OpenSweep, "_on_result", lambda self, name, result: kept.update({name: result}))
-    kind = _search_of(space_of({"momentum": [0.0, 0.9]}), "careful", careful)
-    sweep: Any = object.__new__(kind)
-    sweep._on_result(
-        "trial-1", {"metrics": {"knn_accuracy": 0.5, "linear_probe_accuracy": 0.4}, "series": {}}
-    )
-    sweep._on_result("trial-2", {"metrics": {"knn_accuracy": 0.5}, "series": {}})
-    assert kept["trial-1"]["metrics"]["careful"] == 0.4
-    assert kept["trial-2"]["metrics"] == {"knn_accuracy": 0.5}
+    monkeypatch.setattr(SweepTrials, "keep", lambda self, name, result: result)
+    trials: Any = object.__new__(SearchTrials)
+    trials._own_score = OwnScore("careful", careful)
+    both = {"metrics": {"knn_accuracy": 0.5, "linear_probe_accuracy": 0.4}, "series": {}}
+    assert trials.keep("trial-1", both)["metrics"]["careful"] == 0.4
+    assert trials.keep("trial-2", {"metrics": {"knn_accuracy": 0.5}})["metrics"] == {"knn_accuracy": 0.5}
     assert "trial-2 has no score: KeyError" in capsys.readouterr().out
 
 
@@ -142,7 +140,7 @@ def test_search_and_run_go_the_way_of_every_sweep(monkeypatch: pytest.MonkeyPatc
     assert (searched.num_trials, searched.objectives, searched.sampler) == (5, ("careful",), "random")
     assert (searched.mechanism.num_steps, searched.service.repeats) == (7, 1)
     assert (question, points) == ("search", [])
-    assert set(more) == {"kind"}
+    assert set(more) == {"policy"}
     point = Point(label="S4", changes={"group_size": 4})
     run(options, [point], question="mine")
     assert given[1] == ("mine", options, [point], {})

@@ -31,6 +31,7 @@ from sweeps.service.planning.plan import Earlier, SweepPlan
 from sweeps.service.planning.points import Candidate, check_groups
 from sweeps.service.planning.trials import Charged, Point
 from sweeps.service.privacy.statement import build_statement
+from sweeps.service.running import mlflow_listener
 from sweeps.service.running import sweep as service
 from sweeps.service.running.tuning import run_tuned_sweep
 from tests.sweeps.support import options, plan_of, tracked_runs, without_ray, write_npz
@@ -240,7 +241,7 @@ class Ray:
         self.trained: dict[str, Any] = {}
 
     def run_trials(
-        self, session: Any, plan: SweepPlan, folder: Any, trials: Sequence[Any], on_result: Any, budget: Any
+        self, session: Any, plan: SweepPlan, folder: Any, trials: Sequence[Any], on_result: Any, *_: Any
     ) -> dict[str, str]:
         for trial in trials:
             self.trained[trial.name] = trial
@@ -390,7 +391,7 @@ def test_steps_of_lost_starts_are_in_the_epsilon_of_every_method(
     ray: Ray, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_database: Path
 ) -> None:
     shutil.copy(empty_database, tmp_path)
-    monkeypatch.setattr(service, "what_one_drew", lambda *_: Charged(num_steps=30))
+    monkeypatch.setattr(mlflow_listener, "what_one_drew", lambda *_: Charged(num_steps=30))
     chosen = options(*QUICK, "--method", "logit_dp", "--name", "one", "--storage", str(tmp_path))
     service.run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
     (shown,) = load_trials(f"sqlite:///{tmp_path}/mlflow.db", "one").itertuples()

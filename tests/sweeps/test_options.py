@@ -15,7 +15,8 @@ from dpgcl_core.errors import exit_on_bad_input
 from sweeps.group_size import GroupSizeOptions, points
 from sweeps.service.options.help import FIRST
 from sweeps.service.options.start import Start
-from sweeps.service.running import sweep as service_run
+from sweeps.service.running import driver
+from sweeps.service.running.sweep import run_sweep
 from tests.sweeps.support import SCRIPT, environment, options, run_script
 from trainers.config.presets import SETTINGS
 from trainers.config.tree import changed, leaves
@@ -297,7 +298,7 @@ def test_help_shows_the_defaults_of_the_setting(
 
 
 def test_bad_input_starts_no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(service_run, "ray_session", lambda *_: pytest.fail("Ray was started"))
+    monkeypatch.setattr(driver, "ray_session", lambda *_: pytest.fail("Ray was started"))
     chosen = options("--tiny", "--storage", str(tmp_path), "--optimizer", "adan")
     with pytest.raises(ValueError, match="unknown optimizer"):
-        service_run.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
+        run_sweep("group-size", chosen, points(chosen), lambda *_: [])

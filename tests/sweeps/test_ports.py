@@ -14,8 +14,8 @@ import ray
 
 from dpgcl_core.errors import ClusterError
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running import tune
-from sweeps.service.running.tune import ray_session
+from sweeps.service.running import ray_session as connecting
+from sweeps.service.running.ray_session import ray_session
 from trainers.config.training import PerformanceConfig
 from trainers.ray_worker import MeetInFile, _meeting_place
 
@@ -26,7 +26,7 @@ import ray  # before the session: what Ray reads at its import must not matter
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.tune import ray_session
+from sweeps.service.running.ray_session import ray_session
 from trainers.config.training import PerformanceConfig
 from trainers.ray_worker import MeetInFile
 
@@ -142,5 +142,5 @@ def test_ray_that_starts_at_the_second_try_is_used(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ray, "init", slow)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    tune._start({"address": "local"}, tmp_path)
+    connecting._start({"address": "local"}, tmp_path)
     assert tries == [{"address": "local"}] * 2

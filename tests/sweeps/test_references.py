@@ -11,6 +11,7 @@ from dashboards.query.trials import load_trials
 from dpgcl_core.release.metrics import is_reference
 from sweeps import group_size
 from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.running import conclude
 from sweeps.service.running import sweep as service
 from tests.sweeps import support
 from trainers.tracking.runs import Tracker
@@ -67,7 +68,7 @@ def test_references_are_scored_once_and_kept_with_the_parent_run(
     assert set(first) >= OF_IMAGES
     trials = load_trials(f"sqlite:///{tmp_path}/mlflow.db", "one")
     assert dict(trials.iloc[0][list(first)]) == pytest.approx(first)
-    monkeypatch.setattr(service, "reference_scores", lambda *_, **__: pytest.fail("scored again"))
+    monkeypatch.setattr(conclude, "reference_scores", lambda *_, **__: pytest.fail("scored again"))
     assert run("--resume") == first
 
 

@@ -29,6 +29,7 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged
 from sweeps.service.privacy.statement import _score_text as score_text
 from sweeps.service.privacy.statement import build_statement
+from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
 from tests.sweeps.support import check_ledger, options, write_npz
 from trainers.config.settings import TrainingOptions
@@ -272,7 +273,7 @@ class InPlace:
         self.results: dict[str, dict[str, Any]] = {}
 
     def run_trials(
-        self, session: Any, plan: SweepPlan, folder: Any, trials: Any, on_result: Any, budget: Any = None
+        self, session: Any, plan: SweepPlan, folder: Any, trials: Any, on_result: Any, budget: Any, _: Any
     ) -> dict[str, str]:
         for trial in trials:
             folder.mark_start(trial.name)
@@ -292,8 +293,8 @@ def private_sweep(
 
     def start(*more: str) -> InPlace:
         in_place = InPlace()
-        monkeypatch.setattr(service, "ray_session", lambda *_: nullcontext())
-        monkeypatch.setattr(service, "run_trials", in_place.run_trials)
+        monkeypatch.setattr(driver, "ray_session", lambda *_: nullcontext())
+        monkeypatch.setattr(driver, "run_trials", in_place.run_trials)
         given = (*NOISED, *private, *HELD_OUT, "20", "--snr-noise-multiplier", "2", "--name", "one")
         chosen = options(*given, "--storage", str(tmp_path), "--max-query-records", "50", *more)
         assert service.run_sweep("group-size", chosen, points(chosen), lambda *_: []) == 0

@@ -19,6 +19,7 @@ from sweeps.group_size import points
 from sweeps.service.options.restarts import num_restart_steps
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
+from sweeps.service.running import mlflow_listener
 from sweeps.service.running import sweep as service
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import Driver, given, options, without_ray, write_npz
@@ -143,7 +144,7 @@ def test_training_that_may_not_go_on_is_left_out_and_the_sweep_ends(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copy(empty_database, tmp_path / "mlflow.db")
-    monkeypatch.setattr(service, "cross_checks", lambda *_: {})
+    monkeypatch.setattr(mlflow_listener, "cross_checks", lambda *_: {})
     arguments = (*PRIVATE, "--dataset", write_npz(tmp_path / "own.npz", 128), "--no-ledger", "--name", "one")
     arguments += ("--repeats", "3", "--restart-steps", "4", "--noise-multiplier", "1")
     first, second, third = (f"S4-Na1-private-r{repeat}" for repeat in range(3))

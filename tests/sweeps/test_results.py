@@ -39,8 +39,9 @@ from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
+from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
-from sweeps.service.running.tune import Stopped
+from sweeps.service.running.interruption import Stopped
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import contents, options, tracked_runs, without_ray
 from trainers.config.training import PerformanceConfig
@@ -78,7 +79,7 @@ class Ray:
         folder: SweepFolder,
         trials: Sequence[Trial],
         on_result: Any,
-        budget: Any = None,
+        *_: Any,
     ) -> dict[str, str]:
         self.before()
         for trial in trials:
@@ -557,7 +558,7 @@ def test_ray_that_does_not_start_leaves_no_sweep(
     def starved(*_: object) -> Any:
         raise ClusterError("Ray must start, and did not")
 
-    monkeypatch.setattr(service, "ray_session", starved)
+    monkeypatch.setattr(driver, "ray_session", starved)
     with pytest.raises(ClusterError):
         sweep()
     assert not (tmp_path / "sweeps").exists()
@@ -572,7 +573,7 @@ def test_cluster_too_small_leaves_no_sweep(
         two = dataclasses.replace(performance, num_workers=2)
         return nullcontext(max_concurrent_trials(service, two, [{"CPU": 1.0}]))
 
-    monkeypatch.setattr(service, "ray_session", too_small)
+    monkeypatch.setattr(driver, "ray_session", too_small)
     with pytest.raises(ValueError, match="the cluster holds 1 "):
         sweep()
     assert not (tmp_path / "sweeps").exists()

@@ -14,7 +14,7 @@ import pytest
 from dpgcl_core.errors import ConfigError, StorageError
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
-from sweeps.service.running.tune import Stopped
+from sweeps.service.running.interruption import Stopped
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import ROOT, options, run_script, without_ray, write_npz
 from trainers.files.resuming import resume_line
@@ -40,11 +40,11 @@ class Ray:
         folder: SweepFolder,
         trials: Sequence[Trial],
         on_result: Callable[[str, dict[str, Any]], None],
-        *more: Any,
-        source: Any = None,
+        budget: Any,
+        source: Any,
     ) -> dict[str, str]:
-        for planned in trials:
-            trial = planned if source is None else source.next_trial()
+        for _ in trials:
+            trial = source.next_trial()
             folder.mark_start(trial.name)
             if self.num_left == 0:
                 raise Stopped(signal.SIGINT, is_saved=True)
@@ -52,8 +52,7 @@ class Ray:
             on_result(trial.name, dict(RESULT))
             self.trained.append((folder.name, trial.name))
             self.steps.add(trial.config.mechanism.num_steps)
-            if source is not None:
-                source.ended(trial.name)
+            source.ended(trial.name)
         return {}
 
 

@@ -26,10 +26,12 @@ from dpgcl_core.release.markdown import escaped
 from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
+from sweeps.service.privacy.sealed_charge import rdp_of_best
+from sweeps.service.running import prepare
 from sweeps.service.running import sweep as service
-from sweeps.service.running.sealed import Draw, SealedFolder, choose, draw_trials, drawn_trials, rdp_of_best
+from sweeps.service.running.interruption import Stopped
+from sweeps.service.running.sealed_draws import Draw, SealedFolder, choose, draw_trials, drawn_trials
 from sweeps.service.running.terminal import name_suffix
-from sweeps.service.running.tune import Stopped
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options, without_ray, write_npz
 from trainers.files.outcomes import OUTCOMES_FILE, Outcomes, write_outcomes
@@ -78,7 +80,7 @@ class Ray:
         self.noised: list[float] = []
 
     def run_trials(
-        self, session: Any, plan: SweepPlan, folder: Any, trials: Sequence[Trial], on_result: Any
+        self, session: Any, plan: SweepPlan, folder: Any, trials: Sequence[Trial], on_result: Any, *_: Any
     ) -> dict[str, str]:
         for trial in trials:
             self.on_start(trial.name)
@@ -100,8 +102,8 @@ class Ray:
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     stand_in = Ray()
     without_ray(monkeypatch, stand_in.run_trials)
-    monkeypatch.setattr(service, "seconds_of_trials", lambda plan: [1.0 for _ in plan.trials])
-    monkeypatch.setattr(service, "trials_at_once", lambda *_: stand_in.at_once)
+    monkeypatch.setattr(prepare, "seconds_of_trials", lambda plan: [1.0 for _ in plan.trials])
+    monkeypatch.setattr(prepare, "trials_at_once", lambda *_: stand_in.at_once)
     return stand_in
 
 
@@ -261,7 +263,7 @@ def test_resumed_sweep_keeps_its_moment(
     started, ray.stop_after = ray.clock.time, 2
     assert sweep("--publish-after", "600") == 128 + 15
     ray.clock.time, ray.stop_after = started + 250.0, None
-    monkeypatch.setattr(service, "seconds_of_trials", lambda plan: [77.0])  # another machine, say
+    monkeypatch.setattr(prepare, "seconds_of_trials", lambda plan: [77.0])  # another machine, say
     assert sweep("--resume", "--publish-after", "600") == 0
     assert ray.clock.waits == [started + 600.0]
 

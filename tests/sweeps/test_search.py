@@ -31,11 +31,11 @@ from sweeps.service.planning.cost import trial_classes
 from sweeps.service.planning.search import SearchPlan, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Trial
-from sweeps.service.running import search as searching
+from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
+from sweeps.service.running.interruption import Stopped
 from sweeps.service.running.proposals import Proposals
-from sweeps.service.running.search import SearchSweep
-from sweeps.service.running.tune import Stopped
+from sweeps.service.running.search import SearchPolicy, SearchTrials
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import loaded, write_npz
 
@@ -340,7 +340,7 @@ class Ray:
         trials: Sequence[Trial],
         on_result: Any,
         budget: Any,
-        source: SearchSweep,
+        source: SearchTrials,
     ) -> dict[str, str]:
         failed = {}
         self.before()
@@ -372,8 +372,8 @@ class Ray:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     stand_in = Ray()
-    monkeypatch.setattr(service, "ray_session", lambda *_: nullcontext())
-    monkeypatch.setattr(searching, "run_trials", stand_in.run_trials)
+    monkeypatch.setattr(driver, "ray_session", lambda *_: nullcontext())
+    monkeypatch.setattr(driver, "run_trials", stand_in.run_trials)
     return stand_in
 
 
@@ -385,7 +385,7 @@ def start(tmp_path: Path, empty_database: Path) -> Callable[..., int]:
     def run(*more: str) -> int:
         own = () if "--noise" in str(more) else ("--noise-multiplier", "1")
         chosen = options("--tiny", *own, "--name", "one", "--storage", str(tmp_path), *more)
-        return service.execute("search", chosen, (), lambda *_: [], kind=SearchSweep).code
+        return service.execute("search", chosen, (), lambda *_: [], policy=SearchPolicy()).code
 
     return run
 
@@ -589,12 +589,12 @@ def test_kept_study_has_what_mlflow_shows_of_each_trial_and_no_more(
 def test_trial_in_the_kept_study_lasts_as_long_as_its_training(
     ray: Ray, start: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    keep = SearchSweep._on_result
+    keep = SearchTrials.keep
 
-    def timed(sweep: SearchSweep, name: str, result: dict[str, Any]) -> None:
-        keep(sweep, name, result | {"metrics": result["metrics"] | {"train_seconds": 7.0}})
+    def timed(trials: SearchTrials, name: str, result: dict[str, Any]) -> dict[str, Any]:
+        return keep(trials, name, result | {"metrics": result["metrics"] | {"train_seconds": 7.0}})
 
-    monkeypatch.setattr(SearchSweep, "_on_result", timed)
+    monkeypatch.setattr(SearchTrials, "keep", timed)
     start()
     assert {each.duration.total_seconds() for each in kept_study(journal(tmp_path)) if each.duration} == {7.0}
 

@@ -27,7 +27,7 @@ from sweeps.service.planning.trials import Charged, Trial
 from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
 from sweeps.service.privacy.statement import build_statement, what_was_drawn
-from sweeps.service.running import sweep as service
+from sweeps.service.running import mlflow_listener
 from sweeps.service.running.stopping import Stopping, TuneRule, stopped_at
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import Driver, environment, given, run
@@ -327,9 +327,11 @@ def test_epsilon_of_a_sweep_has_all_steps_of_a_training_ended_by_scores(
 def test_lost_attempts_of_a_training_ended_by_scores_are_beside_all_planned_steps(make_plan: Plan) -> None:
     trial = make_plan(*QUICK, "--repeats", "3").trials[0]
     metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
-    assert service._with_lost(trial, metrics, Charged(num_steps=NUM_STEPS + 3, num_first_steps=2)) == {}
+    assert (
+        mlflow_listener._with_lost(trial, metrics, Charged(num_steps=NUM_STEPS + 3, num_first_steps=2)) == {}
+    )
     lost = Charged(num_steps=2 * NUM_STEPS + 3, num_first_steps=2 + NUM_STEPS, num_scorings=2)
-    found = service._with_lost(trial, metrics, lost)
+    found = mlflow_listener._with_lost(trial, metrics, lost)
     assert found["num_steps_charged"] == 7 + NUM_STEPS
     assert found["epsilon"] == trial.config.epsilon(2 * NUM_STEPS + 3)
 

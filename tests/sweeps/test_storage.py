@@ -23,8 +23,7 @@ from dpgcl_core.errors import StorageError, TrackingError, exit_on_bad_input
 from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.privacy.statement import write_statement
-from sweeps.service.running import sweep as service_run
-from sweeps.service.running import tune as execution
+from sweeps.service.running import trial_policy
 from sweeps.service.running.search import write_suggestion
 from sweeps.service.running.sweep import run_sweep
 from sweeps.service.storage import folder as storage_folder
@@ -204,7 +203,7 @@ def test_bad_input_leaves_an_existing_folder_as_it_is(tmp_path: Path) -> None:
 
 
 def test_server_is_asked_before_planning_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(service_run, "build_plan", lambda *_, **__: pytest.fail("planned first"))
+    monkeypatch.setattr(trial_policy, "build_plan", lambda *_, **__: pytest.fail("planned first"))
     for address in ("http://127.0.0.1:9", "ftp://127.0.0.1/"):
         with pytest.raises(TrackingError):
             sweep(tmp_path / "root", "--tracking-uri", address)
@@ -373,14 +372,18 @@ def test_starts_are_counted_and_those_without_a_trace(tmp_path: Path) -> None:
 def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
     """Tune calls this before it asks the trial's process to train."""
     folder = create(tmp_path, "one")
-    nothing: Any = SimpleNamespace(started=lambda *_, **__: None, is_open=True)
+    from sweeps.service.running.tune import TrialCallback
+
+    nothing: Any = SimpleNamespace(started=lambda *_, **__: None)
+    running: Any = SimpleNamespace(
+        folder=folder, queue=nothing, supervisor=nothing, stopping=nothing, watch=nothing, is_open=True
+    )
     mechanism = SimpleNamespace(num_steps=4)
     config = SimpleNamespace(performance=PerformanceConfig(), mechanism=mechanism)
     given = SimpleNamespace(name="a", config=config, progress_file=None)
     of_tune = SimpleNamespace(ray_actor=None)
     trial = SimpleNamespace(config={"trial": "a", "given": given}, temporary_state=of_tune)
-    heard = execution._callback(lambda *_: None, None, folder, nothing, nothing, nothing, nothing)
-    heard.on_trial_start(0, [], trial)
+    TrialCallback(running).on_trial_start(0, [], trial)
     assert folder.starts("a").num_starts == 1
 
 

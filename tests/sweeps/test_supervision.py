@@ -14,9 +14,10 @@ import pytest
 
 from dpgcl_core.errors import ConfigError
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.supervision import SMALLER, Supervisor, why_lost, with_advice
-from sweeps.service.running.sweep import OpenSweep
-from sweeps.service.running.tune import log_of
+from sweeps.service.running.mlflow_listener import MlflowListener
+from sweeps.service.running.supervision import Supervisor
+from sweeps.service.running.trial_failure import TrialFailure, why_lost
+from sweeps.service.running.trial_runner import log_of
 from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import RESTARTED, SweepLog
 from tests.sweeps.support import given, run
@@ -170,10 +171,10 @@ def test_death_for_want_of_memory_says_what_helps(watched: Callable[..., Watched
     sweep = watched()
     sweep.start()
     why = sweep.supervisor.lost("t", "Task was killed due to the node running low on memory.")
-    told = sweep.supervisor.given_up("t", why)
-    assert told.startswith("killed for want of memory; ")
-    assert told.endswith(SMALLER)
-    assert "--max-views-per-microbatch" in with_advice("OutOfMemoryError (its message is withheld: …)")
+    told = str(sweep.supervisor.given_up("t", why))
+    assert told.startswith("killed for want of memory; its processes died")
+    for failure in (told, str(TrialFailure.of_worker("OutOfMemoryError (its message is withheld: …)"))):
+        assert "--max-views-per-microbatch" in failure
     assert why_lost(OF_RAY) == "worker lost", "Ray names memory among all causes of any death"
 
 
@@ -203,12 +204,12 @@ def test_restarts_that_were_charged_in_advance_stay_with_the_operator(
     log = SweepLog(tmp_path)
     for text in ("one", "two"):
         log.write(RESTARTED, "t", text)
-    sweep: Any = SimpleNamespace(_plan=SimpleNamespace(tags=dict), _log=log)
+    sweep: Any = SimpleNamespace(_sweep=SimpleNamespace(plan=SimpleNamespace(tags=dict)), _log=log)
     config = SimpleNamespace(
         guarantee_label="proven", mechanism=SimpleNamespace(num_restart_steps=in_advance)
     )
     trial: Any = SimpleNamespace(name="t", config=config)
-    assert OpenSweep._tags_of(sweep, trial) == {"guarantee_label": "proven"} | told
+    assert MlflowListener._tags_of(sweep, trial, {}) == {"guarantee_label": "proven"} | told
 
 
 @pytest.mark.parametrize("is_open", [True, False])

@@ -36,6 +36,7 @@ from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.running import driver, mlflow_listener, trial_policy
 from sweeps.service.running import sweep as service
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options, plan
@@ -234,12 +235,12 @@ def run_child(request: Request, planned: SweepPlan) -> int:
     """Runs the sweep of a request in this process and returns its exit code."""
     folder = Path(request.folder)
     begin = watch(Events(request), folder)
-    service.build_plan = lambda *given, **named: planned
+    trial_policy.build_plan = lambda *given, **named: planned
     service.Tracker = SimpleNamespace(open=lambda *given: Silent())  # type: ignore[assignment,misc]
-    service.Outbox = AtOnce  # type: ignore[assignment,misc]
-    service.ray_session = lambda *_: nullcontext()  # type: ignore[assignment,misc,return-value]
-    service.run_trials = lambda *given: run_trials(begin, *given)  # type: ignore[assignment,misc]
-    service.cross_checks = lambda *given: {}
+    mlflow_listener.Outbox = AtOnce  # type: ignore[assignment,misc]
+    driver.ray_session = lambda *_: nullcontext()  # type: ignore[assignment,misc,return-value]
+    driver.run_trials = lambda *given: run_trials(begin, *given[:6])  # type: ignore[assignment,misc]
+    mlflow_listener.cross_checks = lambda *given: {}
     more = ("--resume",) if request.resume else ()
     paying = (*PAID, f"--ledger={folder / 'ledger.db'}") if request.paid else IN_ADVANCE
     chosen = options(*ARGUMENTS, f"--storage={folder}", *paying, *more)

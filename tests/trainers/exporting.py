@@ -22,9 +22,10 @@ from dpgcl_core.release.statement import RESEARCH
 from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
+from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
 from sweeps.service.running.clock import SystemClock
-from sweeps.service.running.tune import Stopped
+from sweeps.service.running.interruption import Stopped
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options
 from tests.trainers.clip_models import moved
@@ -91,8 +92,8 @@ def stop_small_sweep(root: Path, name: str, *more: str) -> None:
 def _run(root: Path, name: str, more: Sequence[str], run_trials: Any, num_sealed: int = 2) -> int:
     chosen = options(*SMALL, "--storage", str(root), "--name", name, *more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "ray_session", lambda *_: nullcontext())
-        patch.setattr(service, "run_trials", run_trials)
+        patch.setattr(driver, "ray_session", lambda *_: nullcontext())
+        patch.setattr(driver, "run_trials", run_trials)
         patch.setattr(service, "Tracker", MagicMock())
         patch.setattr(TrialCountLaw, "draw", lambda _: num_sealed)
         patch.setattr(SystemClock, "sleep_until", lambda *_: None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE, METRICS, Family, scores_of
@@ -84,7 +84,7 @@ def scores_to_compare(data: TrainingData, methods: Sequence[str]) -> dict[str, s
     return {method: (common or names)[0] for method, names in possible.items() if names}
 
 
-def shown_scores(metrics: dict[str, float]) -> list[str]:
+def shown_scores(metrics: Mapping[str, float]) -> list[str]:
     """Return the scores of a trial that a line has room for.
 
     >>> shown_scores({"knn_accuracy": 0.5, "image_to_text_recall_at_10": 0.25, "epsilon": 10.0})

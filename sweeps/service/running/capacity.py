@@ -9,7 +9,6 @@ turns with the trainings themselves, whose workers Ray places as it comes to it.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -183,18 +182,11 @@ class Cluster:
 
     def scaling(self) -> Scaling:
         """Return what the autoscaler says of the requests."""
-        import ray
-        from ray import _raylet
-        from ray.core.generated import autoscaler_pb2
+        from trainers.ray_internals import cluster_status, first_autoscaler_report
 
-        context: Any = ray.get_runtime_context()
-        of_core: Any = _raylet
-        of_messages: Any = autoscaler_pb2
-        client = of_core.GcsClient(address=context.gcs_address)
-        answer = of_messages.GetClusterStatusReply.FromString(client.get_cluster_status(timeout_s=10))
-        state = answer.autoscaling_state
-        if not state.autoscaler_state_version:
-            return _scaling_of_first_kind()
+        state = cluster_status()
+        if state is None:
+            return _scaling_of_report(first_autoscaler_report())
         asked = {group.id.hex() for group in self._requests}
         # "ID:STRATEGY|STATE"
         refused = {request.details.partition(":")[0] for request in state.infeasible_gang_resource_requests}
@@ -205,12 +197,8 @@ class Cluster:
         return Scaling(known=True, refused=bool(asked & refused), starting=starting, failed=failed)
 
 
-def _scaling_of_first_kind() -> Scaling:
+def _scaling_of_report(report: Mapping[str, Any]) -> Scaling:
     """What an autoscaler of Ray's first version says, which does not tell what it refuses."""
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    status: Any = _internal_kv_get("__autoscaling_status")
-    report = (json.loads(status).get("autoscaler_report") or {}) if status else {}
     kinds = set((report.get("node_type_mapping") or {}).values())
     if all(kind.startswith("node_") for kind in kinds):  # it watches nodes that it has not started
         return Scaling(refused=bool(report))

@@ -18,15 +18,11 @@ from dpgcl_core.release.metrics import find_metric
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.plan import Earlier, SweepPlan
-from sweeps.service.planning.search import costliest_trials, plan_search
-from sweeps.service.planning.space import EPSILON, Between, SearchOptions, Space, space_of
-from sweeps.service.planning.trials import Point, Trial
-from sweeps.service.running.search import SearchSweep, read_suggestions
-from sweeps.service.running.sweep import Figure, Outcome, execute
-from sweeps.service.running.terminal import warn
-from sweeps.service.running.total import fixes_noise
-from trainers.data.dataset import TrainingData
+from sweeps.service.planning.space import EPSILON, Between, SearchOptions, space_of
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.conclude import Figure
+from sweeps.service.running.search import OwnScore, SearchPolicy, read_suggestions
+from sweeps.service.running.sweep import Outcome, execute
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +94,8 @@ def run(
         for repeat in range(options.service.repeats)
     }
     default = default_score(options.data.modality, options.mechanism.method)
-    return _result(outcome, score or default, settings)
+    chosen = score or default
+    return _result(outcome, chosen if isinstance(chosen, str) else OwnScore("score", chosen), settings)
 
 
 def search(
@@ -134,8 +131,9 @@ def search(
     nodes = {each.name: getattr(options, each.name) for each in dataclasses.fields(SweepOptions)}
     nodes["service"] = dataclasses.replace(options.service, repeats=1)
     searched = SearchOptions(**nodes, num_trials=num_trials, objectives=(name,), sampler=sampler)
-    kind = _search_of(space_of(space), name, None if isinstance(score, str) else score)
-    outcome = execute(question, searched, (), figure, kind=kind)
+    own_score = None if isinstance(score, str) else OwnScore(name, score)
+    policy = SearchPolicy(space=space_of(space), own_score=own_score)
+    outcome = execute(question, searched, (), figure, policy=policy)
     values = read_suggestions(outcome.folder) if outcome.folder is not None else []
     settings = {f"trial-{number}": (f"trial-{number}", each) for number, each in enumerate(values, start=1)}
     return _result(outcome, name, settings)
@@ -159,65 +157,8 @@ def _name_of(score: Score) -> str:
     return str(name)
 
 
-def _search_of(space: Space, name: str, score: Score | None) -> type[SearchSweep]:
-    """Return the kind of a search over a space and by a score that no command line names."""
-
-    class OwnSearch(SearchSweep):
-        @staticmethod
-        def trials(
-            options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path
-        ) -> Sequence[Trial]:
-            assert isinstance(options, SearchOptions)
-            return costliest_trials(options, data, calibration_folder, space)
-
-        @staticmethod
-        def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
-            return fixes_noise(options, points) or space.moves_epsilon
-
-        @staticmethod
-        def planned(
-            question: str,
-            options: SweepOptions,
-            points: Sequence[Point],
-            data: TrainingData,
-            *,
-            notes: Sequence[str],
-            calibration_folder: Path,
-            earlier: Earlier | None,
-        ) -> SweepPlan:
-            assert isinstance(options, SearchOptions)
-            return plan_search(
-                question,
-                options,
-                data,
-                notes=notes,
-                calibration_folder=calibration_folder,
-                space=space,
-                own_scores=() if score is None else (name,),
-            )
-
-        def _on_result(self, trial: str, result: dict[str, Any]) -> None:
-            """Keep the score with the metrics it is made of, so that a resume and MLflow know it."""
-            if score is not None:
-                value = _scored(score, trial, result["metrics"])
-                metrics = result["metrics"] | ({name: value} if math.isfinite(value) else {})
-                result = result | {"metrics": metrics}
-            super()._on_result(trial, result)
-
-    return OwnSearch
-
-
-def _scored(score: Score, trial: str, metrics: Mapping[str, float]) -> float:
-    """The score of a trial; nan, with a warning, where the user's function fails: the search goes on."""
-    try:
-        return float(score(dict(metrics)))
-    except Exception as error:  # the user's own code
-        warn(f"warning: {trial} has no score: {type(error).__name__}: {error}")
-        return math.nan
-
-
 def _result(
-    outcome: Outcome, score: str | Score, settings: Mapping[str, tuple[str, Mapping[str, Any]]]
+    outcome: Outcome, score: str | OwnScore, settings: Mapping[str, tuple[str, Mapping[str, Any]]]
 ) -> SweepResult:
     """The table of trials, and of the settings, each with a name and its option values, the best."""
     import pandas as pd
@@ -225,7 +166,7 @@ def _result(
     rows, scores = [], dict[str, list[float]]()
     for trial, found in outcome.results.items():
         metrics = found["metrics"]
-        value = metrics.get(score, math.nan) if isinstance(score, str) else _scored(score, trial, metrics)
+        value = metrics.get(score, math.nan) if isinstance(score, str) else score.of(trial, metrics)
         rows.append({"trial": trial, **found["params"], **metrics, "score": value})
         scores.setdefault(settings[trial][0], []).append(value)
     means = {name: sum(values) / len(values) for name, values in scores.items()}

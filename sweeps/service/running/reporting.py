@@ -13,7 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from dashboards.report.write import REPORT, write_report
-from dpgcl_core.errors import TrackingError
+from dpgcl_core.errors import DpgclError, TrackingError
+from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
+from sweeps.service.running.mlflow_listener import MlflowListener
+from sweeps.service.running.terminal import say, warn
 
 _LEAST_SECONDS = 60.0
 _SHARE = 20
@@ -21,44 +24,51 @@ _PATIENCE_SECONDS = 120.0
 """How long the end of a sweep waits for a report that is being read from a slow server."""
 
 
-class Reporter:
+class ReportListener:
     """Writes the report of one sweep into its folder.
 
     Args:
       uri: of the MLflow server or database.
       folder: of the sweep, which has its name.
+      mlflow: has the sweep's results.
       now: seconds, of a clock that never goes back.
     """
 
-    def __init__(self, uri: str, folder: Path, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._uri, self._folder, self._now = uri, folder, now
+    def __init__(
+        self, uri: str, folder: Path, mlflow: MlflowListener, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._uri, self._folder, self._mlflow, self._now = uri, folder, mlflow, now
         self._due = now() + _LEAST_SECONDS
         self._thread: threading.Thread | None = None
 
-    def withdraw(self) -> None:
-        """Remove the report of an earlier run of the sweep: more is drawn than it tells."""
-        (self._folder / REPORT).unlink(missing_ok=True)
+    def on_begin(self, sweep: SweepBeginning) -> None:
+        """Remove the report of an earlier run of the sweep, where more is drawn than it tells."""
+        if sweep.num_remaining:
+            (self._folder / REPORT).unlink(missing_ok=True)
 
-    def refresh(self) -> None:
+    def on_result(self, result: TrialResult) -> None:
         """Begin to write the report anew, unless it was written lately or is being written."""
         if self._now() < self._due or (self._thread is not None and self._thread.is_alive()):
             return
         self._thread = threading.Thread(target=self._refreshed, name="report", daemon=True)
         self._thread.start()
 
-    def finish(self) -> Path:
-        """Write the report for the last time and return its path.
-
-        Raises:
-          TrackingError: the server does not answer, or so slowly that an earlier report is still being read.
-          DashboardError: MLflow does not hold the sweep.
-          OSError: the folder cannot be written.
-        """
-        if self._thread is not None:
-            self._thread.join(_PATIENCE_SECONDS)
-            if self._thread.is_alive():
-                raise TrackingError("MLflow is slow; write the report later, by python -m dashboards report")
-        return write_report(self._uri, self._folder.name, self._folder)
+    def on_end(self, end: SweepEnd) -> None:
+        """Write the report for the last time, log it, and print its path; without MLflow there is none."""
+        if not end.is_concluded or self._mlflow.untracked:
+            return
+        try:
+            if self._thread is not None:
+                self._thread.join(_PATIENCE_SECONDS)
+                if self._thread.is_alive():
+                    raise TrackingError(
+                        "MLflow is slow; write the report later, by python -m dashboards report"
+                    )
+            path = write_report(self._uri, self._folder.name, self._folder)
+            say(f"report: {path}")
+            self._mlflow.log_artifact(path)
+        except (DpgclError, OSError) as error:
+            warn(f"warning: the report: {error}")
 
     def _refreshed(self) -> None:
         begun = self._now()

@@ -9,53 +9,81 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import StorageError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement, rounded_up
-from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan
 from sweeps.service.planning.search import SearchPlan, costliest_trials, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
-from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.running.mlflow_listener import times_ms
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.study import SearchStudy
-from sweeps.service.running.sweep import Figure, OpenSweep, times_ms
+from sweeps.service.running.sweep_trials import Results, SweepTrials
 from sweeps.service.running.terminal import count, print_notes, say, steps_text, warn
 from sweeps.service.running.total import fixes_noise
-from sweeps.service.running.tune import RaySession, run_trials
+from sweeps.service.running.trial_policy import TrialPolicy
+from sweeps.service.running.trial_queue import TrialSource
 from sweeps.service.storage.calibrations import CalibrationCache
-from sweeps.service.storage.folder import Repetition, SweepFolder, config_hash, write_json
+from sweeps.service.storage.folder import SweepFolder, write_json
 from trainers.data.dataset import TrainingData
 from trainers.files.durable import make_folder, sync_folder
-from trainers.tracking.runs import Tracker
 
 
-class SearchSweep(OpenSweep):
-    """One search under way: it names its trials as it comes to them."""
+@dataclass(frozen=True)
+class OwnScore:
+    """A score of the user's own.
 
-    _plan: SearchPlan
+    Attributes:
+      name: of the metric that it becomes.
+      function: maps the visible metrics of a trial to a number, the larger the better.
+    """
 
-    @staticmethod
+    name: str
+    function: Callable[[Mapping[str, float]], float]
+
+    def of(self, trial: str, metrics: Mapping[str, float]) -> float:
+        """Return the score of a trial; nan, with a warning, where the function fails: the search goes on."""
+        try:
+            return float(self.function(dict(metrics)))
+        except Exception as error:  # the user's own code
+            warn(f"warning: {trial} has no score: {type(error).__name__}: {error}")
+            return math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPolicy(TrialPolicy):
+    """Trials are proposed one after the other, each by what earlier ones scored.
+
+    Attributes:
+      space: that is searched; that of the options unless given.
+      own_score: computed of each trial, in place of a metric; None for none.
+    """
+
+    space: Space | None = None
+    own_score: OwnScore | None = None
+
     def trials(
-        options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path
+        self, options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path
     ) -> Sequence[Trial]:
+        """Return as many trials as the search has, each with the least noise of the space."""
         assert isinstance(options, SearchOptions)
-        return costliest_trials(options, data, calibration_folder, Space.of(options))
+        return costliest_trials(options, data, calibration_folder, self._space_of(options))
 
-    @staticmethod
-    def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
+    def fixes_noise(self, options: SweepOptions, points: Sequence[Point]) -> bool:
+        """Whether options or space give the noise of every private training."""
         assert isinstance(options, SearchOptions)
-        return fixes_noise(options, points) or Space.of(options).moves_epsilon
+        return fixes_noise(options, points) or self._space_of(options).moves_epsilon
 
-    @staticmethod
-    def planned(
+    def plan(
+        self,
         question: str,
         options: SweepOptions,
         points: Sequence[Point],
@@ -65,31 +93,58 @@ class SearchSweep(OpenSweep):
         calibration_folder: Path,
         earlier: Earlier | None,
     ) -> SweepPlan:
+        """Return the plan. Raises as `plan_search`."""
         assert isinstance(options, SearchOptions)
-        return plan_search(question, options, data, notes=notes, calibration_folder=calibration_folder)
+        return plan_search(
+            question,
+            options,
+            data,
+            notes=notes,
+            calibration_folder=calibration_folder,
+            space=self.space,
+            own_scores=() if self.own_score is None else (self.own_score.name,),
+        )
 
-    @staticmethod
-    def show(plan: SweepPlan, *, in_full: bool) -> None:
+    def print_plan(self, plan: SweepPlan, *, in_full: bool) -> None:
+        """Print what is searched, by what, and what it costs at most."""
         assert isinstance(plan, SearchPlan)
         print_search(plan, in_full=in_full)
 
+    def start(self, plan: SweepPlan, folder: SweepFolder, calibrations: CalibrationCache) -> SweepTrials:
+        """Return the trials of the search, those that an earlier process had begun among them."""
+        assert isinstance(plan, SearchPlan)
+        return SearchTrials(plan, folder, calibrations, self.own_score)
+
+    def _space_of(self, options: SearchOptions) -> Space:
+        return self.space or Space.of(options)
+
+
+class SearchTrials(SweepTrials):
+    """The trials of one search, which names them as it comes to them; it is their `TrialSource`, too.
+
+    Args:
+      plan: of the search.
+      folder: of the sweep, held by this process.
+      calibrations: the noise multipliers found before.
+      own_score: is kept with the metrics that it is made of, so that a resume and MLflow know it.
+
+    Raises:
+      StorageError: what was proposed is damaged, or of another search.
+    """
+
     def __init__(
         self,
-        plan: SweepPlan,
+        plan: SearchPlan,
         folder: SweepFolder,
-        found: CalibrationCache,
-        uri: str,
-        budget: SweepBudget | None,
-        account: dict[str, Any] | None,
-        service: ServiceOptions,
-        again: Repetition,
+        calibrations: CalibrationCache,
+        own_score: OwnScore | None = None,
     ) -> None:
-        super().__init__(plan, folder, found, uri, budget, account, service, again)
-        self._costliest = plan.trials[0]
-        self._proposals = Proposals(self._plan.space, self._plan.options)
+        super().__init__(plan, folder)
+        self._search, self._calibrations, self._own_score = plan, calibrations, own_score
+        self._proposals = Proposals(plan.space, plan.options)
         self._values: dict[str, Mapping[str, Any]] = {}
-        self._study = SearchStudy(folder.path, self._plan.options.objectives, self._plan.space.searched)
-        self._begun: list[Trial] = []
+        self._study = SearchStudy(folder.path, plan.options.objectives, plan.space.searched)
+        self._to_repeat: list[Trial] = []
         for number, values in enumerate(read_suggestions(folder), start=1):
             try:
                 self._proposals.repeat(values)
@@ -97,102 +152,103 @@ class SearchSweep(OpenSweep):
                 raise StorageError(
                     f"{suggestion_file(folder, number)} is of another search: {error}"
                 ) from error
-            self._begun.append(self._named(number, values))
+            self._to_repeat.append(self._named(number, values))
 
-    def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
-        """Run what is left of the search, and return the exit code."""
-        done = self.results()
-        for trial in self._begun:
-            if trial.name in done:
-                self._proposals.tell(trial.params["trial_number"], done[trial.name]["metrics"])
-        left_out = self._left_out(done)
-        for trial in self._begun:
-            if trial.name in left_out:
-                self._proposals.tell(trial.params["trial_number"], None)
-        self._begun = [trial for trial in self._begun if trial.name not in done.keys() | left_out.keys()]
-        return super().run(opened, figure)
+    def source(self, remaining: Sequence[Trial]) -> TrialSource:
+        """Return itself."""
+        return self
+
+    def keep(self, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep a result with its own score, where that is a finite number."""
+        metrics, own = result["metrics"], self._own_score
+        if own is not None and math.isfinite(value := own.of(name, metrics)):
+            metrics = metrics | {own.name: value}
+        return super().keep(name, {**result, "metrics": metrics})
 
     def next_trial(self) -> Trial:
         """Return a trial that an earlier process had begun, or a new one, once it is written down."""
-        if self._begun:
-            return self._begun.pop(0)
+        if self._to_repeat:
+            return self._to_repeat.pop(0)
         number, values = self._proposals.num_asked + 1, self._proposals.ask()
         trial = self._named(number, values)
         write_suggestion(self._folder, number, values)
-        self._found.keep()
+        self._calibrations.keep()
         return trial
 
     def ended(self, name: str) -> None:
         """Tell the sampler how a trial ended, by the result that was kept."""
         result = self._folder.result(name, self._hashes[name])
         metrics = None if result is None else result["metrics"]
-        self._proposals.tell(self._trials[name].params["trial_number"], metrics)
+        self._proposals.tell(self.by_name[name].params["trial_number"], metrics)
         if result is not None:
             self._record({name: result})
 
-    def _begin(
-        self, opened: Future[Tracker], done: dict[str, dict[str, Any]], remaining: Sequence[Trial]
-    ) -> None:
-        super()._begin(opened, done, remaining)
+    def begin(self) -> None:
+        """Tell the sampler how earlier trials ended, and add to the kept study what it lacks of them."""
+        done, excluded = self.results(), self.excluded()
+        for known in (done, excluded):
+            for trial in self._to_repeat:
+                if trial.name in known:
+                    metrics = done[trial.name]["metrics"] if trial.name in done else None
+                    self._proposals.tell(trial.params["trial_number"], metrics)
+        over = done.keys() | excluded.keys()
+        self._to_repeat = [trial for trial in self._to_repeat if trial.name not in over]
         self._record(done)
 
-    def _record(self, results: Mapping[str, Mapping[str, Any]]) -> None:
+    def axes(self, trial: Trial) -> dict[str, Any]:
+        """Return the settings that are searched."""
+        return {name: trial.params[name] for name in self._search.space.columns}
+
+    def statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
+        """As of every sweep, with the mechanisms that were trained in place of the costliest one."""
+        trained = [self.by_name[name] for name in drawn if is_proven(self.by_name[name])]
+        mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))
+        statement = super().statement(drawn, ledger)
+        notes, num_settings = statement.notes, len({str(self._values[name]) for name in drawn})
+        if num_settings < len(drawn):
+            counted = f"{count(len(drawn), 'training')} of {count(num_settings, 'setting')}"
+            notes = (
+                *notes,
+                f"{counted}: repeats of one setting are ranked by their mean, and all are charged.",
+            )
+        return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
+
+    def finish(self) -> None:
+        """Try once more to add to the kept study what it did not take."""
+        self._record(self.results())
+
+    def closing_lines(self) -> Iterator[str]:
+        """Yield what the search found, for people to type again."""
+        best, objectives = self._proposals.best(), self._search.options.objectives
+        if not best:
+            yield f"no trial has a value of {', '.join(objectives)}"
+            return
+        settings = count(len(best), "setting")
+        front = f"{settings} that none beats in all of {', '.join(objectives)}"
+        yield f"Pareto front, {front}:" if len(objectives) > 1 else f"highest {objectives[0]}:"
+        for numbers, values in best:
+            names = [f"trial-{number}" for number in numbers]
+            params = self.by_name[names[0]].params
+            scores = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            scores += f" (mean of {len(names)} trainings)" * (len(names) > 1)
+            settings = ", ".join(f"{name} = {params[name]}" for name in self._search.space.columns)
+            yield f"  {', '.join(names)}: {scores} with {settings}"
+
+    def _record(self, results: Results) -> None:
         """Add trials with a result to the kept study; those that it does not take are tried at the end."""
         try:
             for name, result in results.items():
-                label = self._trials[name].config.guarantee_label
+                label = self.by_name[name].config.guarantee_label
                 self._study.add(name, self._values[name], result, label, times_ms(result))
         except StorageError as error:
             warn(f"warning: {error}; the end of the search, or --resume, adds it")
 
     def _named(self, number: int, values: Mapping[str, Any]) -> Trial:
         """Return trial `number`, which the sweep knows from now on by its real settings."""
-        trial = searched_trial(self._plan, number, values, self._found.folder)
-        self._trials[trial.name], self._values[trial.name] = trial, values
-        self._hashes[trial.name] = config_hash(trial.config)
+        trial = searched_trial(self._search, number, values, self._calibrations.folder)
+        self._values[trial.name] = values
+        self.add(trial)
         return trial
-
-    def _axes(self, trial: Trial) -> dict[str, Any]:
-        return {name: trial.params[name] for name in self._plan.space.columns}
-
-    def _train(self, session: RaySession, remaining: Sequence[Trial]) -> dict[str, str]:
-        told = self._on_result, self._budget
-        return run_trials(session, self._plan, self._folder, remaining, *told, source=self)
-
-    def _statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
-        """As of every sweep, with the mechanisms that were trained in place of the costliest one."""
-        trained = [self._trials[name] for name in drawn if is_proven(self._trials[name])]
-        mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))
-        statement = super()._statement(drawn, ledger)
-        notes, num_settings = statement.notes, len({str(self._values[name]) for name in drawn})
-        if num_settings < len(drawn):
-            told = f"{count(len(drawn), 'training')} of {count(num_settings, 'setting')}"
-            notes = (*notes, f"{told}: repeats of one setting are ranked by their mean, and all are charged.")
-        return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
-
-    def _end(self, failed: dict[str, str], figure: Figure | None) -> int:
-        self._record(self.results())
-        code = super()._end(failed, figure)
-        for line in self._best():
-            warn(line)
-        return code
-
-    def _best(self) -> list[str]:
-        """What the search found, for people to type again."""
-        best, objectives = self._proposals.best(), self._plan.options.objectives
-        if not best:
-            return [f"no trial has a value of {', '.join(objectives)}"]
-        settings = count(len(best), "setting")
-        front = f"{settings} that none beats in all of {', '.join(objectives)}"
-        lines = [f"Pareto front, {front}:" if len(objectives) > 1 else f"highest {objectives[0]}:"]
-        for numbers, found in best:
-            names = [f"trial-{number}" for number in numbers]
-            params = self._trials[names[0]].params
-            scores = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
-            scores += f" (mean of {len(names)} trainings)" * (len(names) > 1)
-            settings = ", ".join(f"{name} = {params[name]}" for name in self._plan.space.columns)
-            lines.append(f"  {', '.join(names)}: {scores} with {settings}")
-        return lines
 
 
 def suggestion_file(folder: SweepFolder, number: int) -> Path:

@@ -6,7 +6,6 @@ death, which a network of the user's could have composed, stay in its logs.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from dpgcl_core.errors import DpgclError
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running.terminal import count, warn
+from sweeps.service.running.trial_failure import FailureKind, TrialFailure, why_lost
 from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import LOST, RESTARTED, SweepLog
 from trainers.files.attempts import Drawn
@@ -25,31 +25,6 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_SECONDS = 1.0
 _WORTH_SAYING_MINUTES = 15.0
-SMALLER = (
-    "a smaller microbatch takes less memory and gives the same results: --resume with "
-    "--max-views-per-microbatch, for instance 32, or with fewer --max-concurrent-trials"
-)
-# Ray's words for its own kill; in those for any death it names memory among other causes.
-_RAY_FOUND_NO_MEMORY = re.compile(r"running low on memory|OutOfMemoryError")
-_NO_MEMORY = re.compile(r"\b(?:OutOfMemoryError|MemoryError)\b|can't allocate memory|CUDA out of memory")
-
-
-def why_lost(error: object) -> str:
-    """Return why a process was lost, by what Ray says of its last one.
-
-    >>> why_lost("Task was killed due to the node running low on memory."), why_lost("maybe the OOM killer")
-    ('killed for want of memory', 'worker lost')
-    """
-    return "killed for want of memory" if _RAY_FOUND_NO_MEMORY.search(str(error)) else "worker lost"
-
-
-def with_advice(failure: str) -> str:
-    """Return what is told of a failure, with what helps where memory was short.
-
-    >>> with_advice("MemoryError")[:47]
-    'MemoryError; a smaller microbatch takes less me'
-    """
-    return f"{failure}; {SMALLER}" if _NO_MEMORY.search(failure) else failure
 
 
 @dataclass
@@ -155,16 +130,12 @@ class Supervisor:
         self._running.pop(name, None)
         self._lost.pop(name, None)
 
-    def given_up(self, name: str, why: str) -> str:
-        """Log that a lost training will not start again; return what is told of it."""
-        advice = f"; {SMALLER}" if "memory" in why else ""
-        text = (
-            f"{why}; its processes died, or could not be started, more often than --max-restarts allows"
-            f"{advice}"
-        )
+    def given_up(self, name: str, why: str) -> TrialFailure:
+        """Log that a lost training will not start again, and return its failure."""
+        failure = TrialFailure(kind=FailureKind.LOST, reason=why)
         if self._log is not None:
-            self._log.write(LOST, name, text)
-        return text
+            self._log.write(LOST, name, str(failure))
+        return failure
 
     def look(self) -> None:
         """See once a second which attempts go on, and end those that take too long."""

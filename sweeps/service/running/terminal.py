@@ -115,7 +115,7 @@ def estimate_text(plan: SweepPlan) -> str:
     )
 
 
-def headline(metrics: dict[str, float]) -> list[str]:
+def headline(metrics: Mapping[str, float]) -> list[str]:
     """Return the scores of a trial that a line has room for.
 
     >>> headline({"knn_accuracy": 0.50004, "epsilon": 0.99843})

@@ -24,7 +24,7 @@ from sweeps.service.planning.plan import Fit
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.trials import Point, Trial, is_proven
 from sweeps.service.privacy.budget import planned_trainings
-from sweeps.service.running.sealed import rdp_of_best
+from sweeps.service.privacy.sealed_charge import rdp_of_best
 from trainers.config.settings import DEFAULT_EPSILON, SMALLEST_EPSILON
 from trainers.config.tree import changed
 

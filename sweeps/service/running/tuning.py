@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, planned
 from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn
+from sweeps.service.running.conclude import Figure
 from sweeps.service.running.display import displayed
-from sweeps.service.running.sweep import Figure, OpenSweep, Outcome, execute, sweep_prefix
+from sweeps.service.running.prepare import sweep_prefix
+from sweeps.service.running.sweep import Outcome, execute
 from sweeps.service.running.terminal import say
+from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.folder import named_folder, unused_name
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
@@ -34,6 +38,67 @@ from trainers.files.storage import storage_root
 
 _TUNING = "-tuning"
 """The end of the first sweep's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstOfTwo(TrialPolicy):
+    """Every setting of a grid, in a sweep whose plan knows the comparison that follows.
+
+    Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T; so plan
+    and dry run tell the total, and a ledger that does not hold both refuses before anything is trained. A
+    resume does not ask again for what the comparison may have reserved already.
+
+    Attributes:
+      question, options, points: of the comparison, which has the answer.
+    """
+
+    question: str
+    options: SweepOptions
+    points: Sequence[Point]
+
+    def trials(
+        self, options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path
+    ) -> Sequence[Trial]:
+        """Return the trials of both sweeps."""
+        after = dataclasses.replace(self.options, mechanism=options.mechanism)
+        return [
+            *planned_trials(options, points, data, calibration_folder),
+            *planned_trials(after, self.points, data, calibration_folder),
+        ]
+
+    def plan(
+        self,
+        question: str,
+        options: SweepOptions,
+        points: Sequence[Point],
+        data: TrainingData,
+        *,
+        notes: Sequence[str],
+        calibration_folder: Path,
+        earlier: Earlier | None,
+    ) -> SweepPlan:
+        """Return the plan of the first sweep, with the trials that follow. Raises as `build_plan`."""
+        plan = super().plan(
+            question,
+            options,
+            points,
+            data,
+            notes=notes,
+            calibration_folder=calibration_folder,
+            earlier=earlier,
+        )
+        second = dataclasses.replace(self.options, mechanism=options.mechanism)
+        after = build_plan(self.question, second, self.points, data, calibration_folder=calibration_folder)
+        note = (
+            f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
+            "too, and is the one to sign."
+        )
+        later = () if options.storage.resume else after.trials
+        return dataclasses.replace(plan, notes=(*plan.notes, note), later=later)
+
+    def resumed_name(self, name: str) -> str:
+        """Return the name of the comparison."""
+        return name.removesuffix(_TUNING)
 
 
 def run_tuned_sweep(
@@ -90,8 +155,8 @@ def _run_tuned(
         first,
         [point for points in settings.values() for point in points],
         None,
-        kind=_followed_by(question, second, likely),
-        told=options,
+        policy=FirstOfTwo(has_answer=False, question=question, options=second, points=likely),
+        repeat_options=options,
     )
     if tuning.code or options.service.dry_run:
         return tuning.code
@@ -106,7 +171,9 @@ def _run_tuned(
     second = changed(second, name=name, resume=options.storage.resume and begun, total_epsilon=None)
     if (fit := tuning.plan.fit) is not None and fit.epsilon is not None:
         second = changed(second, epsilon=fit.epsilon)
-    return execute(question, second, chosen, figure, earlier=_earlier(tuning, grid), told=options).code
+    return execute(
+        question, second, chosen, figure, earlier=_earlier(tuning, grid), repeat_options=options
+    ).code
 
 
 def compared(names: Sequence[str], data: DataOptions) -> list[Method]:
@@ -185,63 +252,6 @@ def _shown(candidate: Candidate, setting: Point, num_tried: int) -> Point:
     """The point of the comparison."""
     params = {**candidate.params, "tuning_grid_size": num_tried}
     return Point(label=candidate.label, changes=setting.changes, params=params)
-
-
-def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) -> type[OpenSweep]:
-    """Return the kind of a tuning sweep, whose plan knows the comparison that follows.
-
-    Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T; so plan
-    and dry run tell the total, and a ledger that does not hold both refuses before anything is trained. A
-    resume does not ask again for what the comparison may have reserved already.
-    """
-
-    class Tuning(OpenSweep):
-        answers = False  # the comparison has the answer
-
-        @staticmethod
-        def whole_name(name: str) -> str:
-            return name.removesuffix(_TUNING)
-
-        @staticmethod
-        def trials(
-            first: SweepOptions, settings: Sequence[Point], data: TrainingData, calibration_folder: Path
-        ) -> Sequence[Trial]:
-            after = dataclasses.replace(options, mechanism=first.mechanism)
-            return [
-                *planned_trials(first, settings, data, calibration_folder),
-                *planned_trials(after, points, data, calibration_folder),
-            ]
-
-        @staticmethod
-        def planned(
-            name: str,
-            first: SweepOptions,
-            settings: Sequence[Point],
-            data: TrainingData,
-            *,
-            notes: Sequence[str],
-            calibration_folder: Path,
-            earlier: Earlier | None,
-        ) -> SweepPlan:
-            plan = OpenSweep.planned(
-                name,
-                first,
-                settings,
-                data,
-                notes=notes,
-                calibration_folder=calibration_folder,
-                earlier=earlier,
-            )
-            second = dataclasses.replace(options, mechanism=first.mechanism)
-            after = build_plan(question, second, points, data, calibration_folder=calibration_folder)
-            note = (
-                f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
-                "too, and is the one to sign."
-            )
-            later = () if first.storage.resume else after.trials
-            return dataclasses.replace(plan, notes=(*plan.notes, note), later=later)
-
-    return Tuning
 
 
 def _earlier(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> Earlier:

@@ -54,8 +54,6 @@ class SweepWatch:
       tells_times: whether a line may say the time left, or from what it would follow.
     """
 
-    is_open = True
-
     def __init__(self, num_trials: int, num_over: int, *, tells_times: bool = False) -> None:
         self._num_trials, self._num_over = num_trials, num_over
         self._tells_times = tells_times
@@ -149,7 +147,7 @@ class SweepWatch:
 class SealedWatch:
     """Trainings of a sealed sweep: that it is under way is all that is shown."""
 
-    is_open = has_result = False
+    has_result = False
 
     def __init__(self, started: float) -> None:
         self._started = started

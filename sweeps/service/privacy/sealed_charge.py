@@ -1,0 +1,91 @@
+"""The charge of a sealed sweep: the ε of the best of K trials, once, before K is drawn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from dp_accounting import NeighboringRelation
+from dp_accounting.rdp import RdpAccountant
+
+from dpgcl_core.accounting.filters import FILTER_ORDERS, StepClass, composed_event
+from dpgcl_core.accounting.tuning.bounds import papernot_steinke_rdp
+from dpgcl_core.accounting.tuning.modes import SEALED
+from dpgcl_core.accounting.tuning.trials import cases_of
+from dpgcl_core.errors import LedgerError
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.report import LedgerStatement
+from sweeps.service.options.data import data_path
+from sweeps.service.options.release import ReleaseOptions, trial_law
+from sweeps.service.planning.cost import candidates_of
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.privacy.account import bind_images, unit_of
+
+_log = logging.getLogger(__name__)
+
+
+def rdp_of_best(
+    release: ReleaseOptions, trials: Sequence[Trial], max_trials: int | None = None
+) -> Callable[[float], float]:
+    """Return the RDP curve of the best of a secret number of trials, by Papernot and Steinke (2022).
+
+    With noised scores it is the larger curve of the two cases of `dpgcl_core.accounting.tuning.trials`.
+    """
+    candidates, weights = candidates_of(trials)
+    law = trial_law(release, max_trials)
+
+    def curve_of(case: Sequence[Mapping[StepClass, int]], order: float) -> float:
+        orders = np.array(sorted({*FILTER_ORDERS, order}))
+        moments = [
+            np.log(weight) + (orders - 1) * _rdp(steps, orders)
+            for steps, weight in zip(case, weights, strict=True)
+        ]
+        one = np.logaddexp.reduce(moments, axis=0) / (orders - 1)
+        return float(papernot_steinke_rdp(orders, one, law)[np.searchsorted(orders, order)])
+
+    return lambda order: max(curve_of(case, order) for case in cases_of(candidates))
+
+
+def _rdp(steps: Mapping[StepClass, int], orders: Any) -> Any:
+    if not steps:  # a candidate without noised scores, to a record that is scored
+        return np.zeros(len(orders))
+    accountant = RdpAccountant(orders.tolist(), NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(composed_event(steps))
+    rdp = np.asarray(accountant.rdp, dtype=np.float64)
+    return np.where(rdp > 0, rdp, np.inf)  # what overflowed must not look free
+
+
+def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> LedgerStatement:
+    """Charge the tuned bound once, before K is drawn; return the ledger's lines at that moment.
+
+    By its RDP curve where the cap has an order and the mode a theorem, by basic composition otherwise. A
+    later head would stand among rows with times, and tell how long the sweep took.
+
+    Raises:
+      BudgetExceeded, LedgerError: as `Ledger.reserve_sealed`; or the cost is not accounted.
+    """
+    cost, source = plan.cost, plan.source
+    if cost is None or cost.tuned_epsilon is None:
+        reason = cost.reason if cost is not None else "no candidate has a guarantee"
+        raise LedgerError(f"a sealed sweep whose cost is not accounted cannot be charged: {reason}")
+    path = data_path(source.dataset) if source.are_private else None
+    if path is not None:
+        for note in ledger.bind(dataset_id, path):
+            _log.warning("note: %s", note)
+        bind_images(ledger, dataset_id, source)
+    has_curve = plan.release.mode == SEALED and not ledger.spent(dataset_id, with_pld=False).cap.quotas
+    ledger.reserve_sealed(
+        dataset_id,
+        label=label,
+        epsilon=cost.tuned_epsilon,
+        delta=cost.delta,
+        rdp_curve=rdp_of_best(plan.release, plan.trials, plan.max_trials) if has_curve else None,
+        unit=unit_of(source),
+        neighboring_relation=cost.neighboring_relation,
+    )
+    if path is not None:
+        bind_images(ledger, dataset_id, source)
+    return ledger.statement(dataset_id)

@@ -1,0 +1,184 @@
+"""The end of an open sweep: its privacy statement, then its answer, its figure, and where to look."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dashboards.compose.answer import Answer
+from dpgcl_core.errors import DpgclError, LedgerError, StorageError
+from dpgcl_core.release.metrics import is_reference
+from dpgcl_core.release.statement import PrivacyStatement
+from sweeps.service.privacy.statement import statement_text, what_was_drawn, write_statement
+from sweeps.service.running.answer import (
+    answer_text,
+    privacy_numbers,
+    sweep_answer,
+    trials_frame,
+    write_answer,
+)
+from sweeps.service.running.display import doing
+from sweeps.service.running.mlflow_listener import MlflowListener
+from sweeps.service.running.prepare import PreparedSweep
+from sweeps.service.running.stopping import stopped_at
+from sweeps.service.running.sweep_trials import SweepTrials
+from sweeps.service.running.terminal import say, say_link, warn
+from trainers.evaluation.references import reference_scores
+from trainers.tracking.runs import ROLE_TAG, SWEEP_TAG, TRIAL_ROLE
+from trainers.tracking.server import is_database, runs_link
+
+Figure = Callable[[str, str, Path], Sequence[Path]]
+"""Draws a sweep's figure from MLflow alone: (tracking uri, sweep name, folder) → files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclusion:
+    """What an open sweep came to.
+
+    Attributes:
+      statement: None where MLflow lacks results, or it could not be made.
+      is_stated: whether nothing in the storage folder stood against a statement.
+      answer: None without scores.
+    """
+
+    statement: PrivacyStatement | None
+    is_stated: bool
+    answer: Answer | None
+
+
+def conclude(
+    sweep: PreparedSweep, trials: SweepTrials, mlflow: MlflowListener, figure: Figure | None
+) -> Conclusion:
+    """State, answer and draw; what fails of these is a warning, and `--resume` makes it again.
+
+    Args:
+      sweep: whose trainings have ended.
+      trials: of it, with their results.
+      mlflow: has the results, or names those that it lacks: then nothing is stated or drawn.
+      figure: None for none.
+    """
+    statement, is_stated, answer = None, True, None
+    if not mlflow.untracked:
+        statement, is_stated = _state(sweep, trials, mlflow)
+    if trials.results():
+        if sweep.policy.has_answer:
+            references = _reference_scores(sweep, mlflow)
+            answer = _answer(sweep, trials, mlflow, statement, references)
+        if figure is not None and not mlflow.untracked:
+            _draw(figure, sweep, mlflow)
+    _print_link(sweep, mlflow, answer)
+    return Conclusion(statement=statement, is_stated=is_stated, answer=answer)
+
+
+def _state(
+    sweep: PreparedSweep, trials: SweepTrials, mlflow: MlflowListener
+) -> tuple[PrivacyStatement | None, bool]:
+    """Write, log and print the privacy statement, with what restarts have repeated.
+
+    Comes before the figure, which quotes its tuning cost.
+    """
+    statement, plan, folder = None, sweep.plan, sweep.folder
+    try:
+        drawn = what_was_drawn(plan, folder, trials.results())
+        ledger = sweep.budget.statement() if sweep.budget is not None else None
+        statement = trials.statement(drawn, ledger)
+        if statement.cost != plan.cost:
+            mlflow.tracker.set_tags(mlflow.parent, plan.tags(statement.cost))
+        paths = write_statement(statement, folder.path)
+        say(statement_text(statement))
+        for path in paths:
+            mlflow.log_artifact(path)
+    except StorageError as error:
+        warn(f"there is no privacy statement: {error}")
+        return statement, False
+    except DpgclError as error:
+        warn(f"warning: the privacy statement: {error}")
+    return statement, True
+
+
+def _reference_scores(sweep: PreparedSweep, mlflow: MlflowListener) -> dict[str, float]:
+    """Score what needs no training, once per sweep: of public records alone, so it costs no ε."""
+    data, evaluation = sweep.plan.data, sweep.plan.trials[0].config.evaluation
+    if not sweep.service.references or mlflow.untracked or (data.queries is None and not data.probes):
+        return {}
+    try:
+        logged = mlflow.tracker.metrics_of(mlflow.parent)
+        if known := {name: value for name, value in logged.items() if is_reference(name)}:
+            return known
+        doing("scoring raw pixels and HOG")
+        scores = reference_scores(data, evaluation)
+        mlflow.log_metrics(scores)
+    except (DpgclError, MemoryError) as error:
+        warn(f"warning: no scores of raw pixels and HOG: {error}")
+        return {}
+    return scores
+
+
+def _answer(
+    sweep: PreparedSweep,
+    trials: SweepTrials,
+    mlflow: MlflowListener,
+    statement: PrivacyStatement | None,
+    references: Mapping[str, float],
+) -> Answer | None:
+    """Write, log and print the answer; MLflow gets it where it has all results.
+
+    Comes before the figure, which quotes it.
+    """
+    answer = None
+    try:
+        answer = _answer_of(sweep, trials, statement, references)
+        if answer is None:
+            return None
+        warn(answer_text(answer))
+        path = write_answer(answer, sweep.folder.path)
+        if not mlflow.untracked:
+            mlflow.log_artifact(path)
+            mlflow.log_metrics(answer.metrics())
+            mlflow.tracker.set_note(mlflow.parent, answer.first_lines())
+    except DpgclError as error:
+        warn(f"warning: the answer: {error}")
+    return answer
+
+
+def _answer_of(
+    sweep: PreparedSweep,
+    trials: SweepTrials,
+    statement: PrivacyStatement | None,
+    references: Mapping[str, float],
+) -> Answer | None:
+    """Return the answer of the trainings that made all their steps; None where there are none."""
+    results = trials.results()
+    rows = [
+        {"trial": name, "guarantee_label": trial.config.guarantee_label, **results[name]}
+        for name, trial in trials.by_name.items()
+        if name in results and stopped_at(trial, results[name]["metrics"]) is None
+    ]
+    if not rows:
+        return None
+    cost = statement.cost if statement is not None else sweep.plan.cost
+    left = None
+    if sweep.budget is not None:
+        with suppress(LedgerError):  # gone meanwhile: the answer does without
+            left = sweep.budget.left()
+    frame = trials_frame(rows, {**sweep.plan.tags(), **references})
+    return sweep_answer(sweep.plan.question, frame, privacy_numbers(cost, left), sweep.folder.outcomes())
+
+
+def _draw(figure: Figure, sweep: PreparedSweep, mlflow: MlflowListener) -> None:
+    try:
+        for path in figure(sweep.tracking_uri, sweep.folder.name, sweep.folder.path):
+            mlflow.log_artifact(path)
+    except DpgclError as error:
+        warn(f"warning: no figure: {error}")
+
+
+def _print_link(sweep: PreparedSweep, mlflow: MlflowListener, answer: Answer | None) -> None:
+    """Print where MLflow shows the sweep's trainings, the best one first."""
+    uri, tags = sweep.tracking_uri, {SWEEP_TAG: sweep.folder.name, ROLE_TAG: TRIAL_ROLE}
+    link = runs_link(uri, mlflow.tracker.experiment_id, tags, None if answer is None else answer.score)
+    ui = f"mlflow ui --backend-store-uri {shlex.quote(uri)}  # then " * is_database(uri)
+    say_link(f"runs: {ui}", link)

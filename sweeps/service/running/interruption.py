@@ -1,0 +1,136 @@
+"""What ends a sweep before its trainings have: a signal, or a disk that is full."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dpgcl_core.errors import DpgclError, is_disk_full
+from sweeps.service.running.display import leave_terminal_usable
+from sweeps.service.running.stopping import Stopping
+from sweeps.service.running.supervision import Supervisor
+from sweeps.service.running.terminal import warn
+from sweeps.service.running.trial_queue import TrialQueue
+from sweeps.service.storage.folder import SweepFolder
+from trainers.files.resuming import resume_line
+
+_PATIENCE_SECONDS = {signal.SIGINT: math.inf, signal.SIGTERM: 2.0}
+"""How long a stop waits until trainings have saved: who presses Ctrl-C can do so again; who sends SIGTERM
+kills soon, a Ray job after three seconds."""
+
+
+class Stopped(BaseException):
+    """The user or the system asked the sweep to stop.
+
+    Attributes:
+      signal_number: how.
+      is_saved: whether every training has saved all that it drew.
+    """
+
+    def __init__(self, signal_number: int, *, is_saved: bool = False) -> None:
+        super().__init__(signal_number)
+        self.signal_number, self.is_saved = signal_number, is_saved
+
+
+class DiskFull(BaseException):
+    """No space is left for what must last: the sweep ends, and a resume continues it."""
+
+
+def stopping_text(num_drawing: int) -> str:
+    """Return what is said when a stop waits for trainings.
+
+    >>> stopping_text(2)
+    'stopping when 2 trainings have saved the step that they are in; Ctrl-C again stops at once'
+    """
+    whose = (
+        "1 training has saved the step that it is"
+        if num_drawing == 1
+        else (f"{num_drawing} trainings have saved the step that they are")
+    )
+    return f"stopping when {whose} in; Ctrl-C again stops at once"
+
+
+def no_room_text(folder: SweepFolder) -> str:
+    """Return what is said of a sweep that ended because no space was left."""
+    return (
+        f"stopped: no space is left in {folder.root}, and nothing that was finished is lost; make room, then "
+        f"continue with {resume_line(folder.path)}"
+    )
+
+
+@contextmanager
+def full_disk_ends_sweep() -> Iterator[None]:
+    """End the sweep where no space is left; Tune would take the error for that of a training."""
+    try:
+        yield
+    except (DpgclError, OSError) as error:
+        if not is_disk_full(error):
+            raise
+        raise DiskFull from error
+
+
+def stop_trainings(queue: TrialQueue, stopping: Stopping, *, must_end: bool = False) -> None:
+    """Answer trainings that ask whether they go on; end all, and begin none, when the time is over."""
+    stopping.look(queue.running, must_end=must_end)
+    if stopping.is_over:
+        queue.close()
+
+
+class Interruption:
+    """End a sweep that a signal asks to stop: an open one once its trainings have saved.
+
+    Args:
+      queue, supervisor, stopping: of the sweep.
+      saves: whether anything is gained by waiting; not in a sealed sweep, whose interrupted trials are over.
+
+    Attributes:
+      signals: those that came; after a second one nothing is waited for.
+    """
+
+    def __init__(self, queue: TrialQueue, supervisor: Supervisor, stopping: Stopping, *, saves: bool) -> None:
+        self._queue, self._supervisor, self._stopping, self._saves = queue, supervisor, stopping, saves
+        self._waits_until: float | None = None
+        self.signals: list[int] = []
+
+    def look(self) -> None:
+        """Raise Stopped where the sweep ends now; let no training begin or go on where it ends soon."""
+        if not self.signals:
+            return
+        number, now = self.signals[0], time.monotonic()
+        if not self._saves:
+            raise Stopped(number)
+        stop_trainings(self._queue, self._stopping, must_end=True)
+        num_drawing = len(self._supervisor.drawing)
+        if self._waits_until is None:
+            self._waits_until = now + _PATIENCE_SECONDS[signal.Signals(number)]
+            if num_drawing:
+                warn(stopping_text(num_drawing))
+        if not num_drawing or len(self.signals) > 1 or now >= self._waits_until:
+            raise Stopped(number, is_saved=not num_drawing)
+
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Within it, SIGINT and SIGTERM end the sweep at Tune's next step, fractions of a second later.
+
+        Raising in the handler itself would break whatever call into Ray's core it interrupts. A third signal
+        ends the process at once; `--resume` copes with that, too.
+        """
+
+        def note(number: int, frame: Any) -> None:
+            self.signals.append(number)
+            if len(self.signals) > 2:
+                leave_terminal_usable()
+                os._exit(128 + number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

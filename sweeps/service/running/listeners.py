@@ -1,0 +1,143 @@
+"""Listeners of an open sweep: they are told that it begins, of each result, and how it ended.
+
+A listener sees what the release gate passes: params and visible metrics of finished trials. Failures,
+restarts and times of private trainings are not among it; the trusted log alone has them. A sealed sweep tells
+its listeners one thing, after the moment of publication: what was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dashboards.compose.answer import Answer
+from dpgcl_core.release.statement import PrivacyStatement
+from sweeps.service.running.terminal import warn
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepBeginning:
+    """A sweep that is about to train.
+
+    Attributes:
+      name: of the sweep.
+      question: its script's name, for example `group-size`.
+      params: settings that all trials share.
+      num_trials: of the sweep.
+      num_done: of these, trials that an earlier process has finished.
+      num_remaining: of these, trials that will be trained now.
+    """
+
+    name: str
+    question: str
+    params: Mapping[str, Any]
+    num_trials: int
+    num_done: int
+    num_remaining: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """A trial that has finished.
+
+    Attributes:
+      name: of the trial, unique in the sweep.
+      params: its settings.
+      metrics: that may be seen, by the names in `dpgcl_core.release.metrics`.
+      num_done: trials that have finished by now.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    num_done: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepEnd:
+    """How a sweep ended.
+
+    Attributes:
+      status: `FINISHED`, `FAILED` or `KILLED`, as MLflow has it.
+      folder: that holds its results; of a sealed sweep, what was released.
+      is_concluded: whether it ended by itself, not by a signal or a full disk.
+      statement: the privacy statement; None where there is none.
+      answer: None without scores.
+    """
+
+    status: str
+    folder: Path
+    is_concluded: bool = False
+    statement: PrivacyStatement | None = None
+    answer: Answer | None = None
+
+
+class Listener(Protocol):
+    """What is told of a sweep."""
+
+    def on_begin(self, sweep: SweepBeginning) -> None:
+        """Hear that a sweep begins, before its first training and after its charge."""
+
+    def on_result(self, result: TrialResult) -> None:
+        """Hear of a finished trial, whose result is kept on disk by then."""
+
+    def on_end(self, end: SweepEnd) -> None:
+        """Hear how the sweep ended."""
+
+
+class Listeners:
+    """Tells several listeners, one after the other.
+
+    Args:
+      listeners: that are told.
+    """
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def on_begin(self, sweep: SweepBeginning) -> None:
+        """Tell all that a sweep begins."""
+        for listener in self._listeners:
+            listener.on_begin(sweep)
+
+    def on_result(self, result: TrialResult) -> None:
+        """Tell all of a finished trial."""
+        for listener in self._listeners:
+            listener.on_result(result)
+
+    def on_end(self, end: SweepEnd) -> None:
+        """Tell all how the sweep ended."""
+        for listener in self._listeners:
+            listener.on_end(end)
+
+
+class GuardedListener:
+    """A team's own listener: what it raises is printed as a warning, and the sweep goes on.
+
+    Args:
+      listener: that is told.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def on_begin(self, sweep: SweepBeginning) -> None:
+        """Tell it that a sweep begins."""
+        self._call(self._listener.on_begin, sweep)
+
+    def on_result(self, result: TrialResult) -> None:
+        """Tell it of a finished trial."""
+        self._call(self._listener.on_result, result)
+
+    def on_end(self, end: SweepEnd) -> None:
+        """Tell it how the sweep ended."""
+        self._call(self._listener.on_end, end)
+
+    def _call(self, method: Callable[[Any], object], event: object) -> None:
+        try:
+            method(event)
+        except Exception as error:
+            name = type(self._listener).__name__
+            warn(f"warning: the listener {name} raised {type(error).__name__}: {error}")

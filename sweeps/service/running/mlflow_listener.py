@@ -1,0 +1,211 @@
+"""An open sweep in MLflow: a parent run, and below it a run of each finished trial, sent beside the sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dashboards.report.content import LEFT_BEFORE
+from dpgcl_core.errors import LedgerError, TrackingError
+from sweeps.service.planning.plan import cross_checks
+from sweeps.service.planning.trials import Charged, Trial, trial_class
+from sweeps.service.privacy.statement import steps_left_out, what_one_drew
+from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
+from sweeps.service.running.outbox import Outbox, Patience, patiently
+from sweeps.service.running.prepare import PreparedSweep
+from sweeps.service.running.stopping import stopped_at
+from sweeps.service.running.sweep_trials import SweepTrials
+from sweeps.service.running.terminal import question_text, run_name, warn
+from sweeps.service.storage.log import SweepLog
+from trainers.files.resuming import CONFIG_FILE
+from trainers.tracking.runs import STOPPED_TAG, Tracker
+from trainers.tracking.server import NoAnswer
+
+_BEGINNING = ""
+"""What the server gets before the first trial, in the queue of their names."""
+
+
+class MlflowListener:
+    """Sends one sweep to MLflow.
+
+    Args:
+      sweep: that is sent.
+      trials: of it.
+      tracker: of the server, which may still be opened.
+      log: has the restarts that may be told.
+
+    Attributes:
+      untracked: names of what the server did not take, once the sweep has ended.
+    """
+
+    tracker: Tracker
+
+    def __init__(
+        self,
+        sweep: PreparedSweep,
+        trials: SweepTrials,
+        tracker: Future[Tracker],
+        log: SweepLog,
+    ) -> None:
+        self._sweep, self._trials, self._opened, self._log = sweep, trials, tracker, log
+        self._outbox = Outbox(self._send, warn, str(sweep.folder.path))
+        self.untracked: list[str] = []
+        self.parent = ""
+        self._before: dict[str, float] | None = None
+        self._runs: dict[str, str] | None = None
+        self._checks: dict[Any, dict[str, float]] = {}
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Within it, results are sent beside the sweep."""
+        with self._outbox:
+            yield
+
+    def open(self) -> None:
+        """Open the parent run, before anything is charged.
+
+        Raises:
+          TrackingError: the server refuses, or does not answer for a minute.
+        """
+        self.tracker, sweep = self._opened.result(), self._sweep
+        shared = sweep.folder.name, sweep.plan.params(), sweep.plan.tags(), question_text(sweep.plan)
+        self.parent = patiently(lambda: self.tracker.start_sweep(*shared, sweep_id=sweep.sweep_id), warn)
+        if sweep.is_new:
+            self._before = {}
+            with suppress(LedgerError):  # what is left before the charge, for the report
+                if sweep.budget is not None and (left := sweep.budget.left()[0]) is not None:
+                    self._before = {LEFT_BEFORE: left}
+
+    def on_begin(self, sweep: SweepBeginning) -> None:
+        """Send what repeats the sweep, and what the server lacks of earlier results."""
+        for name in (_BEGINNING, *self._trials.results()):
+            self._outbox.put(name)
+
+    def on_result(self, result: TrialResult) -> None:
+        """Send a result beside the sweep."""
+        self._outbox.put(result.name)
+
+    def finish(self, patience: Patience) -> None:
+        """Wait until all is sent, or the server takes nothing for too long."""
+        self.untracked = self._outbox.finish(patience)
+
+    @property
+    def lost_results(self) -> list[str]:
+        """The results that the server did not take."""
+        return [name for name in self.untracked if name != _BEGINNING]
+
+    def on_end(self, end: SweepEnd) -> None:
+        """Say how the sweep ended; a server that does not take results now is not asked for more."""
+        if self.untracked:
+            return
+        try:
+            self.tracker.finish_sweep(self.parent, end.status)
+        except TrackingError as error:
+            warn(f"warning: {error}")
+
+    def log_artifact(self, path: Path) -> None:
+        """Keep a file with the parent run. Raises `TrackingError`: the server failed."""
+        self.tracker.log_artifact(self.parent, path)
+
+    def log_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Keep metrics of the parent run. Raises `TrackingError`: the server failed."""
+        self.tracker.log_metrics(self.parent, metrics)
+
+    def _send(self, name: str) -> None:
+        """Log a finished trial, or the beginning. Raises as `Tracker.log_trial`."""
+        if name == _BEGINNING:
+            self._send_beginning()
+            return
+        if (self._runs or {}).get(name) == "FINISHED":
+            return
+        trial, result = self._trials.by_name[name], self._trials.results()[name]
+        is_new = self._runs is not None and name not in self._runs
+        try:
+            self.tracker.log_trial(
+                self.parent,
+                name,
+                trial.params,
+                _without_constants(trial, result["metrics"]) | self._cross_checks(trial, result["metrics"]),
+                result["series"],
+                self._tags_of(trial, result["metrics"]),
+                axes=self._trials.axes(trial),
+                run_name=run_name(trial),
+                times_ms=times_ms(result),
+                is_new=is_new,
+            )
+        except TrackingError:
+            self._runs = None  # a run of it may have been begun
+            raise
+
+    def _send_beginning(self) -> None:
+        """Log what repeats the sweep, and ask once which trials have runs.
+
+        A server that refuses this may take the trials all the same: each is asked for by itself then.
+
+        Raises:
+          NoAnswer: the server does not answer; call again.
+        """
+        try:
+            if self._before is not None:
+                self.log_artifact(self._sweep.folder.path / CONFIG_FILE)
+                self.log_metrics(self._before)
+                self._before = None
+            self._runs = self.tracker.trial_statuses(self.parent)
+        except NoAnswer:
+            raise
+        except TrackingError:
+            return
+
+    def _tags_of(self, trial: Trial, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """The tags of a trial's run; its restarts are told where the charge for them tells of them, too.
+
+        Private trainings without a ledger are charged T + R steps whatever happens, so that nothing which
+        leaves the sweep says how often they were restarted.
+        """
+        tags = self._sweep.plan.tags() | {"guarantee_label": trial.config.guarantee_label}
+        in_advance = trial.config.mechanism.num_restart_steps is not None
+        restarts = [] if in_advance else self._log.restarts(trial.name)
+        if (step := stopped_at(trial, metrics)) is not None:
+            tags |= {STOPPED_TAG: str(step)}
+        return tags | {"restarts": "; ".join(restarts)} if restarts else tags
+
+    def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
+        if trial.config.guarantee_label != "proven":
+            return {}
+        drawn = what_one_drew(trial, self._sweep.folder, {"metrics": metrics})
+        if not trial.config.mechanism.rules.plain_event:
+            return _with_lost(trial, metrics, drawn)
+        key = (trial_class(trial, drawn), trial.config.mechanism.target_delta)
+        if key not in self._checks:
+            values = cross_checks(*key)
+            self._checks[key] = {name: value for name, value in values.items() if math.isfinite(value)}
+        return self._checks[key] | _with_lost(trial, metrics, drawn)
+
+
+def times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return when a training began and ended; None where its duration is withheld, as of private records."""
+    seconds = [result["metrics"].get(name) for name in ("train_seconds", "evaluation_seconds")]
+    if "ended_ms" not in result or seconds[0] is None:
+        return None
+    return result["ended_ms"] - int(1000 * sum(each or 0.0 for each in seconds)), result["ended_ms"]
+
+
+def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics without the number of steps where it is the planned one, a param."""
+    planned = trial.config.mechanism.num_steps
+    return {name: value for name, value in metrics.items() if (name, value) != ("num_steps_done", planned)}
+
+
+def _with_lost(trial: Trial, metrics: dict[str, float], drawn: Charged | None) -> dict[str, float]:
+    """The metrics of a training that differ once attempts count of which its checkpoints know nothing."""
+    left_out = steps_left_out(trial, metrics)
+    if drawn is None or drawn.num_steps <= metrics["num_steps_charged"] + left_out:
+        return {}
+    epsilon = trial.config.epsilon(
+        drawn.num_steps, num_restarts=drawn.num_first_steps - 1, num_scorings=drawn.num_scorings
+    )
+    return {"num_steps_charged": float(drawn.num_steps - left_out), "epsilon": epsilon}

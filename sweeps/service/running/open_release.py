@@ -1,0 +1,223 @@
+"""An open sweep: every trial is charged, kept and shown as it ends, and its ε is that of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from dpgcl_core.errors import LedgerError
+from sweeps.service.options.data import data_path
+from sweeps.service.planning.trials import Trial
+from sweeps.service.privacy.statement import withdraw_statement
+from sweeps.service.running.conclude import Conclusion, Figure, conclude
+from sweeps.service.running.display import doing
+from sweeps.service.running.interruption import Stopped
+from sweeps.service.running.listeners import (
+    Listener,
+    Listeners,
+    SweepBeginning,
+    SweepEnd,
+    TrialResult,
+)
+from sweeps.service.running.mlflow_listener import MlflowListener
+from sweeps.service.running.outbox import AT_A_STOP, AT_THE_END
+from sweeps.service.running.prepare import PreparedSweep
+from sweeps.service.running.progress_listeners import LogListener, TerminalListener
+from sweeps.service.running.reporting import ReportListener
+from sweeps.service.running.terminal import count, say, warn
+from sweeps.service.running.trial_failure import TrialFailure
+from sweeps.service.running.trial_queue import TrialSource
+from sweeps.service.storage.log import FAILED, SweepLog
+from trainers.config.training import TrainingConfig
+from trainers.files.resuming import resume_line
+from trainers.tracking.runs import Tracker
+
+
+class OpenRelease:
+    """What is charged, kept and shown of an open sweep; a `ReleasePolicy`.
+
+    Args:
+      sweep: prepared, its folder held by this process.
+      tracker: of MLflow, which may still be opened.
+      figure: drawn at the end; None for none.
+      listeners: that are told besides MLflow, terminal, log and report.
+
+    Attributes:
+      trials: of the sweep, with their results.
+      conclusion: what it came to; None until it ends by itself.
+    """
+
+    def __init__(
+        self,
+        sweep: PreparedSweep,
+        tracker: Future[Tracker],
+        figure: Figure | None,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        self._sweep, self._figure = sweep, figure
+        self.plan, self.folder = sweep.plan, sweep.folder
+        self.budget, self.service = sweep.budget, sweep.service
+        self.trials = sweep.policy.start(sweep.plan, sweep.folder, sweep.calibrations)
+        self.conclusion: Conclusion | None = None
+        self._excluded: dict[str, str] = {}
+        self._log = SweepLog(sweep.folder.path)
+        self.mlflow = MlflowListener(sweep, self.trials, tracker, self._log)
+        self._listeners = Listeners(
+            self.mlflow,
+            TerminalListener(self.trials),
+            LogListener(self._log, self.trials),
+            *listeners,
+            ReportListener(sweep.tracking_uri, sweep.folder.path, self.mlflow),
+        )
+
+    def remaining(self) -> list[Trial]:
+        """Return the trials without a result that may go on."""
+        self._excluded = self.trials.excluded()
+        over = self.trials.results().keys() | self._excluded.keys()
+        for line in self.trials.restart_notes(over):
+            say(line)
+        return [trial for trial in self.plan.trials if trial.name not in over]
+
+    def begin(self, remaining: Sequence[Trial]) -> None:
+        """Open the parent run and the folder, charge the ledger, and tell the listeners.
+
+        Raises:
+          TrackingError: MLflow does not take the sweep; nothing is charged.
+          LedgerError: the ledger refuses; no worker starts.
+        """
+        sweep, done = self._sweep, self.trials.results()
+        if not remaining:
+            doing("opening MLflow")
+        self.mlflow.open()
+        sweep.calibrations.keep()
+        if sweep.is_new:
+            facts = {"fingerprint": self.plan.fingerprint, "params": self.plan.params()}
+            facts |= {"data_is": self.plan.tags()["data_is"], "sweep_id": sweep.sweep_id}
+            self.folder.create(facts | {"account": sweep.account}, sweep.repetition)
+        self._charge(remaining)
+        if remaining:
+            withdraw_statement(self.folder.path, self.plan.question)
+        for name, result in done.items():
+            self._settle(name, result)
+        self.trials.begin()
+        self._listeners.on_begin(
+            SweepBeginning(
+                name=self.folder.name,
+                question=self.plan.question,
+                params=self.plan.params(),
+                num_trials=len(self.trials.by_name),
+                num_done=len(done),
+                num_remaining=len(remaining),
+            )
+        )
+
+    def source(self, remaining: Sequence[Trial]) -> TrialSource:
+        """Return what decides which trial comes next."""
+        return self.trials.source(remaining)
+
+    def on_result(self, name: str, result: Mapping[str, Any]) -> None:
+        """Keep a result, settle its charge, and tell the listeners."""
+        kept = self.trials.keep(name, result)
+        self._settle(name, kept)
+        num_done = len(self.trials.results())
+        self._listeners.on_result(
+            TrialResult(name=name, params=kept["params"], metrics=kept["metrics"], num_done=num_done)
+        )
+
+    def interrupt(self, stopped: Stopped | None) -> str:
+        """End early; return what restarts will cost."""
+        self.mlflow.finish(AT_A_STOP)
+        self._listeners.on_end(SweepEnd(status="KILLED", folder=self.folder.path))
+        if stopped is None:
+            return ""
+        return _stop_note(self.plan.trials[0].config, is_saved=stopped.is_saved)
+
+    def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
+        """State, answer, draw and report; return 1 where a resume has more to do, or nothing was finished."""
+        for name, why in self._excluded.items():
+            warn(f"{name}: {why}")
+        self.trials.finish()
+        doing("stating, drawing and answering", aloud=False)
+        self.mlflow.finish(AT_THE_END)
+        for name, failure in failures.items():
+            warn(f"failed: {name} ({failure})")
+            self._log.write(FAILED, name, str(failure))
+        if lost := self.mlflow.lost_results:
+            warn(f"MLflow did not take {count(len(lost), 'result')}; kept in {self.folder.path}.")
+        is_unfinished = self._print_unfinished(failures)
+        if self.budget is not None and self.budget.lost is not None:
+            lost_ledger = self.budget.lost
+            warn(f"the ledger is gone, and every training stopped at its next checkpoint: {lost_ledger}")
+        found = self.conclusion = conclude(self._sweep, self.trials, self.mlflow, self._figure)
+        status, line = "FINISHED", ""
+        if failures or self.mlflow.untracked or is_unfinished or not found.is_stated:
+            status = "KILLED" if is_unfinished and not failures else "FAILED"
+            line = f"continue with {resume_line(self.folder.path)}"
+        elif not self.trials.results():
+            status, line = "FAILED", "no training was finished"
+        for text in filter(None, (line, *self.trials.closing_lines())):
+            warn(text)
+        self._listeners.on_end(
+            SweepEnd(
+                status=status,
+                folder=self.folder.path,
+                is_concluded=True,
+                statement=found.statement,
+                answer=found.answer,
+            )
+        )
+        say(f"files: {self.folder.path}")
+        return 0 if status == "FINISHED" else 1
+
+    def _charge(self, remaining: Sequence[Trial]) -> None:
+        if self.budget is None:
+            return
+        source = self.plan.source  # public data may be charged too, but are never marked private
+        try:
+            self.budget.begin(remaining, data_path(source.dataset) if source.are_private else None)
+        except LedgerError:
+            self._listeners.on_end(SweepEnd(status="FAILED", folder=self.folder.path))
+            raise
+
+    def _settle(self, name: str, result: Mapping[str, Any]) -> None:
+        """Settle a finished trial; a ledger that is gone keeps the whole charge until a later attempt."""
+        try:
+            if self.budget is not None:
+                self.budget.settle(name, result["metrics"])
+        except LedgerError as error:
+            warn(f"warning: {name} is not settled: {error}")
+
+    def _print_unfinished(self, failures: Mapping[str, TrialFailure]) -> bool:
+        """Print which trainings the sweep's time was too short for; return whether there are any.
+
+        Those that had not begun have drawn nothing, and go back to the ledger.
+        """
+        over = self.trials.results().keys() | failures.keys() | self.trials.excluded().keys()
+        unfinished = [name for name in self.trials.by_name if name not in over]
+        if self.service.time_budget is None or not unfinished:
+            return False
+        begun = [name for name in unfinished if self.folder.starts(name).num_starts]
+        waiting = [name for name in unfinished if name not in begun]
+        say(
+            f"the time is over (--time-budget {self.service.time_budget:g} min): "
+            f"{count(len(begun), 'training')} stopped and saved, {len(waiting)} not begun"
+        )
+        if self.budget is not None:
+            num_returned = self.budget.give_back(waiting)
+            say(f"the ledger has the steps of {num_returned} back; a resume reserves them again")
+        return True
+
+
+def _stop_note(config: TrainingConfig, *, is_saved: bool) -> str:
+    """What a stop costs."""
+    if is_saved:
+        return (
+            "a training that has saved its step repeats none; one that was lost repeats steps, and is charged"
+        )
+    restarts = config.mechanism.num_restart_steps
+    if restarts is None:
+        steps = count(config.performance.checkpoint_every_steps, "repeated step")
+        return f"an interrupted private training is charged up to {steps} on top"
+    steps = count(restarts, "repeated step")
+    return f"{steps} of each training, charged in advance: one that would repeat more is left out"

@@ -1,0 +1,338 @@
+"""Everything before the first worker: options, data, plan and ledger checks become one `PreparedSweep`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import BudgetExceeded, ConfigError, StorageError
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.sampling.slot_table import SlotTable
+from sweeps.service.options.file import options_text
+from sweeps.service.options.resuming import command_of
+from sweeps.service.options.service import ServiceOptions, StorageOptions
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.duration import seconds_of_trials
+from sweeps.service.planning.plan import Earlier, Fit, SweepPlan, num_records
+from sweeps.service.planning.publication import Publication
+from sweeps.service.planning.records import load_training_data
+from sweeps.service.planning.room import check_room
+from sweeps.service.planning.size import fitted_to_size
+from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.privacy.account import (
+    account_of,
+    check_account,
+    check_ledger_options,
+    check_starts,
+    ledger_missing,
+    marks_note,
+    open_ledger,
+    with_registered_number,
+)
+from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
+from sweeps.service.running.display import doing
+from sweeps.service.running.outbox import patiently
+from sweeps.service.running.ray_session import check_this_machine, trials_at_once
+from sweeps.service.running.sealed_draws import SealedFolder
+from sweeps.service.running.terminal import estimate_text, name_suffix, say, short_name, warn
+from sweeps.service.running.total import Limits, fit_of_resumed, fit_text, fitted, what_would_fit
+from sweeps.service.running.trial_policy import TrialPolicy
+from sweeps.service.storage.calibrations import CalibrationCache, calibrations
+from sweeps.service.storage.folder import Repetition, SweepFolder, find_folder, known_params, named_folder
+from sweeps.service.storage.runs import tracking_address
+from sweeps.service.storage.slot_files import SlotFiles
+from trainers.config.tree import changed
+from trainers.data.dataset import TrainingData, image_shape_of
+from trainers.files.storage import check_writable, details_kept, storage_root
+from trainers.tracking.server import check_address, connect, is_database
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """A sweep as its script asks for it.
+
+    Attributes:
+      question: name of the sweep, for example `group-size`.
+      options: the user's.
+      points: what is compared.
+      policy: which trials it has.
+      earlier: the sweep whose results chose these points; its cost is added.
+      repeat_options: the options that repeat all of it, where `options` are those of a part.
+    """
+
+    question: str
+    options: SweepOptions
+    points: Sequence[Point]
+    policy: TrialPolicy
+    earlier: Earlier | None = None
+    repeat_options: SweepOptions | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSweep:
+    """A sweep that may start: planned, checked, and held against its ledger. Nothing is written or charged.
+
+    Attributes:
+      plan: its trials and what they cost.
+      folder: that will hold its results.
+      policy: which trials it has.
+      service: resources and limits of its trainings.
+      tracking_uri: of MLflow.
+      ledger, dataset_id: what it is charged to; None without a ledger.
+      budget: the ledger's part in an open sweep; None of others.
+      calibrations: the noise multipliers that planning found.
+      slots: the table of records held out, to be kept before the first training; None without one.
+      slot_files: where.
+      repetition: what repeats it, and continues it.
+      known_plan: the plan in its folder, where it is resumed; None of a new one.
+      sweep_id: random; tells it from a sweep of the same name elsewhere.
+    """
+
+    plan: SweepPlan
+    folder: SweepFolder
+    policy: TrialPolicy
+    service: ServiceOptions
+    tracking_uri: str
+    ledger: Ledger | None
+    dataset_id: str | None
+    budget: SweepBudget | None
+    calibrations: CalibrationCache
+    slots: SlotTable | None
+    slot_files: SlotFiles
+    repetition: Repetition
+    known_plan: dict[str, Any] | None
+    sweep_id: str
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no earlier process began it."""
+        return self.known_plan is None
+
+    @property
+    def account(self) -> dict[str, Any] | None:
+        """What its plan keeps of the ledger; None without one."""
+        return account_of(self.ledger, self.dataset_id)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder while the sweep runs, and keep the slots.
+
+        Raises:
+          StorageError: another process runs it, or ran it since it was planned.
+        """
+        source, release = self.plan.source, self.plan.release
+        is_closed = source.are_private and release.is_open  # a sealed one has `trusted/` for it
+        with self.folder.locked(is_closed=is_closed):
+            if self.folder.read_plan() != self.known_plan:
+                raise StorageError(
+                    f"the sweep {self.folder.name!r} was run by another process while this one planned; add "
+                    "--resume to continue it, or choose another --name"
+                )
+            if self.slots is not None:
+                self.slot_files.keep(self.slots)
+            yield
+
+
+@contextmanager
+def prepared(request: SweepRequest) -> Iterator[PreparedSweep]:
+    """Plan a sweep, check it, and print its plan; of a dry run what it would need, too.
+
+    Raises:
+      DpgclError: whatever the user can have got wrong, before anything is written, charged or started.
+    """
+    options, policy = request.options, request.policy
+    data, service = options.data, options.service
+    check_ledger_options(data, options.ledger, dry_run=service.dry_run)
+    ledger, dataset_id = open_ledger(data, options.ledger), options.ledger.dataset_id
+    registered = with_registered_number(options.mechanism, ledger, dataset_id)
+    options = dataclasses.replace(options, mechanism=registered)
+    root = _checked_root(options.storage)
+    uri = tracking_address(options.storage.tracking_uri, root)
+    say(f"storage: {root}{_resumed_text(options.storage)}")
+    _check_server(uri)
+    doing("loading the data and finding the noise")
+    slot_files = SlotFiles.of(data, root, has_ledger=ledger is not None)
+    with details_kept(root):
+        records, notes = load_training_data(
+            data,
+            score_on_held_out=options.evaluation.score_on_held_out,
+            num_records_public=options.mechanism.num_records_public,
+            slots_for=slot_files.holding,
+        )
+    with calibrations(root) as cache:
+        repeat_options = request.repeat_options or options
+        limits = Limits(total_epsilon=service.total_epsilon, ledger=ledger, dataset_id=dataset_id)
+        fitting = _Fitting(request=request, data=records, limits=limits, root=root, calibrations=cache)
+        options, points, size_notes = fitted_to_size(options, request.points, num_records(records))
+        wanted, (options, fit) = options, fitting.fit(options, points)
+        plan = policy.plan(
+            request.question,
+            options,
+            points,
+            records,
+            notes=[*notes, *size_notes, *marks_note(data, ledger)],
+            calibration_folder=cache.folder,
+            earlier=request.earlier,
+        )
+        plan = dataclasses.replace(plan, fit=fit)
+        folder = find_folder(
+            root,
+            name=options.storage.name,
+            fingerprint=plan.fingerprint,
+            resume=options.storage.resume,
+            params=plan.params(),
+            prefix=sweep_prefix(request.question, options),
+        )
+        budget = sweep_budget(plan, ledger, dataset_id, folder) if options.release.is_open else None
+        check_account(folder, ledger, dataset_id)
+        check_starts(plan.private_starts, ledger)
+        known = folder.read_plan()
+        if not plan.release.is_open:
+            plan = dataclasses.replace(plan, publication=_publication(plan, known, service))
+        policy.print_plan(plan, in_full=service.dry_run)
+        if fit is not None:
+            say(f"--total-epsilon: {fit_text(fit, limits, [*plan.trials, *plan.later])}")
+        if budget is not None:
+            try:
+                budget.check()
+            except BudgetExceeded as error:
+                raise BudgetExceeded(f"{error}{fitting.advice(wanted, points)}") from error
+            say(budget.text())
+        if service.dry_run:
+            _print_estimate(options, plan, folder)
+        else:
+            _check_machine_and_room(options, plan, folder)
+        yield PreparedSweep(
+            plan=plan,
+            folder=folder,
+            policy=policy,
+            service=service,
+            tracking_uri=uri,
+            ledger=ledger,
+            dataset_id=dataset_id,
+            budget=budget,
+            calibrations=cache,
+            slots=records.slots,
+            slot_files=slot_files,
+            repetition=Repetition(
+                options=options_text(repeat_options),
+                command=command_of(repeat_options, policy.resumed_name(folder.name)),
+            ),
+            known_plan=known,
+            sweep_id=_sweep_id(known, budget),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fitting:
+    """Fits a sweep to its total ε, and finds what would fit in its place."""
+
+    request: SweepRequest
+    data: TrainingData
+    limits: Limits
+    root: Path
+    calibrations: CalibrationCache
+
+    def fit(self, options: SweepOptions, points: Sequence[Point]) -> tuple[SweepOptions, Fit | None]:
+        """Return the options within `--total-epsilon`, and the fit; as they are where none is given."""
+        if self.limits.total_epsilon is None:
+            return options, None
+        fit = self._fit_of_resumed(options)
+        if fit is None:
+            fixed = self.request.policy.fixes_noise(options, points)
+            doing("finding how many repeats fit" if fixed else "finding the largest ε of one training")
+            fit = fitted(options, points, self._trials_of, self.limits, fixed=fixed)
+        epsilon = {} if fit.epsilon is None else {"epsilon": fit.epsilon}
+        return changed(options, repeats=fit.repeats, **epsilon), fit
+
+    def advice(self, options: SweepOptions, points: Sequence[Point]) -> str:
+        """Return what would fit in place of a sweep that does not; "" where nothing is known."""
+        with suppress(ConfigError):  # no ε may be given where a search has a range of them
+            return what_would_fit(options, points, self._trials_of, self.limits, fixed=True)
+        return ""
+
+    def _fit_of_resumed(self, options: SweepOptions) -> Fit | None:
+        """The fit of a resumed sweep is known: its charges stand already."""
+        if not options.storage.resume:
+            return None
+        known = known_params(self.root, options.storage.name)
+        return fit_of_resumed(options, self.request.question, known)
+
+    def _trials_of(self, options: SweepOptions, points: Sequence[Point]) -> Sequence[Trial]:
+        return self.request.policy.trials(options, points, self.data, self.calibrations.folder)
+
+
+def _checked_root(storage: StorageOptions) -> Path:
+    """Return the storage folder, which can be written and holds no sweep of the name that is running."""
+    root = storage_root(storage.folder)
+    check_writable(root)
+    if storage.name is not None:
+        named_folder(root, storage.name).refuse_running()
+    return root
+
+
+def _resumed_text(storage: StorageOptions) -> str:
+    return f"; resuming {storage.name}" if storage.resume and storage.name is not None else ""
+
+
+def _check_server(uri: str) -> None:
+    """Refuse a server that does not answer before planning takes its minutes.
+
+    A database is opened only when the plan is good, for that may write its file.
+    """
+    check_address(uri)
+    if not is_database(uri):
+        patiently(lambda: connect(uri), warn)
+
+
+def sweep_prefix(question: str, options: SweepOptions) -> str:
+    """Return the name of a new sweep, unless it is taken."""
+    return f"{question}-{short_name(options.data.dataset)}-{name_suffix(options.release)}"
+
+
+def _sweep_id(known_plan: dict[str, Any] | None, budget: SweepBudget | None) -> str:
+    if known_plan is not None:
+        return str(known_plan["sweep_id"])
+    return budget.sweep_id if budget is not None else new_sweep_id()
+
+
+def _publication(plan: SweepPlan, known_plan: dict[str, Any] | None, service: ServiceOptions) -> Publication:
+    """Return the moment of a sealed sweep: a new one, or that of the sweep that is resumed."""
+    if known_plan is not None:
+        return Publication.read(known_plan.get("publication"))
+    longest = max(seconds_of_trials(plan))
+    at_once = trials_at_once(service, plan.trials[0].config.performance)
+    return Publication.planned(plan.release, longest, at_once)
+
+
+def _check_machine_and_room(options: SweepOptions, plan: SweepPlan, folder: SweepFolder) -> None:
+    """Fail early if Ray or the storage is too small. Raises as the two checks."""
+    service = options.service
+    check_this_machine(service, options.performance)
+    at_once = trials_at_once(service, options.performance)
+    num_certain = None if service.time_budget is None else at_once
+    check_room(
+        folder if plan.release.is_open else SealedFolder(folder).trusted,
+        plan.trials,
+        image_shape_of(plan.data.train),
+        at_once,
+        num_certain=num_certain if plan.release.is_open else 1,
+    )
+
+
+def _print_estimate(options: SweepOptions, plan: SweepPlan, folder: SweepFolder) -> None:
+    """Print, in a dry run, what would refuse the sweep itself, and how long it would take."""
+    try:
+        _check_machine_and_room(options, plan, folder)
+    except (ConfigError, StorageError) as error:
+        say(f"note: this machine cannot run it: {error}")
+    if missing := ledger_missing(options.data, options.ledger):
+        say(f"note: it would be refused: {missing}")
+    doing("measuring a step of every kind")
+    say(estimate_text(plan))
+    if plan.publication is not None:
+        say(f"estimate: {plan.publication.text()}")

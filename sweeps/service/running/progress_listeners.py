@@ -1,0 +1,75 @@
+"""What the terminal and the log tell of an open sweep as its trials finish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sweeps.service.running.display import put_result
+from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
+from sweeps.service.running.stopping import stopped_at
+from sweeps.service.running.sweep_trials import SweepTrials
+from sweeps.service.running.terminal import count, duration, headline, say
+from sweeps.service.storage.log import BEGUN, ENDED, FINISHED, SweepLog
+
+
+class TerminalListener:
+    """Prints a line for each finished trial, with the time that the others will take at that rate.
+
+    Args:
+      trials: of the sweep.
+      clock: seconds.
+    """
+
+    def __init__(self, trials: SweepTrials, clock: Callable[[], float] = time.monotonic) -> None:
+        self._trials, self._clock = trials, clock
+
+    def on_begin(self, sweep: SweepBeginning) -> None:
+        """Print the sweep's name."""
+        say(f"sweep: {sweep.name} ({_num_done_text(sweep)})")
+        self._began, self._num_before, self._num_trials = self._clock(), sweep.num_done, sweep.num_trials
+
+    def on_result(self, result: TrialResult) -> None:
+        """Print a trial's scores."""
+        spent = self._clock() - self._began
+        left = spent / max(1, result.num_done - self._num_before) * (self._num_trials - result.num_done)
+        text = result_text(self._trials, result)
+        put_result(f"[{result.num_done}/{self._num_trials}] {result.name}: {text} ({duration(left)} left)")
+
+    def on_end(self, end: SweepEnd) -> None:
+        """Print nothing: the end has lines of its own."""
+
+
+class LogListener:
+    """Writes the sweep's log.
+
+    Args:
+      log: of the sweep.
+      trials: of it.
+    """
+
+    def __init__(self, log: SweepLog, trials: SweepTrials) -> None:
+        self._log, self._trials = log, trials
+
+    def on_begin(self, sweep: SweepBeginning) -> None:
+        """Write that it begins."""
+        self._log.write(BEGUN, "", _num_done_text(sweep))
+
+    def on_result(self, result: TrialResult) -> None:
+        """Write a trial's scores."""
+        self._log.write(FINISHED, result.name, result_text(self._trials, result))
+
+    def on_end(self, end: SweepEnd) -> None:
+        """Write how it ended."""
+        self._log.write(ENDED, "", end.status)
+
+
+def result_text(trials: SweepTrials, result: TrialResult) -> str:
+    """Return a trial's scores in a line, and whether they ended it."""
+    text = ", ".join(headline(result.metrics))
+    step = stopped_at(trials.by_name[result.name], result.metrics)
+    return text if step is None else f"{text}; ended by its scores after {count(step, 'step')}"
+
+
+def _num_done_text(sweep: SweepBeginning) -> str:
+    return f"{sweep.num_done} of {count(sweep.num_trials, 'trial')} done"

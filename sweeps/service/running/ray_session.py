@@ -1,0 +1,294 @@
+"""Connecting to Ray, or starting a private one, and waiting until it has room for one training."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from dpgcl_core.addresses import masked, text_of_error
+from dpgcl_core.errors import ClusterError, ConfigError
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.running.capacity import Capacity, Cluster, TrialNeeds, max_concurrent_trials
+from sweeps.service.running.display import doing
+from sweeps.service.running.seen import NeededFile, check_seen
+from sweeps.service.running.terminal import say
+from sweeps.service.storage.probe import check_shared
+from trainers.config.training import PerformanceConfig
+from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy
+
+# Before Ray is imported: it reads these once.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # a busy machine, or a cluster that grows
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TUNE_MAX_PENDING_TRIALS_PG": "200",  # how many there are, the driver decides
+}
+
+_TRIES = 2
+_SCRATCH, _OWNER_LOCK = "dpgcl-ray-", "owner.lock"
+
+
+@dataclass(frozen=True)
+class RaySession:
+    """A Ray that is connected and large enough.
+
+    Attributes:
+      scratch: a folder for what Ray writes and nobody needs later.
+      capacity: how many trainings it holds.
+      service: resources and limits of the trainings.
+    """
+
+    scratch: Path
+    capacity: Capacity
+    service: ServiceOptions
+
+
+@contextmanager
+def ray_session(
+    service: ServiceOptions,
+    performance: PerformanceConfig,
+    storage: Path | None = None,
+    files: Sequence[NeededFile] = (),
+) -> Iterator[RaySession]:
+    """Connect to Ray and wait for room; nothing of the sweep is started yet.
+
+    Args:
+      service: resources of the sweep.
+      performance: of every training.
+      storage: a folder that all nodes must share; None for none.
+      files: that trainings read by themselves.
+
+    Raises:
+      ConfigError: the nodes are too small for one training.
+      ClusterError: Ray did not start, or too few nodes came in time.
+      StorageError: the nodes do not share the folder.
+      DataError: a node does not see the files.
+    """
+    with connected_ray() as scratch:
+        for name in ("ray.tune", "ray.train"):  # the driver says itself what failed
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        capacity = capacity_of(service, performance)
+        capacity.wait_for_room(service.wait_for_resources)
+        if storage is not None and joins_cluster():
+            check_shared(storage, say)
+        if joins_cluster():
+            check_seen(files)
+        yield RaySession(scratch, capacity, service)
+
+
+@contextmanager
+def connected_ray() -> Iterator[Path]:
+    """Connect to the Ray that a sweep would use, or start its private one; yields the scratch folder.
+
+    Raises:
+      ConfigError: `RAY_ADDRESS` leads nowhere.
+      ClusterError: Ray did not start, or refuses this process.
+    """
+    os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
+    doing("joining the Ray cluster" if joins_cluster() else "starting Ray")
+    import ray  # noqa: F401  # after the environment is set; takes a second
+
+    _check_address()
+    with _scratch_folder() as scratch, _connected(scratch):
+        yield scratch
+
+
+def capacity_of(service: ServiceOptions, performance: PerformanceConfig) -> Capacity:
+    """Return the capacity of the Ray that this process is connected to."""
+    needs, limit = TrialNeeds.of(service, performance), service.max_concurrent_trials
+    return Capacity(needs, limit, Cluster(), grows=joins_cluster())
+
+
+def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) -> None:
+    """Refuse a cluster that does not answer and what a private Ray cannot hold, before any is started.
+
+    Raises:
+      ConfigError: `RAY_ADDRESS` leads nowhere, or this machine is too small for one training.
+    """
+    _check_address()
+    if not joins_cluster():
+        have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+        max_concurrent_trials(service, performance, [have])
+
+
+def trials_at_once(service: ServiceOptions, performance: PerformanceConfig) -> int:
+    """Return how many trainings run side by side, as far as known before Ray is started: at least one."""
+    if joins_cluster():
+        return service.max_concurrent_trials or 1
+    have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+    try:
+        return max_concurrent_trials(service, performance, [have])
+    except ConfigError:  # refused when it is started
+        return 1
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """A folder for what Ray writes and nobody needs later; its path is short, for sockets lie in it.
+
+    Ray's logs and Tune's state hold names, scores and times of trials, so it is for this user alone (mode
+    0700), and goes with the sweep; what a killed one left goes when the next one starts.
+    """
+    base = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
+    _remove_left_folders(base)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=base, ignore_cleanup_errors=True) as path:
+        lock = FileLock(Path(path) / _OWNER_LOCK, fallback_to_soft=False)
+        with lock:
+            yield Path(path)
+
+
+def _remove_left_folders(base: Path) -> None:
+    """Remove the scratch folders of this user whose drivers have ended: a living one holds a lock."""
+    for path in base.glob(f"{_SCRATCH}*"):
+        with suppress(OSError, Timeout):
+            if path.lstat().st_uid != os.getuid() or path.is_symlink() or not (path / _OWNER_LOCK).is_file():
+                continue
+            with FileLock(path / _OWNER_LOCK, timeout=0, fallback_to_soft=False):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _connected(scratch: Path) -> Iterator[None]:
+    """A Ray of this process's own, unless `RAY_ADDRESS` or a job names a cluster; never by discovery."""
+
+    shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    folder = Path.cwd()
+    if not runs_uploaded_copy():
+        os.chdir(CODE_ROOT)  # Ray puts the driver's folder first on its workers' path
+        own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # the user's network may be there
+        found = [str(CODE_ROOT), *(str(folder / path) for path in own if path)]
+        shared["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(found)}}
+    try:
+        if joins_cluster():
+            _start(shared, scratch)
+            yield
+        else:
+            _keep_token_out_of_home()
+            private = {"address": "local", "include_dashboard": False, "_temp_dir": str(scratch / "ray")}
+            from trainers.ray_internals import loopback_only
+
+            with loopback_only():
+                _start(shared | private, scratch)
+                yield
+    finally:
+        _shut_down()
+        os.chdir(folder)
+
+
+def _shut_down() -> None:
+    """End this process's part in Ray, its garbage first; none is collected meanwhile.
+
+    Ray ends the whole process, at once and with code 1, where the collector of another thread comes upon a
+    handle of Ray's while it shuts down: with a node that is cut off that takes seconds.
+    """
+    import ray
+
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        ray.shutdown()
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _start(options: Mapping[str, Any], scratch: Path) -> None:
+    """Start or join Ray, at the second try if need be; what a failed start has begun is ended.
+
+    Raises:
+      ClusterError: it did not start in the time that Ray gives its own processes, or not at all.
+    """
+    import ray
+
+    for _ in range(_TRIES):  # a busy machine may need longer than Ray waits for its own processes
+        try:
+            ray.init(**options)
+        except Exception as error:  # Ray raises plain Exceptions, too
+            _refuse_other_versions(str(error))
+            said = text_of_error(error, os.environ.get("RAY_ADDRESS", ""))
+        else:
+            return
+        ray.shutdown()
+        _end_processes_of(scratch)
+    raise ClusterError(
+        "Ray must start, or answer, before anything is trained, and did not; nothing was charged. This "
+        "machine may have no processor time, memory or room in /tmp left: try again when it has, or set "
+        f"RAY_ADDRESS to a cluster that answers. Ray says: {said.partition('. ')[0][:300]}"
+    )
+
+
+def _refuse_other_versions(said: str) -> None:
+    """Refuse a cluster of another Ray or Python, which Ray tells in a paragraph.
+
+    Raises:
+      ConfigError: names both.
+    """
+    found = re.findall(r"Ray: (\S+)\s+Python: (\S+)", said)
+    if "Version mismatch" in said and len(found) == 2:
+        (ray, python), (own_ray, own_python) = found
+        raise ConfigError(
+            "the cluster must run the Ray and the Python of this process, Ray "
+            f"{own_ray} and Python {own_python}; got Ray {ray} and Python {python}: install what "
+            "constraints.txt pins on all nodes; python -m sweeps.doctor names them"
+        )
+
+
+def _end_processes_of(scratch: Path) -> None:
+    """End this process's children that a private Ray has started: their command lines name its folder."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any(str(scratch) in argument for argument in child.cmdline()):
+                child.kill()
+
+
+def joins_cluster() -> bool:
+    return inside_ray_job() or os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
+
+
+def _check_address() -> None:
+    """Refuse a `RAY_ADDRESS` that names no cluster or does not answer; Ray itself would wait for good."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if inside_ray_job() or not joins_cluster():
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError, OverflowError) as error:
+        said = text_of_error(error, address)
+    else:
+        return
+    raise ConfigError(
+        "RAY_ADDRESS must be the host:port of a cluster that answers, or unset for a private Ray; "
+        f"got {masked(address)!r} ({said})"
+    )
+
+
+def _keep_token_out_of_home() -> None:
+    """Give a private Ray a token of its own; Ray would write one under the home folder for good."""
+    if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

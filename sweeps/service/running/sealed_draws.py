@@ -1,0 +1,209 @@
+"""The draws of a sealed sweep and its folder: K and every setting, in secret, fixed before any trial runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpgcl_core.accounting.tuning.laws import TrialCountLaw
+from dpgcl_core.errors import ConfigError, LedgerError, StorageError
+from dpgcl_core.ledger.chain import Head
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.report import LedgerStatement
+from sweeps.service.options.release import trial_law
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.privacy.account import account_of
+from sweeps.service.privacy.budget import new_sweep_id, what_is_left
+from sweeps.service.privacy.sealed_charge import reserve
+from sweeps.service.storage.folder import Repetition, SweepFolder, write_json
+from trainers.files.durable import make_folder
+
+RESULT = "result.json"
+"""What is published, in `release/`: its last file."""
+_HIDDEN_PARAMS = ("repeat", "num_candidates")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """One trial as it was drawn, before any trial ran.
+
+    Attributes:
+      candidate: which setting.
+      public_seed: of its initialisation and views; drawn too, for a counted one would tell its place.
+      coin: breaks ties.
+    """
+
+    candidate: int
+    public_seed: int
+    coin: int
+
+
+def draw_trials(law: TrialCountLaw, num_candidates: int) -> tuple[Draw, ...]:
+    """Return K independent draws, K from `law` and all from the operating system's entropy."""
+    return tuple(
+        Draw(
+            candidate=secrets.randbelow(num_candidates),
+            public_seed=secrets.randbelow(2**31),
+            coin=secrets.randbits(62),
+        )
+        for _ in range(law.draw())
+    )
+
+
+def drawn_trials(candidates: Sequence[Trial], draws: Sequence[Draw]) -> tuple[Trial, ...]:
+    """Return the trials of the draws; their names number them, and stay on the trusted side."""
+    found = []
+    for number, draw in enumerate(draws):
+        candidate = candidates[draw.candidate]
+        config = dataclasses.replace(candidate.config, public_seed=draw.public_seed)
+        params = {k: v for k, v in candidate.params.items() if k not in _HIDDEN_PARAMS}
+        params |= {"public_seed": draw.public_seed}
+        found.append(Trial(name=f"draw-{number}", config=config, params=params))
+    return tuple(found)
+
+
+def choose(
+    trials: Sequence[Trial],
+    draws: Sequence[Draw],
+    results: Mapping[str, Mapping[str, Any]],
+    *,
+    select_by: str,
+    min_score: float | None,
+) -> Trial | None:
+    """Return the trial to publish; None where none has a score (or none reaches `min_score`).
+
+    Without a threshold it is the one with the best score, with it the first one that reaches it.
+    """
+    scored = []
+    for trial, draw in zip(trials, draws, strict=True):
+        score = results.get(trial.name, {}).get("metrics", {}).get(select_by)
+        if score is not None and np.isfinite(score):
+            scored.append((score, draw.coin, trial))
+    if min_score is not None:
+        return next((trial for score, _, trial in scored if score >= min_score), None)
+    return max(scored, key=lambda each: each[:2])[2] if scored else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """What was fixed when the sweep began.
+
+    Attributes:
+      draws: of its trials.
+      ledger: the ledger's lines from the moment of the charge; None without a ledger.
+      left: what the ledger had left then: ε and trainings; None without a ledger.
+      started: seconds since the epoch, before anything was drawn.
+    """
+
+    draws: tuple[Draw, ...]
+    ledger: LedgerStatement | None
+    started: float
+    left: tuple[float | None, int] | None = None
+
+
+@dataclass(frozen=True)
+class SealedFolder:
+    """A sealed sweep's folder: `trusted/` stays, `release/` may leave.
+
+    Attributes:
+      folder: of the sweep; it holds the lock and the plan, without K.
+    """
+
+    folder: SweepFolder
+
+    @property
+    def trusted(self) -> SweepFolder:
+        """Where trials and checkpoints lie."""
+        return SweepFolder(self.folder.path / "trusted")
+
+    @property
+    def release(self) -> Path:
+        """What may be handed on: the statement, the published run and its weights."""
+        return self.folder.path / "release"
+
+    @property
+    def outgoing(self) -> Path:
+        """What will be in `release/` from the moment on."""
+        return self.trusted.path / "outgoing"
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the moment has passed, and `release/` is complete."""
+        return (self.release / RESULT).exists()
+
+    def begin(
+        self,
+        plan: SweepPlan,
+        ledger: Ledger | None,
+        dataset_id: str | None,
+        again: Repetition,
+        started: float,
+    ) -> Begun:
+        """Return the draws: new ones, charged before they are made, or those of the resumed sweep.
+
+        Args:
+          plan: with the moment of publication.
+          ledger, dataset_id: what is charged.
+          again: what repeats and continues the sweep.
+          started: the time now; a resumed sweep keeps its own.
+
+        Raises:
+          LedgerError: it cannot be charged; nothing was drawn.
+          StorageError: a resumed sweep has lost its draws. A new one is charged in full again.
+        """
+        path = self.trusted.path / "sealed.json"
+        if self.folder.read_plan() is not None:
+            begun = self._read(path)
+            if ledger is not None and begun.ledger is None:
+                raise LedgerError(
+                    f"the sweep {self.folder.name!r} was begun without a ledger, and cannot be charged "
+                    "before it draws any more; resume it as it was begun"
+                )
+            return begun
+        if plan.publication is None:
+            raise ConfigError(
+                "a sealed sweep needs a moment of publication before it draws its number of trials"
+            )
+        charged = reserve(ledger, str(dataset_id), plan, self.folder.name) if ledger is not None else None
+        # Before K is drawn, so that it tells nothing of it; later rows are of other times.
+        left = what_is_left(ledger, str(dataset_id), plan.trials) if ledger is not None else None
+        draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))
+        self._make_trusted()
+        ledger_lines = dataclasses.asdict(charged) if charged is not None else None
+        drawn = [vars(draw) for draw in draws]
+        write_json(path, {"draws": drawn, "ledger": ledger_lines, "started": started, "left": left})
+        facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": new_sweep_id()}
+        if charged is not None:
+            facts["head"] = vars(charged.head)
+        fixed = {"account": account_of(ledger, dataset_id), "publication": plan.publication.as_dict()}
+        self.folder.create(facts | fixed, again)
+        return Begun(draws=draws, ledger=charged, started=started, left=left)
+
+    def _make_trusted(self) -> None:
+        """Make all that will lie in `trusted/`, whose own times others see: they are those of the start."""
+        make_folder(self.trusted.path, mode=0o700)
+        for name in ("trials", "checkpoints", "started", "drawn", "ray", self.outgoing.name):
+            make_folder(self.trusted.path / name)
+
+    def _read(self, path: Path) -> Begun:
+        try:
+            values = json.loads(path.read_text())
+            draws = tuple(Draw(**draw) for draw in values["draws"])
+            lines = values["ledger"]
+            charged = LedgerStatement(**{**lines, "head": Head(**lines["head"])}) if lines else None
+            left = None if values.get("left") is None else tuple(values["left"])
+            return Begun(draws=draws, ledger=charged, started=float(values["started"]), left=left)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(
+                f"{path} is gone or damaged, and with it the secret number of trials: this sweep cannot "
+                "go on, and its charge stays; start another one under a new --name, which is charged in full "
+                "again"
+            ) from error

@@ -1,0 +1,76 @@
+"""Running a plan's trials on Ray Tune, one Ray Train run each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.running.display import watching
+from sweeps.service.running.execution import Execution, OnResult
+from sweeps.service.running.ray_session import RaySession, joins_cluster
+from sweeps.service.running.stopping import Stopping
+from sweeps.service.running.supervision import Supervisor
+from sweeps.service.running.trial_failure import TrialFailure
+from sweeps.service.running.trial_queue import TrialQueue, TrialSource
+from sweeps.service.running.watching import SealedWatch, SweepWatch
+from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.log import SweepLog
+from trainers.data.dataset import modality_of
+
+
+def run_trials(
+    session: RaySession,
+    plan: SweepPlan,
+    folder: SweepFolder,
+    trials: Sequence[Trial],
+    on_result: OnResult,
+    budget: SweepBudget | None,
+    source: TrialSource,
+) -> dict[str, TrialFailure]:
+    """Run `trials` and call `on_result(name, result)` in this process as each one ends.
+
+    Every start is counted in `folder` before it can draw. With a budget, the ledger is asked all along
+    whether it still stands, and charged before a restart. `trials` are the names that the source gives its
+    trials, and what each may cost at most.
+
+    Returns:
+      The trials that failed for good, and why; their checkpoints stay. When the sweep's time is over, those
+      that were stopped or did not begin are in it neither, nor have they a result.
+
+    Raises:
+      Stopped: a signal came; everything finished has been reported.
+      DiskFull: no space is left; every result that could be kept has been.
+    """
+    from sweeps.service.running.tune import tune_trials
+    from trainers.ray_internals import logs_folder
+
+    is_open = plan.release.is_open
+    logs = logs_folder() if joins_cluster() else f"{logs_folder()}, until the sweep ends"
+    execution = Execution(
+        folder=folder,
+        queue=TrialQueue(source, len(trials), session.capacity, tells_left=is_open),
+        on_result=on_result,
+        budget=budget,
+        supervisor=Supervisor(folder, session.service, log_of(plan, folder), logs),
+        stopping=Stopping(folder, session.service, modality_of(plan.data.train)),
+        watch=_watch(plan, len(plan.trials) - len(trials)),
+        is_open=is_open,
+    )
+    execution.stopping.begin(plan.trials)
+    with watching(execution.watch):
+        return tune_trials(execution, session, trials, plan.data)
+
+
+def _watch(plan: SweepPlan, num_over: int) -> SweepWatch | SealedWatch:
+    """Return who looks at the trainings; of a sealed sweep's, nobody."""
+    if not plan.release.is_open:
+        return SealedWatch(time.monotonic())
+    return SweepWatch(len(plan.trials), num_over, tells_times=plan.data.train_is_public)
+
+
+def log_of(plan: SweepPlan, folder: SweepFolder) -> SweepLog | None:
+    """Return the log of an open sweep; None for a sealed one, of which a file's time would tell."""
+    return SweepLog(folder.path) if plan.release.is_open else None

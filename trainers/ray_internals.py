@@ -1,0 +1,124 @@
+"""What is read or replaced of Ray's private parts; checked with Ray 2.60.
+
+Everything else in this project uses Ray's public interface. `pyproject.toml` bounds Ray by the version that
+these were checked for, and `tests/trainers/test_ray_internals.py` fails where one of them is gone or does
+something else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ray.train.torch.config import _set_torch_distributed_env_vars as set_torch_distributed_env_vars
+from ray.train.torch.config import _setup_torch_process_group as setup_torch_process_group
+from ray.train.torch.config import _TorchBackend as TorchBackend
+
+__all__ = [
+    "TorchBackend",
+    "cluster_status",
+    "first_autoscaler_report",
+    "logs_folder",
+    "loopback_only",
+    "node_of_actor",
+    "set_torch_distributed_env_vars",
+    "setup_torch_process_group",
+    "trial_actor",
+    "tune_state_in",
+]
+
+# Of a private Ray alone: its servers bind to 127.0.0.1 where Ray takes the machine for one that is no part of
+# a cluster, which it asks of the first variable; and nothing answers `/metrics`, whose readers need no token
+# (a port that is none keeps a server from starting).
+_LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_enable_metrics_collection": "0",
+    "AUTOSCALER_METRIC_PORT": "-1",
+    "DASHBOARD_METRIC_PORT": "-1",
+}
+
+
+@contextmanager
+def loopback_only() -> Iterator[None]:
+    """Within it, a Ray that is started binds to the loopback address, and serves no metrics."""
+    from ray._private import ray_constants
+
+    constants: Any = ray_constants
+    before = {name: os.environ.get(name) for name in _LOOPBACK}
+    enabled = constants.ENABLE_RAY_CLUSTER  # read when Ray was imported, perhaps by the user's own code
+    os.environ.update(_LOOPBACK)
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = enabled
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def logs_folder() -> str:
+    """Return where the connected Ray keeps its logs on this machine."""
+    from ray._private import worker
+
+    internal: Any = worker
+    return str(internal.global_worker.node.get_logs_dir_path())
+
+
+@contextmanager
+def tune_state_in(folder: Path) -> Iterator[None]:
+    """Have Tune keep its state in a folder; by itself it takes Ray's, which a whole cluster reads.
+
+    Tune has no option for it: the function that names the folder is replaced.
+    """
+    from ray.train._internal import storage
+
+    internal: Any = storage
+    before = internal._get_ray_train_session_dir
+    internal._get_ray_train_session_dir = lambda: str(folder)
+    try:
+        yield
+    finally:
+        internal._get_ray_train_session_dir = before
+
+
+def trial_actor(trial: Any) -> Any:
+    """Return the actor that runs one of Tune's trials; None while there is none."""
+    return trial.temporary_state.ray_actor
+
+
+def node_of_actor(actor: Any) -> str | None:
+    """Return the id of the node that an actor runs on; None where Ray does not know it."""
+    from ray._private.state import actors
+
+    internal: Any = actors
+    node = internal(actor._actor_id.hex()).get("Address", {}).get("NodeID")
+    return node or None
+
+
+def cluster_status() -> Any:
+    """Return the `ClusterState` message of an autoscaler of Ray's second version; None without one."""
+    import ray
+    from ray import _raylet
+    from ray.core.generated import autoscaler_pb2
+
+    context: Any = ray.get_runtime_context()
+    core: Any = _raylet
+    messages: Any = autoscaler_pb2
+    reply = core.GcsClient(address=context.gcs_address).get_cluster_status(timeout_s=10)
+    state = messages.GetClusterStatusReply.FromString(reply).autoscaling_state
+    return state if state.autoscaler_state_version else None
+
+
+def first_autoscaler_report() -> Mapping[str, Any]:
+    """Return the report of an autoscaler of Ray's first version; an empty one without it."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    status: Any = _internal_kv_get("__autoscaling_status")
+    return (json.loads(status).get("autoscaler_report") or {}) if status else {}
