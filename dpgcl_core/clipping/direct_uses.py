@@ -1,4 +1,4 @@
-"""Direct parameter uses: class tokens, position embeddings, scales, projections without a layer.
+"""Direct parameter uses: class tokens, position embeddings, scales, fused attention projections.
 
 They happen outside a layer with a layer rule, so no module hook sees them, and `DirectUses` watches every
 torch function that takes a parameter. Where a parameter meets a batch it is replaced by one copy per row (for
@@ -10,6 +10,8 @@ falls back to its exact general path; so no use of a parameter is ever missed.
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -74,7 +76,8 @@ _BY_INDEX = _ITEMS | _functions(
     *("index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_", "index_put"),
     *("index_put_", "masked_select", "masked_scatter", "masked_scatter_", "take", "take_along_dim", "put_"),
 )
-_BY_NAME = {F.linear, F.layer_norm}
+_BY_NAME = {F.linear, F.layer_norm, F.multi_head_attention_forward}
+_ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 
 class DirectUses(TorchFunctionMode):
@@ -154,14 +157,12 @@ class DirectUses(TorchFunctionMode):
             )
         if not watched:
             return self._without_parameters(func, args, kwargs)
-        if func is F.multi_head_attention_forward:
-            raise NotSeparableError(
-                "nn.MultiheadAttention is fused: use trainers.models.attention.separate_attention"
-            )
         if any(self._is_watched(value) for value in _tensors(kwargs.values())) and func not in _BY_NAME:
             raise NotSeparableError(
                 f"a parameter as a keyword argument is not supported in {getattr(func, '__name__', func)}"
             )
+        if func is F.multi_head_attention_forward:
+            return self._attention(**_ATTENTION.bind(*args, **kwargs).arguments)
         if func is F.linear:
             return self._linear(*args, **kwargs)
         if func is F.layer_norm:
@@ -294,6 +295,91 @@ class DirectUses(TorchFunctionMode):
             output = F.layer_norm(input, normalized_shape, eps=eps)
             output = output if weight is None else output * weight
             return output if bias is None else output + bias
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        embed_dim_to_check: int,
+        num_heads: int,
+        in_proj_weight: Tensor | None,
+        in_proj_bias: Tensor | None,
+        bias_k: Tensor | None,
+        bias_v: Tensor | None,
+        add_zero_attn: bool,
+        dropout_p: float,
+        out_proj_weight: Tensor,
+        out_proj_bias: Tensor | None,
+        training: bool = True,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        use_separate_proj_weight: bool = False,
+        q_proj_weight: Tensor | None = None,
+        k_proj_weight: Tensor | None = None,
+        v_proj_weight: Tensor | None = None,
+        static_k: Tensor | None = None,
+        static_v: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run `F.multi_head_attention_forward` in steps to be watched, for inputs `[length, rows, dim]`.
+
+        The signature is that of torch, by which the call's arguments are bound.
+        """
+        unusual = (bias_k, bias_v, static_k, static_v)
+        if (
+            any(t is not None for t in unusual)
+            or add_zero_attn
+            or (dropout_p > 0 and training)
+            or query.ndim != 3
+        ):
+            raise NotSeparableError("this kind of attention is not supported")
+        with self:
+            weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+            if in_proj_weight is not None and not use_separate_proj_weight:
+                weights = in_proj_weight.chunk(3)
+            biases: Any = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+            inputs = (t.transpose(0, 1) for t in (query, key, value))
+            q, k, v = (
+                _heads(F.linear(x, w, b), num_heads) for x, w, b in zip(inputs, weights, biases, strict=True)
+            )
+        mask = _additive_mask(attn_mask, key_padding_mask, q)
+        attention = None
+        if need_weights:
+            scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+            attention = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+            mixed = attention @ v
+            attention = attention.mean(1) if average_attn_weights else attention
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, mask)
+        with self:
+            output = F.linear(mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
+        return output.transpose(0, 1), attention
+
+
+def _additive_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """Return both masks of multi-head attention as one tensor to add to the scores `[rows, heads, L, S]`."""
+
+    def additive(mask: Tensor) -> Tensor:
+        if mask.dtype != torch.bool:
+            return mask.to(q.dtype)
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -math.inf)
+
+    total = None
+    if attn_mask is not None:
+        total = additive(attn_mask)
+        if total.ndim == 3:
+            total = total.view(q.shape[0], q.shape[1], *total.shape[1:])
+    if key_padding_mask is not None:
+        padding = additive(key_padding_mask)[:, None, None, :]
+        total = padding if total is None else total + padding
+    return total
+
+
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    return x.view(*x.shape[:2], num_heads, -1).transpose(1, 2)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

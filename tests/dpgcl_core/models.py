@@ -127,34 +127,18 @@ def group_losses_of(model: nn.Module, temperature: float = 0.5):  # type: ignore
     return group_losses
 
 
-class _Attention(nn.Module):
-    """Two heads, with a layer for each projection."""
-
-    def __init__(self, width: int = 8, *, context_width: int = 8, bias: bool = True) -> None:
-        super().__init__()
-        self.query, self.out = (nn.Linear(width, width, bias=bias) for _ in range(2))
-        self.key, self.value = (nn.Linear(context_width, width, bias=bias) for _ in range(2))
-
-    def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        heads = (
-            layer(each).unflatten(-1, (2, -1)).transpose(1, 2)
-            for layer, each in ((self.query, x), (self.key, context), (self.value, context))
-        )
-        mixed = nn.functional.scaled_dot_product_attention(*heads, mask)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return out
-
-
 class ImageTransformer(nn.Module):
-    """A small vision transformer: direct uses of class token, positions and projection."""
+    """A small vision transformer: direct uses of class token, positions and projection, fused attention."""
 
-    def __init__(self, *, is_fused: bool = False) -> None:
+    def __init__(self, *, batch_first: bool = True, need_weights: bool = False) -> None:
         super().__init__()
+        self.batch_first, self.need_weights = batch_first, need_weights
         self.patches = nn.Conv2d(3, 8, 4, 4, bias=False)
         self.token = nn.Parameter(0.3 * torch.randn(8))
         self.positions = nn.Parameter(0.3 * torch.randn(5, 8))
         self.before = nn.LayerNorm(8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True) if is_fused else _Attention()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        nn.init.normal_(self.attention.in_proj_bias)
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
         self.projection = nn.Parameter(0.3 * torch.randn(8, 4))
 
@@ -163,30 +147,31 @@ class ImageTransformer(nn.Module):
         token = self.token.view(1, 1, -1).expand(len(x), -1, -1)
         x = torch.cat([token.to(x.dtype), x], dim=1) + self.positions.to(x.dtype)
         y = self.before(x)
-        is_fused = isinstance(self.attention, nn.MultiheadAttention)
-        x = x + (self.attention(y, y, y)[0] if is_fused else self.attention(y, y))
+        y = y if self.batch_first else y.transpose(0, 1)
+        y = self.attention(y, y, y, need_weights=self.need_weights)[0]
+        x = x + (y if self.batch_first else y.transpose(0, 1))
         x = x + self.down(torch.tanh(self.up(x)))
         return nn.functional.normalize(x[:, 0] @ self.projection, dim=-1)
 
 
 class CrossAttention(nn.Module):
-    """Queries of one learned table attend to an image's patches, with a mask and separate widths."""
+    """Queries of one learned table attend to an image's patches, with masks and separate widths."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, 6, 4, 4)
         self.queries = nn.Parameter(0.3 * torch.randn(2, 8))
-        self.attention = _Attention(context_width=6, bias=False)
+        self.attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True, bias=False)
         self.scale = nn.Parameter(torch.tensor(0.3))
-        self.weight, self.bias = nn.Parameter(0.3 * torch.randn(4, 16)), nn.Parameter(torch.zeros(4))
+        self.head = nn.Linear(16, 4)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)
-        padding = torch.arange(4) < 3
+        padding = torch.zeros(len(x), 4, dtype=torch.bool)
+        padding[:, 3] = True
         queries = self.queries.unsqueeze(0).expand(len(x), -1, -1)
-        y = self.attention(queries, x, padding.expand(2, 4))
-        y = nn.functional.linear(y.flatten(1) * self.scale.exp(), self.weight, self.bias)
-        return nn.functional.normalize(y, dim=-1)
+        y, _ = self.attention(queries, x, x, key_padding_mask=padding, attn_mask=torch.zeros(2, 4))
+        return nn.functional.normalize(self.head(y.flatten(1) * self.scale.exp()), dim=-1)
 
 
 class Convolutions(nn.Module):
