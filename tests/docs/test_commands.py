@@ -74,10 +74,8 @@ def test_sweep_understands(command: Command, monkeypatch: pytest.MonkeyPatch, tm
     """The sweep parses the options and makes its points."""
     monkeypatch.delenv("DPGCL_LEDGER", raising=False)
     monkeypatch.setenv("DPGCL_STORAGE", str(tmp_path))
-    finds_a_sweep = "--resume" in command.arguments and "--name" not in command.arguments
-    with (
-        pytest.raises(StorageError, match="nothing to resume") if finds_a_sweep else contextlib.nullcontext()
-    ):
+    is_resumed = "--resume" in command.arguments
+    with pytest.raises(StorageError, match="nothing to resume") if is_resumed else contextlib.nullcontext():
         _parse(monkeypatch, command.program, _without_help_and_files(command.arguments))
 
 

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpgcl_core.errors import TrackingError
 from sweeps.service.running import reporting
-from sweeps.service.running.reporting import Reporter
+from sweeps.service.running.listeners import SweepEnd, TrialResult
+from sweeps.service.running.reporting import ReportListener
 
 
 @dataclass
@@ -45,16 +47,39 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Written:
     return found
 
 
+RESULT = TrialResult(name="one", params={}, metrics={}, num_done=1)
+
+
+class Mlflow:
+    """Takes all."""
+
+    untracked = ()
+
+    def __init__(self) -> None:
+        self.logged: list[Path] = []
+
+    def log_artifact(self, path: Path) -> None:
+        self.logged.append(path)
+
+
+def listener(folder: Path, now: Callable[[], float], mlflow: Any = None) -> ReportListener:
+    return ReportListener("sqlite:///x", folder, mlflow or Mlflow(), now=now)
+
+
+def ended(folder: Path, *, is_concluded: bool = True) -> SweepEnd:
+    return SweepEnd(status="FINISHED", folder=folder, is_concluded=is_concluded)
+
+
 @pytest.fixture
 def refreshed(written: Written, tmp_path: Path) -> Callable[[float], None]:
-    """A refresh at some second, waited for."""
-    reporter = Reporter("sqlite:///x", tmp_path, now=lambda: written.now)
+    """A trial that ends at some second; its report is waited for."""
+    report = listener(tmp_path, lambda: written.now)
 
     def at(seconds: float) -> None:
         written.now = seconds
-        reporter.refresh()
-        if reporter._thread is not None:
-            reporter._thread.join()
+        report.on_result(RESULT)
+        if report._thread is not None:
+            report._thread.join()
 
     return at
 
@@ -83,7 +108,7 @@ def test_report_that_fails_ends_nothing_and_is_tried_again(
     assert written.at == [61, 130]
 
 
-def test_refresh_waits_for_nothing_and_one_report_is_written_at_a_time(
+def test_result_waits_for_nothing_and_one_report_is_written_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     begun, may_end, count = threading.Event(), threading.Event(), list[int]()
@@ -96,31 +121,48 @@ def test_refresh_waits_for_nothing_and_one_report_is_written_at_a_time(
 
     monkeypatch.setattr(reporting, "write_report", write)
     seconds = iter([0.0, 100.0, 101.0, 500.0, *[600.0] * 9])
-    reporter = Reporter("sqlite:///x", tmp_path, now=lambda: next(seconds))
-    reporter.refresh()
+    report = listener(tmp_path, lambda: next(seconds))
+    report.on_result(RESULT)
     assert begun.wait(60)
-    reporter.refresh()
+    report.on_result(RESULT)
     assert len(count) == 1
     may_end.set()
-    reporter.finish()
+    report.on_end(ended(tmp_path))
     assert len(count) == 2
 
 
 def test_end_does_not_wait_for_ever_for_a_server_that_hangs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(reporting, "write_report", lambda *_: may_end.wait(60))
     monkeypatch.setattr(reporting, "_PATIENCE_SECONDS", 0.01)
     seconds = iter([0.0, *[100.0] * 9])
-    reporter = Reporter("sqlite:///x", tmp_path, now=lambda: next(seconds))
-    reporter.refresh()
-    with pytest.raises(TrackingError, match="python -m dashboards report"):
-        reporter.finish()
+    report = listener(tmp_path, lambda: next(seconds))
+    report.on_result(RESULT)
+    report.on_end(ended(tmp_path))
+    assert "python -m dashboards report" in capsys.readouterr().out
     may_end.set()
 
 
-def test_last_report_tells_what_is_wrong(written: Written, tmp_path: Path) -> None:
+def test_last_report_is_logged_or_says_what_is_wrong(
+    written: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mlflow = Mlflow()
+    report = listener(tmp_path, lambda: written.now, mlflow)
+    report.on_end(ended(tmp_path))
+    assert mlflow.logged == [tmp_path / reporting.REPORT]
     written.fails = True
-    with pytest.raises(TrackingError):
-        Reporter("sqlite:///x", tmp_path, now=lambda: written.now).finish()
+    report.on_end(ended(tmp_path))
+    assert "warning: the report: MLflow does not answer" in capsys.readouterr().out
+    assert len(mlflow.logged) == 1
+
+
+def test_no_report_is_written_of_a_sweep_that_was_stopped_or_of_results_that_mlflow_lacks(
+    written: Written, tmp_path: Path
+) -> None:
+    mlflow: Any = Mlflow()
+    listener(tmp_path, lambda: written.now, mlflow).on_end(ended(tmp_path, is_concluded=False))
+    mlflow.untracked = ("one",)
+    listener(tmp_path, lambda: written.now, mlflow).on_end(ended(tmp_path))
+    assert written.at == []

@@ -23,7 +23,7 @@ import pytest
 from dashboards.query.trials import load_trials
 from dpgcl_core.sampling.slots import SampledGroups
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running import driver
+from sweeps.service.running import driver as running
 from sweeps.service.running.clock import SystemClock
 from sweeps.service.running.ray_session import RaySession, capacity_of, ray_session
 from sweeps.service.storage.folder import SweepFolder
@@ -73,7 +73,7 @@ def whole(
     written = {path.name: path.stat().st_mtime for path in (folder / "trials").glob("*.json")}
     left_at_home = contents(home)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "ray_session", lambda *_: pytest.fail("Ray was started"))
+        patch.setattr(running, "ray_session", lambda *_: pytest.fail("Ray was started"))
         resumed_code, resumed, _ = run_script("group_size", *arguments, "--resume")
     uri = f"sqlite:///{storage}/mlflow.db"
     return Whole(code, out, err, left_at_home, folder, uri, written, resumed_code, resumed)
@@ -175,7 +175,7 @@ def test_resume_of_a_finished_sweep_trains_nothing(whole: Whole) -> None:
 def test_unreachable_server_ends_the_sweep_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(driver, "ray_session", lambda *_: pytest.fail("Ray was started"))
+    monkeypatch.setattr(running, "ray_session", lambda *_: pytest.fail("Ray was started"))
     storage = ("--storage", str(tmp_path / "storage"))
     code, _, err = run_script("group_size", *QUICK, *storage, "--tracking-uri", "http://127.0.0.1:9")
     assert code == 2
@@ -208,7 +208,7 @@ def shared_ray(own_folder: Path) -> Iterator[None]:
                 replace(session, scratch=scratch, capacity=capacity_of(service, performance), service=service)
             )
 
-        patch.setattr(driver, "ray_session", shared)
+        patch.setattr(running, "ray_session", shared)
         yield
     os.environ.clear()
     os.environ.update(before)
