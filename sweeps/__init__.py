@@ -25,8 +25,21 @@ if TYPE_CHECKING:
     from sweeps.service.planning.space import Between
     from sweeps.service.planning.trials import Point
     from sweeps.service.running.from_python import SweepResult, run, search
+    from sweeps.service.running.listeners import Listener, SweepBeginning, SweepEnd, TrialResult
 
-__all__ = ["Between", "PairSweepOptions", "Point", "SweepOptions", "SweepResult", "run", "search"]
+__all__ = [
+    "Between",
+    "Listener",
+    "PairSweepOptions",
+    "Point",
+    "SweepBeginning",
+    "SweepEnd",
+    "SweepOptions",
+    "SweepResult",
+    "TrialResult",
+    "run",
+    "search",
+]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -35,6 +48,7 @@ __getattr__, __dir__ = lazy_names(
         "service.planning.space": ("Between",),
         "service.planning.trials": ("Point",),
         "service.running.from_python": ("SweepResult", "run", "search"),
+        "service.running.listeners": ("Listener", "SweepBeginning", "SweepEnd", "TrialResult"),
     },
 )
 

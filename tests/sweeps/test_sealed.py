@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from dpgcl_core.ledger.__main__ import main as ledger_command
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.release.markdown import escaped
+from sweeps import SweepBeginning, SweepEnd, TrialResult
 from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
@@ -120,6 +123,34 @@ def sweep(tmp_path: Path, empty_database: Path, ray: Ray) -> Callable[..., int]:
         return service.run_sweep("group-size", chosen, points(chosen), lambda *_: [], clock=ray.clock)
 
     return start
+
+
+class Published:
+    """A listener that notes when it was told, and what had been published by then."""
+
+    seen: list[tuple[str, float, bool]]
+    clock: FakeClock
+
+    def on_begin(self, sweep: SweepBeginning) -> None:
+        self.seen.append(("begin", self.clock.time, False))
+
+    def on_result(self, result: TrialResult) -> None:
+        self.seen.append(("result", self.clock.time, False))
+
+    def on_end(self, end: SweepEnd) -> None:
+        self.seen.append(("end", self.clock.time, (end.folder / "result.json").exists()))
+
+
+def test_listener_hears_of_a_sealed_sweep_once_it_is_published(
+    sweep: Callable[..., int], ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = ModuleType("team_pager")
+    module.Published = Published
+    monkeypatch.setitem(sys.modules, "team_pager", module)
+    monkeypatch.setattr(Published, "clock", ray.clock, raising=False)
+    monkeypatch.setattr(Published, "seen", [], raising=False)
+    assert sweep("--listener", "team_pager:Published") == 0
+    assert Published.seen == [("end", ray.clock.waits[-1], True)]
 
 
 def make_ledger(path: Path, *, epsilon: float = 900.0) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from trainers.config.tree import Leaf, leaves, values_of
 VERSION = 1
 OF_ONE_RUN = (
     *("storage", "name", "resume", "tracking_uri", "ledger", "no_ledger", "dry_run"),
-    *("quiet", "time_budget"),
+    *("quiet", "time_budget", "listener"),
 )
 """Where results of one run go, perhaps with passwords, how it goes on and how long, and whether private data
 are trained on without a ledger: a repetition says that anew."""

@@ -44,6 +44,8 @@ class ServiceOptions:
     """Also score raw pixels and HOG, once per sweep, as the trainings are: on public records, at no ε."""
     dry_run: bool = False
     """Print the trials, their ε and an estimate of time, and stop."""
+    listener: str | None = None
+    """A listener of your own, `package.module:Class`: told of the beginning, each result and the end."""
     quiet: bool = False
     """Print the answer, warnings and errors alone, as for a log; a dry run prints its plan all the same."""
 

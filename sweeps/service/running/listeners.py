@@ -7,12 +7,14 @@ its listeners one thing, after the moment of publication: what was published.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from dashboards.compose.answer import Answer
+from dpgcl_core.errors import ConfigError
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.running.terminal import warn
 
@@ -111,6 +113,28 @@ class Listeners:
         """Tell all how the sweep ended."""
         for listener in self._listeners:
             listener.on_end(end)
+
+
+def own_listener(name: str) -> Listener:
+    """Return a listener of the user's own, made without arguments.
+
+    Args:
+      name: `package.module:Class`, of a class with the methods of `Listener`.
+
+    Raises:
+      ConfigError: there is no such class, or it lacks a method.
+    """
+    try:
+        listener = pkgutil.resolve_name(name)()
+    except Exception as error:  # a user's module may fail in any way while it is imported
+        raise ConfigError(
+            f"listener {name!r} must name an importable `package.module:Class` that needs no arguments; "
+            f"{type(error).__name__}: {error}. Put its folder on PYTHONPATH or install it"
+        ) from error
+    for method in ("on_begin", "on_result", "on_end"):
+        if not callable(getattr(listener, method, None)):
+            raise ConfigError(f"listener {name!r} must have the method {method!r}; it has none")
+    return GuardedListener(listener)
 
 
 class GuardedListener:

@@ -14,7 +14,6 @@ from sweeps.service.running.conclude import Conclusion, Figure, conclude
 from sweeps.service.running.display import doing
 from sweeps.service.running.interruption import Stopped
 from sweeps.service.running.listeners import (
-    Listener,
     Listeners,
     SweepBeginning,
     SweepEnd,
@@ -41,7 +40,6 @@ class OpenRelease:
       sweep: prepared, its folder held by this process.
       tracker: of MLflow, which may still be opened.
       figure: drawn at the end; None for none.
-      listeners: that are told besides MLflow, terminal, log and report.
 
     Attributes:
       trials: of the sweep, with their results.
@@ -53,7 +51,6 @@ class OpenRelease:
         sweep: PreparedSweep,
         tracker: Future[Tracker],
         figure: Figure | None,
-        listeners: Sequence[Listener] = (),
     ) -> None:
         self._sweep, self._figure = sweep, figure
         self.plan, self.folder = sweep.plan, sweep.folder
@@ -67,7 +64,7 @@ class OpenRelease:
             self.mlflow,
             TerminalListener(self.trials),
             LogListener(self._log, self.trials),
-            *listeners,
+            *sweep.listeners,
             ReportListener(sweep.tracking_uri, sweep.folder.path, self.mlflow),
         )
 

@@ -35,12 +35,13 @@ from sweeps.service.privacy.account import (
 )
 from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
 from sweeps.service.running.display import doing
+from sweeps.service.running.listeners import Listener, own_listener
 from sweeps.service.running.outbox import patiently
 from sweeps.service.running.ray_session import check_this_machine, trials_at_once
 from sweeps.service.running.sealed_draws import SealedFolder
 from sweeps.service.running.terminal import estimate_text, name_suffix, say, short_name, warn
 from sweeps.service.running.total import Limits, fit_of_resumed, fit_text, fitted, what_would_fit
-from sweeps.service.running.trial_policy import TrialPolicy
+from sweeps.service.running.trial_policy import PlanInputs, TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
 from sweeps.service.storage.folder import Repetition, SweepFolder, find_folder, known_params, named_folder
 from sweeps.service.storage.runs import tracking_address
@@ -90,6 +91,7 @@ class PreparedSweep:
       repetition: what repeats it, and continues it.
       known_plan: the plan in its folder, where it is resumed; None of a new one.
       sweep_id: random; tells it from a sweep of the same name elsewhere.
+      listeners: of the user's own.
     """
 
     plan: SweepPlan
@@ -106,6 +108,7 @@ class PreparedSweep:
     repetition: Repetition
     known_plan: dict[str, Any] | None
     sweep_id: str
+    listeners: tuple[Listener, ...] = ()
 
     @property
     def is_new(self) -> bool:
@@ -147,6 +150,7 @@ def prepared(request: SweepRequest) -> Iterator[PreparedSweep]:
     options, policy = request.options, request.policy
     data, service = options.data, options.service
     check_ledger_options(data, options.ledger, dry_run=service.dry_run)
+    listeners = () if service.listener is None else (own_listener(service.listener),)
     ledger, dataset_id = open_ledger(data, options.ledger), options.ledger.dataset_id
     registered = with_registered_number(options.mechanism, ledger, dataset_id)
     options = dataclasses.replace(options, mechanism=registered)
@@ -170,13 +174,15 @@ def prepared(request: SweepRequest) -> Iterator[PreparedSweep]:
         options, points, size_notes = fitted_to_size(options, request.points, num_records(records))
         wanted, (options, fit) = options, fitting.fit(options, points)
         plan = policy.plan(
-            request.question,
-            options,
-            points,
-            records,
-            notes=[*notes, *size_notes, *marks_note(data, ledger)],
-            calibration_folder=cache.folder,
-            earlier=request.earlier,
+            PlanInputs(
+                question=request.question,
+                options=options,
+                points=points,
+                data=records,
+                notes=[*notes, *size_notes, *marks_note(data, ledger)],
+                calibration_folder=cache.folder,
+                earlier=request.earlier,
+            )
         )
         plan = dataclasses.replace(plan, fit=fit)
         folder = find_folder(
@@ -224,6 +230,7 @@ def prepared(request: SweepRequest) -> Iterator[PreparedSweep]:
             ),
             known_plan=known,
             sweep_id=_sweep_id(known, budget),
+            listeners=listeners,
         )
 
 

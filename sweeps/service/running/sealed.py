@@ -44,7 +44,7 @@ from sweeps.service.running.answer import (
 from sweeps.service.running.clock import Clock
 from sweeps.service.running.display import doing
 from sweeps.service.running.interruption import Stopped
-from sweeps.service.running.listeners import Listener, Listeners, SweepEnd
+from sweeps.service.running.listeners import Listeners, SweepEnd
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.sealed_draws import RESULT, SealedFolder, choose, drawn_trials
 from sweeps.service.running.terminal import duration, say, warn
@@ -77,16 +77,13 @@ class SealedRelease:
       sweep: prepared, its folder held by this process.
       tracker: of MLflow, which may still be opened.
       clock: that the moment of publication is kept by.
-      listeners: that are told what was published.
     """
 
     budget = None
 
-    def __init__(
-        self, sweep: PreparedSweep, tracker: Future[Tracker], clock: Clock, listeners: Sequence[Listener] = ()
-    ) -> None:
+    def __init__(self, sweep: PreparedSweep, tracker: Future[Tracker], clock: Clock) -> None:
         self._sweep, self._opened, self._clock = sweep, tracker, clock
-        self._listeners = Listeners(*listeners)
+        self._listeners = Listeners(*sweep.listeners)
         publication = () if sweep.plan.publication is None else (sweep.plan.publication.note(),)
         self._plan = dataclasses.replace(sweep.plan, notes=(*sweep.plan.notes, *publication))
         self._folder, self._name = SealedFolder(sweep.folder), sweep.folder.name

@@ -19,7 +19,7 @@ from dpgcl_core.errors import StorageError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement, rounded_up
 from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.plan import Earlier, SweepPlan
+from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.search import SearchPlan, costliest_trials, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
@@ -29,7 +29,7 @@ from sweeps.service.running.study import SearchStudy
 from sweeps.service.running.sweep_trials import Results, SweepTrials
 from sweeps.service.running.terminal import count, print_notes, say, steps_text, warn
 from sweeps.service.running.total import fixes_noise
-from sweeps.service.running.trial_policy import TrialPolicy
+from sweeps.service.running.trial_policy import PlanInputs, TrialPolicy
 from sweeps.service.running.trial_queue import TrialSource
 from sweeps.service.storage.calibrations import CalibrationCache
 from sweeps.service.storage.folder import SweepFolder, write_json
@@ -82,25 +82,15 @@ class SearchPolicy(TrialPolicy):
         assert isinstance(options, SearchOptions)
         return fixes_noise(options, points) or self._space_of(options).moves_epsilon
 
-    def plan(
-        self,
-        question: str,
-        options: SweepOptions,
-        points: Sequence[Point],
-        data: TrainingData,
-        *,
-        notes: Sequence[str],
-        calibration_folder: Path,
-        earlier: Earlier | None,
-    ) -> SweepPlan:
+    def plan(self, inputs: PlanInputs) -> SweepPlan:
         """Return the plan. Raises as `plan_search`."""
-        assert isinstance(options, SearchOptions)
+        assert isinstance(inputs.options, SearchOptions)
         return plan_search(
-            question,
-            options,
-            data,
-            notes=notes,
-            calibration_folder=calibration_folder,
+            inputs.question,
+            inputs.options,
+            inputs.data,
+            notes=inputs.notes,
+            calibration_folder=inputs.calibration_folder,
             space=self.space,
             own_scores=() if self.own_score is None else (self.own_score.name,),
         )

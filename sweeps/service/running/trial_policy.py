@@ -18,6 +18,28 @@ from trainers.data.dataset import TrainingData
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanInputs:
+    """What a plan is made of.
+
+    Attributes:
+      question: name of the sweep.
+      options, points: of the sweep.
+      data: the records.
+      notes: what must be said about the data.
+      calibration_folder: where calibrations are kept.
+      earlier: the sweep whose results chose these points; None without one.
+    """
+
+    question: str
+    options: SweepOptions
+    points: Sequence[Point]
+    data: TrainingData
+    notes: Sequence[str]
+    calibration_folder: Path
+    earlier: Earlier | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialPolicy:
     """Every point is trained as often as the options say, in the order of the points.
 
@@ -37,26 +59,16 @@ class TrialPolicy:
         """Whether options or points give the noise of every private training."""
         return fixes_noise(options, points)
 
-    def plan(
-        self,
-        question: str,
-        options: SweepOptions,
-        points: Sequence[Point],
-        data: TrainingData,
-        *,
-        notes: Sequence[str],
-        calibration_folder: Path,
-        earlier: Earlier | None,
-    ) -> SweepPlan:
+    def plan(self, inputs: PlanInputs) -> SweepPlan:
         """Return the plan. Raises as `build_plan`."""
         return build_plan(
-            question,
-            options,
-            points,
-            data,
-            notes=notes,
-            calibration_folder=calibration_folder,
-            earlier=earlier,
+            inputs.question,
+            inputs.options,
+            inputs.points,
+            inputs.data,
+            notes=inputs.notes,
+            calibration_folder=inputs.calibration_folder,
+            earlier=inputs.earlier,
         )
 
     def print_plan(self, plan: SweepPlan, *, in_full: bool) -> None:

@@ -21,7 +21,7 @@ from dpgcl_core.mechanism.registry import METHODS, method_named
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import default_score, scores_to_compare
 from sweeps.service.options.sweep import SweepOptions, errors_in_flags
-from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, planned_trials
+from sweeps.service.planning.plan import Earlier, SweepPlan, planned_trials
 from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn
@@ -30,7 +30,7 @@ from sweeps.service.running.display import displayed
 from sweeps.service.running.prepare import sweep_prefix
 from sweeps.service.running.sweep import Outcome, execute
 from sweeps.service.running.terminal import say
-from sweeps.service.running.trial_policy import TrialPolicy
+from sweeps.service.running.trial_policy import PlanInputs, TrialPolicy
 from sweeps.service.storage.folder import named_folder, unused_name
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
@@ -66,34 +66,20 @@ class FirstOfTwo(TrialPolicy):
             *planned_trials(after, self.points, data, calibration_folder),
         ]
 
-    def plan(
-        self,
-        question: str,
-        options: SweepOptions,
-        points: Sequence[Point],
-        data: TrainingData,
-        *,
-        notes: Sequence[str],
-        calibration_folder: Path,
-        earlier: Earlier | None,
-    ) -> SweepPlan:
+    def plan(self, inputs: PlanInputs) -> SweepPlan:
         """Return the plan of the first sweep, with the trials that follow. Raises as `build_plan`."""
-        plan = super().plan(
-            question,
-            options,
-            points,
-            data,
-            notes=notes,
-            calibration_folder=calibration_folder,
-            earlier=earlier,
+        plan = super().plan(inputs)
+        second = dataclasses.replace(self.options, mechanism=inputs.options.mechanism)
+        after = super().plan(
+            dataclasses.replace(
+                inputs, question=self.question, options=second, points=self.points, notes=(), earlier=None
+            )
         )
-        second = dataclasses.replace(self.options, mechanism=options.mechanism)
-        after = build_plan(self.question, second, self.points, data, calibration_folder=calibration_folder)
         note = (
             f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
             "too, and is the one to sign."
         )
-        later = () if options.storage.resume else after.trials
+        later = () if inputs.options.storage.resume else after.trials
         return dataclasses.replace(plan, notes=(*plan.notes, note), later=later)
 
     def resumed_name(self, name: str) -> str:
