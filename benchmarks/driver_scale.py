@@ -141,9 +141,9 @@ def _sweep(arguments: Sequence[str]) -> None:
 
 def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
     """Run a sweep of trials that do nothing in this process; what MLflow gets beside the loop counts, too."""
+    from sweeps.service.cluster.trial_runner import run_trials
     from sweeps.service.running import driver
     from sweeps.service.running.outbox import Outbox
-    from sweeps.service.running.trial_runner import run_trials
     from trainers import ray_worker
 
     meter = _Meter()
@@ -161,8 +161,8 @@ def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
 
 def _train(storage: str, num_trials: int, arguments: Sequence[str]) -> dict[str, Any]:
     """Run a sweep that trains, one trial at a time; seconds of the clock around each training."""
+    from sweeps.service.cluster.trial_runner import run_trials
     from sweeps.service.running import driver
-    from sweeps.service.running.trial_runner import run_trials
 
     ends: list[float] = []
     metrics: list[Mapping[str, float]] = []

@@ -12,8 +12,8 @@ from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.doctor.facts import NodeFacts, facts_of_nodes, this_machine
 from sweeps.doctor.findings import Finding
-from sweeps.service.running.ray_session import connected_ray
-from sweeps.service.running.terminal import count
+from sweeps.service.cluster.ray_session import connected_ray
+from sweeps.service.console.terminal import count
 from sweeps.service.storage.probe import TO_LOCK, TO_SHARE, StorageProbe, probe_storage
 from trainers.files.storage import check_writable
 from trainers.tracking.server import connect, database_file, is_database

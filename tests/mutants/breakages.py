@@ -1086,7 +1086,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a cluster is asked for the secret number of a sealed sweep's trials",
-        file="sweeps/service/running/trial_queue.py",
+        file="sweeps/service/cluster/trial_queue.py",
         before="num_left = self._num_left if self._tells_left else 0",
         after="num_left = self._num_left",
         tests=(
@@ -1949,7 +1949,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a sealed sweep keeps a log of its trials",
-        file="sweeps/service/running/trial_runner.py",
+        file="sweeps/service/cluster/trial_runner.py",
         before="return SweepLog(folder.path) if plan.release.is_open else None",
         after="return SweepLog(folder.path)",
         tests=("tests/sweeps/test_supervision.py::test_only_open_sweeps_have_a_log",),
@@ -2041,14 +2041,14 @@ BREAKAGES = (
     # What goes on now
     Breakage(
         name="trainings of a sealed sweep tell their steps",
-        file="sweeps/service/running/tune.py",
+        file="sweeps/service/cluster/tune.py",
         before="progress_file=folder.progress_file(trial.name) if is_open else None",
         after="progress_file=folder.progress_file(trial.name)",
         tests=("tests/sweeps/test_execution.py::test_trainings_of_a_sealed_sweep_tell_no_steps",),
     ),
     Breakage(
         name="the terminal watches trainings of a sealed sweep",
-        file="sweeps/service/running/trial_runner.py",
+        file="sweeps/service/cluster/trial_runner.py",
         before="        return SealedWatch(time.monotonic())\n",
         after="        pass\n",
         tests=("tests/sweeps/test_execution.py::test_trainings_of_a_sealed_sweep_are_not_watched",),
@@ -2122,7 +2122,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a training that was ended goes on after a restart",
-        file="sweeps/service/running/stopping.py",
+        file="sweeps/service/cluster/stopping.py",
         before="goes_on = asked.step < ended if ended is not None else self._decided(trial, asked)",
         after="goes_on = self._decided(trial, asked)",
         tests=(
@@ -2164,7 +2164,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a full disk is taken for a training that failed",
-        file="sweeps/service/running/interruption.py",
+        file="sweeps/service/cluster/interruption.py",
         before="        raise DiskFull from error\n",
         after="        raise\n",
         tests=("tests/sweeps/test_room.py::test_full_disk_ends_the_sweep_and_no_training",),
@@ -2216,7 +2216,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="Ctrl-C ends trainings before they have saved",
-        file="sweeps/service/running/interruption.py",
+        file="sweeps/service/cluster/interruption.py",
         before="if not num_drawing or len(self.signals) > 1 or",
         after="if True or",
         tests=("tests/sweeps/test_execution.py::test_stop_waits_until_a_training_that_draws_has_saved",),

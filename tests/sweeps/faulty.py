@@ -42,7 +42,7 @@ def network(shape: tuple[int, int, int]) -> nn.Module:
 
 
 def _run_by(clock: Path) -> None:
-    from sweeps.service.running.stopping import Stopping
+    from sweeps.service.cluster.stopping import Stopping
 
     Stopping.__init__.__defaults__ = (lambda: float(clock.read_text()),)  # type: ignore[misc]
 

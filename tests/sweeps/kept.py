@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps import group_size
-from sweeps.service.running import ray_session
+from sweeps.service.cluster import ray_session
 
 
 @contextmanager

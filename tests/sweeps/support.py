@@ -20,6 +20,9 @@ import numpy as np
 import pytest
 
 from sweeps import group_size
+from sweeps.service.cluster.execution import OnResult
+from sweeps.service.cluster.trial_failure import TrialFailure
+from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
@@ -27,9 +30,6 @@ from sweeps.service.planning.records import load_training_data
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.account import check_ledger_options
 from sweeps.service.running import driver
-from sweeps.service.running.execution import OnResult
-from sweeps.service.running.trial_failure import TrialFailure
-from sweeps.service.running.trial_queue import TrialSource
 from sweeps.service.storage.folder import SweepFolder
 from trainers import ray_worker
 from trainers.config.tree import changed
@@ -114,7 +114,7 @@ def _train_here(
     budget: object = None,
     source: TrialSource | None = None,
 ) -> dict[str, TrialFailure]:
-    """As `sweeps.service.running.trial_runner.run_trials`."""
+    """As `sweeps.service.cluster.trial_runner.run_trials`."""
     failed = {}
     for planned in trials:
         trial = planned if source is None else source.next_trial()

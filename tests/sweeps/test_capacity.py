@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from dpgcl_core.errors import ClusterError, ConfigError
+from sweeps.service.cluster.capacity import Capacity, Node, Scaling, TrialNeeds, max_concurrent_trials
+from sweeps.service.cluster.trial_queue import TrialQueue
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.capacity import Capacity, Node, Scaling, TrialNeeds, max_concurrent_trials
-from sweeps.service.running.trial_queue import TrialQueue
 from tests.sweeps.head import Head
 from tests.sweeps.support import Driver, run
 from trainers.config.training import PerformanceConfig

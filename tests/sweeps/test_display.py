@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sweeps.service.running import display as displays
-from sweeps.service.running.display import LATER_SECONDS, SILENCE_SECONDS, Display
-from sweeps.service.running.terminal import say, say_link, warn
-from sweeps.service.running.watching import SealedWatch, SweepWatch
+from sweeps.service.cluster.watching import SealedWatch, SweepWatch
+from sweeps.service.console import display as displays
+from sweeps.service.console.display import LATER_SECONDS, SILENCE_SECONDS, Display
+from sweeps.service.console.terminal import say, say_link, warn
 from tests.sweeps.screen import screen_of, shown_in_terminal
 
 

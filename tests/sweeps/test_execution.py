@@ -16,15 +16,15 @@ from typing import Any, cast
 import pytest
 
 from dpgcl_core.errors import ConfigError
+from sweeps.service.cluster import interruption, ray_session, trial_runner
+from sweeps.service.cluster.execution import Execution
+from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.stopping import Stopping
+from sweeps.service.cluster.supervision import Supervisor
+from sweeps.service.cluster.trial_failure import FailureKind, TrialFailure
+from sweeps.service.cluster.trial_queue import ListedTrials, TrialQueue
+from sweeps.service.cluster.watching import SealedWatch, SweepWatch
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running import interruption, ray_session, trial_runner
-from sweeps.service.running.execution import Execution
-from sweeps.service.running.interruption import Stopped
-from sweeps.service.running.stopping import Stopping
-from sweeps.service.running.supervision import Supervisor
-from sweeps.service.running.trial_failure import FailureKind, TrialFailure
-from sweeps.service.running.trial_queue import ListedTrials, TrialQueue
-from sweeps.service.running.watching import SealedWatch, SweepWatch
 from sweeps.service.storage.folder import Starts, SweepFolder
 from trainers.config.training import PerformanceConfig
 from trainers.files.checkpoint import CheckpointFolder
@@ -79,7 +79,7 @@ def callback(heard: list[tuple[str, dict[str, Any]]], budget: Budget, tmp_path: 
         watch=SealedWatch(0.0),
         is_open=False,
     )
-    from sweeps.service.running.tune import TrialCallback  # imports Ray
+    from sweeps.service.cluster.tune import TrialCallback  # imports Ray
 
     return TrialCallback(running)
 
@@ -272,7 +272,7 @@ def given_to_worker(tmp_path: Path, *, is_open: bool) -> Any:
     folder = SweepFolder(tmp_path)
     stopping = Stopping(folder, ServiceOptions(), "image")
     running: Any = SimpleNamespace(folder=folder, budget=None, stopping=stopping, is_open=is_open)
-    from sweeps.service.running.tune import ray_trial
+    from sweeps.service.cluster.tune import ray_trial
 
     return ray_trial(running, session, trial, data_are_public=True)
 

@@ -14,6 +14,7 @@ from dashboards.compose.questions import ADAPTED_LAYERS, AUGMENTATIONS, NETWORKS
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import METHODS
 from sweeps import architectures, augmentations, lora_layers
+from sweeps.service.console.terminal import headline
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import final_scores, scores_to_compare, visible_scores
@@ -24,7 +25,6 @@ from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.search import plan_search
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.terminal import headline
 from sweeps.service.running.tuning import _best, compared
 from tests.sweeps.support import loaded, plan_of
 from trainers.config.networks import TextViewConfig, ViewConfig

@@ -13,9 +13,9 @@ import pytest
 import ray
 
 from dpgcl_core.errors import ClusterError
+from sweeps.service.cluster import ray_session as connecting
+from sweeps.service.cluster.ray_session import ray_session
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running import ray_session as connecting
-from sweeps.service.running.ray_session import ray_session
 from trainers.config.training import PerformanceConfig
 from trainers.ray_worker import MeetInFile, _meeting_place
 
@@ -26,7 +26,7 @@ import ray  # before the session: what Ray reads at its import must not matter
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.ray_session import ray_session
+from sweeps.service.cluster.ray_session import ray_session
 from trainers.config.training import PerformanceConfig
 from trainers.ray_worker import MeetInFile
 

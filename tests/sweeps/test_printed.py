@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from sweeps.service.console.terminal import run_name
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point, Trial
-from sweeps.service.running.terminal import run_name
 from tests.sweeps.support import options, plan_of
 from trainers.tracking.runs import trial_run_name
 

@@ -35,13 +35,13 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import read_head
 from dpgcl_core.release.markdown import escaped
 from sweeps.group_size import points
+from sweeps.service.cluster.interruption import Stopped
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
-from sweeps.service.running.interruption import Stopped
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import contents, options, tracked_runs, without_ray
 from trainers.config.training import PerformanceConfig
@@ -567,7 +567,7 @@ def test_ray_that_does_not_start_leaves_no_sweep(
 def test_cluster_too_small_leaves_no_sweep(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from sweeps.service.running.capacity import max_concurrent_trials
+    from sweeps.service.cluster.capacity import max_concurrent_trials
 
     def too_small(service: ServiceOptions, performance: PerformanceConfig, *places: object) -> Any:
         two = dataclasses.replace(performance, num_workers=2)

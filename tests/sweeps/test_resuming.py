@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dpgcl_core.errors import ConfigError, StorageError
+from sweeps.service.cluster.interruption import Stopped
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
-from sweeps.service.running.interruption import Stopped
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import ROOT, options, run_script, without_ray, write_npz
 from trainers.files.resuming import resume_line

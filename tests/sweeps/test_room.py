@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from dpgcl_core.errors import StorageError
+from sweeps.service.cluster.interruption import DiskFull, full_disk_ends_sweep
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.room import check_room
-from sweeps.service.running.interruption import DiskFull, full_disk_ends_sweep
 from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import SweepLog
 from tests.sweeps.support import Driver, tracked_runs

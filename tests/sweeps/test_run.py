@@ -22,10 +22,10 @@ import pytest
 
 from dashboards.query.trials import load_trials
 from dpgcl_core.sampling.slots import SampledGroups
+from sweeps.service.cluster.ray_session import RaySession, capacity_of, ray_session
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import driver as running
 from sweeps.service.running.clock import SystemClock
-from sweeps.service.running.ray_session import RaySession, capacity_of, ray_session
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import contents, plan, run, run_script, tracked_runs, train_here, write_npz
 from trainers.config.training import PerformanceConfig

@@ -27,14 +27,14 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.release.markdown import escaped
 from sweeps import SweepBeginning, SweepEnd, TrialResult
 from sweeps.group_size import points
+from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.console.terminal import name_suffix
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.sealed_charge import rdp_of_best
 from sweeps.service.running import prepare
 from sweeps.service.running import sweep as service
-from sweeps.service.running.interruption import Stopped
 from sweeps.service.running.sealed_draws import Draw, SealedFolder, choose, draw_trials, drawn_trials
-from sweeps.service.running.terminal import name_suffix
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options, without_ray, write_npz
 from trainers.files.outcomes import OUTCOMES_FILE, Outcomes, write_outcomes

@@ -26,6 +26,7 @@ from dpgcl_core.accounting.filters import StepClass, composed_event
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
+from sweeps.service.cluster.interruption import Stopped
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.cost import trial_classes
 from sweeps.service.planning.search import SearchPlan, plan_search, searched_trial
@@ -33,7 +34,6 @@ from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
-from sweeps.service.running.interruption import Stopped
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.search import SearchPolicy, SearchTrials
 from sweeps.service.storage.folder import SweepFolder

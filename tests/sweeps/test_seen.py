@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from dpgcl_core.errors import DataError
+from sweeps.service.cluster import seen
+from sweeps.service.cluster.seen import check_seen, files_of_workers, look_function
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.running import seen
-from sweeps.service.running.seen import check_seen, files_of_workers, look_function
 from tests.sweeps.head import REPOSITORY
 from tests.sweeps.hosts import Hosts, why_no_hosts
 from tests.trainers.data.readers import load_webdataset

@@ -20,6 +20,7 @@ import pytest
 from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
+from sweeps.service.cluster.stopping import Stopping, TuneRule, stopped_at
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.cost import cost_of
 from sweeps.service.planning.plan import SweepPlan
@@ -28,7 +29,6 @@ from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
 from sweeps.service.privacy.statement import build_statement, what_was_drawn
 from sweeps.service.running import mlflow_listener
-from sweeps.service.running.stopping import Stopping, TuneRule, stopped_at
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import Driver, environment, given, run
 from trainers.files.checkpoint import Drawn, write_drawn

@@ -372,7 +372,7 @@ def test_starts_are_counted_and_those_without_a_trace(tmp_path: Path) -> None:
 def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
     """Tune calls this before it asks the trial's process to train."""
     folder = create(tmp_path, "one")
-    from sweeps.service.running.tune import TrialCallback
+    from sweeps.service.cluster.tune import TrialCallback
 
     nothing: Any = SimpleNamespace(started=lambda *_, **__: None)
     running: Any = SimpleNamespace(

@@ -28,7 +28,7 @@ NOT_UPLOADED = ("results/big.bin", "mlflow.db", "data/images.npz", "own.parquet"
 EDIT = "\nprint('this is the edited copy', flush=True)\n"
 SESSION = """
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.ray_session import ray_session
+from sweeps.service.cluster.ray_session import ray_session
 from trainers.config.training import PerformanceConfig
 with ray_session(ServiceOptions(), PerformanceConfig()):
     pass

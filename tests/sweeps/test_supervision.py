@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from dpgcl_core.errors import ConfigError
+from sweeps.service.cluster.supervision import Supervisor
+from sweeps.service.cluster.trial_failure import TrialFailure, why_lost
+from sweeps.service.cluster.trial_runner import log_of
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running.mlflow_listener import MlflowListener
-from sweeps.service.running.supervision import Supervisor
-from sweeps.service.running.trial_failure import TrialFailure, why_lost
-from sweeps.service.running.trial_runner import log_of
 from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import RESTARTED, SweepLog
 from tests.sweeps.support import given, run

@@ -20,12 +20,12 @@ from torch import nn
 from dpgcl_core.accounting.tuning.laws import TrialCountLaw
 from dpgcl_core.release.statement import RESEARCH
 from sweeps.group_size import points
+from sweeps.service.cluster.interruption import Stopped
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
 from sweeps.service.running.clock import SystemClock
-from sweeps.service.running.interruption import Stopped
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options
 from tests.trainers.clip_models import moved

@@ -81,7 +81,7 @@ def test_autoscalers_messages_have_what_is_read_of_them() -> None:
 def test_connected_ray_tells_of_its_logs_nodes_and_autoscaler() -> None:
     import ray
 
-    from sweeps.service.running.ray_session import connected_ray
+    from sweeps.service.cluster.ray_session import connected_ray
 
     of_ray: Any = ray
     with connected_ray():

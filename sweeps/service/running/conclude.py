@@ -12,6 +12,9 @@ from dashboards.compose.answer import Answer
 from dpgcl_core.errors import DpgclError, LedgerError, StorageError
 from dpgcl_core.release.metrics import is_reference
 from dpgcl_core.release.statement import PrivacyStatement
+from sweeps.service.cluster.stopping import stopped_at
+from sweeps.service.console.display import doing
+from sweeps.service.console.terminal import say, say_link, warn
 from sweeps.service.privacy.statement import statement_text, what_was_drawn, write_statement
 from sweeps.service.running.answer import (
     answer_text,
@@ -20,12 +23,9 @@ from sweeps.service.running.answer import (
     trials_frame,
     write_answer,
 )
-from sweeps.service.running.display import doing
 from sweeps.service.running.mlflow_listener import MlflowListener
 from sweeps.service.running.prepare import PreparedSweep
-from sweeps.service.running.stopping import stopped_at
 from sweeps.service.running.sweep_trials import SweepTrials
-from sweeps.service.running.terminal import say, say_link, warn
 from trainers.evaluation.references import reference_scores
 from trainers.tracking.runs import ROLE_TAG, SWEEP_TAG, TRIAL_ROLE
 from trainers.tracking.server import is_database, runs_link

@@ -10,18 +10,18 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from sweeps.service.cluster.interruption import DiskFull, Stopped, no_room_text
+from sweeps.service.cluster.ray_session import ray_session
+from sweeps.service.cluster.seen import files_of_workers
+from sweeps.service.cluster.trial_failure import TrialFailure
+from sweeps.service.cluster.trial_queue import TrialSource
+from sweeps.service.cluster.trial_runner import run_trials
+from sweeps.service.console.terminal import say, warn
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
-from sweeps.service.running.interruption import DiskFull, Stopped, no_room_text
 from sweeps.service.running.prepare import PreparedSweep
-from sweeps.service.running.ray_session import ray_session
-from sweeps.service.running.seen import files_of_workers
-from sweeps.service.running.terminal import say, warn
-from sweeps.service.running.trial_failure import TrialFailure
-from sweeps.service.running.trial_queue import TrialSource
-from sweeps.service.running.trial_runner import run_trials
 from sweeps.service.storage.folder import SweepFolder
 from trainers.files.resuming import resume_line
 

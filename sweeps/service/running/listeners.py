@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from dashboards.compose.answer import Answer
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.release.statement import PrivacyStatement
-from sweeps.service.running.terminal import warn
+from sweeps.service.console.terminal import warn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,15 @@ from typing import Any
 
 from dashboards.report.content import LEFT_BEFORE
 from dpgcl_core.errors import LedgerError, TrackingError
+from sweeps.service.cluster.stopping import stopped_at
+from sweeps.service.console.terminal import question_text, run_name, warn
 from sweeps.service.planning.plan import cross_checks
 from sweeps.service.planning.trials import Charged, Trial, trial_class
 from sweeps.service.privacy.statement import steps_left_out, what_one_drew
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.outbox import Outbox, Patience, patiently
 from sweeps.service.running.prepare import PreparedSweep
-from sweeps.service.running.stopping import stopped_at
 from sweeps.service.running.sweep_trials import SweepTrials
-from sweeps.service.running.terminal import question_text, run_name, warn
 from sweeps.service.storage.log import SweepLog
 from trainers.files.resuming import CONFIG_FILE
 from trainers.tracking.runs import STOPPED_TAG, Tracker

@@ -7,12 +7,15 @@ from concurrent.futures import Future
 from typing import Any
 
 from dpgcl_core.errors import LedgerError
+from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.trial_failure import TrialFailure
+from sweeps.service.cluster.trial_queue import TrialSource
+from sweeps.service.console.display import doing
+from sweeps.service.console.terminal import count, say, warn
 from sweeps.service.options.data import data_path
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.statement import withdraw_statement
 from sweeps.service.running.conclude import Conclusion, Figure, conclude
-from sweeps.service.running.display import doing
-from sweeps.service.running.interruption import Stopped
 from sweeps.service.running.listeners import (
     Listeners,
     SweepBeginning,
@@ -24,9 +27,6 @@ from sweeps.service.running.outbox import AT_A_STOP, AT_THE_END
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.progress_listeners import LogListener, TerminalListener
 from sweeps.service.running.reporting import ReportListener
-from sweeps.service.running.terminal import count, say, warn
-from sweeps.service.running.trial_failure import TrialFailure
-from sweeps.service.running.trial_queue import TrialSource
 from sweeps.service.storage.log import FAILED, SweepLog
 from trainers.config.training import TrainingConfig
 from trainers.files.resuming import resume_line

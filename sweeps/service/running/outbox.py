@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 
 from dpgcl_core.addresses import masked_text
 from dpgcl_core.errors import DpgclError
-from sweeps.service.running.terminal import count, duration
+from sweeps.service.console.terminal import count, duration
 from trainers.tracking.server import NoAnswer
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0

@@ -28,10 +28,10 @@ from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
 from dpgcl_core.planning.snr import too_small
 from dpgcl_core.release.statement import delta_text, rounded_up
+from sweeps.service.console.terminal import count, say
 from sweeps.service.options.command_line import words_of_options
 from sweeps.service.options.planner import PlannerOptions
 from sweeps.service.planning.resources import Resources, num_records_of, resources_of
-from sweeps.service.running.terminal import count, say
 from trainers.config.settings import DEFAULT_EPSILON
 
 _SHOWN = 8

@@ -12,6 +12,9 @@ from typing import Any
 from dpgcl_core.errors import BudgetExceeded, ConfigError, StorageError
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.sampling.slot_table import SlotTable
+from sweeps.service.cluster.ray_session import check_this_machine, trials_at_once
+from sweeps.service.console.display import doing
+from sweeps.service.console.terminal import estimate_text, name_suffix, say, short_name, warn
 from sweeps.service.options.file import options_text
 from sweeps.service.options.resuming import command_of
 from sweeps.service.options.service import ServiceOptions, StorageOptions
@@ -34,12 +37,9 @@ from sweeps.service.privacy.account import (
     with_registered_number,
 )
 from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
-from sweeps.service.running.display import doing
 from sweeps.service.running.listeners import Listener, own_listener
 from sweeps.service.running.outbox import patiently
-from sweeps.service.running.ray_session import check_this_machine, trials_at_once
 from sweeps.service.running.sealed_draws import SealedFolder
-from sweeps.service.running.terminal import estimate_text, name_suffix, say, short_name, warn
 from sweeps.service.running.total import Limits, fit_of_resumed, fit_text, fitted, what_would_fit
 from sweeps.service.running.trial_policy import PlanInputs, TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from sweeps.service.running.display import put_result
+from sweeps.service.cluster.stopping import stopped_at
+from sweeps.service.console.display import put_result
+from sweeps.service.console.terminal import count, duration, headline, say
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
-from sweeps.service.running.stopping import stopped_at
 from sweeps.service.running.sweep_trials import SweepTrials
-from sweeps.service.running.terminal import count, duration, headline, say
 from sweeps.service.storage.log import BEGUN, ENDED, FINISHED, SweepLog
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from dashboards.report.write import REPORT, write_report
 from dpgcl_core.errors import DpgclError, TrackingError
+from sweeps.service.console.terminal import say, warn
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.mlflow_listener import MlflowListener
-from sweeps.service.running.terminal import say, warn
 
 _LEAST_SECONDS = 60.0
 _SHARE = 20

@@ -32,6 +32,11 @@ from dashboards.errors import DashboardError
 from dpgcl_core.accounting.tuning.modes import SEALED_THRESHOLD
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import RESEARCH, PrivacyStatement
+from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.trial_failure import INTERRUPTED, TrialFailure
+from sweeps.service.cluster.trial_queue import ListedTrials, TrialSource
+from sweeps.service.console.display import doing
+from sweeps.service.console.terminal import duration, say, warn
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.statement import STATEMENT, build_statement, statement_text, write_statement
 from sweeps.service.running.answer import (
@@ -42,14 +47,9 @@ from sweeps.service.running.answer import (
     write_answer,
 )
 from sweeps.service.running.clock import Clock
-from sweeps.service.running.display import doing
-from sweeps.service.running.interruption import Stopped
 from sweeps.service.running.listeners import Listeners, SweepEnd
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.sealed_draws import RESULT, SealedFolder, choose, drawn_trials
-from sweeps.service.running.terminal import duration, say, warn
-from sweeps.service.running.trial_failure import INTERRUPTED, TrialFailure
-from sweeps.service.running.trial_queue import ListedTrials, TrialSource
 from sweeps.service.storage.folder import config_hash, write_json
 from trainers.export.finished import PUBLISHED, released_state
 from trainers.files.checkpoint import CheckpointFolder

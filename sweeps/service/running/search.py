@@ -18,6 +18,8 @@ from typing import Any
 from dpgcl_core.errors import StorageError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement, rounded_up
+from sweeps.service.cluster.trial_queue import TrialSource
+from sweeps.service.console.terminal import count, print_notes, say, steps_text, warn
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.search import SearchPlan, costliest_trials, plan_search, searched_trial
@@ -27,10 +29,8 @@ from sweeps.service.running.mlflow_listener import times_ms
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.study import SearchStudy
 from sweeps.service.running.sweep_trials import Results, SweepTrials
-from sweeps.service.running.terminal import count, print_notes, say, steps_text, warn
 from sweeps.service.running.total import fixes_noise
 from sweeps.service.running.trial_policy import PlanInputs, TrialPolicy
-from sweeps.service.running.trial_queue import TrialSource
 from sweeps.service.storage.calibrations import CalibrationCache
 from sweeps.service.storage.folder import SweepFolder, write_json
 from trainers.data.dataset import TrainingData

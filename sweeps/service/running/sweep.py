@@ -10,18 +10,18 @@ from typing import Any
 from dashboards.compose.answer import OWN, Answer
 from dashboards.compose.questions import QUESTIONS
 from dpgcl_core.release.statement import PrivacyStatement
+from sweeps.service.console.display import displayed
+from sweeps.service.console.terminal import short_name, warn
 from sweeps.service.options.sweep import SweepOptions, errors_in_flags
 from sweeps.service.planning.plan import Earlier, SweepPlan
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.clock import Clock, SystemClock
 from sweeps.service.running.conclude import Figure
-from sweeps.service.running.display import displayed
 from sweeps.service.running.driver import drive
 from sweeps.service.running.open_release import OpenRelease
 from sweeps.service.running.outbox import patiently
 from sweeps.service.running.prepare import SweepRequest, prepared
 from sweeps.service.running.sealed import SealedRelease
-from sweeps.service.running.terminal import short_name, warn
 from sweeps.service.running.trial_policy import ALL_POINTS, TrialPolicy
 from sweeps.service.storage.folder import SweepFolder
 from trainers.tracking.runs import Tracker

@@ -10,10 +10,10 @@ from dashboards.compose.answer import OWN, POINT
 from dashboards.compose.questions import QUESTIONS
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement
+from sweeps.service.cluster.trial_queue import ListedTrials, TrialSource
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged, Trial
 from sweeps.service.privacy.statement import build_statement
-from sweeps.service.running.trial_queue import ListedTrials, TrialSource
 from sweeps.service.storage.folder import SweepFolder, config_hash
 from trainers.files.checkpoint import CheckpointFolder
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sweeps.service.console.terminal import print_plan
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, planned_trials
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.running.sweep_trials import SweepTrials
-from sweeps.service.running.terminal import print_plan
 from sweeps.service.running.total import fixes_noise
 from sweeps.service.storage.calibrations import CalibrationCache
 from sweeps.service.storage.folder import SweepFolder

@@ -18,6 +18,8 @@ from typing import Any
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import METHODS, method_named
+from sweeps.service.console.display import displayed
+from sweeps.service.console.terminal import say
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import default_score, scores_to_compare
 from sweeps.service.options.sweep import SweepOptions, errors_in_flags
@@ -26,10 +28,8 @@ from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn
 from sweeps.service.running.conclude import Figure
-from sweeps.service.running.display import displayed
 from sweeps.service.running.prepare import sweep_prefix
 from sweeps.service.running.sweep import Outcome, execute
-from sweeps.service.running.terminal import say
 from sweeps.service.running.trial_policy import PlanInputs, TrialPolicy
 from sweeps.service.storage.folder import named_folder, unused_name
 from trainers.config.tree import changed

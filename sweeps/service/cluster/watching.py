@@ -17,7 +17,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.service.running.terminal import count, duration
+from sweeps.service.console.terminal import count, duration
 from trainers.files.progress import Progress, fraction_done, read_progress
 
 _MOST_ROWS = 12

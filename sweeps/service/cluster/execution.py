@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sweeps.service.cluster.stopping import Stopping
+from sweeps.service.cluster.supervision import Supervisor
+from sweeps.service.cluster.trial_queue import TrialQueue
+from sweeps.service.cluster.watching import SealedWatch, SweepWatch
 from sweeps.service.privacy.budget import SweepBudget
-from sweeps.service.running.stopping import Stopping
-from sweeps.service.running.supervision import Supervisor
-from sweeps.service.running.trial_queue import TrialQueue
-from sweeps.service.running.watching import SealedWatch, SweepWatch
 from sweeps.service.storage.folder import SweepFolder
 
 OnResult = Callable[[str, dict[str, Any]], None]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dpgcl_core.errors import DpgclError
+from sweeps.service.cluster.trial_failure import FailureKind, TrialFailure, why_lost
+from sweeps.service.console.terminal import count, warn
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.terminal import count, warn
-from sweeps.service.running.trial_failure import FailureKind, TrialFailure, why_lost
 from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import LOST, RESTARTED, SweepLog
 from trainers.files.attempts import Drawn

@@ -22,11 +22,11 @@ from filelock import FileLock, Timeout
 
 from dpgcl_core.addresses import masked, text_of_error
 from dpgcl_core.errors import ClusterError, ConfigError
+from sweeps.service.cluster.capacity import Capacity, Cluster, TrialNeeds, max_concurrent_trials
+from sweeps.service.cluster.seen import NeededFile, check_seen
+from sweeps.service.console.display import doing
+from sweeps.service.console.terminal import say
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.capacity import Capacity, Cluster, TrialNeeds, max_concurrent_trials
-from sweeps.service.running.display import doing
-from sweeps.service.running.seen import NeededFile, check_seen
-from sweeps.service.running.terminal import say
 from sweeps.service.storage.probe import check_shared
 from trainers.config.training import PerformanceConfig
 from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from dpgcl_core.errors import DpgclError, is_disk_full
-from sweeps.service.running.display import leave_terminal_usable
-from sweeps.service.running.stopping import Stopping
-from sweeps.service.running.supervision import Supervisor
-from sweeps.service.running.terminal import warn
-from sweeps.service.running.trial_queue import TrialQueue
+from sweeps.service.cluster.stopping import Stopping
+from sweeps.service.cluster.supervision import Supervisor
+from sweeps.service.cluster.trial_queue import TrialQueue
+from sweeps.service.console.display import leave_terminal_usable
+from sweeps.service.console.terminal import warn
 from sweeps.service.storage.folder import SweepFolder
 from trainers.files.resuming import resume_line
 

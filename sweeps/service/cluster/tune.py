@@ -13,18 +13,18 @@ import ray
 from ray import tune
 from ray.tune.search import Searcher
 
-from sweeps.service.planning.trials import Trial
-from sweeps.service.running.execution import Execution
-from sweeps.service.running.interruption import (
+from sweeps.service.cluster.execution import Execution
+from sweeps.service.cluster.interruption import (
     DiskFull,
     Interruption,
     Stopped,
     full_disk_ends_sweep,
     stop_trainings,
 )
-from sweeps.service.running.ray_session import RaySession
-from sweeps.service.running.trial_failure import UNKNOWN, FailureKind, TrialFailure
-from sweeps.service.running.trial_queue import TrialQueue
+from sweeps.service.cluster.ray_session import RaySession
+from sweeps.service.cluster.trial_failure import UNKNOWN, FailureKind, TrialFailure
+from sweeps.service.cluster.trial_queue import TrialQueue
+from sweeps.service.planning.trials import Trial
 from trainers.data.dataset import TrainingData
 from trainers.files.storage import CODE_ROOT, runs_uploaded_copy
 from trainers.ray_internals import node_of_actor, trial_actor, tune_state_in

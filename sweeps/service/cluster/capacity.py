@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpgcl_core.errors import ClusterError, ConfigError
+from sweeps.service.console.terminal import count, say, warn
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.terminal import count, say, warn
 from trainers.config.training import PerformanceConfig
 
 Node = Mapping[str, float]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from sweeps.service.cluster.capacity import Capacity
 from sweeps.service.planning.trials import Trial
-from sweeps.service.running.capacity import Capacity
 
 
 class TrialSource(Protocol):
