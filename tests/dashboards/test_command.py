@@ -41,10 +41,10 @@ def test_command_error_is_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("command", "instead"),
-    [("group-size", "figure --question"), ("importance", "Optuna"), ("retrieval", "load_encoder")],
+    [("group-size", "figure --question"), ("importance", "optuna-dashboard"), ("retrieval", "embed_images")],
 )
 def test_command_of_an_earlier_version_is_refused_with_what_to_use(command, instead):
-    with pytest.raises(ConfigError, match=f"^{command} was removed.*{instead}"):
+    with pytest.raises(ConfigError, match=f"^{command} .*removed in 0.2.0: use .*{instead}"):
         main([command, "--sweep", "x"])
 
 

@@ -45,6 +45,15 @@ class Failing(Noting):
         raise RuntimeError("the chat is away")
 
 
+class Changing(Noting):
+    """Changes what it is told."""
+
+    def on_result(self, result: TrialResult) -> None:
+        for values in (result.params, result.metrics):
+            assert isinstance(values, dict)
+            values.clear()
+
+
 class Half:
     """Lacks two methods."""
 
@@ -56,7 +65,7 @@ class Half:
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What is told, by a module that the command line can name."""
     module: Any = ModuleType("team_chat")
-    module.Noting, module.Failing, module.Half = Noting, Failing, Half
+    module.Noting, module.Failing, module.Half, module.Changing = Noting, Failing, Half, Changing
     monkeypatch.setitem(sys.modules, "team_chat", module)
     Noting.events = []
     yield Noting.events
@@ -87,6 +96,16 @@ def test_listener_is_told_of_the_beginning_each_result_and_the_end(
     assert (end.status, end.folder, end.is_concluded) == ("FINISHED", tmp_path / "sweeps" / "one", True)
     assert end.statement is not None
     assert end.answer is not None
+
+
+@pytest.mark.ci
+def test_listener_that_changes_what_it_is_told_changes_no_result(
+    events: list[Any], start: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, out, _ = start("--listener", "team_chat:Changing")
+    assert code == 0, out
+    assert "S = 4 is the only setting" in out
+    assert (tmp_path / "sweeps" / "one" / "privacy_statement.json").is_file()
 
 
 @pytest.mark.ci

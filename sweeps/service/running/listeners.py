@@ -29,7 +29,7 @@ class SweepBeginning:
       params: settings that all trials share.
       num_trials: of the sweep.
       num_done: of these, trials that an earlier process has finished.
-      num_remaining: of these, trials that will be trained now.
+      num_remaining: of these, trials that will be trained now; all others are done, or were given up.
     """
 
     name: str

@@ -60,10 +60,10 @@ class OpenRelease:
         self._excluded: dict[str, str] = {}
         self._log = SweepLog(sweep.folder.path)
         self.mlflow = MlflowListener(sweep, self.trials, tracker, self._log)
+        self._trusted = Listeners(self.mlflow, LogListener(self._log, self.trials))
         self._listeners = Listeners(
-            self.mlflow,
+            self._trusted,
             TerminalListener(self.trials),
-            LogListener(self._log, self.trials),
             *sweep.listeners,
             ReportListener(sweep.tracking_uri, sweep.folder.path, self.mlflow),
         )
@@ -119,7 +119,12 @@ class OpenRelease:
         self._settle(name, kept)
         num_done = len(self.trials.results())
         self._listeners.on_result(
-            TrialResult(name=name, params=kept["params"], metrics=kept["metrics"], num_done=num_done)
+            TrialResult(
+                name=name,
+                params=dict(kept["params"]),  # copies: what is stated must not depend on a listener
+                metrics=dict(kept["metrics"]),
+                num_done=num_done,
+            )
         )
 
     def interrupt(self, stopped: Stopped | None) -> str:
@@ -174,7 +179,7 @@ class OpenRelease:
         try:
             self.budget.begin(remaining, data_path(source.dataset) if source.are_private else None)
         except LedgerError:
-            self._listeners.on_end(SweepEnd(status="FAILED", folder=self.folder.path))
+            self._trusted.on_end(SweepEnd(status="FAILED", folder=self.folder.path))
             raise
 
     def _settle(self, name: str, result: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ from trainers.files.outcomes import Outcomes, read_outcomes
 from trainers.files.progress import PROGRESS_FILE
 from trainers.files.resuming import CONFIG_FILE, Command
 
-LAYOUT = 4
+LAYOUT = 5
 """Of a sweep's folder; one of another layout is not continued."""
 _SETTLE = ("python", "-m", "sweeps.settle")
 _TRACES = ("trials", "checkpoints", "drawn", "started", "trusted", "release", "suggested")
