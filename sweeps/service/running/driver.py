@@ -86,15 +86,15 @@ def drive(sweep: PreparedSweep, release: ReleasePolicy) -> int:
                     release.source(remaining),
                 )
     except Stopped as stopped:
-        note = release.interrupt(stopped)
         name = signal.Signals(stopped.signal_number).name
-        warn(f"stopped by {name}; continue with {resume_line(folder.path)}")
-        _say_note(note)
+        warn(
+            f"stopped by {name}; continue with {resume_line(folder.path)}"
+        )  # first: a Ray job is killed soon
+        _say_note(release.interrupt(stopped))
         return 128 + stopped.signal_number
     except DiskFull:
-        note = release.interrupt(None)
         warn(no_room_text(folder))
-        _say_note(note)
+        _say_note(release.interrupt(None))
         return 1
     return release.conclude(failures)
 
