@@ -154,7 +154,7 @@ class TrialCallback(tune.Callback):
 def tune_trials(
     execution: Execution, session: RaySession, trials: Sequence[Trial], data: TrainingData
 ) -> dict[str, TrialFailure]:
-    """Run trials until none is left, or the sweep's time is over; see `execution.run_trials`."""
+    """Run trials until none is left, or the sweep's time is over; see `trial_runner.run_trials`."""
 
     def worker_input(trial: Trial) -> RayTrial:
         return ray_trial(execution, session, trial, data_are_public=data.train_is_public)

@@ -93,7 +93,7 @@ def _state(
             mlflow.log_artifact(path)
     except StorageError as error:
         warn(f"there is no privacy statement: {error}")
-        return statement, False
+        return None, False
     except DpgclError as error:
         warn(f"warning: the privacy statement: {error}")
     return statement, True

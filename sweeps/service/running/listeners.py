@@ -29,7 +29,6 @@ class SweepBeginning:
       params: settings that all trials share.
       num_trials: of the sweep.
       num_done: of these, trials that an earlier process has finished.
-      num_remaining: of these, trials that will be trained now; all others are done, or were given up.
     """
 
     name: str
@@ -37,7 +36,6 @@ class SweepBeginning:
     params: Mapping[str, Any]
     num_trials: int
     num_done: int
-    num_remaining: int
 
 
 @dataclass(frozen=True, kw_only=True)

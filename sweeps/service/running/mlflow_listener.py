@@ -20,6 +20,7 @@ from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResu
 from sweeps.service.running.outbox import Outbox, Patience, patiently
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.sweep_trials import SweepTrials
+from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import SweepLog
 from trainers.files.resuming import CONFIG_FILE
 from trainers.tracking.runs import STOPPED_TAG, Tracker
@@ -200,7 +201,19 @@ def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, 
     return {name: value for name, value in metrics.items() if (name, value) != ("num_steps_done", planned)}
 
 
-def _with_lost(trial: Trial, metrics: dict[str, float], drawn: Charged | None) -> dict[str, float]:
+def lost_attempts(trial: Trial, folder: SweepFolder, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a training that attempts change of which its checkpoints know nothing.
+
+    Args:
+      trial, folder: of the sweep.
+      metrics: as the training knows them.
+    """
+    if trial.config.guarantee_label != "proven":
+        return {}
+    return _with_lost(trial, metrics, what_one_drew(trial, folder, {"metrics": metrics}))
+
+
+def _with_lost(trial: Trial, metrics: Mapping[str, float], drawn: Charged | None) -> dict[str, float]:
     """The metrics of a training that differ once attempts count of which its checkpoints know nothing."""
     left_out = steps_left_out(trial, metrics)
     if drawn is None or drawn.num_steps <= metrics["num_steps_charged"] + left_out:

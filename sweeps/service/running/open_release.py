@@ -22,7 +22,7 @@ from sweeps.service.running.listeners import (
     SweepEnd,
     TrialResult,
 )
-from sweeps.service.running.mlflow_listener import MlflowListener
+from sweeps.service.running.mlflow_listener import MlflowListener, lost_attempts
 from sweeps.service.running.outbox import AT_A_STOP, AT_THE_END
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.progress_listeners import LogListener, TerminalListener
@@ -60,12 +60,13 @@ class OpenRelease:
         self._excluded: dict[str, str] = {}
         self._log = SweepLog(sweep.folder.path)
         self.mlflow = MlflowListener(sweep, self.trials, tracker, self._log)
-        self._trusted = Listeners(self.mlflow, LogListener(self._log, self.trials))
+        self._report = ReportListener(sweep.tracking_uri, sweep.folder.path, self.mlflow)
+        self._recorders = Listeners(LogListener(self._log, self.trials), self.mlflow)
         self._listeners = Listeners(
-            self._trusted,
-            TerminalListener(self.trials),
+            self._recorders,
+            TerminalListener(self.trials, tells_times=sweep.plan.data.train_is_public),
             *sweep.listeners,
-            ReportListener(sweep.tracking_uri, sweep.folder.path, self.mlflow),
+            self._report,
         )
 
     def remaining(self) -> list[Trial]:
@@ -95,6 +96,7 @@ class OpenRelease:
         self._charge(remaining)
         if remaining:
             withdraw_statement(self.folder.path, self.plan.question)
+            self._report.withdraw()
         for name, result in done.items():
             self._settle(name, result)
         self.trials.begin()
@@ -105,7 +107,6 @@ class OpenRelease:
                 params=self.plan.params(),
                 num_trials=len(self.trials.by_name),
                 num_done=len(done),
-                num_remaining=len(remaining),
             )
         )
 
@@ -117,13 +118,13 @@ class OpenRelease:
         """Keep a result, settle its charge, and tell the listeners."""
         kept = self.trials.keep(name, result)
         self._settle(name, kept)
-        num_done = len(self.trials.results())
+        trial, metrics = self.trials.by_name[name], kept["metrics"]
         self._listeners.on_result(
             TrialResult(
                 name=name,
                 params=dict(kept["params"]),  # copies: what is stated must not depend on a listener
-                metrics=dict(kept["metrics"]),
-                num_done=num_done,
+                metrics={**metrics, **lost_attempts(trial, self.folder, metrics)},
+                num_done=len(self.trials.results()),
             )
         )
 
@@ -179,7 +180,7 @@ class OpenRelease:
         try:
             self.budget.begin(remaining, data_path(source.dataset) if source.are_private else None)
         except LedgerError:
-            self._trusted.on_end(SweepEnd(status="FAILED", folder=self.folder.path))
+            self._recorders.on_end(SweepEnd(status="FAILED", folder=self.folder.path))
             raise
 
     def _settle(self, name: str, result: Mapping[str, Any]) -> None:

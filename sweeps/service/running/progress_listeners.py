@@ -14,15 +14,19 @@ from sweeps.service.storage.log import BEGUN, ENDED, FINISHED, SweepLog
 
 
 class TerminalListener:
-    """Prints a line for each finished trial, with the time that the others will take at that rate.
+    """Prints a line for each finished trial.
 
     Args:
       trials: of the sweep.
+      tells_times: whether the line, which a job's log keeps, says how long the others will take at that rate;
+        not of private data, of which it would tell how long trainings took.
       clock: seconds.
     """
 
-    def __init__(self, trials: SweepTrials, clock: Callable[[], float] = time.monotonic) -> None:
-        self._trials, self._clock = trials, clock
+    def __init__(
+        self, trials: SweepTrials, *, tells_times: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._trials, self._tells_times, self._clock = trials, tells_times, clock
 
     def on_begin(self, sweep: SweepBeginning) -> None:
         """Print the sweep's name."""
@@ -33,8 +37,8 @@ class TerminalListener:
         """Print a trial's scores."""
         spent = self._clock() - self._began
         left = spent / max(1, result.num_done - self._num_before) * (self._num_trials - result.num_done)
-        text = result_text(self._trials, result)
-        put_result(f"[{result.num_done}/{self._num_trials}] {result.name}: {text} ({duration(left)} left)")
+        text = f"[{result.num_done}/{self._num_trials}] {result.name}: {result_text(self._trials, result)}"
+        put_result(f"{text} ({duration(left)} left)" if self._tells_times else text)
 
     def on_end(self, end: SweepEnd) -> None:
         """Print nothing: the end has lines of its own."""

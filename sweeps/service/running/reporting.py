@@ -41,10 +41,12 @@ class ReportListener:
         self._due = now() + _LEAST_SECONDS
         self._thread: threading.Thread | None = None
 
+    def withdraw(self) -> None:
+        """Remove the report of an earlier run of the sweep, before more is drawn than it tells."""
+        (self._folder / REPORT).unlink(missing_ok=True)
+
     def on_begin(self, sweep: SweepBeginning) -> None:
-        """Remove the report of an earlier run of the sweep, where more is drawn than it tells."""
-        if sweep.num_remaining:
-            (self._folder / REPORT).unlink(missing_ok=True)
+        """No-op: there is nothing to report yet."""
 
     def on_result(self, result: TrialResult) -> None:
         """Begin to write the report anew, unless it was written lately or is being written."""
