@@ -334,6 +334,7 @@ NO_CHANGES = {
     "--trial-timeout": "30",
     "--stall-timeout": "20",
     "--time-budget": "60",
+    "--listener": "team.chat:Chat",
     "--total-epsilon": "5",
     "--ledger": "unused",
     "--dataset-id": "scans",
