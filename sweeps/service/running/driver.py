@@ -87,9 +87,8 @@ def drive(sweep: PreparedSweep, release: ReleasePolicy) -> int:
                 )
     except Stopped as stopped:
         name = signal.Signals(stopped.signal_number).name
-        warn(
-            f"stopped by {name}; continue with {resume_line(folder.path)}"
-        )  # first: a Ray job is killed soon
+        # First: a Ray job is killed soon after its signal.
+        warn(f"stopped by {name}; continue with {resume_line(folder.path)}")
         _say_note(release.interrupt(stopped))
         return 128 + stopped.signal_number
     except DiskFull:

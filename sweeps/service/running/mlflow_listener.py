@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,9 @@ class MlflowListener:
         self._runs: dict[str, str] | None = None
         self._checks: dict[Any, dict[str, float]] = {}
 
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Within it, results are sent beside the sweep."""
-        with self._outbox:
-            yield
+    def sending(self) -> Outbox:
+        """Return a context manager within which results are sent beside the sweep."""
+        return self._outbox
 
     def open(self) -> None:
         """Open the parent run, before anything is charged.
@@ -178,13 +176,14 @@ class MlflowListener:
         if trial.config.guarantee_label != "proven":
             return {}
         drawn = what_one_drew(trial, self._sweep.folder, {"metrics": metrics})
+        lost = _with_lost(trial, metrics, drawn)
         if not trial.config.mechanism.rules.plain_event:
-            return _with_lost(trial, metrics, drawn)
+            return lost
         key = (trial_class(trial, drawn), trial.config.mechanism.target_delta)
         if key not in self._checks:
             values = cross_checks(*key)
             self._checks[key] = {name: value for name, value in values.items() if math.isfinite(value)}
-        return self._checks[key] | _with_lost(trial, metrics, drawn)
+        return self._checks[key] | lost
 
 
 def times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -100,7 +100,12 @@ class SealedRelease:
         doing("opening MLflow")
         self._tracker, sweep = self._opened.result(), self._sweep
         self._begun = self._folder.begin(
-            self._plan, sweep.ledger, sweep.dataset_id, sweep.repetition, self._clock.now()
+            self._plan,
+            sweep.ledger,
+            sweep.dataset_id,
+            sweep.repetition,
+            self._clock.now(),
+            sweep.sweep_id,
         )
         if self._plan.publication is not None:
             say(self._plan.publication.text(self._begun.started))
@@ -215,14 +220,13 @@ class SealedRelease:
         statement = prepared.statement
         tags = self._plan.tags() | {"outcome": prepared.outcome, "guarantee_label": statement.guarantee_label}
         texts = {STATEMENT: statement.to_json(), f"{STATEMENT}_page": statement.to_markdown()}
-        sweep_id = (self._folder.folder.read_plan() or {})["sweep_id"]
         self._tracker.log_sealed(
             self._name,
             prepared.params,
             prepared.metrics,
             tags,
             texts,
-            sweep_id=str(sweep_id),
+            sweep_id=self._sweep.sweep_id,
             first=prepared.answer.first_lines() if prepared.answer is not None else (),
         )
         say(statement_text(statement))

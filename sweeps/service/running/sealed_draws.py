@@ -21,7 +21,7 @@ from sweeps.service.options.release import trial_law
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.account import account_of
-from sweeps.service.privacy.budget import new_sweep_id, what_is_left
+from sweeps.service.privacy.budget import what_is_left
 from sweeps.service.privacy.sealed_charge import reserve
 from sweeps.service.storage.folder import Repetition, SweepFolder, write_json
 from trainers.files.durable import make_folder
@@ -146,6 +146,7 @@ class SealedFolder:
         dataset_id: str | None,
         again: Repetition,
         started: float,
+        sweep_id: str,
     ) -> Begun:
         """Return the draws: new ones, charged before they are made, or those of the resumed sweep.
 
@@ -154,6 +155,7 @@ class SealedFolder:
           ledger, dataset_id: what is charged.
           again: what repeats and continues the sweep.
           started: the time now; a resumed sweep keeps its own.
+          sweep_id: of a new sweep.
 
         Raises:
           LedgerError: it cannot be charged; nothing was drawn.
@@ -180,7 +182,7 @@ class SealedFolder:
         ledger_lines = dataclasses.asdict(charged) if charged is not None else None
         drawn = [vars(draw) for draw in draws]
         write_json(path, {"draws": drawn, "ledger": ledger_lines, "started": started, "left": left})
-        facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": new_sweep_id()}
+        facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": sweep_id}
         if charged is not None:
             facts["head"] = vars(charged.head)
         fixed = {"account": account_of(ledger, dataset_id), "publication": plan.publication.as_dict()}
