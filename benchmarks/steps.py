@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
-from dpgcl_core.clipping.types import GroupInputs, Objective, trainable_parameters
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.types import GroupInputs, Objective, no_sum, trainable_parameters
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import GroupRule
 from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.workers import SingleWorker, Workers
 from trainers.config.training import (
     AnyNetworkConfig,
     CaptionerConfig,
@@ -42,14 +43,11 @@ from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.models import captioner, masked
 from trainers.models.clip.published import CLIP_TINY, ClipConfig, find_clip
 from trainers.models.encoder import NETWORKS
-from trainers.models.precision import gradient_scale
 from trainers.tasks.task import task_named, task_of
-from trainers.training import loop
 from trainers.training.microbatch import max_views
 from trainers.training.optimizers import build_optimizer
-from trainers.training.precision import add_clipped_sum
+from trainers.training.step import prepare
 from trainers.training.warm_start import starting_encoder
-from trainers.training.workers import SingleWorker, Workers
 
 CLIP_NORM = 1.0
 IMAGE_SHAPES = {
@@ -346,12 +344,11 @@ class OurStep:
         data = TrainingData(
             train=self.records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
         )
-        self.run = loop._prepare(task.config(views_per_microbatch), data, workers or SingleWorker())
-        self.run.step = 1  # by-products are recorded at the first step alone
+        self.run = prepare(task.config(views_per_microbatch), data, workers or SingleWorker())
+        self.run.num_steps_done = 1  # by-products are recorded at the first step alone
 
     def take(self) -> None:
-        loop._step(self.run)
-        self.run.step += 1
+        self.run.take_step()
 
     def inputs(self, groups: NDArray[np.int64], step: int) -> GroupInputs:
         """Return what the objective takes of `groups` at a step."""
@@ -375,14 +372,14 @@ class OurStep:
         config, encoder = self.run.config, self.run.encoder
         task = self.run.task
         objective, in_full = task.objective(config, encoder, config.network), task.objective(config, encoder)
-        rule, scale = config.rule(), gradient_scale(config.network)
-        assert isinstance(rule, GroupRule)
+        rule = config.rule()
+        assert isinstance(rule, GroupClipper)
         size = min(max_groups, self.task.groups_at_once(self.views_per_microbatch))
         errors: list[tuple[float, float]] = []
         for draw in range(draws):
             inputs = self.inputs(self.task.groups(np.random.default_rng(draw))[:size], draw)
-            actual = torch.zeros_like(self.run.total)
-            report = add_clipped_sum(rule, actual, encoder, objective, inputs, scale, None)
+            actual = no_sum(encoder)
+            report = rule.add_clipped_sum(actual, encoder, objective, inputs)
             exact = exact_clipped_sum(encoder, in_full, inputs, config.mechanism.l2_clip_norm)
             errors.append(relative_errors(encoder, actual, exact))
         whole, parameter = (statistics.median(each) for each in zip(*errors, strict=True))

@@ -33,7 +33,7 @@ from benchmarks import harness
 from benchmarks.harness import Output, Page, in_turn, say
 from benchmarks.steps import ImageTask, OurStep
 from dpgcl_core.errors import exit_on_bad_input
-from trainers.training.workers import current_workers
+from dpgcl_core.workers import current_workers
 
 BATCH_SIZES = {"tiny_cnn": 1024, "small_cnn": 1024, "resnet18": 64}
 MICROBATCH = {"tiny_cnn": 384, "small_cnn": 384, "resnet18": 96}

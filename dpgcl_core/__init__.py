@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from dpgcl_core.losses.sigmoid import two_view_sigmoid_loss as two_view_sigmoid_loss
     from dpgcl_core.mechanism.mechanism import Mechanism as Mechanism
     from dpgcl_core.mechanism.method import GradientRule as GradientRule
-    from dpgcl_core.mechanism.method import GroupRule as GroupRule
     from dpgcl_core.mechanism.method import LossSettings as LossSettings
     from dpgcl_core.mechanism.method import Method as Method
     from dpgcl_core.mechanism.numbers import PublicNumbers as PublicNumbers
@@ -137,7 +136,7 @@ _HOMES = {
     "losses.objective": ("EmbeddingObjective", "GroupLoss"),
     "losses.sigmoid": ("group_sigmoid", "two_view_sigmoid_loss"),
     "mechanism.mechanism": ("Mechanism",),
-    "mechanism.method": ("GradientRule", "GroupRule", "LossSettings", "Method"),
+    "mechanism.method": ("GradientRule", "LossSettings", "Method"),
     "mechanism.numbers": ("PublicNumbers", "default_delta"),
     "mechanism.registry": ("METHODS", "method_named", "register"),
     "methods.in_groups": ("ClippedGroups", "InGroups"),

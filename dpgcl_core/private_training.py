@@ -41,7 +41,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -57,7 +56,6 @@ from dpgcl_core.clipping.types import (
     GroupInputs,
     Objective,
     as_inputs,
-    no_sum,
     set_gradients,
     trainable_parameters,
     zeros_where_incomplete,
@@ -69,8 +67,8 @@ from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.numbers import default_delta, whole_number
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.chacha20 import SecureRandomness
-from dpgcl_core.noise.parts import add_in_parts, drawn_of, in_float32
 from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.release.statement import delta_text, epsilon_text
 from dpgcl_core.sampling.stage import DrawnGroups
 
@@ -217,10 +215,17 @@ class PrivateTraining:
         self._parameters = trainable_parameters(model)
         self._check_gradients()
         self._loader, self._collate = data_loader, _Collate(data_loader.collate_fn, self._records[0])
-        self._groups_at_once = groups_of_a_pass(mechanism, most=max_groups_at_once) if mixes_no_records else 1
-        self._randomness = SecureRandomness() if randomness is None else randomness
-        self._rule = mechanism.rule(  # clips; the loss is the caller's
-            LossSettings(temperature=1.0, groups_at_once=self._groups_at_once, isolated=not mixes_no_records)
+        at_once = groups_of_a_pass(mechanism, most=max_groups_at_once) if mixes_no_records else 1
+        self._private_step = PrivateStep(
+            mechanism=mechanism,
+            model=model,
+            objective=loss,
+            rule=mechanism.rule(  # clips; the loss is the caller's
+                LossSettings(temperature=1.0, groups_at_once=at_once, isolated=not mixes_no_records)
+            ),
+            groups_at_once=at_once,
+            randomness=SecureRandomness() if randomness is None else randomness,
+            watch=lambda: unwritten(model, *networks_of(loss)),
         )
         self._open: DrawnGroups | None = None
         self._has_failed, self._lock = False, threading.RLock()  # a thread waits for another one's step
@@ -303,15 +308,19 @@ class PrivateTraining:
         self._check_loss(leaves)
         with self._ending_if_it_fails():
             self._open = None
-            with unwritten(self._model, *networks_of(self._loss)):
-                total = self._clipped_sum(leaves, drawn, self._parameters[0].device)
-            law = self.mechanism.noise(num_summed=self._randomness.num_summed_normals)
-            secret = partial(self._randomness.generator, self.num_steps_taken - 1)
-            add_in_parts(total, law, drawn_of(law, secret))
-            self._check_gradients()
-            set_gradients(self._parameters, in_float32(total).div_(self.mechanism.divisor))
-            self._optimizer.step()
-            self._clear_gradients()
+            device = self._parameters[0].device
+            self._private_step.take(
+                self.num_steps_taken - 1,
+                drawn,
+                lambda some: as_inputs([leaf[some].to(device) for leaf in leaves]),
+                self._update,
+            )
+
+    def _update(self, gradient: Tensor) -> None:
+        self._check_gradients()
+        set_gradients(self._parameters, gradient)
+        self._optimizer.step()
+        self._clear_gradients()
 
     def epsilon(self, num_steps: int | None = None) -> float:
         """Return ε at the mechanism's δ, of the steps drawn so far or of `num_steps`; 0 before the first.
@@ -339,20 +348,10 @@ class PrivateTraining:
             + (". The training failed: that it did is not covered." if self._has_failed else ".")
         )
 
-    def _clipped_sum(self, leaves: Sequence[Tensor], drawn: DrawnGroups, device: torch.device) -> Tensor:
-        total = no_sum(self._model)
-        at_once = self._groups_at_once
-        for start in range(0, len(drawn), at_once):
-            chosen = slice(start, start + at_once)
-            some = as_inputs([leaf[chosen].to(device) for leaf in leaves])
-            complete = torch.from_numpy(drawn.complete[chosen])
-            self._rule.add_clipped_sum(total, self._model, self._loss, some, None, complete)
-        return total
-
     def _check_loss(self, leaves: Sequence[Tensor]) -> None:
         """Try the loss on made-up groups like these, unless it was, with model and loss as they are now."""
         size = self.mechanism.group_size
-        num_groups = max(_NUM_PROBE_GROUPS, self._groups_at_once)
+        num_groups = max(_NUM_PROBE_GROUPS, self._private_step.groups_at_once)
         shape = (num_groups, _PROBE_GROUP_SIZE if isinstance(size, str) else size)
         device, generator = self._parameters[0].device, torch.Generator().manual_seed(0)
 
@@ -443,16 +442,11 @@ class _SecretGroups:
         return self._training.mechanism.num_steps - self._first
 
     def __iter__(self) -> Iterator[list[int]]:
-        mechanism, randomness = self._training.mechanism, self._training._randomness
-        stage = mechanism.group_stage()
+        mechanism, private_step = self._training.mechanism, self._training._private_step
         for step in range(self._first, mechanism.num_steps):
             num_records = len(self._training._records)  # it may have grown
             mechanism.rules.check_records(mechanism, num_records)
-            groups = stage.draw(
-                num_records,
-                sampling=randomness.generator(step, "sampling"),
-                permutation=randomness.generator(step, "permutation"),
-            )
+            groups = private_step.draw(step, num_records)
             self.drawn.append(groups)
             yield groups.rows.flatten().tolist() or [0]  # data sets and collations are not asked for nothing
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from dpgcl_core.private_step import PrivateStep
 from tests.conftest import definitions, patched
-from trainers.training import loop
+from trainers.training import loop, step
 from trainers.training.observe import Observer
 
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(loop, "_draw_groups"), (loop, "time"), (loop, "Observer"), (Observer, "wants")],
+    [(PrivateStep, "draw"), (loop, "time"), (step, "Observer"), (Observer, "wants")],
 )
 def test_what_is_patched_is_found_until_it_is_undone(place: type, name: str) -> None:
     before = definitions()

@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -67,6 +67,7 @@ from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws, DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
+from dpgcl_core.workers import DistributedWorkers, SingleWorker, Workers
 from trainers.config.training import (
     AnyNetworkConfig,
     EvaluationConfig,
@@ -81,7 +82,6 @@ from trainers.files.durable import replacing
 from trainers.models.encoder import ImageShape
 from trainers.tasks.task import Task, register_task
 from trainers.training.loop import train
-from trainers.training.workers import DistributedWorkers, SingleWorker, Workers
 
 DEFAULT_RUNS = 1200
 _CANARY_ID = 2**32
@@ -261,7 +261,7 @@ class _PlantedMechanism(Mechanism):
         return _PlantedStage(self.wrong.stage, self.drawn)
 
     def rule(self, loss: LossSettings) -> GradientRule:
-        return cast(GradientRule, self.wrong.rule)
+        return self.wrong.rule
 
     def noise(self, *, num_summed: int = 1) -> GaussianNoise:
         noise = self.wrong.noise(self.drawn[0]) if self.drawn else super().noise()

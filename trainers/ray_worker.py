@@ -32,6 +32,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import METHODS, is_installed, method_named, register
+from dpgcl_core.workers import current_workers
 from trainers.config.training import TrainingConfig
 from trainers.failures import Stage, describe_error
 from trainers.files.checkpoint import CheckpointFolder
@@ -39,7 +40,6 @@ from trainers.files.outcomes import write_outcomes
 from trainers.files.oversight import Oversight, TrainingStopped
 from trainers.files.progress import ProgressWriter
 from trainers.ray_internals import TorchBackend, set_torch_distributed_env_vars, setup_torch_process_group
-from trainers.training.workers import current_workers
 
 if TYPE_CHECKING:
     from trainers.data.dataset import TrainingData

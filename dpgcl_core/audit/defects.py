@@ -8,16 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import LossSettings
+from dpgcl_core.mechanism.method import GradientRule, LossSettings
 from dpgcl_core.mechanism.numbers import GROUPS
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws
@@ -27,21 +26,6 @@ from dpgcl_core.sampling.stage import DrawnGroups, GroupStage, SampledRecords
 
 NO_MEMBER = -1
 """A row of nobody, in groups that are too short."""
-
-
-class ClippedSum(Protocol):
-    """Stage 7, as far as an audit needs it (`dpgcl_core.mechanism.method.GradientRule`)."""
-
-    def add_clipped_sum(
-        self,
-        total: Tensor,
-        model: nn.Module,
-        objective: Objective,
-        inputs: GroupInputs,
-        generator: Draws | None,
-        complete: Tensor | None = None,
-    ) -> Any:
-        """Add the clipped sum to `total`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +42,7 @@ class Step:
     """
 
     stage: GroupStage
-    rule: ClippedSum
+    rule: GradientRule
     noise: Callable[[DrawnGroups], GaussianNoise]
     divisor: Callable[[DrawnGroups], float]
     repeats: tuple[str, str] | None = None
@@ -261,7 +245,7 @@ def _fixed_size(step: Step, mechanism: Mechanism) -> Step:
 class _Around:
     """A rule that passes something else to the right one."""
 
-    right: ClippedSum
+    right: GradientRule
     l2_clip_norm: float
     whole_batch: bool = False
     needs_draws: bool = False
@@ -271,21 +255,21 @@ class _EachRecordClipped(_Around):
     """Clips every record's share of a group's gradient to the C of the group."""
 
     def add_clipped_sum(
-        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
+        self, total: Tensor, model: Any, objective: Any, inputs: Any, complete: Any = None, draws: Any = None
     ) -> Any:
         shares = inputs.flatten(0, 1)[:, None]
-        return self.right.add_clipped_sum(total, model, objective, shares, generator)
+        return self.right.add_clipped_sum(total, model, objective, shares, None, draws)
 
 
 class _MeanClipped(_Around):
     """Clips the mean over the groups, and takes it for the mean of clipped groups."""
 
     def add_clipped_sum(
-        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
+        self, total: Tensor, model: Any, objective: Any, inputs: Any, complete: Any = None, draws: Any = None
     ) -> Any:
         mean = torch.zeros_like(total)
         whole = inputs.mean(0, keepdim=True)
-        report = self.right.add_clipped_sum(mean, model, objective, whole, generator)
+        report = self.right.add_clipped_sum(mean, model, objective, whole, None, draws)
         total += len(inputs) * mean
         return report
 
@@ -294,23 +278,23 @@ class _LargestClipped(_Around):
     """Scales all groups by what the largest needs."""
 
     def add_clipped_sum(
-        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
+        self, total: Tensor, model: Any, objective: Any, inputs: Any, complete: Any = None, draws: Any = None
     ) -> Any:
         largest = inputs.flatten(2).sum(1).norm(dim=1).max()
         scaled = inputs * (self.l2_clip_norm / largest)
-        return self.right.add_clipped_sum(total, model, objective, scaled, generator, complete)
+        return self.right.add_clipped_sum(total, model, objective, scaled, complete, draws)
 
 
 class _BatchNormalised(_Around):
     """Normalises inputs over the groups: what one contributes depends on the others."""
 
     def add_clipped_sum(
-        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
+        self, total: Tensor, model: Any, objective: Any, inputs: Any, complete: Any = None, draws: Any = None
     ) -> Any:
         spread = inputs - inputs.mean((0, 1), keepdim=True)
         variance = spread.square().mean((0, 1), keepdim=True) + 1.0
         normal = 1e3 * self.l2_clip_norm * spread / variance.sqrt()
-        return self.right.add_clipped_sum(total, model, objective, normal, generator, complete)
+        return self.right.add_clipped_sum(total, model, objective, normal, complete, draws)
 
 
 def _through(rule: type[_Around]) -> Callable[[Step, Mechanism], Step]:

@@ -17,24 +17,21 @@ it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.types import GroupInputs, GroupReport, map_inputs
+from dpgcl_core.clipping.types import GroupBatch, GroupReport, map_inputs
 
 logger = logging.getLogger(__name__)
 
-Pass = Callable[[Tensor, GroupInputs, Tensor | None], GroupReport]
-"""Adds the clipped sum of inputs to a total, where a mask of groups is set; of all groups without one."""
+Pass = Callable[[Tensor, GroupBatch], GroupReport]
+"""Adds the clipped sum of groups to a total, of those that are complete."""
 
-Law = tuple[object, ...]
-"""What else decides what a pass computes, as a key: network, C, γ and parts."""
-
-_Key = tuple[object, ...]
+_Key = tuple[Hashable, ...]
 
 
 class CapturedPasses:
@@ -58,29 +55,25 @@ class CapturedPasses:
         finally:
             self._is_open = False
 
-    def take(
-        self, run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor | None, law: Law
-    ) -> GroupReport:
-        """Take a pass: `run(total, inputs, complete)`, by a replay where one like it has been captured.
+    def take(self, run: Pass, total: Tensor, groups: GroupBatch, kind: Hashable) -> GroupReport:
+        """Take a pass: `run(total, groups)`, by a replay where one like it has been captured.
 
         Args:
-          run: as `Pass`; the same function for the same law.
+          run: as `Pass`; the same function for the same kind.
           total: float64 `[num_trainable]`, on a GPU.
-          inputs: on the same one.
-          complete: bool `[groups]`; None: all.
-          law: what tells apart passes of the same shape.
+          groups: on the same one.
+          kind: what tells apart passes of the same shape: network and clipping law.
         """
-        leaves = _leaves(inputs)
-        if complete is None:
-            complete = torch.ones(len(leaves[0]), dtype=torch.bool, device=total.device)
-        key: _Key = (law, total.data_ptr(), *((each.shape, each.dtype) for each in leaves))
+        if groups.complete is None:
+            groups = GroupBatch(groups.inputs, torch.ones(len(groups), dtype=torch.bool, device=total.device))
+        key: _Key = (kind, total.data_ptr(), *((leaf.shape, leaf.dtype) for leaf in groups.leaves))
         if self._is_open and key not in self._captured:
-            captured = _captured_if_possible(run, total, inputs, complete)
+            captured = _captured_if_possible(run, total, groups)
             if captured is not None:
                 self._captured[key] = captured
         if key not in self._captured:
-            return run(total, inputs, complete)
-        return self._captured[key].replayed(leaves, complete)
+            return run(total, groups)
+        return self._captured[key].replayed(groups)
 
 
 @dataclass(frozen=True)
@@ -88,47 +81,30 @@ class _Captured:
     """The kernels of a pass, what they read and what they write besides the sum."""
 
     graph: torch.cuda.CUDAGraph
-    leaves: tuple[Tensor, ...]
-    complete: Tensor
+    groups: GroupBatch
     report: GroupReport
 
-    def replayed(self, leaves: tuple[Tensor, ...], complete: Tensor) -> GroupReport:
-        for mine, given in zip(self.leaves, leaves, strict=True):
-            mine.copy_(given)
-        self.complete.copy_(complete)
+    def replayed(self, groups: GroupBatch) -> GroupReport:
+        assert self.groups.complete is not None
+        assert groups.complete is not None
+        for read, given in zip(self.groups.leaves, groups.leaves, strict=True):
+            read.copy_(given)
+        self.groups.complete.copy_(groups.complete)
         self.graph.replay()
-        return copied_report(self.report, complete)
+        return self.report.mapped(Tensor.clone, groups.complete)  # the next pass overwrites its numbers
 
 
-def copied_report(report: GroupReport, complete: Tensor) -> GroupReport:
-    """Return a report whose numbers the next pass does not overwrite."""
-    return replace(
-        report,
-        norms=report.norms.clone(),
-        losses=report.losses.clone(),
-        non_finite=report.non_finite.clone(),
-        part_ratios=None if report.part_ratios is None else report.part_ratios.clone(),
-        complete=complete,
-    )
-
-
-def _leaves(inputs: GroupInputs) -> tuple[Tensor, ...]:
-    return (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-
-
-def _captured_if_possible(
-    run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor
-) -> _Captured | None:
+def _captured_if_possible(run: Pass, total: Tensor, groups: GroupBatch) -> _Captured | None:
     """Return a captured pass; None where it asks for a number, or cannot be captured for another reason."""
-    run(total, inputs, complete)  # compiles kernels
+    run(total, groups)  # compiles kernels
     try:
         with _no_number_asked_for():
-            run(total, inputs, complete)
+            run(total, groups)
     except RuntimeError as error:
         logger.info("passes are not captured: %s", error)
         return None
     try:
-        return _captured(run, total, inputs, complete)
+        return _captured(run, total, groups)
     except Exception as error:
         logger.warning("passes are not captured: %s: %s", type(error).__name__, error)
         torch.cuda.synchronize()
@@ -147,14 +123,15 @@ def _no_number_asked_for() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def _captured(run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor) -> _Captured:
+def _captured(run: Pass, total: Tensor, groups: GroupBatch) -> _Captured:
     """Capture a pass, which is not run by that."""
-    copies = map_inputs(Tensor.clone, inputs)
-    mask, graph = complete.clone(), torch.cuda.CUDAGraph()
+    assert groups.complete is not None
+    copies = GroupBatch(map_inputs(Tensor.clone, groups.inputs), groups.complete.clone())
+    graph = torch.cuda.CUDAGraph()
     # The outer context restores the stream also where the inner one fails to end.
     with (
         torch.cuda.stream(torch.cuda.current_stream()),
         torch.cuda.graph(graph, capture_error_mode="thread_local"),
     ):
-        report = run(total, copies, mask)
-    return _Captured(graph, _leaves(copies), mask, report)
+        report = run(total, copies)
+    return _Captured(graph, copies, report)

@@ -44,6 +44,14 @@ for no more than that. A factor may reach C/γ here, so an absolute error e of a
 ghost norm's cancellation leaves, grows with it: the contribution stays below C as long as e ≤ γ. A gradient
 of zero gives zero, for the factor is finite. Without a bound (C = inf) neither law does anything.
 
+*A scale of gradients.* float16 gradients underflow below 6e-8, so an objective may multiply its gradient by a
+public constant s, and the clipped sum is divided by it: there is no loss scaler that follows the gradients,
+for one record would move the scale of the next step, and with it every record. Let g' = s·g be what arrives.
+The group is clipped to s·C, so it contributes Clip_{sC}(g')/s, a vector of norm at most C **whatever** g' is,
+rounded, overflown and masked or not. And with s a power of two, multiplication by s and division by it are
+exact, so it equals Clip_C(g'/s) bit for bit as long as nothing over- or underflows. Automatic clipping's γ is
+scaled with C: sC/(‖g'‖ + sγ)·g'/s = C/(‖g‖ + γ)·g.
+
 Either law may be applied *by parts*, such as the two towers of CLIP: see `dpgcl_core.clipping.parts`.
 """
 
@@ -54,6 +62,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -66,6 +75,7 @@ from dpgcl_core.clipping.isolation import isolated_gradients
 from dpgcl_core.clipping.one_pass import per_group_gradients
 from dpgcl_core.clipping.parts import ClippingParts, Owners, norms_of, runs_of
 from dpgcl_core.clipping.types import (
+    GroupBatch,
     GroupInputs,
     GroupReport,
     Objective,
@@ -76,6 +86,7 @@ from dpgcl_core.clipping.types import (
 )
 from dpgcl_core.clipping.verification import Verdicts, Way, Ways, one_pass_mismatch, unsupported_layer
 from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.noise.sources import Draws
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +120,7 @@ class GroupClipper:
         number that was drawn. None: as many as 96 views are.
       isolated: take the groups one at a time, each on copies of weights and buffers, for networks that may
         mix records or keep something of them (`dpgcl_core.clipping.isolation`).
+      gradient_scale: a public power of two by which the objective's gradient arrives multiplied.
       passes: replays passes on a GPU, for one objective of one network; None runs each as it is.
 
     Raises:
@@ -120,7 +132,10 @@ class GroupClipper:
     parts: ClippingParts | None = None
     groups_at_once: int | None = None
     isolated: bool = False
+    gradient_scale: float = 1.0
     passes: CapturedPasses | None = field(default=None, compare=False, repr=False)
+    whole_batch: ClassVar[bool] = False
+    needs_draws: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.passes is not None and self.isolated:
@@ -130,11 +145,6 @@ class GroupClipper:
             raise ConfigError(f"groups_at_once must be at least 1; got {self.groups_at_once}")
         check_gamma(self.gamma)
 
-    def scaled(self, scale: float) -> GroupClipper:
-        """Return the clipper of gradients that arrive times `scale`: its sum is `scale` times this one's."""
-        gamma = None if self.gamma is None else self.gamma * scale
-        return replace(self, l2_clip_norm=self.l2_clip_norm * scale, gamma=gamma)
-
     def add_clipped_sum(
         self,
         total: Tensor,
@@ -142,6 +152,7 @@ class GroupClipper:
         objective: Objective,
         inputs: GroupInputs,
         complete: Tensor | None = None,
+        draws: Draws | None = None,
     ) -> GroupReport:
         """Add Σ Clip_C(∇L_G) over the groups of `inputs` to `total`, in place.
 
@@ -157,6 +168,7 @@ class GroupClipper:
             with an attribute `num_towers` has towers of which each sees that share of the views.
           inputs: `[groups, group_size, views, ...]`, at least one group; or a tuple of such tensors.
           complete: bool `[groups]`, which groups contribute; None: all.
+          draws: not used: nothing is released besides the sum.
 
         Returns:
           The groups' norms and losses, for private-only diagnosis.
@@ -164,106 +176,141 @@ class GroupClipper:
         Raises:
           ConfigError: one of `parts` holds no trainable parameter of this model.
         """
+        network = _Network(model, trainable_parameters(model), objective)
+        groups = GroupBatch(inputs, None if complete is None else complete.to(total.device))
         with full_precision(total.device.type):
-            parameters = trainable_parameters(model)
-            owners = None if self.parts is None else self.parts.owners(model)
-            if math.isinf(self.l2_clip_norm):
-                return _plain(total, parameters, objective, inputs, complete)
-            law = (self.l2_clip_norm, self.gamma, owners)
-            complete = None if complete is None else complete.to(total.device)
-            if self.isolated:
-                return _loop(total, parameters, objective, inputs, *law, complete, isolated=model)
+            if self.gradient_scale == 1:
+                return self._add(total, network, groups)
+            total.mul_(self.gradient_scale)  # exact in float64, and captured passes add to this very memory
+            report = self._add(total, network, groups)
+            total.div_(self.gradient_scale)
+            return replace(report, norms=report.norms / self.gradient_scale)
 
-            def run(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
-                return _one_pass(total, model, parameters, objective, inputs, *law, complete)
+    def _add(self, total: Tensor, network: _Network, groups: GroupBatch) -> GroupReport:
+        """Add the clipped sum of gradients that arrive times `gradient_scale`, in passes of one shape."""
+        owners = None if self.parts is None else self.parts.owners(network.model)
+        if math.isinf(self.l2_clip_norm):
+            return _plain(total, network, groups)
+        gamma = None if self.gamma is None else self.gamma * self.gradient_scale
+        law = ClippingLaw(self.l2_clip_norm * self.gradient_scale, gamma, owners)
+        if self.isolated:
+            return _loop(total, network, groups, law, is_isolated=True)
+        loop = partial(_loop, network=network, law=law)
+        wanted = self.groups_at_once or max(1, _VIEWS_AT_ONCE // max(1, groups.num_views))
+        if wanted == 1 or not _goes_in_one_pass(network, groups, owners):
+            return loop(total, groups=groups)
 
-            def loop(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
-                return _loop(total, parameters, objective, inputs, *law, complete)
+        def run(total: Tensor, groups: GroupBatch) -> GroupReport:
+            return _one_pass(total, network, groups, law)
 
-            wanted = self.groups_at_once or max(1, _VIEWS_AT_ONCE // max(1, _views(inputs)))
-            if wanted == 1 or not _goes_in_one_pass(model, objective, inputs, owners):
-                return loop(total, inputs, complete)
-            take = run if self.passes is None else partial(self.passes.take, run, law=(id(model), *law))
-            size, reports = _groups_of_a_pass(wanted, model, parameters, objective, inputs), []
-            for start in range(0, _num_groups(inputs), size):
-                some = _some_groups(inputs, complete, start, min(start + size, _num_groups(inputs)))
-                try:
-                    reports.append(_in_fixed_shape(take, size, total, *some))
-                except NotSeparableError:  # some of these groups took another way through the network
-                    reports += _each_by_its_own_way(run, loop, size, total, *some)
-            return _joined(reports)
-
-
-def _shares(model: nn.Module) -> tuple[int, ...]:
-    """The parts of all views that a layer may see: all, or where a model says so each tower its share."""
-    return (1, int(getattr(model, "num_towers", 1)))
-
-
-def _num_groups(inputs: GroupInputs) -> int:
-    return len(inputs) if isinstance(inputs, Tensor) else len(inputs[0])
-
-
-def _groups(inputs: GroupInputs, start: int, stop: int) -> GroupInputs:
-    return map_inputs(lambda each: each[start:stop], inputs)
+        take = run if self.passes is None else partial(self.passes.take, run, kind=(id(network.model), law))
+        size, reports = _groups_of_a_pass(wanted, network, groups), []
+        for start in range(0, len(groups), size):
+            some = groups.part(start, min(start + size, len(groups)))
+            try:
+                reports.append(_in_fixed_shape(take, size, total, some))
+            except NotSeparableError:  # some of these groups took another way through the network
+                for index in range(len(some)):  # each alone, in a pass of that shape if its own way allows it
+                    group = some.part(index, index + 1)
+                    try:
+                        reports.append(_in_fixed_shape(run, size, total, group))
+                    except NotSeparableError:
+                        reports.append(loop(total, groups=group))
+        return _joined(reports)
 
 
-def _some_groups(
-    inputs: GroupInputs, complete: Tensor | None, start: int, stop: int
-) -> tuple[GroupInputs, Tensor | None]:
-    """Some of the groups, with their mask."""
-    return _groups(inputs, start, stop), None if complete is None else complete[start:stop]
+@dataclass(frozen=True)
+class ClippingLaw:
+    """What decides how long a group's gradient, or each part of it, may stay.
+
+    Attributes:
+      l2_clip_norm: C, finite.
+      gamma: γ of automatic clipping; None for flat clipping.
+      owners: the part of each trainable parameter, each clipped to C/√m; None for one part.
+    """
+
+    l2_clip_norm: float
+    gamma: float | None = None
+    owners: Owners | None = None
+
+    def factors(self, norms: Tensor) -> tuple[Tensor, Tensor]:
+        """Return factors `[parts, groups]` of norms `[parts, groups]`, and which groups count `[groups]`."""
+        factor, counts = clip_factor(norms, self.l2_clip_norm / math.sqrt(len(norms)), self.gamma)
+        if len(norms) == 1:
+            return factor, counts[0]
+        counted = counts.all(0) & torch.isfinite(_whole(norms))
+        return torch.where(counted, factor, 0.0), counted
+
+    def report(
+        self,
+        norms: Tensor,
+        finite: Tensor,
+        losses: Tensor,
+        paths: Mapping[str, str],
+        complete: Tensor | None,
+    ) -> GroupReport:
+        """Return the report of groups, by their norms `[parts, groups]`."""
+        if complete is not None:  # what an incomplete group was computed on is nobody's
+            norms, losses = torch.where(complete, norms, 0.0), torch.where(complete, losses, 0.0)
+            finite = finite | ~complete
+        bound = self.l2_clip_norm / math.sqrt(len(norms))
+        return GroupReport(
+            norms=_whole(norms),
+            losses=losses,
+            non_finite=~finite,
+            paths=paths,
+            part_ratios=None if len(norms) == 1 else (norms / bound).T,
+            complete=complete,
+        )
 
 
-def _each(inputs: GroupInputs) -> tuple[Tensor, ...]:
-    return (inputs,) if isinstance(inputs, Tensor) else inputs
+@dataclass(frozen=True, eq=False)
+class _Network:
+    """What is differentiated: a model, those of its parameters that are trained, and the loss of groups."""
+
+    model: nn.Module
+    parameters: list[nn.Parameter]
+    objective: Objective
+
+    @property
+    def rows_per_view(self) -> tuple[int, ...]:
+        """The parts of all views that a layer may see: all, or where a model says so each tower its share."""
+        return (1, int(getattr(self.model, "num_towers", 1)))
+
+    def gradient_alone(
+        self, groups: GroupBatch, index: int, *, is_isolated: bool, is_among_copies: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss `[1]` and the flat gradient of one group by a backward pass of its own.
+
+        Args:
+          groups: of which it is one.
+          index: its place.
+          is_isolated: the pass runs on copies of the network's state.
+          is_among_copies: it goes in its place among copies of itself.
+        """
+        torch.clear_autocast_cache()
+        group = groups.part(index, index + 1).inputs
+        if is_isolated:
+            loss, gradients = isolated_gradients(self.model, self.objective, group)
+            return loss, flat_gradient(gradients, self.parameters)
+        if is_among_copies:
+            copies = map_inputs(lambda leaf: leaf.expand(len(groups), *leaf.shape[1:]).clone(), group)
+            loss = self.objective(copies)[index : index + 1]
+        else:
+            loss = self.objective(group)
+        return loss, flat_gradient(self.gradients(loss), self.parameters)
+
+    def gradients(self, losses: Tensor) -> list[Tensor | None]:
+        """Return the gradient of the sum of losses, by parameter."""
+        return list(torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True))
 
 
-def _views(inputs: GroupInputs) -> int:
-    """Views of one group: the records' views of the first of its tensors."""
-    return _each(inputs)[0].shape[1:3].numel()
-
-
-def _filled_up(inputs: GroupInputs, num_groups: int) -> GroupInputs:
-    """Return `num_groups` groups, those behind `inputs` of zeros."""
-
-    def filled(each: Tensor) -> Tensor:
-        return torch.cat([each, each.new_zeros(num_groups - len(each), *each.shape[1:])])
-
-    return map_inputs(filled, inputs)
-
-
-def _in_fixed_shape(
-    run: Pass, num_groups: int, total: Tensor, inputs: GroupInputs, complete: Tensor | None
-) -> GroupReport:
-    """A pass of exactly `num_groups` groups; those that `inputs` lacks contribute nothing."""
-    given = _num_groups(inputs)
-    if given == num_groups:
-        return run(total, inputs, complete)
-    counts = torch.zeros(num_groups, dtype=torch.bool, device=total.device)
-    counts[:given] = True if complete is None else complete
-    report = run(total, _filled_up(inputs, num_groups), counts)
-    return replace(
-        report,
-        norms=report.norms[:given],
-        losses=report.losses[:given],
-        non_finite=report.non_finite[:given],
-        part_ratios=None if report.part_ratios is None else report.part_ratios[:given],
-        complete=complete,
-    )
-
-
-def _each_by_its_own_way(
-    run: Pass, loop: Pass, num_groups: int, total: Tensor, inputs: GroupInputs, complete: Tensor | None
-) -> list[GroupReport]:
-    """Each group alone, in one pass of the same shape if its own inputs allow that; else one by one."""
-    reports = []
-    for index in range(_num_groups(inputs)):
-        group = _some_groups(inputs, complete, index, index + 1)
-        try:
-            reports.append(_in_fixed_shape(run, num_groups, total, *group))
-        except NotSeparableError:
-            reports.append(loop(total, *group))
-    return reports
+def _in_fixed_shape(run: Pass, num_groups: int, total: Tensor, groups: GroupBatch) -> GroupReport:
+    """A pass of exactly `num_groups` groups; those that are lacking contribute nothing."""
+    if len(groups) == num_groups:
+        return run(total, groups)
+    report = run(total, groups.filled_up(num_groups, total.device))
+    return report.mapped(lambda rows: rows[: len(groups)], groups.complete)
 
 
 def _joined(reports: list[GroupReport]) -> GroupReport:
@@ -281,19 +328,14 @@ def _joined(reports: list[GroupReport]) -> GroupReport:
     )
 
 
-def _plain(
-    total: Tensor,
-    parameters: list[nn.Parameter],
-    objective: Objective,
-    inputs: GroupInputs,
-    complete: Tensor | None,
-) -> GroupReport:
+def _plain(total: Tensor, network: _Network, groups: GroupBatch) -> GroupReport:
     """The plain gradient of all complete groups at once, for runs without clipping."""
+    complete = groups.complete
     if complete is not None and not complete.all():  # nothing is hidden here, so shapes may follow the data
-        return _plain_of_some(total, parameters, objective, inputs, complete)
+        return _plain_of_some(total, network, groups.inputs, complete)
     torch.clear_autocast_cache()
-    losses = objective(inputs)
-    flat = flat_gradient(_gradients_of(losses, parameters), parameters)
+    losses = network.objective(groups.inputs)
+    flat = flat_gradient(network.gradients(losses), network.parameters)
     finite = torch.isfinite(flat).all()
     flat = torch.where(finite, flat, torch.zeros_like(flat))
     add_to_sum(total, flat)
@@ -301,18 +343,11 @@ def _plain(
         norms=torch.full_like(losses.detach(), math.nan),
         losses=losses.detach(),
         non_finite=(~finite).expand(len(losses)),
-        complete=None if complete is None else complete.to(total.device),
+        complete=complete,
     )
 
 
-def _plain_of_some(
-    total: Tensor,
-    parameters: list[nn.Parameter],
-    objective: Objective,
-    inputs: GroupInputs,
-    complete: Tensor,
-) -> GroupReport:
-    complete = complete.to(total.device)
+def _plain_of_some(total: Tensor, network: _Network, inputs: GroupInputs, complete: Tensor) -> GroupReport:
     report = GroupReport(
         norms=torch.zeros(len(complete), device=total.device),
         losses=torch.zeros(len(complete), device=total.device),
@@ -320,40 +355,32 @@ def _plain_of_some(
         complete=complete,
     )
     if complete.any():
-        taken = map_inputs(lambda each: each[complete.to(each.device)], inputs)
-        found = _plain(total, parameters, objective, taken, None)
-        report.norms[complete], report.losses[complete] = found.norms, found.losses.float()
-        report.non_finite[complete] = found.non_finite
+        taken = map_inputs(lambda leaf: leaf[complete.to(leaf.device)], inputs)
+        of_taken = _plain(total, network, GroupBatch(taken))
+        report.norms[complete], report.losses[complete] = of_taken.norms, of_taken.losses.float()
+        report.non_finite[complete] = of_taken.non_finite
     return report
 
 
 def _loop(
     total: Tensor,
-    parameters: list[nn.Parameter],
-    objective: Objective,
-    inputs: GroupInputs,
-    l2_clip_norm: float,
-    gamma: float | None = None,
-    owners: Owners | None = None,
-    complete: Tensor | None = None,
+    network: _Network,
+    groups: GroupBatch,
+    law: ClippingLaw,
     *,
-    isolated: nn.Module | None = None,
-    among_copies: bool = False,
+    is_isolated: bool = False,
+    is_among_copies: bool = False,
 ) -> GroupReport:
-    """One backward pass per group: exact for any network; for `isolated` each on copies of its state.
-
-    `among_copies`: each group in its place among copies of it.
-    """
+    """One backward pass per group, see `_Network.gradient_alone`: exact for any network."""
     norms, losses, finites = [], [], []
-    runs = runs_of(parameters, owners)
-    for index in range(_num_groups(inputs)):
-        if among_copies:
-            loss, flat = _gradient_among_copies(parameters, objective, inputs, index)
-        else:
-            loss, flat = _gradient_alone(parameters, objective, inputs, index, isolated)
+    runs = runs_of(network.parameters, law.owners)
+    for index in range(len(groups)):
+        loss, flat = network.gradient_alone(
+            groups, index, is_isolated=is_isolated, is_among_copies=is_among_copies
+        )
         norm = norms_of(flat, runs)
-        factor, finite = _factors(norm, l2_clip_norm, gamma)
-        counts = finite if complete is None else finite & complete[index : index + 1]
+        factor, finite = law.factors(norm)
+        counts = finite if groups.complete is None else finite & groups.complete[index : index + 1]
         flat.masked_fill_(~counts, 0.0)
         for part, run in runs:
             add_to_sum(total[run], flat[run].mul_(factor[part, 0]))
@@ -362,73 +389,11 @@ def _loop(
         losses.append(loss.detach())
         finites.append(finite)
     paths = {"": ONE_BY_ONE}
-    return _report(torch.cat(norms, 1), torch.cat(finites), torch.cat(losses), l2_clip_norm, paths, complete)
-
-
-def _gradient_alone(
-    parameters: list[nn.Parameter],
-    objective: Objective,
-    inputs: GroupInputs,
-    index: int,
-    isolated: nn.Module | None,
-) -> tuple[Tensor, Tensor]:
-    """The loss `[1]` and the flat gradient of one group."""
-    torch.clear_autocast_cache()
-    group = _groups(inputs, index, index + 1)
-    if isolated is None:
-        loss = objective(group)
-        return loss, flat_gradient(_gradients_of(loss, parameters), parameters)
-    loss, gradients = isolated_gradients(isolated, objective, group)
-    return loss, flat_gradient(gradients, parameters)
-
-
-def _gradients_of(losses: Tensor, parameters: list[nn.Parameter]) -> list[Tensor | None]:
-    return list(torch.autograd.grad(losses.sum(), parameters, allow_unused=True))
-
-
-def _gradient_among_copies(
-    parameters: list[nn.Parameter], objective: Objective, inputs: GroupInputs, index: int
-) -> tuple[Tensor, Tensor]:
-    """The loss `[1]` and the flat gradient of one group, with copies of it in all other places."""
-    torch.clear_autocast_cache()
-    copies = map_inputs(lambda each: each[index : index + 1].expand_as(each).clone(), inputs)
-    loss = objective(copies)[index : index + 1]
-    return loss, flat_gradient(_gradients_of(loss, parameters), parameters)
-
-
-def _factors(norms: Tensor, l2_clip_norm: float, gamma: float | None) -> tuple[Tensor, Tensor]:
-    """Return the factors `[parts, groups]` of norms `[parts, groups]`, and which groups count `[groups]`."""
-    factor, counts = clip_factor(norms, l2_clip_norm / math.sqrt(len(norms)), gamma)
-    if len(norms) == 1:
-        return factor, counts[0]
-    counted = counts.all(0) & torch.isfinite(_whole(norms))
-    return torch.where(counted, factor, 0.0), counted
+    return law.report(torch.cat(norms, 1), torch.cat(finites), torch.cat(losses), paths, groups.complete)
 
 
 def _whole(norms: Tensor) -> Tensor:
     return norms[0] if len(norms) == 1 else norms.double().square().sum(0).sqrt().float()
-
-
-def _report(
-    norms: Tensor,
-    finite: Tensor,
-    losses: Tensor,
-    l2_clip_norm: float,
-    paths: Mapping[str, str],
-    complete: Tensor | None,
-) -> GroupReport:
-    if complete is not None:  # what an incomplete group was computed on is nobody's
-        norms, losses = torch.where(complete, norms, 0.0), torch.where(complete, losses, 0.0)
-        finite = finite | ~complete
-    bound = l2_clip_norm / math.sqrt(len(norms))
-    return GroupReport(
-        norms=_whole(norms),
-        losses=losses,
-        non_finite=~finite,
-        paths=paths,
-        part_ratios=None if len(norms) == 1 else (norms / bound).T,
-        complete=complete,
-    )
 
 
 def flat_gradient(gradients: list[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -500,68 +465,52 @@ def clip_factor(
     return torch.where(counts, factor, torch.zeros_like(factor)), counts
 
 
-def _one_pass(
-    total: Tensor,
-    model: nn.Module,
-    parameters: list[nn.Parameter],
-    objective: Objective,
-    inputs: GroupInputs,
-    l2_clip_norm: float,
-    gamma: float | None = None,
-    owners: Owners | None = None,
-    complete: Tensor | None = None,
-) -> GroupReport:
+def _one_pass(total: Tensor, network: _Network, groups: GroupBatch, law: ClippingLaw) -> GroupReport:
     """One forward and one backward pass; every layer's gradient separated by group."""
     torch.clear_autocast_cache()
     gradients = per_group_gradients(
-        model,
-        parameters,
-        lambda: objective(inputs),
-        num_groups=_num_groups(inputs),
+        network.model,
+        network.parameters,
+        lambda: network.objective(groups.inputs),
+        num_groups=len(groups),
         num_rows=frozenset(
-            each.shape[:3].numel() // share for each in _each(inputs) for share in _shares(model)
+            leaf.shape[:3].numel() // share for leaf in groups.leaves for share in network.rows_per_view
         ),
-        owners=owners,
+        owners=law.owners,
     )
     norms = gradients.norms()
-    factor, finite = _factors(norms, l2_clip_norm, gamma)
-    if complete is not None:
-        factor = torch.where(complete, factor, 0.0)
+    factor, finite = law.factors(norms)
+    if groups.complete is not None:
+        factor = torch.where(groups.complete, factor, 0.0)
     gradients.check()
-    gradients.add_weighted(total, parameters, factor)
-    _gradient_numbers.setdefault(model, {})[_shape(inputs)] = gradients.numbers_per_group
-    return _report(norms, finite, gradients.losses, l2_clip_norm, gradients.paths, complete)
+    gradients.add_weighted(total, network.parameters, factor)
+    _gradient_numbers.setdefault(network.model, {})[groups.group_shape] = gradients.numbers_per_group
+    return law.report(norms, finite, gradients.losses, gradients.paths, groups.complete)
 
 
-_Shape = tuple[torch.Size, ...]
-_gradient_numbers: WeakKeyDictionary[nn.Module, dict[_Shape, int]] = WeakKeyDictionary()
+_gradient_numbers: WeakKeyDictionary[nn.Module, dict[tuple[torch.Size, ...], int]] = WeakKeyDictionary()
 _checked: Verdicts[bool] = Verdicts()
 
 
-def _shape(inputs: GroupInputs) -> _Shape:
-    return tuple(each.shape[1:] for each in _each(inputs))
-
-
-def _groups_of_a_pass(
-    wanted: int, model: nn.Module, parameters: list[nn.Parameter], objective: Objective, inputs: GroupInputs
-) -> int:
+def _groups_of_a_pass(wanted: int, network: _Network, groups: GroupBatch) -> int:
     """How many groups go at once: as many as are wanted, or equal shares of them whose gradients fit."""
+    model, parameters = network.model, network.parameters
     if wanted * num_trainable(model) <= _most_numbers(parameters):
         return wanted
-    numbers = _gradient_numbers.get(model, {}).get(_shape(inputs))
+    numbers = _gradient_numbers.get(model, {}).get(groups.group_shape)
     if numbers is None:  # learned on groups of zeros, lest a real one be alone in its pass
-        blank = _filled_up(_groups(inputs, 0, 0), 2)
-        scratch = torch.zeros(num_trainable(model), device=_each(inputs)[0].device)
+        scratch = torch.zeros(num_trainable(model), device=groups.leaves[0].device)
+        blank = groups.part(0, 0).filled_up(2, scratch.device).inputs
         try:
-            _one_pass(scratch, model, parameters, objective, blank, 1.0)
+            _one_pass(scratch, network, GroupBatch(blank), ClippingLaw(1.0))
         except NotSeparableError:
             return 1
-        numbers = _gradient_numbers[model][_shape(inputs)]
+        numbers = _gradient_numbers[model][groups.group_shape]
     return _equal_shares(wanted, parameters, numbers)
 
 
 def _most_numbers(parameters: list[nn.Parameter]) -> int:
-    of_weights = _MAX_GRADIENT_NUMBERS_PER_WEIGHT * sum(each.numel() for each in parameters)
+    of_weights = _MAX_GRADIENT_NUMBERS_PER_WEIGHT * sum(weight.numel() for weight in parameters)
     return max(_MAX_GRADIENT_NUMBERS, of_weights, _gpu_memory(parameters) // _GPU_BYTES_PER_GRADIENT_NUMBER)
 
 
@@ -577,40 +526,38 @@ def _equal_shares(wanted: int, parameters: list[nn.Parameter], numbers_per_group
     return math.ceil(wanted / math.ceil(wanted / fits))
 
 
-def _goes_in_one_pass(
-    model: nn.Module, objective: Objective, inputs: GroupInputs, owners: Owners | None = None
-) -> bool:
+def _goes_in_one_pass(network: _Network, groups: GroupBatch, owners: Owners | None) -> bool:
     """Whether `_one_pass` is exact for this model and pays for groups of this shape, however many there are.
 
     Other parts are another question: a norm that hardly counts in the whole gradient may be all of a part.
     """
-    first = _each(inputs)[0]
-    if first.device.type == "cpu" and _views(inputs) >= _loop_from_views(model):
+    model, device = network.model, groups.leaves[0].device
+    if device.type == "cpu" and groups.num_views >= _loop_from_views(model):
         return False
 
     def is_exact() -> bool:
-        wrong = unsupported_layer(model) or one_pass_mismatch(model, _ways(model, objective, owners), inputs)
-        if wrong:
-            logger.warning("per-group gradients one by one (exact, slower): %s", wrong)
-        return not wrong
+        reason = unsupported_layer(model) or one_pass_mismatch(model, _ways(network, owners), groups.inputs)
+        if reason:
+            logger.warning("per-group gradients one by one (exact, slower): %s", reason)
+        return not reason
 
-    dtypes = tuple(each.dtype for each in _each(inputs))
-    return _checked.of(model, objective, (owners, _shape(inputs), dtypes, first.device), is_exact)
+    dtypes = tuple(leaf.dtype for leaf in groups.leaves)
+    return _checked.of(model, network.objective, (owners, groups.group_shape, dtypes, device), is_exact)
 
 
 def _loop_from_views(model: nn.Module) -> int:
     return _LOOP_FROM_VIEWS if num_trainable(model) < _MANY_WEIGHTS else _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS
 
 
-def _ways(model: nn.Module, objective: Objective, owners: Owners | None) -> Ways:
+def _ways(network: _Network, owners: Owners | None) -> Ways:
     """Return what the self-check compares: sum and report of `_loop` and of `_one_pass`, with C = 1."""
-    parameters = trainable_parameters(model)
+    law = ClippingLaw(1.0, None, owners)
 
     def run(inputs: GroupInputs, way: Way) -> tuple[Tensor, GroupReport]:
-        total = torch.zeros(num_trainable(model), device=_each(inputs)[0].device)
-        rest = (parameters, objective, inputs, 1.0, None, owners)
+        groups = GroupBatch(inputs)
+        total = torch.zeros(num_trainable(network.model), device=groups.leaves[0].device)
         if way is Way.ONE_PASS:
-            return total, _one_pass(total, model, *rest)
-        return total, _loop(total, *rest, among_copies=way is Way.AMONG_COPIES)
+            return total, _one_pass(total, network, groups, law)
+        return total, _loop(total, network, groups, law, is_among_copies=way is Way.AMONG_COPIES)
 
     return run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,52 @@ GroupInputs = Tensor | tuple[Tensor, ...]
 def map_inputs(change: Callable[[Tensor], Tensor], inputs: GroupInputs) -> GroupInputs:
     """Return inputs of the same form, each of their tensors changed."""
     return change(inputs) if isinstance(inputs, Tensor) else tuple(map(change, inputs))
+
+
+@dataclass(frozen=True, eq=False)
+class GroupBatch:
+    """Groups that go through a clipper together, with their mask.
+
+    Attributes:
+      inputs: `[groups, group_size, views, ...]`, or a tuple of such tensors.
+      complete: bool `[groups]`, which groups contribute, on the device of the sum; None: all.
+    """
+
+    inputs: GroupInputs
+    complete: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.leaves[0])
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The tensors of the inputs."""
+        return (self.inputs,) if isinstance(self.inputs, Tensor) else self.inputs
+
+    @property
+    def num_views(self) -> int:
+        """Views of one group: the records' views of the first of its tensors."""
+        return self.leaves[0].shape[1:3].numel()
+
+    @property
+    def group_shape(self) -> tuple[torch.Size, ...]:
+        """The shape of one group, tensor by tensor."""
+        return tuple(leaf.shape[1:] for leaf in self.leaves)
+
+    def part(self, start: int, stop: int) -> GroupBatch:
+        """Return some of the groups, with their mask."""
+        complete = None if self.complete is None else self.complete[start:stop]
+        return GroupBatch(map_inputs(lambda leaf: leaf[start:stop], self.inputs), complete)
+
+    def filled_up(self, num_groups: int, device: torch.device) -> GroupBatch:
+        """Return `num_groups` groups, those that are lacking of zeros and not complete."""
+
+        def with_zeros(leaf: Tensor) -> Tensor:
+            return torch.cat([leaf, leaf.new_zeros(num_groups - len(leaf), *leaf.shape[1:])])
+
+        complete = torch.zeros(num_groups, dtype=torch.bool, device=device)
+        complete[: len(self)] = True if self.complete is None else self.complete
+        return GroupBatch(map_inputs(with_zeros, self.inputs), complete)
 
 
 def as_inputs(leaves: Sequence[Tensor]) -> GroupInputs:
@@ -50,6 +96,17 @@ class GroupReport:
     paths: Mapping[str, str] = field(default_factory=dict)
     part_ratios: Tensor | None = None
     complete: Tensor | None = None
+
+    def mapped(self, change: Callable[[Tensor], Tensor], complete: Tensor | None) -> GroupReport:
+        """Return the report with `change` made to every row of numbers by group, and with another mask."""
+        return replace(
+            self,
+            norms=change(self.norms),
+            losses=change(self.losses),
+            non_finite=change(self.non_finite),
+            part_ratios=None if self.part_ratios is None else change(self.part_ratios),
+            complete=complete,
+        )
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:

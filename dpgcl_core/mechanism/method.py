@@ -20,7 +20,6 @@ from dp_accounting import dp_event
 from torch import Tensor, nn
 
 from dpgcl_core.accounting import composition
-from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, Objective
 from dpgcl_core.errors import ConfigError, unknown_choice
@@ -39,7 +38,7 @@ from dpgcl_core.sampling.poisson import PoissonSampler
 from dpgcl_core.sampling.slots import SampledGroups, more_records_than_slots, num_blocks
 from dpgcl_core.sampling.stage import GroupStage, SampledRecords, Sampler
 
-__all__ = ["GradientRule", "GroupLoss", "GroupRule", "GuaranteeLabel", "LossSettings", "Method", "Sampler"]
+__all__ = ["GradientRule", "GroupLoss", "GuaranteeLabel", "LossSettings", "Method", "Sampler"]
 
 GuaranteeLabel = Literal["proven", "as-published", "none"]
 
@@ -54,7 +53,8 @@ class LossSettings:
       pairs: whether a record is a pair of an image and a text, whose views come as
         `dpgcl_core.losses.image_text.interleaved` orders them.
       parts: of the weights, clipped apart within C; None for one norm. For methods that clip groups.
-      groups_at_once, isolated: how groups go through the network, see `GroupClipper`. For those methods, too.
+      groups_at_once, isolated, gradient_scale: how groups go through the network, see `GroupClipper`. For
+        those methods, too.
     """
 
     temperature: float
@@ -63,10 +63,11 @@ class LossSettings:
     parts: ClippingParts | None = None
     groups_at_once: int | None = None
     isolated: bool = False
+    gradient_scale: float = 1.0
 
 
 class GradientRule(Protocol):
-    """Make the clipped sum of one step."""
+    """Make the clipped sum of one step; `GroupClipper` is that of all methods that clip groups."""
 
     @property
     def whole_batch(self) -> bool:
@@ -82,8 +83,8 @@ class GradientRule(Protocol):
         model: nn.Module,
         objective: Objective,
         inputs: GroupInputs,
-        generator: Draws | None,
         complete: Tensor | None = None,
+        draws: Draws | None = None,
     ) -> GroupReport:
         """Add the method's clipped sum to the flat float64 `total`, in place.
 
@@ -93,33 +94,13 @@ class GradientRule(Protocol):
           objective: inputs to one loss per group; an `EmbeddingObjective` for rules of whole batches, which
             take its embedding and a loss of their own.
           inputs: `[groups, group_size, views, ...]`, or a tuple of such tensors.
-          generator: secret draws, where it needs them.
           complete: bool `[groups]`, which groups contribute; None: all. Rules of whole batches have no use
             for it: they are refused with a stage that yields incomplete groups.
+          draws: secret draws, where it needs them.
 
         Raises:
           ConfigError: the objective has no embedding, and the rule needs one.
         """
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupRule:
-    """Each group's gradient clipped, whatever the objective."""
-
-    clipper: GroupClipper
-    whole_batch: bool = False
-    needs_draws: bool = False
-
-    def add_clipped_sum(
-        self,
-        total: Tensor,
-        model: nn.Module,
-        objective: Objective,
-        inputs: GroupInputs,
-        generator: Draws | None,
-        complete: Tensor | None = None,
-    ) -> GroupReport:
-        return self.clipper.add_clipped_sum(total, model, objective, inputs, complete)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import image_text_group_loss, image_text_sigmoid_loss
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.sigmoid import two_view_sigmoid_loss
-from dpgcl_core.mechanism.method import GroupLoss, GroupRule, LossSettings, Method
+from dpgcl_core.mechanism.method import GroupLoss, LossSettings, Method
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, PublicNumbers, RecordRange, Sampled
 from dpgcl_core.sampling.groups import BATCH
 from dpgcl_core.sampling.slots import MOST_BLOCKS_LOST, most_empty
@@ -68,15 +68,14 @@ class ClippedGroups(Method):
                 "group_size, or declare a num_records_public that is nearer to the number of records"
             )
 
-    def rule(self, numbers: PublicNumbers, loss: LossSettings) -> GroupRule:
-        return GroupRule(
-            clipper=GroupClipper(
-                l2_clip_norm=numbers.l2_clip_norm,
-                gamma=gamma_of(numbers.clipping),
-                parts=loss.parts,
-                groups_at_once=loss.groups_at_once,
-                isolated=loss.isolated,
-            ),
+    def rule(self, numbers: PublicNumbers, loss: LossSettings) -> GroupClipper:
+        return GroupClipper(
+            l2_clip_norm=numbers.l2_clip_norm,
+            gamma=gamma_of(numbers.clipping),
+            parts=loss.parts,
+            groups_at_once=loss.groups_at_once,
+            isolated=loss.isolated,
+            gradient_scale=loss.gradient_scale,
         )
 
 

@@ -60,7 +60,34 @@ def drawn_of(law: GaussianNoise, generator_of: Callable[[str], Draws]) -> PartNo
     return lambda part: law.draw(part.stop - part.start, generator_of(purpose_of(part)))
 
 
-def drawn_on_gpu(law: GaussianNoise, seed_of: Callable[[str], int], device: torch.device | str) -> PartNoise:
+def drawn_ahead(noise_of: PartNoise, num_coordinates: int, threads: Executor, num_threads: int) -> PartNoise:
+    """Start to draw all parts in threads, and return what waits for the noise of a part.
+
+    Args:
+      noise_of: draws a part; each is asked for once.
+      num_coordinates: of the whole vector.
+      threads: that the parts are drawn in,
+      num_threads: and how many of them at most.
+    """
+    parts = parts_of(num_coordinates)
+    num_shares = min(len(parts), num_threads)
+
+    def draw(share: int) -> list[Tensor]:
+        return [noise_of(part) for part in parts[share::num_shares]]
+
+    drawn = [threads.submit(draw, share) for share in range(num_shares)]
+
+    def wait_for(part: slice) -> Tensor:
+        index: int = part.start // PART
+        row, share = divmod(index, num_shares)
+        return drawn[share].result()[row]
+
+    return wait_for
+
+
+def drawn_on_gpu(
+    law: GaussianNoise, seed_of: Callable[[str], int | None], device: torch.device | str
+) -> PartNoise:
     """Return what draws the noise of a part on a GPU when it is asked for it: for public data.
 
     Args:
@@ -68,7 +95,14 @@ def drawn_on_gpu(law: GaussianNoise, seed_of: Callable[[str], int], device: torc
       seed_of: a fresh seed for a purpose at this step, see `dpgcl_core.noise.sources`.
       device: a GPU.
     """
-    return lambda part: law.draw_on_gpu(part.stop - part.start, seed_of(purpose_of(part)), device)
+
+    def noise_of(part: slice) -> Tensor:
+        seed = seed_of(purpose_of(part))
+        assert seed is not None
+        noise: Tensor = law.draw_on_gpu(part.stop - part.start, seed, device)
+        return noise
+
+    return noise_of
 
 
 def add_in_parts(

@@ -79,7 +79,7 @@ class DrawnGroups:
     def filled_up(self, multiple: int) -> DrawnGroups:
         """Return the groups, and behind them incomplete ones up to a multiple of a number of groups.
 
-        Their slots stand for the first row until their inputs are made; the loop passes zeros in their place,
+        Their slots stand for the first row until their inputs are made; the step passes zeros in their place,
         lest a record decide how a pass goes. Cut into parts of `multiple` groups, every part is of one shape.
 
         >>> groups = DrawnGroups.all_complete(np.arange(6).reshape(3, 2)).filled_up(2)

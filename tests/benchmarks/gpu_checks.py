@@ -19,23 +19,22 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.steps import CLIP_NORM, ImageTask, OurStep, PairTask, exact_clipped_sum
+from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.layers import GroupNormRule
 from dpgcl_core.clipping.one_pass import as_layers_run
-from dpgcl_core.clipping.types import trainable_parameters
-from dpgcl_core.mechanism.method import GroupRule
+from dpgcl_core.clipping.types import no_sum, trainable_parameters
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from dpgcl_core.workers import SingleWorker
 from trainers.config.optimizers import OPTIMIZERS
 from trainers.config.training import OptimizerConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.models.clip.published import CLIP_TINY
 from trainers.models.encoder import build_encoder
-from trainers.models.precision import gradient_scale
-from trainers.training import loop
+from trainers.training.checkpointing import Checkpointing
 from trainers.training.optimizers import build_optimizer, load_optimizer, take_step
-from trainers.training.precision import add_clipped_sum
-from trainers.training.workers import SingleWorker
+from trainers.training.step import Training, prepare
 
 Numbers = dict[str, float]
 Check = Callable[[ImageTask], Numbers]
@@ -78,21 +77,20 @@ def _seeded(task: ImageTask, *, prefetch: bool = False, at_once: int = 2) -> Tra
     )
 
 
-def _prepared(config: TrainingConfig, task: ImageTask) -> loop._Run:
+def _prepared(config: TrainingConfig, task: ImageTask) -> Training:
     data = TrainingData(
         train=task.records(), index=None, queries=None, train_is_public=True, evaluation_is_public=True
     )
-    return loop._prepare(config, data, SingleWorker())
+    return prepare(config, data, SingleWorker())
 
 
-def _go_on(run: loop._Run, num_steps: int) -> loop._Run:
+def _go_on(run: Training, num_steps: int) -> Training:
     for _ in range(num_steps):
-        loop._step(run)
-        run.step += 1
+        run.take_step()
     return run
 
 
-def _moved(run: loop._Run) -> Tensor:
+def _moved(run: Training) -> Tensor:
     """How far a training has moved the weights, `[num_parameters]` on the CPU."""
     config = run.config
     start = build_encoder(config.network, run.data.train.images.shape[1:], config.public_seed)  # type: ignore[arg-type]
@@ -138,11 +136,10 @@ def resume_goes_on(task: ImageTask) -> Numbers:
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = CheckpointFolder(Path(folder) / "training", every_steps=_NUM_STEPS // 2)
         first = _prepared(config, task)
-        loop._resume(first, checkpoints)
-        loop._save(_go_on(first, _NUM_STEPS // 2), checkpoints)
+        Checkpointing(_go_on(first, _NUM_STEPS // 2), checkpoints).save()
         second = _prepared(config, task)
-        loop._resume(second, checkpoints)
-    resumed = _moved(_go_on(second, _NUM_STEPS - second.step))
+        Checkpointing(second, checkpoints).resume()
+    resumed = _moved(_go_on(second, _NUM_STEPS - second.num_steps_done))
     return {"distance": at_most("the distance of both trainings", _distance(resumed, whole), _SAME_TRAINING)}
 
 
@@ -247,8 +244,8 @@ class _Clipped:
         self._step = OurStep(task, task.expected_batch_size * task.num_views)
         self._groups = np.arange(task.expected_batch_size).reshape(-1, task.group_size)
         self._run, self._config = self._step.run, self._step.run.config
-        self._objective = self._run.objective
-        self._scale = gradient_scale(self._config.network)
+        self._objective = self._run.private_step.objective
+        self._scale = self._config.network.gradient_scale
 
     def error_at(self, step: int) -> float:
         """Return how far the sum of a step is from that of one pass per group."""
@@ -266,27 +263,27 @@ class _Clipped:
 
     def error_of_replays(self) -> float:
         """Return how far a replay's sum is from that of the pass itself, both with the same groups masked."""
-        run, at_once = self._run, len(self._groups)
+        run, total = self._run, self._run.private_step.total
+        assert total is not None
         _require_replays(run)
         with torch.no_grad():
             for weights in trainable_parameters(run.encoder):
                 weights.mul_(1.01)  # in place, as optimizers do
-        views, complete = self.views(1), torch.arange(at_once) != 2
+        views, complete = self.views(1), torch.arange(len(self._groups)) != 2
         views[1] = torch.inf
         ends = []
-        for rule in (loop._rule(run, at_once), self._config.rule(at_once)):
-            run.total.zero_()
-            add_clipped_sum(rule, run.total, run.encoder, self._objective, views, self._scale, None, complete)
-            ends.append(run.total.double().cpu().clone())
+        for rule in (run.private_step.rule, self._config.rule(len(self._groups))):
+            total.zero_()
+            rule.add_clipped_sum(total, run.encoder, self._objective, views, complete)
+            ends.append(total.double().cpu().clone())
         return _distance(*ends)
 
     def sum_of(self, views: Tensor, place: int | None = None) -> Tensor:
         """Return the sum, or what the group at a place adds to it, float64 on the CPU."""
-        rule, total = self._config.rule(), torch.zeros_like(self._run.total)
-        assert isinstance(rule, GroupRule)
+        rule, total = self._config.rule(), no_sum(self._run.encoder)
+        assert isinstance(rule, GroupClipper)
         complete = None if place is None else torch.arange(len(views)) == place
-        given = (self._run.encoder, self._objective, views, self._scale, None, complete)
-        report = add_clipped_sum(rule, total, *given)
+        report = rule.add_clipped_sum(total, self._run.encoder, self._objective, views, complete)
         if "" in report.paths:  # its own comparison has failed, and it takes the exact way
             raise CheckError("one pass does not separate the groups here: the engine takes them one by one")
         return total.double().cpu()
@@ -321,8 +318,9 @@ def passes_of_pairs_are_replayed(task: ImageTask) -> Numbers:
     return {}
 
 
-def _require_replays(run: loop._Run) -> None:
-    if run.passes is None or not run.passes.count:
+def _require_replays(run: Training) -> None:
+    rule = run.private_step.rule
+    if not isinstance(rule, GroupClipper) or rule.passes is None or not rule.passes.count:
         raise CheckError("the pass has not been captured")
     if torch.cuda.current_stream() != torch.cuda.default_stream():
         raise CheckError("the capture has left its stream behind")

@@ -30,7 +30,7 @@ from benchmarks.steps import (
     relative_errors,
     task_class,
 )
-from dpgcl_core.clipping.types import trainable_parameters
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from trainers.tasks.task import task_of
 
@@ -237,7 +237,7 @@ def test_whole_batch_step_compares_pairs_across_groups() -> None:
 
 def test_parameter_error_sees_a_single_number() -> None:
     step = OurStep(_task(), 24)
-    exact = torch.ones(len(step.run.total), dtype=torch.float64)
+    exact = torch.ones(num_trainable(step.run.encoder), dtype=torch.float64)
     actual = exact.float()
     actual[-1] = 0  # one of the 64 numbers of the last bias
     whole, parameter = relative_errors(step.run.encoder, actual, exact)

@@ -34,7 +34,7 @@ from tests.benchmarks.gpu_checks import (
     passes_of_pairs_are_replayed,
 )
 from trainers.files.oversight import TrainingStopped
-from trainers.training import loop
+from trainers.training.step import Training
 
 COMMITTED = RESULTS / "gpu"
 
@@ -172,14 +172,14 @@ def test_training_goes_on_where_the_time_of_a_call_ended_it(
 ) -> None:
     """Its row comes with the second call, with no step made twice."""
     steps: list[int] = []
-    step = loop._step
+    step = Training.take_step
 
-    def counted(run: loop._Run) -> None:
-        steps.append(run.step)
+    def counted(run: Training) -> None:
+        steps.append(run.num_steps_done)
         step(run)
 
     candidate, options = trainings.Candidate(method="dp_clip", epsilon=1.0), _options(tmp_path)
-    monkeypatch.setattr(loop, "_step", counted)
+    monkeypatch.setattr(Training, "take_step", counted)
     monkeypatch.setattr(trainings.Deadline, "must_stop", lambda _: len(steps) == 2)
     with pytest.raises(TrainingStopped):
         trainings.train(candidate, 10, options)

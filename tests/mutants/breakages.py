@@ -89,24 +89,24 @@ BREAKAGES = (
     ),
     Breakage(
         name="workers but the first step on their own sums, without noise",
-        file="trainers/training/loop.py",
-        before="    run.workers.share(noisy)\n",
+        file="dpgcl_core/private_step.py",
+        before="        self.workers.share(noisy)\n",
         after="",
         tests=("tests/trainers/training/test_workers.py::test_noise_is_drawn_once_for_all_workers",),
     ),
     Breakage(
         name="a step's noise is 0.7 of what it should be",
-        file="trainers/training/loop.py",
-        before="        return noise_of\n",
-        after="        return lambda part: noise_of(part).mul_(0.7)\n",
+        file="dpgcl_core/private_step.py",
+        before="            return noise_of\n",
+        after="            return lambda part: noise_of(part).mul_(0.7)\n",
         tests=(
             "tests/trainers/test_audit.py::test_audit_of_the_step_sees_a_planted_defect_and_nothing_else",
         ),
     ),
     Breakage(
         name="every worker gets every group",
-        file="trainers/training/loop.py",
-        before="groups.take(slice(run.workers.rank, None, run.workers.count))",
+        file="dpgcl_core/private_step.py",
+        before="groups.take(slice(self.workers.rank, None, self.workers.count))",
         after="groups",
         tests=("tests/trainers/training/test_workers.py::test_workers_have_the_law_of_one",),
     ),
@@ -415,7 +415,7 @@ BREAKAGES = (
     Breakage(
         name="replayed passes keep the mask of the captured one",
         file="dpgcl_core/clipping/capture.py",
-        before="        self.complete.copy_(complete)\n",
+        before="        self.groups.complete.copy_(groups.complete)\n",
         after="",
         tests=(
             "tests/dpgcl_core/clipping/test_capture.py"
@@ -425,8 +425,8 @@ BREAKAGES = (
     Breakage(
         name="passes of another clipping norm are replayed",
         file="dpgcl_core/clipping/clipper.py",
-        before="law=(id(model), *law))",
-        after="law=(id(model), *law[1:]))",
+        before="kind=(id(network.model), law))",
+        after="kind=(id(network.model), law.gamma, law.owners))",
         tests=("tests/dpgcl_core/clipping/test_capture.py::test_another_law_is_another_pass",),
     ),
     Breakage(
@@ -473,22 +473,22 @@ BREAKAGES = (
     Breakage(
         name="clipping after the sum",
         file="dpgcl_core/clipping/clipper.py",
-        before="""                return _plain(total, parameters, objective, inputs, complete)
-""",
-        after="""                return _plain(total, parameters, objective, inputs, complete)
-            if self.parts is None:
-                summed = torch.zeros_like(total)
-                report = _plain(summed, parameters, objective, inputs, complete)
-                total += summed * clip_factor(summed.norm(), self.l2_clip_norm, self.gamma)[0]
-                return report
-""",
+        before="            return _plain(total, network, groups)\n",
+        after=(
+            "            return _plain(total, network, groups)\n"
+            "        if self.parts is None:\n"
+            "            summed = torch.zeros_like(total)\n"
+            "            report = _plain(summed, network, groups)\n"
+            "            total += summed * clip_factor(summed.norm(), self.l2_clip_norm, self.gamma)[0]\n"
+            "            return report\n"
+        ),
         tests=("tests/dpgcl_core/clipping/test_clipper.py::test_clipped_sum_equals_oracle",),
     ),
     Breakage(
         name="a group alone takes another path than among others",
         file="dpgcl_core/clipping/clipper.py",
-        before="            if wanted == 1 or not _goes_in_one_pass(",
-        after="            if wanted == 1 or _num_groups(inputs) == 1 or not _goes_in_one_pass(",
+        before="        if wanted == 1 or not _goes_in_one_pass(",
+        after="        if wanted == 1 or len(groups) == 1 or not _goes_in_one_pass(",
         tests=(
             "tests/dpgcl_core/clipping/test_companions.py::test_path_is_the_shapes_choice_and_not_the_counts",
         ),
@@ -549,9 +549,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="a weight that a foreign network writes in a pass is released",
-        file="trainers/training/loop.py",
-        before="    with unwritten(*foreign):\n",
-        after="    with unwritten():\n",
+        file="trainers/training/step.py",
+        before="        with unwritten(*foreign):\n",
+        after="        with unwritten():\n",
         tests=(
             "tests/trainers/training/test_companions.py"
             "::test_weight_that_a_foreign_network_writes_in_a_pass_is_refused_before_the_noise",
@@ -571,8 +571,8 @@ BREAKAGES = (
     Breakage(
         name="own loop: what a pass leaves in the optimizer is applied",
         file="dpgcl_core/private_training.py",
-        before="            self._check_gradients()\n            set_gradients",
-        after="            set_gradients",
+        before="        self._check_gradients()\n        set_gradients",
+        after="        set_gradients",
         tests=(
             "tests/dpgcl_core/test_private_training.py"
             "::test_gradients_that_a_pass_leaves_in_the_optimizer_end_the_training",
@@ -591,8 +591,8 @@ BREAKAGES = (
     Breakage(
         name="own loop: passes may write weights",
         file="dpgcl_core/private_training.py",
-        before="            with unwritten(self._model, *networks_of(self._loss)):\n",
-        after="            with unwritten():\n",
+        before="watch=lambda: unwritten(model, *networks_of(loss)),",
+        after="watch=lambda: unwritten(),",
         tests=(
             "tests/dpgcl_core/test_private_training.py"
             "::test_pass_that_writes_a_weight_is_refused_or_leaves_no_trace",
@@ -601,8 +601,8 @@ BREAKAGES = (
     Breakage(
         name="own loop: passes may write to the loss's other networks",
         file="dpgcl_core/private_training.py",
-        before="            with unwritten(self._model, *networks_of(self._loss)):\n",
-        after="            with unwritten(self._model):\n",
+        before="watch=lambda: unwritten(model, *networks_of(loss)),",
+        after="watch=lambda: unwritten(model),",
         tests=(
             "tests/dpgcl_core/test_private_training.py"
             "::test_pass_that_writes_to_another_network_of_the_loss_is_refused",
@@ -610,9 +610,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="own loop: the mask of incomplete groups is ignored",
-        file="dpgcl_core/private_training.py",
-        before="            complete = torch.from_numpy(drawn.complete[chosen])\n",
-        after="            complete = torch.ones(len(drawn.complete[chosen]), dtype=torch.bool)\n",
+        file="dpgcl_core/private_step.py",
+        before="torch.from_numpy(groups.complete[part]) for",
+        after="torch.ones(len(groups.complete[part]), dtype=torch.bool) for",
         tests=(
             "tests/dpgcl_core/test_private_training.py"
             "::test_incomplete_group_contributes_nothing_though_zeros_have_a_gradient",
@@ -620,12 +620,13 @@ BREAKAGES = (
     ),
     Breakage(
         name="own loop: noise of C, whatever is sampled",
-        file="dpgcl_core/private_training.py",
-        before="            secret = partial(self._randomness.generator, self.num_steps_taken - 1)\n",
-        after="""            std = self.mechanism.noise_multiplier * self.mechanism.l2_clip_norm
-            law = type(law)(std=std, num_summed=law.num_summed)
-            secret = partial(self._randomness.generator, self.num_steps_taken - 1)
-""",
+        file="dpgcl_core/private_step.py",
+        before="        total = no_sum(self.model) if self.total",
+        after=(
+            "        std = self.mechanism.noise_multiplier * self.mechanism.l2_clip_norm\n"
+            "        noise = type(noise)(std=std, num_summed=noise.num_summed)\n"
+            "        total = no_sum(self.model) if self.total"
+        ),
         tests=(
             "tests/dpgcl_core/test_private_training.py::test_noise_of_the_loop_is_that_of_what_is_sampled",
         ),
@@ -712,8 +713,8 @@ BREAKAGES = (
     Breakage(
         name="groups of a foreign network go together",
         file="dpgcl_core/clipping/clipper.py",
-        before="            if self.isolated:\n",
-        after="            if self.isolated and len(parameters) == 0:\n",
+        before="        if self.isolated:\n",
+        after="        if self.isolated and len(network.parameters) == 0:\n",
         tests=(
             "tests/dpgcl_core/clipping/test_isolation.py"
             "::test_exchanged_group_moves_the_isolated_sum_of_any_network_by_no_more_than_2c",
@@ -751,9 +752,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="a step's last pass is not filled up",
-        file="trainers/training/loop.py",
-        before="    groups = groups.filled_up(at_once)",
-        after="    groups = groups.filled_up(1)",
+        file="trainers/training/step.py",
+        before="groups.filled_up(step.groups_at_once)",
+        after="groups.filled_up(1)",
         tests=("tests/trainers/training/test_companions.py::test_every_pass_of_a_training_has_one_shape",),
     ),
     Breakage(
@@ -776,14 +777,14 @@ BREAKAGES = (
     Breakage(
         name="incomplete group contributes, one group at a time",
         file="dpgcl_core/clipping/clipper.py",
-        before="finite if complete is None else finite & complete[index : index + 1]",
+        before="finite if groups.complete is None else finite & groups.complete[index : index + 1]",
         after="finite",
         tests=("tests/dpgcl_core/clipping/test_incomplete.py::test_sum_is_that_of_the_complete_groups",),
     ),
     Breakage(
         name="incomplete group contributes in one pass",
         file="dpgcl_core/clipping/clipper.py",
-        before="        factor = torch.where(complete, factor, 0.0)\n",
+        before="        factor = torch.where(groups.complete, factor, 0.0)\n",
         after="        pass\n",
         tests=("tests/dpgcl_core/clipping/test_incomplete.py::test_sum_is_that_of_the_complete_groups",),
     ),
@@ -796,16 +797,16 @@ BREAKAGES = (
     ),
     Breakage(
         name="training loses the mask of incomplete groups",
-        file="trainers/training/loop.py",
-        before="draws, torch.from_numpy(some.complete)",
-        after="draws",
+        file="dpgcl_core/private_step.py",
+        before="inputs, masks[part.start], draws)",
+        after="inputs, None, draws)",
         tests=(
             "tests/trainers/training/test_incomplete_groups.py::test_incomplete_groups_add_nothing_to_a_step",
         ),
     ),
     Breakage(
         name="workers share the groups without their mask",
-        file="trainers/training/workers.py",
+        file="dpgcl_core/workers.py",
         before="complete=found[:, -1].astype(np.bool_)",
         after="complete=np.ones(len(found), dtype=np.bool_)",
         tests=("tests/trainers/training/test_workers.py::test_groups_are_shared_whole_with_their_mask",),
@@ -831,15 +832,15 @@ BREAKAGES = (
     Breakage(
         name="γ does not follow the scale of the loss",
         file="dpgcl_core/clipping/clipper.py",
-        before="gamma = None if self.gamma is None else self.gamma * scale",
+        before="gamma = None if self.gamma is None else self.gamma * self.gradient_scale",
         after="gamma = self.gamma",
         tests=("tests/dpgcl_core/clipping/test_automatic.py::test_scaled_clipper_gives_the_scaled_sum",),
     ),
     Breakage(
         name="every tower is clipped to the whole of C",
         file="dpgcl_core/clipping/clipper.py",
-        before="clip_factor(norms, l2_clip_norm / math.sqrt(len(norms)), gamma)",
-        after="clip_factor(norms, l2_clip_norm, gamma)",
+        before="clip_factor(norms, self.l2_clip_norm / math.sqrt(len(norms)), self.gamma)",
+        after="clip_factor(norms, self.l2_clip_norm, self.gamma)",
         tests=("tests/dpgcl_core/clipping/test_parts.py::test_every_part_is_within_its_share_of_c",),
     ),
     Breakage(
@@ -890,9 +891,9 @@ BREAKAGES = (
     # Division and accounting
     Breakage(
         name="sum is divided by the realised number of groups",
-        file="trainers/training/loop.py",
-        before="_apply(run, noisy.div_(mechanism.divisor))",
-        after="_apply(run, noisy.div_(max(1, len(groups))))",
+        file="dpgcl_core/private_step.py",
+        before="update(noisy.div_(self.mechanism.divisor))",
+        after="update(noisy.div_(max(1, len(groups))))",
         tests=(
             "tests/trainers/training/test_loop.py::test_divisor_does_not_follow_the_realised_number_of_groups",
         ),
@@ -1028,33 +1029,43 @@ BREAKAGES = (
     # Crashes and the ledger
     Breakage(
         name="a resume repeats the sample of the first step after its checkpoint",
-        file="trainers/training/loop.py",
-        before='sampling=run.randomness.generator(run.step, "sampling"),',
-        after="sampling=np.random.default_rng(run.step)\n"
-        "            if run.step % run.config.performance.checkpoint_every_steps == 0\n"
-        '            else run.randomness.generator(run.step, "sampling"),',
+        file="dpgcl_core/private_step.py",
+        before='sampling=self.randomness.generator(step, "sampling"),',
+        after=(
+            'sampling=__import__("numpy").random.default_rng(step)\n'
+            "                if step % 2 == 0\n"
+            '                else self.randomness.generator(step, "sampling"),'
+        ),
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_every_repeated_step_is_drawn_afresh_by_every_attempt",
         ),
     ),
     Breakage(
         name="a resume repeats the noise of the first step after its checkpoint",
-        file="trainers/training/loop.py",
-        before="    noise_of = drawn_of(law, partial(run.randomness.generator, run.step))\n",
-        after="    noise_of = drawn_of(law, partial(run.randomness.generator, run.step))\n"
-        "    if run.step % run.config.performance.checkpoint_every_steps == 0:\n"
-        "        noise_of = drawn_of(law, lambda purpose: np.random.default_rng(run.step))\n",
+        file="dpgcl_core/private_step.py",
+        before="        noise_of = drawn_of(noise, partial(self.randomness.generator, step))\n",
+        after=(
+            "        noise_of = drawn_of(noise, partial(self.randomness.generator, step))\n"
+            "        if step % 2 == 0:\n"
+            "            import numpy as np\n"
+            "\n"
+            "            noise_of = drawn_of(noise, lambda purpose: np.random.default_rng(step))\n"
+        ),
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_every_repeated_step_is_drawn_afresh_by_every_attempt",
         ),
     ),
     Breakage(
         name="resumes from one checkpoint draw alike",
-        file="trainers/training/loop.py",
-        before="        run.step = saved.step\n",
-        after="        run.step = saved.step\n"
-        "        from dpgcl_core.noise.sources import SeededNonPrivateRandomness\n\n"
-        "        run.randomness = SeededNonPrivateRandomness(saved.step)\n",
+        file="trainers/training/checkpointing.py",
+        before="            training.num_steps_done = saved.step\n",
+        after=(
+            "            training.num_steps_done = saved.step\n"
+            "            from dpgcl_core.noise.sources import SeededNonPrivateRandomness\n"
+            "\n"
+            "            again = SeededNonPrivateRandomness(saved.step)\n"
+            '            object.__setattr__(training.private_step, "randomness", again)\n'
+        ),
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_every_repeated_step_is_drawn_afresh_by_every_attempt",
         ),
@@ -1390,9 +1401,12 @@ BREAKAGES = (
     ),
     Breakage(
         name="network with statistics across records is accepted",
-        file="trainers/training/loop.py",
-        before="    for network, before in run.states:\n        refuse_changed_state(network, before)\n",
-        after="",
+        file="trainers/training/step.py",
+        before=(
+            "        for network, before in self.networks:\n"
+            "            refuse_changed_state(network, before)\n"
+        ),
+        after="        return\n",
         tests=(
             "tests/trainers/training/test_companions.py"
             "::test_network_that_grew_a_buffer_during_a_step_is_refused_before_the_noise",
@@ -1429,8 +1443,10 @@ BREAKAGES = (
     Breakage(
         name="outcomes tell whether a training was resumed",
         file="trainers/training/loop.py",
-        before="also_untrained:",
-        after="also_untrained and not (checkpoints and checkpoints.load()):",
+        before="        scorer.score_start()  # before",
+        after=(
+            "        if not (checkpoints and checkpoints.load()):\n            scorer.score_start()  # before"
+        ),
         tests=("tests/trainers/training/test_release.py::test_outcomes_do_not_tell_of_a_restart",),
     ),
     Breakage(
@@ -1540,8 +1556,8 @@ BREAKAGES = (
     Breakage(
         name="audit loses the mask of incomplete groups",
         file="dpgcl_core/audit/canary.py",
-        before="self._model, self._model, inputs, None, complete)",
-        after="self._model, self._model, inputs, None, None)",
+        before="self._model, self._model, inputs, complete)",
+        after="self._model, self._model, inputs)",
         tests=("tests/dpgcl_core/audit/test_canary.py::test_audit_honours_the_mask_of_incomplete_groups",),
     ),
     Breakage(
@@ -1785,9 +1801,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="a resume draws other noised scores",
-        file="trainers/training/loop.py",
-        before="run.workers.rank > 0 or holds_noised_scores(final):",
-        after="run.workers.rank > 0:",
+        file="trainers/training/scores.py",
+        before="data.scored is None or holds_noised_scores(final)",
+        after="data.scored is None",
         tests=(
             "tests/trainers/training/test_release.py"
             "::test_noised_scores_are_drawn_once_whatever_the_restarts",
@@ -1796,13 +1812,13 @@ BREAKAGES = (
     Breakage(
         name="noised scores are drawn before they are counted",
         file="trainers/training/loop.py",
-        before="before_drawing=checkpoints.begin_scoring if checkpoints else None",
-        after="before_drawing=None",
+        before="scorer.draw_noised_scores(checkpoints.begin_scoring if checkpoints else None)",
+        after="scorer.draw_noised_scores(None)",
         tests=("tests/trainers/training/test_release.py::test_scoring_is_noted_before_it_is_made",),
     ),
     Breakage(
         name="scores of private records pass the observer",
-        file="trainers/training/loop.py",
+        file="trainers/training/step.py",
         before="evaluation_is_public=data.evaluation_is_public\n        ),",
         after="evaluation_is_public=True\n        ),",
         tests=(
@@ -2187,9 +2203,13 @@ BREAKAGES = (
     ),
     Breakage(
         name="an attempt that is told to stop before it draws is counted",
-        file="trainers/training/loop.py",
-        before="        raise TrainingStopped(run.step)\n    if run.workers.rank",
-        after="        pass\n    if run.workers.rank",
+        file="trainers/training/checkpointing.py",
+        before=(
+            "    def on_begin(self) -> None:\n"
+            "        if self.decide_for_all(self.oversight.must_stop):\n"
+            "            raise TrainingStopped(self.training.num_steps_done)\n"
+        ),
+        after="    def on_begin(self) -> None:\n        pass\n",
         tests=(
             "tests/trainers/training/test_ended_early.py"
             "::test_attempts_that_are_told_before_they_draw_count_nothing",

@@ -25,10 +25,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from trainers.files.checkpoint import Attempt
+from dpgcl_core.private_step import PrivateStep
+from dpgcl_core.workers import SingleWorker
+from trainers.files.checkpoint import Attempt, CheckpointFolder
 from trainers.training import loop
 from trainers.training.observe import Observer
-from trainers.training.workers import SingleWorker
 from trainers.views.images import PIXEL_MEAN, PIXEL_STD
 
 NUM_STEPS = 8
@@ -104,9 +105,9 @@ def network(shape: tuple[int, int, int]) -> nn.Module:
     return Planted(shape[0])
 
 
-_draw_groups: Callable[[Any], Any] = loop._draw_groups
+_draw: Callable[..., Any] = PrivateStep.draw
 _record_snr = Observer.record_snr
-_begin: Callable[..., Attempt] = loop._begin
+_begin_attempt: Callable[..., Attempt] = CheckpointFolder.begin_attempt
 
 
 def plant() -> None:
@@ -135,9 +136,13 @@ def _plants() -> list[tuple[Any, str, Any]]:
     """All that is planted: the place, the name there, and what it becomes."""
     batch_size, restarts = int(METRICS["realised_batch_size"]), int(METRICS["num_restarts"])
     return [
-        (loop, "_draw_groups", lambda run: dataclasses.replace(_draw_groups(run), batch_size=batch_size)),
+        (PrivateStep, "draw", lambda *given: dataclasses.replace(_draw(*given), batch_size=batch_size)),
         (loop, "time", SimpleNamespace(perf_counter=_clock().__next__)),
-        (loop, "_begin", lambda *given: dataclasses.replace(_begin(*given), num_restarts=restarts)),
+        (
+            CheckpointFolder,
+            "begin_attempt",
+            lambda *given: dataclasses.replace(_begin_attempt(*given), num_restarts=restarts),
+        ),
         (SingleWorker, "sum_at_first", _sum_at_first),
         (Observer, "record_snr", _planted_snr),
         (Observer, "wants", lambda observer, step: True),

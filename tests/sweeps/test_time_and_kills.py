@@ -21,9 +21,11 @@ from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
 from sweeps.service.storage.folder import SweepFolder
+from tests.trainers.conftest import drawn_groups
 from trainers.files.oversight import Oversight, TrainingStopped
-from trainers.training import loop
+from trainers.training.checkpointing import Supervision
 from trainers.training.loop import train
+from trainers.training.step import Training
 
 NUM_STEPS, EVERY, NUM_TRIALS, NUM_RUNS = 6, 2, 3, 7
 PLANNED = (
@@ -95,10 +97,11 @@ class World:
         oversight.begin()
 
         def step(run: Any) -> None:
-            loop._draw_groups(run)
+            drawn_groups(run)
             self.drawn[trial.name] += 1
             assert sum(self.drawn.values()) <= self.charged()
-            disturb(run.step + 1)
+            run.num_steps_done += 1
+            disturb(run.num_steps_done)
 
         def disturb(moment: int) -> None:
             if fate == "killed" and moment >= at:
@@ -106,9 +109,12 @@ class World:
             if fate == "over" and moment >= at:
                 oversight.stop()
 
+        def should_continue(supervision: Supervision, scores: object) -> bool:
+            return scores is None or fate != "scores" or supervision.training.num_steps_done < at
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "_step", step)
-            patch.setattr(loop, "_goes_on", lambda run, *_: fate != "scores" or run.step < at)
+            patch.setattr(Training, "take_step", step)
+            patch.setattr(Supervision, "should_continue", should_continue)
             disturb(0)
             return train(trial.config, self.plan.data, checkpoints=checkpoints, oversight=oversight).metrics
 

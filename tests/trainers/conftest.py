@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.sampling.records import ids_from_names
 from dpgcl_core.sampling.slot_table import SlotTable
+from dpgcl_core.sampling.stage import DrawnGroups
 from trainers.config.training import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig
-from trainers.data.dataset import AnyRecords
+from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.loading import split_held_out
 from trainers.data.records import Records
-from trainers.training.loop import TrainingData
+from trainers.training.step import Training
 
 
 def make_records(num_records: int, *, prefix: str = "record", labels: bool = True) -> Records:
@@ -93,3 +99,33 @@ def config() -> Callable[..., TrainingConfig]:
 def data() -> Callable[..., TrainingData]:
     """`make_data`."""
     return make_data
+
+
+def drawn_groups(training: Training) -> DrawnGroups:
+    """The groups of the training's next step."""
+    return training.private_step.draw(training.num_steps_done, len(training.data.train))
+
+
+def add_clipped_sum(
+    training: Training, groups: DrawnGroups, total: Tensor, num_augmentations: int
+) -> list[GroupReport]:
+    """Add the clipped sum of these groups as the training's next step would."""
+    groups = training.in_one_shape(groups)
+    inputs_of = partial(training.inputs, groups, num_augmentations=num_augmentations)
+    return training.private_step.add_clipped_sum(total, training.num_steps_done, groups, inputs_of)
+
+
+def inputs_of_rows(training: Training, rows: NDArray[np.int64], num_augmentations: int) -> GroupInputs:
+    """The inputs of groups of records, given by their rows, at the training's next step."""
+    groups = DrawnGroups.all_complete(rows)
+    return training.inputs(groups, slice(None), num_augmentations=num_augmentations)
+
+
+class Elsewhere:
+    """A sum of the training's length on a device that may not be there."""
+
+    def __init__(self, device: str, run: Training) -> None:
+        self.device, self._length = torch.device(device), num_trainable(run.encoder)
+
+    def __len__(self) -> int:
+        return self._length

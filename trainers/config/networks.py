@@ -117,6 +117,11 @@ class AnyNetwork:
             f"loss_scale must be a power of two, for dividing by it to be exact; got {self.loss_scale}",
         )
 
+    @property
+    def gradient_scale(self) -> float:
+        """The public constant that multiplies gradients inside the network: 1 except for float16."""
+        return self.loss_scale if self.precision == "float16" else 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetwork(AnyNetwork):

@@ -11,10 +11,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import GradientRule, GroupLoss, GroupRule, LossSettings
+from dpgcl_core.mechanism.method import GradientRule, GroupLoss, LossSettings
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.noise.chacha20 import choose_randomness
 from dpgcl_core.noise.sources import DrawSource
@@ -122,7 +123,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 f"{self.network.name} is not this package's: if it mixes no records and keeps nothing, say "
                 "so with --mixes-no-records; or use a method that clips groups, which then go one by one"
             )
-        if self.network.precision == "float16" and not isinstance(rule, GroupRule):
+        if self.network.precision == "float16" and not isinstance(rule, GroupClipper):
             raise ConfigError(
                 f"float16 is for methods that clip groups; {method.name} does not: give float32 or bfloat16"
             )
@@ -149,12 +150,13 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 f"{method.name} learns from captions, and the data are images without any: give pairs of "
                 "images and texts, such as --dataset shapes"
             )
-        if self.per_tower_clipping and not (self.network.has_towers and isinstance(self.rule(), GroupRule)):
+        clips_groups = isinstance(self.rule(), GroupClipper)
+        if self.per_tower_clipping and not (self.network.has_towers and clips_groups):
             raise ConfigError(
                 "per_tower_clipping is for the two towers of a CLIP model and methods that clip groups; "
                 f"got {method.name} of {self.network.name}"
             )
-        if learns and not isinstance(self.rule(), GroupRule):
+        if learns and not clips_groups:
             raise ConfigError(
                 f"learn_temperature is for methods that clip groups; with {method.name} it has no record's "
                 "path"
@@ -180,6 +182,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             pairs=self.network.takes_pairs,
             parts=TOWERS if self.per_tower_clipping else None,
             isolated=self.isolates_groups,
+            gradient_scale=self.network.gradient_scale,
         )
 
     def rule(self, groups_at_once: int | None = None) -> GradientRule:
@@ -292,4 +295,4 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
 
 def _isolates(rule: GradientRule) -> bool:
-    return isinstance(rule, GroupRule) and rule.clipper.isolated
+    return isinstance(rule, GroupClipper) and rule.isolated

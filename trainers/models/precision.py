@@ -2,7 +2,7 @@
 
 Autocast covers the network's forward pass alone, and thereby its backward pass. With float16 the gradient is
 multiplied by a public constant where it enters the network; why the clipped sum may be divided by it
-afterwards is in `trainers.training.precision`.
+afterwards is in `dpgcl_core.clipping.clipper`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ from trainers.config.training import AnyNetworkConfig
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def gradient_scale(network: AnyNetworkConfig) -> float:
-    """Return the public constant that multiplies gradients inside the network: 1 except for float16."""
-    return network.loss_scale if network.precision == "float16" else 1.0
-
-
 def pass_in(network: AnyNetworkConfig, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     """Return `forward(inputs)` in float32, computed in the precision of `network`."""
     with _autocast(network, inputs.device):
@@ -33,8 +28,8 @@ def pass_in(network: AnyNetworkConfig, forward: Callable[[Tensor], Tensor], inpu
 
 
 def scale_gradient(network: AnyNetworkConfig, outputs: Tensor) -> Tensor:
-    """Return `outputs`, whose gradient enters the network times `gradient_scale(network)`."""
-    scale = gradient_scale(network)
+    """Return `outputs`, whose gradient enters the network times `network.gradient_scale`."""
+    scale = network.gradient_scale
     if scale == 1:
         return outputs
     scaled: Tensor = _ScaleGradient.apply(outputs, scale)  # type: ignore[no-untyped-call]

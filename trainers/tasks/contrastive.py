@@ -38,7 +38,7 @@ class ContrastiveTask(Task[NetworkT]):
         Args:
           network: that is trained.
           precision: of its passes; float32 unless given. With float16 the embeddings' gradient arrives at
-            the network times `gradient_scale(precision)`; see `trainers.training.precision`.
+            the network times `precision.gradient_scale`; see `dpgcl_core.clipping.clipper`.
           target: a network whose embeddings, as constants, stand beside: `[..., 2·dim]`.
         """
 

@@ -171,7 +171,7 @@ class Task(ABC, Generic[NetworkT]):
           config: of the training.
           network: that is trained.
           precision: of its passes, see `trainers.models.precision`; float32 unless given. With float16 the
-            gradient arrives times `gradient_scale(precision)`: see `trainers.training.precision`.
+            gradient arrives times `precision.gradient_scale`: see `dpgcl_core.clipping.clipper`.
           target: a network whose output, as a constant, stands beside that of `network`.
         """
 

@@ -8,10 +8,7 @@ of a training does not depend on it (tested).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +18,6 @@ from dpgcl_core.sampling.groups import BATCH
 from trainers.config.training import TrainingConfig
 from trainers.models.networks import AnyEncoder
 from trainers.tasks.task import AnyTask, task_of
-
-_T = TypeVar("_T")
-_Made = TypeVar("_Made")
 
 # Measured on two cores (tiny_cnn and small_cnn at 28 × 28, resnet18 at 32 × 32): small networks gain up to
 # some 800 views, and from some 30 views of a ResNet-18 (8 MB each) on the caches no longer help.
@@ -77,20 +71,6 @@ def pass_bytes(config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[i
     views = max(max_views(config, encoder, image_shape), of_a_group)
     gradients = 4 * num_trainable(encoder) * max(1, views // of_a_group)
     return views * _COPIES * activation_bytes(task, encoder, image_shape) + gradients
-
-
-def in_turn(
-    make: Callable[[_T], _Made], parts: Sequence[_T], beside: Executor | None = None
-) -> Iterator[_Made]:
-    """Yield `make(part)` of each part; in a thread of `beside` the next one is made while one is used."""
-    if beside is None:
-        yield from map(make, parts)
-        return
-    coming: Future[_Made] = beside.submit(make, parts[0])
-    for part in parts[1:]:
-        made, coming = coming.result(), beside.submit(make, part)
-        yield made
-    yield coming.result()
 
 
 def activation_bytes(task: AnyTask, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:

@@ -9,16 +9,19 @@ noised SNR of the first step, which is a mechanism of its own and charged
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dpgcl_core.clipping.types import GroupReport
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.sources import Draws, DrawSource
 from dpgcl_core.release import metrics as metric_policy
 from dpgcl_core.release.noised_counts import noised_norm
+from dpgcl_core.sampling.stage import DrawnGroups
+from dpgcl_core.workers import Workers
 from trainers.config.training import TrainingConfig
-from trainers.training.workers import Workers
 
 Series = dict[str, list[tuple[int, float]]]
 
@@ -122,6 +125,11 @@ class Observer:
             }
             self.final.update(self.visible(first))
 
+    @property
+    def records_snr(self) -> bool:
+        """Whether there is noise to compare the clean sum with."""
+        return self._config.mechanism.is_private
+
     def releases_noised_snr(self, step: int) -> bool:
         """Whether the noised SNR of `step` is released: of the first, where asked for and charged."""
         asked = self._config.evaluation.snr_noise_multiplier is not None
@@ -145,6 +153,42 @@ class Observer:
         released = noised_norm(norm, mechanism.sensitivity, multiplier, generator, num_summed=num_summed)
         expected = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(len(clean_sum))
         self.final.update(self.visible({"noised_snr_first_step": released / expected}))
+
+
+@dataclass(kw_only=True)
+class ObservedStep:
+    """What one step shows to the observer (`dpgcl_core.private_step.StepObserver`).
+
+    Attributes:
+      observer: records it.
+      step: from 0.
+      workers: of the training.
+      randomness: for the noise of what is released besides the sum.
+      norm_without_augmentation: of the clean sum of some groups, on every worker.
+    """
+
+    observer: Observer
+    step: int
+    workers: Workers
+    randomness: DrawSource
+    norm_without_augmentation: Callable[[DrawnGroups], float]
+    _norms: tuple[float, float | None] | None = None
+
+    def on_clipped_sum(self, groups: DrawnGroups, reports: list[GroupReport], total: Tensor) -> None:
+        observer, step = self.observer, self.step
+        if observer.wants(step):
+            observer.record_groups(step, groups.batch_size, groups.num_grouped, reports, self.workers)
+            if observer.records_snr:
+                bare_norm = self.norm_without_augmentation(groups) if step == 0 else None
+                self._norms = float(torch.linalg.vector_norm(total)), bare_norm
+        if self.workers.rank == 0 and observer.releases_noised_snr(step):
+            num_summed = self.randomness.num_summed_normals
+            generator = self.randomness.generator(step, "snr noise")
+            observer.record_noised_snr(total, generator, num_summed=num_summed)
+
+    def on_noise(self, norm: float) -> None:
+        if self._norms is not None:
+            self.observer.record_snr(self.step, *self._norms, norm)
 
 
 def _contributing(report: GroupReport) -> Tensor:

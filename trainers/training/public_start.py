@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
 from dpgcl_core.losses.image_text import image_text_group_loss
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.private_step import make_ahead
 from dpgcl_core.release.statement import RESEARCH
 from trainers.config.networks import (
     SYNTHETIC,
@@ -64,7 +65,6 @@ from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_
 from trainers.models.masked import MaskedAutoEncoder, build_masked
 from trainers.tasks.captions import caption_losses
 from trainers.tasks.masked_images import masked_losses, patch_orders
-from trainers.training.microbatch import in_turn
 from trainers.training.optimizers import build_optimizer, learning_rate_at
 from trainers.views.captions import make_text_views
 from trainers.views.images import make_views
@@ -282,7 +282,7 @@ def _pretrained(recipe: Recipe, device: str) -> nn.Module:
     optimizer = build_optimizer(recipe.optimizer, network.parameters())
     times = []
     with ThreadPoolExecutor(1) as beside:
-        for step, records in enumerate(in_turn(make, range(recipe.num_steps), beside)):
+        for step, records in enumerate(make_ahead(make, range(recipe.num_steps), beside)):
             times.append(time.perf_counter())
             if step == _TIMED_STEPS.stop - 1:
                 _tell(recipe, (times[-1] - times[_TIMED_STEPS.start]) / (len(_TIMED_STEPS) - 1))

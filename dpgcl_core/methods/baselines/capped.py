@@ -5,12 +5,13 @@ They draw truncated Poisson batches; how each accounts for the truncation stands
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.types import Embed, GroupReport, Objective
+from dpgcl_core.clipping.types import GroupReport, Objective
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.objective import embedding_of
 from dpgcl_core.mechanism.method import Method
@@ -21,20 +22,20 @@ from dpgcl_core.sampling.truncated import TruncatedPoissonSampler
 
 
 class WholeBatchClipper(Protocol):
-    """Adds the clipped sum of one whole batch to `total`."""
+    """Clips what one whole batch adds to a sum."""
 
-    def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor
-    ) -> GroupReport: ...
+    @property
+    def add_clipped_sum(self) -> Callable[..., GroupReport]:
+        """Takes total, model, embedding and inputs, and as `generator` its draws where it needs some."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfOneBatch:
-    """A rule of the library that takes all of a step's records, without draws of its own."""
+    """A rule of the library that takes all of a step's records."""
 
     inner: WholeBatchClipper
-    whole_batch: bool = True
     needs_draws: bool = False
+    whole_batch: ClassVar[bool] = True
 
     def add_clipped_sum(
         self,
@@ -42,10 +43,11 @@ class OfOneBatch:
         model: nn.Module,
         objective: Objective,
         inputs: Any,
-        generator: Draws | None,
         complete: Tensor | None = None,
+        draws: Draws | None = None,
     ) -> GroupReport:
-        return self.inner.add_clipped_sum(total, model, embedding_of(objective), inputs)
+        own = {"generator": draws} if self.needs_draws else {}
+        return self.inner.add_clipped_sum(total, model, embedding_of(objective), inputs, **own)
 
 
 @dataclass(frozen=True, kw_only=True)

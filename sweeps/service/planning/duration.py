@@ -17,11 +17,9 @@ from sweeps.service.planning.trials import Trial
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import image_shape_of
 from trainers.models.encoder import ImageShape
-from trainers.models.precision import gradient_scale
 from trainers.tasks.task import task_of
 from trainers.training.averaging import target_of
 from trainers.training.microbatch import max_views
-from trainers.training.precision import add_clipped_sum
 from trainers.training.warm_start import starting_encoder
 from trainers.views.images import normalise
 
@@ -88,14 +86,13 @@ def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
     synthetic = task.synthetic_records(groups * group_size, shape)
     rows = np.arange(len(synthetic)).reshape(groups, group_size)
     objective = task.objective(config, encoder, config.network, target_of(config, encoder))
-    scale = gradient_scale(config.network)
     draws = SecretRandomness().generator(0, "statistics") if rule.needs_draws else None
     for _ in range(2):
         started = time.perf_counter()
         inputs = task.inputs(
             config, encoder, synthetic, rows, step=0, num_augmentations=config.num_augmentations
         )
-        add_clipped_sum(rule, total, encoder, objective, inputs, scale, draws)
+        rule.add_clipped_sum(total, encoder, objective, inputs, None, draws)
         seconds = time.perf_counter() - started
     return seconds / len(synthetic)
 

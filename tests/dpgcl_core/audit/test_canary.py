@@ -22,7 +22,6 @@ from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import registry
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import GroupRule
 from dpgcl_core.mechanism.numbers import PublicNumbers
 from dpgcl_core.methods.in_groups import DP_GCL, InGroups
 from dpgcl_core.noise.gaussian import GaussianNoise
@@ -79,7 +78,7 @@ def test_audit_runs_the_noise_station_of_the_mechanism(monkeypatch: pytest.Monke
 
 
 def test_audit_runs_the_clipping_station_of_the_mechanism(monkeypatch: pytest.MonkeyPatch) -> None:
-    loose = GroupRule(clipper=GroupClipper(l2_clip_norm=3.0))
+    loose = GroupClipper(l2_clip_norm=3.0)
     monkeypatch.setattr(Mechanism, "rule", lambda self, loss: loose)
     assert _audited(_BY_NAME["many-groups"]).exceeds
 

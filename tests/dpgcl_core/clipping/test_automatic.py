@@ -16,7 +16,7 @@ from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import GroupRule, LossSettings
+from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.methods.baselines.dpcl.statistics import DpSimClr
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
 from dpgcl_core.methods.baselines.path_clipping import FullBatchGroupClipping, PathClipping
@@ -248,9 +248,9 @@ def test_mechanism_hands_its_law_to_rule_and_clipper() -> None:
     expected = _automatic(_gradients(model, views), 0.5)
     settings, total = LossSettings(temperature=0.5), torch.zeros(num_trainable(model))
     objective = EmbeddingObjective(embed=embed_of(model), loss=mechanism.loss(settings))
-    mechanism.rule(settings).add_clipped_sum(total, model, objective, views, None)
+    mechanism.rule(settings).add_clipped_sum(total, model, objective, views)
     assert _relative_error(total, expected) < 1e-5
-    assert mechanism.rule(settings) == GroupRule(clipper=GroupClipper(l2_clip_norm=0.5, gamma=GAMMA))
+    assert mechanism.rule(settings) == GroupClipper(l2_clip_norm=0.5, gamma=GAMMA)
 
 
 def test_law_of_clipping_changes_no_sensitivity() -> None:

@@ -56,7 +56,7 @@ def _sum(mechanism: Mechanism, online: nn.Module, target: nn.Module, views: Tens
     total = torch.zeros(num_trainable(online))
     settings = LossSettings(temperature=0.5)
     objective = EmbeddingObjective(embed=embed, loss=mechanism.loss(settings))
-    report = mechanism.rule(settings).add_clipped_sum(total, online, objective, views, None)
+    report = mechanism.rule(settings).add_clipped_sum(total, online, objective, views)
     return total.double(), report.paths.get("", "one pass")
 
 

@@ -16,16 +16,19 @@ from typing import Any
 import pytest
 import torch
 
+from dpgcl_core import private_step
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.noise.sources import Draws
+from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.sampling.slots import SampledGroups
-from tests.trainers.conftest import make_config, make_data
+from tests.trainers.conftest import drawn_groups, make_config, make_data
 from trainers.files import checkpoint
 from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, write_drawn
-from trainers.training import loop
+from trainers.training.checkpointing import Checkpointing
 from trainers.training.loop import train
+from trainers.training.step import Training
 
 
 class _CrashError(Exception):
@@ -37,14 +40,14 @@ def _folder(path: Path) -> CheckpointFolder:
 
 
 def _crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    original = loop._step
+    original = Training.take_step
 
     def crashing(run) -> None:  # type: ignore[no-untyped-def]
         original(run)
-        if run.step == step:
+        if run.num_steps_done == step + 1:
             raise _CrashError
 
-    monkeypatch.setattr(loop, "_step", crashing)
+    monkeypatch.setattr(Training, "take_step", crashing)
 
 
 def _crashed(
@@ -89,14 +92,14 @@ class _Recorder:
 def draws_by_step(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], list[bytes]]:
     """All that the steps of a test draw, by step and purpose; an entry for each attempt."""
     kept: dict[tuple[int, str], list[bytes]] = defaultdict(list)
-    step, add, draw = loop._step, loop.add_in_parts, SampledGroups.draw
+    step, add, draw = Training.take_step, private_step.add_in_parts, SampledGroups.draw
     now: dict[str, list[bytes]] = {}
 
     def spy_step(run: Any) -> None:
         now.update(sampling=[], permutation=[], noise=[])
         step(run)
         for purpose, values in now.items():
-            kept[run.step, purpose].append(b"".join(values))
+            kept[run.num_steps_done - 1, purpose].append(b"".join(values))
 
     def spy_draw(stage: SampledGroups, num_records: int, **generators: Draws) -> Any:
         return draw(stage, num_records, **{k: _Recorder(v, now[k]) for k, v in generators.items()})
@@ -109,8 +112,8 @@ def draws_by_step(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], list
 
         return add(total, law, keep, **options)
 
-    monkeypatch.setattr(loop, "_step", spy_step)
-    monkeypatch.setattr(loop, "add_in_parts", spy_add)
+    monkeypatch.setattr(Training, "take_step", spy_step)
+    monkeypatch.setattr(private_step, "add_in_parts", spy_add)
     monkeypatch.setattr(SampledGroups, "draw", spy_draw)
     return kept
 
@@ -170,8 +173,10 @@ def test_restart_is_charged_for_every_step_it_may_repeat(
 @pytest.mark.ci
 def test_charge_is_never_below_the_steps_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    original = loop._draw_groups
-    monkeypatch.setattr(loop, "_draw_groups", lambda run: drawn.append(run.step) or original(run))
+    original = PrivateStep.draw
+    monkeypatch.setattr(
+        PrivateStep, "draw", lambda self, step, count: drawn.append(step) or original(self, step, count)
+    )
     for step in (0, 1, 3, 3, 4):
         _crashed(monkeypatch, tmp_path, step)
     metrics = train(make_config(), make_data(), checkpoints=_folder(tmp_path)).metrics
@@ -311,7 +316,7 @@ class _Journal:
         self.die_at: int | None = None
         self.die_at_draw: int | None = None
         self.places: list[str] = []
-        replaced, drawn = Path.replace, loop._draw_groups
+        replaced, drawn = Path.replace, PrivateStep.draw
 
         def replace(path: Path, target: Path) -> Path:
             self._come_to(f"before {Path(target).name}")
@@ -319,16 +324,16 @@ class _Journal:
             self._come_to(f"after {Path(target).name}")
             return found
 
-        def draw(run):  # type: ignore[no-untyped-def]
+        def draw(*of_step):  # type: ignore[no-untyped-def]
             self.draws += 1
             self.drawn_now += 1
             self._come_to("draw")
             if self.drawn_now == self.die_at_draw:
                 raise _Killed
-            return drawn(run)
+            return drawn(*of_step)
 
         monkeypatch.setattr(Path, "replace", replace)
-        monkeypatch.setattr(loop, "_draw_groups", draw)
+        monkeypatch.setattr(PrivateStep, "draw", draw)
 
     def _come_to(self, place: str) -> None:
         self.at += 1
@@ -352,12 +357,13 @@ class _Journal:
 
 @pytest.fixture
 def journal(monkeypatch: pytest.MonkeyPatch) -> _Journal:
-    monkeypatch.setattr(loop, "_step", _step_without_gradients)
+    monkeypatch.setattr(Training, "take_step", _step_without_gradients)
     return _Journal(monkeypatch)
 
 
 def _step_without_gradients(run) -> None:  # type: ignore[no-untyped-def]
-    loop._draw_groups(run)
+    drawn_groups(run)
+    run.num_steps_done += 1
 
 
 @pytest.mark.ci
@@ -450,7 +456,9 @@ def test_noise_for_a_target_is_that_of_the_steps_for_restarts_too() -> None:
 def test_second_worker_counts_and_draws_nothing(tmp_path: Path) -> None:
     """Of two workers the first one alone draws, so it alone counts."""
     folder = _folder(tmp_path / "one")
-    second = SimpleNamespace(workers=SimpleNamespace(rank=1), step=0)
-    assert loop._begin(second, folder, None) == Attempt()  # type: ignore[arg-type]
-    loop._save(second, folder)  # type: ignore[arg-type]
+    second = SimpleNamespace(is_first_worker=False, num_steps_done=0)
+    checkpointing = Checkpointing(second, folder)  # type: ignore[arg-type]
+    checkpointing.on_begin()
+    checkpointing.save()
+    assert checkpointing.attempt == Attempt()
     assert folder.drawn() == Drawn()

@@ -21,18 +21,18 @@ from dpgcl_core.losses.objective import EmbeddingObjective, embedding_of
 from dpgcl_core.mechanism import registry
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.methods.in_groups import ClippedGroups
-from tests.trainers.conftest import make_config, make_data, make_records
+from dpgcl_core.workers import SingleWorker
+from tests.trainers.conftest import add_clipped_sum, drawn_groups, make_config, make_data, make_records
 from tests.trainers.training.test_pairs import config_of, pairs
 from trainers.config.training import AnyNetworkConfig, NetworkConfig, TrainingConfig
 from trainers.data.records import Records
 from trainers.files.checkpoint import CheckpointFolder
-from trainers.models.precision import gradient_scale, pass_in, scale_gradient
+from trainers.models.precision import pass_in, scale_gradient
 from trainers.tasks import IMAGES, PAIRS
 from trainers.tasks import task as tasks
 from trainers.tasks.task import Task, task_named, task_of
-from trainers.training import loop
 from trainers.training.loop import train
-from trainers.training.workers import SingleWorker
+from trainers.training.step import prepare
 
 Inputs = tuple[Tensor, Tensor]
 ANY_OBJECTIVE = ClippedGroups(
@@ -195,10 +195,10 @@ def test_sum_of_any_objective_is_that_of_its_clipped_gradients(precision: str) -
         l2_clip_norm=0.02,
         noise_multiplier=1.0,
     )
-    run = loop._prepare(config, make_data(), SingleWorker())
-    groups = loop._draw_groups(run)
+    run = prepare(config, make_data(), SingleWorker())
+    groups = drawn_groups(run)
     actual = torch.zeros(num_trainable(run.encoder))
-    loop._add_clipped_sum(run, groups, actual, 0)
+    add_clipped_sum(run, groups, actual, 0)
     expected = torch.zeros_like(actual)
     for rows in groups.rows:
         pixels, hidden = MASKED.inputs(
@@ -209,7 +209,7 @@ def test_sum_of_any_objective_is_that_of_its_clipped_gradients(precision: str) -
         flat = torch.cat([each.flatten() for each in found])
         expected += flat * min(1.0, 0.02 * (1 - 1e-4) / float(flat.norm()))
     assert float((actual - expected).norm() / expected.norm()) < (1e-4 if precision == "float32" else 0.05)
-    assert gradient_scale(config.network) == (1024 if precision == "float16" else 1)
+    assert config.network.gradient_scale == (1024 if precision == "float16" else 1)
 
 
 def test_methods_that_compare_embeddings_refuse_a_task_without_them() -> None:
@@ -236,7 +236,7 @@ def test_rules_of_whole_batches_need_an_embedding() -> None:
     rule = make_config(method="dp_sgd", group_size="batch", batch_cap=60).rule()
     inputs = torch.zeros(1, 4, 2, 1, 8, 8)
     with pytest.raises(ConfigError, match="needs their embeddings"):
-        rule.add_clipped_sum(torch.zeros(1), nn.Linear(1, 1), lambda x: x.sum(), inputs, None)
+        rule.add_clipped_sum(torch.zeros(1), nn.Linear(1, 1), lambda x: x.sum(), inputs)
     embed = IMAGES.embed(nn.Module())  # type: ignore[arg-type]
     assert embedding_of(EmbeddingObjective(embed=embed, loss=None)) is embed
 

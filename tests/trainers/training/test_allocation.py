@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.trainers.conftest import make_config, make_data
-from trainers.training import loop
+from trainers.training import loop, step
 from trainers.training.allocation import keep_freed_memory
 
 TWICE = """
@@ -62,6 +62,6 @@ def test_a_tunable_of_something_else_leaves_memory_to_us(monkeypatch: pytest.Mon
 
 def test_trainings_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    monkeypatch.setattr(loop, "keep_freed_memory", lambda: called.append(True) or keep_freed_memory())
+    monkeypatch.setattr(step, "keep_freed_memory", lambda: called.append(True) or keep_freed_memory())
     loop.train(make_config(), make_data())
     assert called == [True]

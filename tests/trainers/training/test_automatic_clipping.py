@@ -13,15 +13,13 @@ from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.objective import EmbeddingObjective
-from dpgcl_core.mechanism.method import GroupRule, LossSettings
+from dpgcl_core.mechanism.method import LossSettings
 from trainers.config.presets import DIGITS_CPU
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import NetworkConfig
 from trainers.config.tree import changed
 from trainers.models.encoder import build_encoder
-from trainers.models.precision import gradient_scale
 from trainers.tasks import IMAGES
-from trainers.training.precision import add_clipped_sum
 from trainers.training.resolve import training_config
 
 
@@ -33,8 +31,8 @@ def test_setting_reaches_the_mechanism() -> None:
     config = training_config(_setting(clipping="automatic"), num_records=1000, public_seed=0)
     assert config.mechanism.clipping == "automatic"
     rule = config.mechanism.rule(LossSettings(temperature=1.0))
-    assert isinstance(rule, GroupRule)
-    assert rule.clipper.gamma == GAMMA
+    assert isinstance(rule, GroupClipper)
+    assert rule.gamma == GAMMA
     assert DIGITS_CPU.mechanism.clipping == "flat"
 
 
@@ -50,12 +48,12 @@ def test_automatic_clipping_in_float16_keeps_its_bound_and_its_law(gradients_tim
     encoder = build_encoder(NetworkConfig(name="small_cnn", embedding_dim=8), (1, 8, 8), 0)
     views = 2 * torch.rand(1, 4, 3, 1, 8, 8, generator=torch.Generator().manual_seed(1)) - 1
     loss = partial(two_view_group_loss, temperature=0.2)
-    rule = GroupRule(clipper=GroupClipper(l2_clip_norm=1.0, gamma=GAMMA))
+    rule = GroupClipper(l2_clip_norm=1.0, gamma=GAMMA, gradient_scale=network.gradient_scale)
     objective = EmbeddingObjective(
         embed=IMAGES.embed(encoder, network), loss=lambda z: gradients_times * loss(z)
     )
     total = torch.zeros(num_trainable(encoder))
-    report = add_clipped_sum(rule, total, encoder, objective, views, gradient_scale(network), None)
+    report = rule.add_clipped_sum(total, encoder, objective, views)
     norm = float(report.norms[0])
     assert math.isclose(float(total.double().norm()), norm / (norm + GAMMA), rel_tol=1e-3)
     assert float(total.double().norm()) < 1.0

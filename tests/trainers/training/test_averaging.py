@@ -9,15 +9,16 @@ import torch
 
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import StorageError
+from dpgcl_core.workers import SingleWorker
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.files.test_checkpoint import _crashed, _folder
 from trainers.config.training import NetworkConfig, OptimizerConfig, TrainingConfig
 from trainers.export.finished import released_state
 from trainers.models.encoder import Encoder, build_encoder
-from trainers.training import loop
+from trainers.training import scores
 from trainers.training.averaging import WeightAverage
 from trainers.training.loop import train
-from trainers.training.workers import SingleWorker
+from trainers.training.step import prepare
 
 pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
 
@@ -80,11 +81,10 @@ def test_average_shares_the_weights_that_are_not_trained() -> None:
 
 
 def test_training_averages_the_iterate_of_every_step() -> None:
-    run = loop._prepare(_config(), make_data(), SingleWorker())
+    run = prepare(_config(), make_data(), SingleWorker())
     expected = _weights(run.encoder)
     for step in range(4):
-        loop._step(run)
-        run.step += 1
+        run.take_step()
         decay = min(0.7, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * _weights(run.encoder)
     assert run.average is not None
@@ -93,25 +93,24 @@ def test_training_averages_the_iterate_of_every_step() -> None:
 
 def test_average_does_not_reach_the_iterates() -> None:
     runs = [
-        loop._prepare(_config(optimizer=optimizer), make_data(), SingleWorker())
+        prepare(_config(optimizer=optimizer), make_data(), SingleWorker())
         for optimizer in (AVERAGED, OptimizerConfig())
     ]
     for run in runs:
-        loop._step(run)
-        run.step += 1
-        loop._step(run)
+        run.take_step()
+        run.take_step()
     assert torch.equal(_weights(runs[0].encoder), _weights(runs[1].encoder))
 
 
 def test_average_is_what_is_scored_and_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[torch.Tensor] = []
-    original = loop.all_scores
+    original = scores.all_scores
 
     def spy(task: object, encoder: Encoder, *given: object, **named: object) -> dict[str, float]:
         scored.append(_weights(encoder))
         return original(task, encoder, *given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop, "all_scores", spy)
+    monkeypatch.setattr(scores, "all_scores", spy)
     averaged = train(_config(), make_data())
     last = train(_config(optimizer=OptimizerConfig()), make_data())
     assert torch.equal(scored[0], _weights(averaged.encoder))
@@ -120,7 +119,7 @@ def test_average_is_what_is_scored_and_returned(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_target_alone_is_not_what_is_returned() -> None:
-    run = loop._prepare(_config(optimizer=OptimizerConfig(), **BYOL), make_data(), SingleWorker())
+    run = prepare(_config(optimizer=OptimizerConfig(), **BYOL), make_data(), SingleWorker())
     assert run.average is not None
     assert run.released is run.encoder
 

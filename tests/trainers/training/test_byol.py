@@ -11,35 +11,36 @@ import torch
 
 from dpgcl_core.clipping.cross_record import refuse_cross_record
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
+from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.sampling.stage import DrawnGroups
-from tests.trainers.conftest import make_config, make_data
+from dpgcl_core.workers import SingleWorker
+from tests.trainers.conftest import add_clipped_sum, make_config, make_data
 from trainers.config.training import TARGET_DECAY, NetworkConfig, OptimizerConfig
 from trainers.models.encoder import build_encoder
 from trainers.tasks import IMAGES
-from trainers.training import loop
 from trainers.training.loop import train
-from trainers.training.workers import SingleWorker
+from trainers.training.step import Training, prepare
 
 
 def _network(precision: str = "float32") -> NetworkConfig:
     return NetworkConfig(name="small_cnn", embedding_dim=8, predictor=True, precision=precision)
 
 
-def _run(precision: str = "float32", **changes: object) -> loop._Run:
+def _run(precision: str = "float32", **changes: object) -> Training:
     usual = {"method": "byol_groups", "num_augmentations": 0, "group_size": 1, "seeded_non_private": True}
     config = make_config(**(usual | {"network": _network(precision)} | changes))
-    return loop._prepare(config, make_data(), SingleWorker())
+    return prepare(config, make_data(), SingleWorker())
 
 
 def _weights(network: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainable_parameters(network)])
 
 
-def _sum(run: loop._Run, records: list[int]) -> torch.Tensor:
+def _sum(run: Training, records: list[int]) -> torch.Tensor:
     total = torch.zeros(num_trainable(run.encoder))
     size = int(run.config.mechanism.group_size)
     groups = DrawnGroups.all_complete(np.array(records).reshape(-1, size))
-    loop._add_clipped_sum(run, groups, total, 0)
+    add_clipped_sum(run, groups, total, 0)
     return total
 
 
@@ -72,18 +73,17 @@ def test_target_is_the_average_of_earlier_steps_alone(monkeypatch: pytest.Monkey
     """The step's own iterate enters after its gradient was taken: at the first step it is the initial one."""
     run, used = _run(), []
     initial = _weights(run.encoder)
-    original = loop._add_clipped_sum
+    original = PrivateStep.add_clipped_sum
 
-    def spy(run, *rest):  # type: ignore[no-untyped-def]
-        used.append(_weights(run.target))
-        return original(run, *rest)
+    def spy(step, *rest):  # type: ignore[no-untyped-def]
+        used.append(_weights(run.average.network))
+        return original(step, *rest)
 
-    monkeypatch.setattr(loop, "_add_clipped_sum", spy)
-    monkeypatch.setattr(loop, "_norm_without_augmentation", lambda *_: None)
+    monkeypatch.setattr(PrivateStep, "add_clipped_sum", spy)
+    monkeypatch.setattr(Training, "_norm_without_augmentation", lambda *_: None)
     iterates = []
     for _ in range(2):
-        loop._step(run)
-        run.step += 1
+        run.take_step()
         iterates.append(_weights(run.encoder))
     assert torch.equal(used[0], initial)
     expected = TARGET_DECAY * initial + (1 - TARGET_DECAY) * iterates[0]
@@ -94,8 +94,7 @@ def test_record_that_joins_moves_the_sum_by_c_at_most() -> None:
     """Groups of one record, in the loop's own way from records to the clipped sum."""
     run = _run(l2_clip_norm=0.01)
     for _ in range(2):  # so that the target is not the network itself
-        loop._step(run)
-        run.step += 1
+        run.take_step()
     shift = float((_sum(run, [3, 7, 11, 20]) - _sum(run, [3, 7, 11])).norm())
     assert 0.99 * 0.01 < shift <= run.config.mechanism.sensitivity == 0.01
 
@@ -131,7 +130,7 @@ def test_training_lowers_the_loss_without_noise() -> None:
 def test_low_precision_keeps_the_fast_way(precision: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         run = _run(precision, group_size=4)
-        loop._step(run)
+        run.take_step()
     assert "one by one" not in caplog.text
     full = _sum(_run(group_size=4), list(range(24)))
     low = _sum(_run(precision, group_size=4), list(range(24)))
@@ -141,7 +140,7 @@ def test_low_precision_keeps_the_fast_way(precision: str, caplog: pytest.LogCapt
 def test_decay_of_the_average_is_that_of_the_target_where_given() -> None:
     run = _run(optimizer=OptimizerConfig(ema_decay=0.5))
     initial = _weights(run.encoder)
-    loop._step(run)
+    run.take_step()
     assert run.average is not None
     expected = 0.5 * initial + 0.5 * _weights(run.encoder)
     assert torch.allclose(_weights(run.average.network), expected, atol=1e-7)

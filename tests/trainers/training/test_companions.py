@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.types import no_sum
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.stage import DrawnGroups
-from tests.trainers.conftest import make_config
+from dpgcl_core.workers import SingleWorker
+from tests.trainers.conftest import add_clipped_sum, inputs_of_rows, make_config
 from trainers.config.training import (
     ClipNetworkConfig,
     EvaluationConfig,
@@ -20,9 +23,8 @@ from trainers.config.training import (
 from trainers.data.dataset import TrainingData
 from trainers.models.encoder import NETWORKS
 from trainers.tasks import IMAGES, PAIRS
-from trainers.training import loop
 from trainers.training.foreign import foreign_note
-from trainers.training.workers import SingleWorker
+from trainers.training.step import prepare
 
 SIZE, AT_ONCE = 2, 3
 MARGIN = {"float32": 4e-6, "bfloat16": 2e-2, "float16": 2e-2}
@@ -69,15 +71,15 @@ def _prepared(name: str, precision: str):  # type: ignore[no-untyped-def]
     data = TrainingData(
         train=records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
     )
-    return loop._prepare(config, data, SingleWorker())
+    return prepare(config, data, SingleWorker())
 
 
 def _contribution(run, rows: list[int], place: int) -> Tensor:  # type: ignore[no-untyped-def]
     """What the group in a place adds to the clipped sum of groups of these records, in order."""
     groups = np.array(rows).reshape(-1, SIZE)
     drawn = DrawnGroups(rows=groups, complete=np.arange(len(groups)) == place, batch_size=len(rows))
-    total = torch.zeros_like(run.total)
-    loop._add_clipped_sum(run, drawn, total, run.config.num_augmentations)
+    total = no_sum(run.encoder)
+    add_clipped_sum(run, drawn, total, run.config.num_augmentations)
     return total
 
 
@@ -96,13 +98,13 @@ def test_companions_and_counts_change_no_bit_and_places_stay_within_the_margin(
 
 def test_every_pass_of_a_training_has_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     run, shapes = _prepared("tiny_cnn", "float32"), set()
-    original = loop.add_clipped_sum
+    original = GroupClipper.add_clipped_sum
 
-    def noted(*args):  # type: ignore[no-untyped-def]
-        shapes.add(args[4].shape)
-        return original(*args)
+    def noted(*given):  # type: ignore[no-untyped-def]
+        shapes.add(given[4].shape)
+        return original(*given)
 
-    monkeypatch.setattr(loop, "add_clipped_sum", noted)
+    monkeypatch.setattr(GroupClipper, "add_clipped_sum", noted)
     for count in (1, 2, 5, 7, 12):
         _contribution(run, list(range(SIZE * count)), 0)
     assert len(shapes) == 1
@@ -149,9 +151,9 @@ def test_foreign_network_sees_one_group_at_a_time() -> None:
         train_is_public=True,
         evaluation_is_public=True,
     )
-    run, rows = loop._prepare(config, data, SingleWorker()), []
+    run, rows = prepare(config, data, SingleWorker()), []
     run.encoder.backbone.register_forward_hook(lambda module, args, output: rows.append(len(output)))
-    loop._step(run)
+    run.take_step()
     assert set(rows) == {4 * 3, 4 * 2}  # with augmented keys and, for the figures, without
     assert "not this package's" in foreign_note(config)
 
@@ -192,17 +194,17 @@ def test_foreign_target_network_keeps_nothing_from_group_to_group() -> None:
         train_is_public=True,
         evaluation_is_public=True,
     )
-    run = loop._prepare(config, data, SingleWorker())
-    assert run.target is not None
-    inputs, sums = loop._inputs(run, np.arange(40).reshape(-1, SIZE), 0), []
+    run = prepare(config, data, SingleWorker())
+    step, total = run.private_step, run.private_step.total
+    assert run.average is not None
+    inputs, sums = inputs_of_rows(run, np.arange(40).reshape(-1, SIZE), 0), []
     for factor in (1, 5000):
-        run.total.zero_()
+        total.zero_()
         changed = torch.cat([inputs[:1] * factor, inputs[1:]])  # type: ignore[operator]
-        objective = run.task.objective(config, run.encoder, config.network, run.target)
-        config.rule(1).add_clipped_sum(run.total, run.encoder, objective, changed, None)
-        sums.append(run.total.clone())
-        assert run.target.backbone.largest == 300  # type: ignore[union-attr]
-        loop._refuse_changed(run)
+        config.rule(1).add_clipped_sum(total, run.encoder, step.objective, changed)
+        sums.append(total.clone())
+        assert run.average.network.backbone.largest == 300  # type: ignore[union-attr]
+        run.refuse_changed_networks()
     exchanged = 2 * config.mechanism.l2_clip_norm  # the first group, and no other
     assert 0 < float((sums[1] - sums[0]).norm()) <= exchanged
 
@@ -213,8 +215,8 @@ def test_network_that_grew_a_buffer_during_a_step_is_refused_before_the_noise() 
         lambda module, args, output: module.register_buffer("late", output.detach())
     )
     with pytest.raises(ConfigError, match="the optimizer alone may change"):
-        loop._step(run)
-    assert run.total.any()
+        run.take_step()
+    assert run.private_step.total.any()
 
 
 def writes_its_scale(image_shape: tuple[int, int, int]) -> torch.nn.Module:
@@ -245,11 +247,11 @@ def test_weight_that_a_foreign_network_writes_in_a_pass_is_refused_before_the_no
         train_is_public=True,
         evaluation_is_public=True,
     )
-    run = loop._prepare(config, data, SingleWorker())
-    loop._step(run)
+    run = prepare(config, data, SingleWorker())
+    run.take_step()
     run.encoder.backbone.limit = 0.0
     with pytest.raises(ConfigError, match="the optimizer alone may change"):
-        loop._step(run)
+        run.take_step()
 
 
 @pytest.mark.parametrize("method", ["dp_gcl", "dp_sgd"])
@@ -275,7 +277,7 @@ def test_word_of_a_foreign_networks_author_is_tried_at_the_steps_own_size(method
         evaluation_is_public=True,
     )
     with pytest.raises(ConfigError, match="another group changed"):
-        loop._prepare(config, data, SingleWorker())
+        prepare(config, data, SingleWorker())
 
 
 def test_method_of_whole_batches_asks_for_the_word_of_a_foreign_networks_author() -> None:

@@ -14,8 +14,8 @@ from trainers.config.training import EvaluationConfig, TrainingConfig
 from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import CheckpointFolder, write_drawn
 from trainers.files.oversight import Oversight, Question, TrainingStopped
-from trainers.training import loop
 from trainers.training.loop import train
+from trainers.training.scores import Scorer
 
 pytestmark = pytest.mark.ci  # trainings of a second each
 
@@ -98,7 +98,7 @@ def test_end_decided_by_scores_stands_for_an_attempt_that_died_before_its_result
 
     checkpoints = folder_in(tmp_path, lambda question: question.step < 2)
     with monkeypatch.context() as dying:
-        dying.setattr(loop, "_finish" if saved else "_draw_noised_scores", die)
+        dying.setattr(Scorer, "score_end" if saved else "draw_noised_scores", die)
         with pytest.raises(MemoryError):
             train(config_of(), make_data(), checkpoints=checkpoints, oversight=checkpoints.oversight)
     assert checkpoints.saved_step() == (2 if saved else 0)

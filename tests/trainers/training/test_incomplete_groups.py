@@ -18,11 +18,11 @@ from dpgcl_core.methods.baselines.dp_sgd import DP_SGD, PathMethod
 from dpgcl_core.methods.in_groups import DP_GCL, InGroups
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
-from tests.trainers.conftest import make_config, make_data
+from dpgcl_core.workers import SingleWorker, current_workers
+from tests.trainers.conftest import add_clipped_sum, drawn_groups, make_config, make_data
 from tests.trainers.training.test_workers import _spawn
-from trainers.training import loop
 from trainers.training.loop import train
-from trainers.training.workers import SingleWorker, current_workers
+from trainers.training.step import prepare
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def _config(**changes: object):  # type: ignore[no-untyped-def]
 
 
 def test_stage_of_incomplete_groups_trains() -> None:
-    run = loop._prepare(_config(), make_data(), SingleWorker())
-    drawn = loop._draw_groups(run)
+    run = prepare(_config(), make_data(), SingleWorker())
+    drawn = drawn_groups(run)
     assert 0 < int(drawn.complete.sum()) < len(drawn)
     result = train(_config(), make_data())
     assert result.metrics["num_steps_charged"] == 6
@@ -92,22 +92,22 @@ def test_stage_of_incomplete_groups_trains() -> None:
 
 
 def test_incomplete_groups_add_nothing_to_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = loop._prepare(_config(), make_data(), SingleWorker())
-    drawn, sums = loop._draw_groups(run), []
+    run = prepare(_config(), make_data(), SingleWorker())
+    drawn, sums = drawn_groups(run), []
     only = DrawnGroups.all_complete(drawn.rows[drawn.complete])
     for groups in (drawn, only):
         total = torch.zeros(num_trainable(run.encoder))
-        loop._add_clipped_sum(run, groups, total, 1)
+        add_clipped_sum(run, groups, total, 1)
         sums.append(total)
     assert float((sums[0] - sums[1]).norm() / sums[1].norm()) < 1e-6
     unmasked = torch.zeros_like(sums[0])
-    loop._add_clipped_sum(run, DrawnGroups.all_complete(drawn.rows), unmasked, 1)
+    add_clipped_sum(run, DrawnGroups.all_complete(drawn.rows), unmasked, 1)
     assert float((unmasked - sums[1]).norm() / sums[1].norm()) > 0.01
 
 
 def test_first_steps_loss_is_that_of_the_complete_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = loop._prepare(_config(), make_data(), SingleWorker())
-    drawn = loop._draw_groups(run)
+    run = prepare(_config(), make_data(), SingleWorker())
+    drawn = drawn_groups(run)
     of_all = dict(train(_config(), make_data()).series["train_loss"])[0]
     only = DrawnGroups.all_complete(drawn.rows[drawn.complete])
     monkeypatch.setattr(_Slots, "draw", lambda *_, **__: only)
@@ -118,11 +118,11 @@ def test_first_steps_loss_is_that_of_the_complete_groups(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_low_precision_masks_alike(precision: str) -> None:
     network = dataclasses.replace(make_config().network, precision=precision)
-    run = loop._prepare(_config(network=network), make_data(), SingleWorker())
-    drawn = loop._draw_groups(run)
+    run = prepare(_config(network=network), make_data(), SingleWorker())
+    drawn = drawn_groups(run)
     nothing = dataclasses.replace(drawn, complete=np.zeros(len(drawn), dtype=np.bool_))
     total = torch.zeros(num_trainable(run.encoder))
-    reports = loop._add_clipped_sum(run, nothing, total, 1)
+    reports = add_clipped_sum(run, nothing, total, 1)
     assert not total.any()
     assert sum(len(report.losses) for report in reports) == len(drawn)
 

@@ -16,17 +16,26 @@ import torch
 from torch import nn
 
 from dpgcl_core.clipping import capture
-from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import GroupBatch, GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.noise import parts
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import SecretRandomness
+from dpgcl_core.private_step import PrivateStep, make_ahead
 from dpgcl_core.release.metrics import METRICS, Release
 from dpgcl_core.sampling.poisson import PoissonSampler
 from dpgcl_core.sampling.slots import SampledGroups
 from dpgcl_core.sampling.stage import DrawnGroups
-from tests.trainers.conftest import make_config, make_data
+from dpgcl_core.workers import SingleWorker
+from tests.trainers.conftest import (
+    Elsewhere,
+    add_clipped_sum,
+    drawn_groups,
+    inputs_of_rows,
+    make_config,
+    make_data,
+)
 from trainers.config.training import (
     EvaluationConfig,
     NetworkConfig,
@@ -34,11 +43,10 @@ from trainers.config.training import (
     PerformanceConfig,
 )
 from trainers.tasks import images
-from trainers.training import loop
+from trainers.training import step
 from trainers.training.loop import train
-from trainers.training.microbatch import in_turn
 from trainers.training.observe import Observer
-from trainers.training.workers import SingleWorker
+from trainers.training.step import Training, prepare
 
 
 def _weights(encoder: nn.Module) -> torch.Tensor:
@@ -46,7 +54,7 @@ def _weights(encoder: nn.Module) -> torch.Tensor:
 
 
 def _run(**changes: object):  # type: ignore[no-untyped-def]
-    return loop._prepare(make_config(**changes), make_data(), SingleWorker())
+    return prepare(make_config(**changes), make_data(), SingleWorker())
 
 
 def _draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +132,7 @@ def test_prefetch_holds_one_microbatch_beside_the_current_one() -> None:
         made.append(part)
         return torch.tensor(part)
 
-    for used, views in enumerate(in_turn(make, range(8), beside)):
+    for used, views in enumerate(make_ahead(make, range(8), beside)):
         beside.submit(lambda: None).result()
         assert int(views) == used
         assert len(made) <= used + 2
@@ -156,7 +164,7 @@ def test_noise_drawn_in_threads_is_that_of_the_step(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(parts, "PART", 1000)
     for beside in (None, ThreadPoolExecutor(2)):
         add = partial(parts.add_in_parts, beside=beside)
-        monkeypatch.setattr(loop, "add_in_parts", lambda *args, add=add, **_: add(*args))
+        monkeypatch.setattr(private_step, "add_in_parts", lambda *args, add=add, **_: add(*args))
         results.append(_weights(train(make_config(seeded_non_private=True), make_data()).encoder))
     assert threads == {True, False}
     assert torch.equal(*results)
@@ -182,8 +190,8 @@ def test_passes_are_replayed_where_they_are_the_same_at_every_step(
 ) -> None:
     """Not where foreign code or a second network changes between steps."""
     config = make_config(**changes)
-    assert loop._repeats_passes(config, torch.device("cuda")) is expected
-    assert not loop._repeats_passes(config, torch.device("cpu"))
+    assert step.repeats_passes(config, torch.device("cuda")) is expected
+    assert not step.repeats_passes(config, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
@@ -197,28 +205,29 @@ def test_passes_are_captured_before_a_record_is_seen_and_replayed_in_every_step(
         def __init__(self, run: Callable[..., GroupReport], total: torch.Tensor) -> None:
             self.run, self.total = run, total
 
-        def replayed(self, leaves: tuple[torch.Tensor, ...], complete: torch.Tensor) -> GroupReport:
+        def replayed(self, groups: GroupBatch) -> GroupReport:
             order.append("replay")
-            return self.run(self.total, leaves[0], complete)
+            return self.run(self.total, groups)
 
-    def captured(
-        run: Callable[..., GroupReport], total: torch.Tensor, inputs: torch.Tensor, complete: torch.Tensor
-    ) -> Replayed:
+    def captured(run: Callable[..., GroupReport], total: torch.Tensor, groups: GroupBatch) -> Replayed:
         order.append("capture")
-        assert not inputs.any()
-        assert not complete.any()
+        assert not groups.leaves[0].any()
+        assert groups.complete is not None
+        assert not groups.complete.any()
         return Replayed(run, total)
 
     monkeypatch.setattr(capture, "_captured_if_possible", captured)
-    monkeypatch.setattr(loop, "_repeats_passes", lambda *_: True)
-    own = loop._inputs
-    monkeypatch.setattr(loop, "_inputs", lambda *given: order.append("records") or own(*given))
+    monkeypatch.setattr(step, "repeats_passes", lambda *_: True)
+    own = Training.inputs
+    monkeypatch.setattr(
+        Training, "inputs", lambda *given, **named: order.append("records") or own(*given, **named)
+    )
     network = NetworkConfig(name="small_cnn", embedding_dim=8, precision=precision)
     run = _run(sampling_prob=1.0, network=network, evaluation=EvaluationConfig(also_untrained=False))
     assert order == ["capture", "replay"]
-    assert float(run.total.norm()) == 0  # groups of zeros contribute nothing
-    run.step = 1  # the first one makes a pass without augmentation besides
-    loop._step(run)
+    assert float(run.private_step.total.norm()) == 0  # groups of zeros contribute nothing
+    run.num_steps_done = 1  # the first one makes a pass without augmentation besides
+    run.take_step()
     assert order[2:] == ["records", "replay"] * (len(order[2:]) // 2)
     assert len(order) > 4
 
@@ -227,7 +236,8 @@ def test_beside_a_gpu_the_noise_is_drawn_in_a_thread_part_by_part(monkeypatch: p
     monkeypatch.setattr(parts, "PART", 1000)
     run = _run(seeded_non_private=True)
     law = run.config.mechanism.noise()
-    on_the_cpu, run.device = loop._noise_of(run, law), torch.device("cuda")
+    start_noise, length = run.private_step._start_noise, num_trainable(run.encoder)
+    on_the_cpu = start_noise(0, law, run.private_step.total)
     threads = set()
     original = GaussianNoise.draw
 
@@ -236,12 +246,12 @@ def test_beside_a_gpu_the_noise_is_drawn_in_a_thread_part_by_part(monkeypatch: p
         return original(self, n, generator)
 
     monkeypatch.setattr(GaussianNoise, "draw", spy)
-    beside = loop._noise_of(run, law)
+    beside = start_noise(0, law, Elsewhere("cuda", run))
     assert on_the_cpu is not None
     assert beside is not None
-    found = [beside(part) for part in reversed(parts.parts_of(len(run.total)))]
+    found = [beside(part) for part in reversed(parts.parts_of(length))]
     assert threads == {False}
-    expected = [on_the_cpu(part) for part in parts.parts_of(len(run.total))]
+    expected = [on_the_cpu(part) for part in parts.parts_of(length)]
     assert len(found) > 1
     assert torch.equal(torch.cat(found[::-1]), torch.cat(expected))
 
@@ -253,7 +263,7 @@ def test_gradient_reaches_its_own_weights_whatever_their_memory_format(name: str
     before = _weights(run.encoder)
     gradient = torch.zeros(len(before))
     gradient[1::7] = torch.randn(len(gradient[1::7])).sign()
-    loop._apply(run, gradient)
+    run.update(gradient)
     moved = _weights(run.encoder) - before
     assert torch.equal(moved.sign(), -gradient.sign())
 
@@ -264,9 +274,10 @@ def test_no_noise_and_infinite_clip_is_plain_gradient_descent() -> None:
     run.optimizer.step = lambda: captured.append(
         torch.cat([p.grad.flatten() for p in run.encoder.parameters()])
     )
-    loop._step(run)
-    groups = loop._draw_groups(run)
-    views = loop._inputs(run, groups.rows, 1)
+    run.take_step()
+    run.num_steps_done = 0  # the inputs of the step that was made
+    groups = drawn_groups(run)
+    views = inputs_of_rows(run, groups.rows, 1)
     losses = [
         two_view_group_loss(
             run.encoder(view.flatten(0, 1)).unflatten(0, view.shape[:2])[None], temperature=0.2
@@ -288,7 +299,7 @@ def test_noise_reaches_the_weights_with_the_mechanisms_std(
     run.optimizer.step = lambda: captured.append(
         torch.cat([p.grad.flatten() for p in run.encoder.parameters()])
     )
-    loop._step(run)
+    run.take_step()
     noise = captured[0] * run.config.mechanism.divisor
     expected = 2.0 * (times_clip_norm * 0.5)
     error = expected / math.sqrt(2 * len(noise))
@@ -299,7 +310,7 @@ def test_noise_reaches_the_weights_with_the_mechanisms_std(
 def test_empty_draws_are_steps_with_noise_and_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     _draw_nothing(monkeypatch)
     config = make_config()
-    before = _weights(loop._prepare(config, make_data(), SingleWorker()).encoder)
+    before = _weights(prepare(config, make_data(), SingleWorker()).encoder)
     result = train(config, make_data())
     assert result.metrics["num_steps_charged"] == 6
     assert not torch.equal(before, _weights(result.encoder))
@@ -307,18 +318,19 @@ def test_empty_draws_are_steps_with_noise_and_are_charged(monkeypatch: pytest.Mo
 
 def test_divisor_does_not_follow_the_realised_number_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     run = _run(sampling_prob=1.0, evaluation=EvaluationConfig(record_every_steps=0))
-    run.step = 1
+    run.num_steps_done = 1
     monkeypatch.setattr(GaussianNoise, "draw", lambda self, n, generator: torch.zeros(n))
     captured: list[torch.Tensor] = []
     run.optimizer.step = lambda: captured.append(
         torch.cat([p.grad.flatten() for p in run.encoder.parameters()])
     )
-    groups = loop._draw_groups(run)
+    groups = drawn_groups(run)
     for kept in (groups, groups.take(slice(3))):
-        monkeypatch.setattr(loop, "_draw_groups", lambda run, kept=kept: kept)
-        loop._step(run)
+        monkeypatch.setattr(PrivateStep, "draw", lambda *_, kept=kept: kept)
+        run.take_step()
+        run.num_steps_done = 1  # the inputs of the step that was made
         total = torch.zeros(num_trainable(run.encoder))
-        loop._add_clipped_sum(run, kept, total, 1)
+        add_clipped_sum(run, kept, total, 1)
         ratio = float((captured[-1] * run.config.mechanism.divisor - total).norm() / total.norm())
         assert ratio < 1e-5
     assert run.config.mechanism.divisor == pytest.approx(15.0)
@@ -326,10 +338,10 @@ def test_divisor_does_not_follow_the_realised_number_of_groups(monkeypatch: pyte
 
 def test_batch_is_one_group_clipped_once() -> None:
     run = _run(group_size="batch", l2_clip_norm=0.1)
-    groups = loop._draw_groups(run)
+    groups = drawn_groups(run)
     assert groups.rows.shape == (1, groups.batch_size)
     total = torch.zeros(num_trainable(run.encoder))
-    loop._add_clipped_sum(run, groups, total, 1)
+    add_clipped_sum(run, groups, total, 1)
     assert float(total.norm()) <= 0.1
 
 
@@ -435,7 +447,7 @@ def viewing_network(image_shape: tuple[int, int, int]) -> nn.Module:
 def test_network_that_views_a_convolutions_output_is_trained_in_the_ordinary_layout() -> None:
     run = _run(network=NetworkConfig(name="tests.trainers.training.test_loop:viewing_network"))
     assert run.encoder.backbone.conv.weight.is_contiguous()
-    loop._step(run)
+    run.take_step()
 
 
 def test_network_that_mixes_records_is_refused() -> None:

@@ -12,17 +12,20 @@ import pytest
 import torch
 from scipy import stats
 
+from dpgcl_core import private_step
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise import parts
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
 from dpgcl_core.noise.sources import Draws, SecretRandomness
-from tests.trainers.conftest import make_config, make_data, make_held_out, make_records
+from dpgcl_core.workers import SingleWorker
+from tests.trainers.conftest import Elsewhere, make_config, make_data, make_held_out, make_records
 from trainers.config.training import EvaluationConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
-from trainers.training import loop
+from trainers.training import step
 from trainers.training.loop import train
-from trainers.training.workers import SingleWorker
+from trainers.training.step import prepare
 
 Drawn = Counter[tuple[type, str]]
 MULTIPLIER = 0.8
@@ -110,34 +113,32 @@ def test_seeded_training_has_no_stream(secure: bool, drawn: Drawn) -> None:
 def test_noise_of_private_data_comes_from_the_stream_beside_a_gpu_too(
     private: bool, expected: str | None, drawn: Drawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = loop._prepare(make_config(), make_data(private=private), SingleWorker())
-    run.device = torch.device("cuda")
-    monkeypatch.setattr(loop, "drawn_on_gpu", lambda *_: "a GPU's")
-    noise_of = loop._noise_of(run, run.config.mechanism.noise())
+    run = prepare(make_config(), make_data(private=private), SingleWorker())
+    monkeypatch.setattr(private_step, "drawn_on_gpu", lambda *_: "a GPU's")
+    noise_of = run.private_step._start_noise(0, run.config.mechanism.noise(), Elsewhere("cuda", run))
     if expected is not None:
         assert noise_of == expected
         assert not drawn
         return
     assert callable(noise_of)
-    for part in parts.parts_of(len(run.total)):
+    for part in parts.parts_of(num_trainable(run.encoder)):
         noise_of(part)
     assert drawn == {(SecureRandomness, "noise"): 1}
 
 
 def test_seeded_noise_is_the_same_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = loop._prepare(make_config(seeded_non_private=True), make_data(), SingleWorker())
-    law, (part, *_) = run.config.mechanism.noise(), parts.parts_of(len(run.total))
+    run = prepare(make_config(seeded_non_private=True), make_data(), SingleWorker())
+    law, (part, *_) = run.config.mechanism.noise(), parts.parts_of(num_trainable(run.encoder))
     found = []
     for device in ("cpu", "cuda"):
-        run.device = torch.device(device)
-        noise_of = loop._noise_of(run, law)
+        noise_of = run.private_step._start_noise(0, law, Elsewhere(device, run))
         assert noise_of is not None
         found.append(noise_of(part))
     assert torch.equal(*found)
 
 
 def test_private_records_are_refused_without_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "starting_encoder", lambda *_: pytest.fail("something was built"))
+    monkeypatch.setattr(step, "starting_encoder", lambda *_: pytest.fail("something was built"))
     with pytest.raises(ConfigError, match="cryptographic stream only"):
         train(make_config(secure_noise=False), make_data(private=True))
 
@@ -146,7 +147,7 @@ def _clean_and_released(
     monkeypatch: pytest.MonkeyPatch, **changes: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns a step's clean and released sums, float64 `[num_parameters]`."""
-    run = loop._prepare(
+    run = prepare(
         make_config(noise_multiplier=MULTIPLIER, sampling_prob=1.0, **changes),
         make_data(private="secure_noise" not in changes),
         SingleWorker(),
@@ -161,8 +162,8 @@ def _clean_and_released(
         released.append(total.clone())
         return norm
 
-    monkeypatch.setattr(loop, "add_in_parts", spy)
-    loop._step(run)
+    monkeypatch.setattr(private_step, "add_in_parts", spy)
+    run.take_step()
     assert len(clean) == 1
     assert float(clean[0].norm()) > 0
     return clean[0], released[0]

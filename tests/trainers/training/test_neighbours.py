@@ -8,21 +8,21 @@ import torch
 
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.sampling.stage import DrawnGroups
-from tests.trainers.conftest import make_config, make_data
-from trainers.training import loop
-from trainers.training.workers import SingleWorker
+from dpgcl_core.workers import SingleWorker
+from tests.trainers.conftest import add_clipped_sum, inputs_of_rows, make_config, make_data
+from trainers.training.step import Training, prepare
 
 CLIP = 0.1  # far below every group's gradient norm, so that each contributes its full C
 
 
-def _run(group_size: object, **changes: object) -> loop._Run:
+def _run(group_size: object, **changes: object) -> Training:
     config = make_config(group_size=group_size, l2_clip_norm=CLIP, temperature=0.05, **changes)
-    return loop._prepare(config, make_data(), SingleWorker())
+    return prepare(config, make_data(), SingleWorker())
 
 
-def _clipped_sum(run: loop._Run, groups: np.ndarray) -> torch.Tensor:
+def _clipped_sum(run: Training, groups: np.ndarray) -> torch.Tensor:
     total = torch.zeros(num_trainable(run.encoder))
-    loop._add_clipped_sum(run, DrawnGroups.all_complete(groups), total, 1)
+    add_clipped_sum(run, DrawnGroups.all_complete(groups), total, 1)
     return total.double()
 
 
@@ -53,7 +53,7 @@ def test_record_that_fills_a_slot_moves_the_clipped_sum_by_at_most_c(seed: int) 
     sums = []
     for drawn in pair:
         total = torch.zeros(num_trainable(run.encoder))
-        loop._add_clipped_sum(run, drawn, total, 1)
+        add_clipped_sum(run, drawn, total, 1)
         sums.append(total.double())
     moved = float((sums[1] - sums[0]).norm())
     assert pair[0].rows.shape == pair[1].rows.shape
@@ -80,7 +80,7 @@ def test_views_of_other_records_are_bit_equal_next_to_a_new_record() -> None:
     groups = np.arange(8).reshape(2, 4)
     exchanged = groups.copy()
     exchanged[0, 0] = 50
-    before, after = loop._inputs(run, groups, 3), loop._inputs(run, exchanged, 3)
+    before, after = inputs_of_rows(run, groups, 3), inputs_of_rows(run, exchanged, 3)
     assert torch.equal(before[1], after[1])
     assert torch.equal(before[0, 1:], after[0, 1:])
     assert not torch.equal(before[0, 0], after[0, 0])

@@ -11,13 +11,13 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.workers import SingleWorker
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.files.test_checkpoint import _crashed, _folder
 from trainers.config.optimizers import OPTIMIZERS
 from trainers.config.training import (
     OptimizerConfig,
 )
-from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.optimizers import (
     build_optimizer,
@@ -25,7 +25,7 @@ from trainers.training.optimizers import (
     load_optimizer,
     take_step,
 )
-from trainers.training.workers import SingleWorker
+from trainers.training.step import prepare
 
 
 def _parameter(
@@ -79,12 +79,12 @@ def test_adam_first_step_is_the_learning_rate() -> None:
 
 def _captured_gradient(**changes: object) -> torch.Tensor:
     """What the optimizer is given in a first step, in the order of the weights."""
-    run = loop._prepare(make_config(seeded_non_private=True, **changes), make_data(), SingleWorker())
+    run = prepare(make_config(seeded_non_private=True, **changes), make_data(), SingleWorker())
     captured: list[torch.Tensor] = []
     run.optimizer.step = lambda: captured.append(
         torch.cat([p.grad.flatten() for p in run.encoder.parameters()])
     )
-    loop._step(run)
+    run.take_step()
     return captured[0]
 
 
@@ -187,10 +187,9 @@ def test_step_is_taken_at_its_own_learning_rate(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_training_follows_the_schedule(name: str) -> None:
     optimizer = OptimizerConfig(name=name, warmup_steps=2, learning_rate_decay="linear")
-    run = loop._prepare(make_config(optimizer=optimizer), make_data(), SingleWorker())
+    run = prepare(make_config(optimizer=optimizer), make_data(), SingleWorker())
     for step in range(6):
-        loop._step(run)
-        run.step += 1
+        run.take_step()
         assert run.optimizer.param_groups[0]["lr"] == learning_rate_at(optimizer, step, 6)
 
 

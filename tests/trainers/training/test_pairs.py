@@ -17,6 +17,7 @@ from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_para
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import MAX_LOGIT_SCALE, image_text_group_loss
 from dpgcl_core.mechanism.registry import METHODS
+from dpgcl_core.workers import SingleWorker
 from tests import oracles
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import ClipNetworkConfig, TextViewConfig, TrainingConfig
@@ -25,11 +26,11 @@ from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.tasks import IMAGES, PAIRS
-from trainers.training import loop
+from trainers.training.checkpointing import Checkpointing
 from trainers.training.loop import train
 from trainers.training.microbatch import activation_bytes
+from trainers.training.step import prepare
 from trainers.training.warm_start import starting_encoder
-from trainers.training.workers import SingleWorker
 
 pytestmark = pytest.mark.ci
 
@@ -97,7 +98,7 @@ def clipped_sum(config: TrainingConfig, views: Tensor) -> tuple[Tensor, GroupRep
     total = torch.zeros(num_trainable(encoder))
     rule = config.rule()
     objective = PAIRS.objective(config, encoder, config.network)
-    report = rule.add_clipped_sum(total, encoder, objective, views, None)
+    report = rule.add_clipped_sum(total, encoder, objective, views)
     return total, report
 
 
@@ -238,12 +239,12 @@ def test_resumed_training_of_pairs_is_the_uninterrupted_one(tmp_path: Path) -> N
     config = config_of(seeded_non_private=True)
     whole = train(config, data_of(pairs())).encoder.state_dict()
     folder = CheckpointFolder(tmp_path, every_steps=1)
-    run = loop._prepare(config, data_of(pairs()), SingleWorker())
-    loop._begin(run, folder, None)
+    run = prepare(config, data_of(pairs()), SingleWorker())
+    checkpointing = Checkpointing(run, folder)
+    checkpointing.on_begin()
     for _ in range(2):
-        loop._step(run)
-        run.step += 1
-    loop._save(run, folder)
+        run.take_step()
+    checkpointing.save()
     again = train(config, data_of(pairs()), checkpoints=folder).encoder.state_dict()
     assert all(torch.equal(value, again[name]) for name, value in whole.items())
 

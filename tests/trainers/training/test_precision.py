@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,19 +16,14 @@ from dpgcl_core.clipping.types import GroupReport, num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.objective import EmbeddingObjective
-from dpgcl_core.mechanism.method import GroupRule
+from dpgcl_core.workers import SingleWorker
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import NetworkConfig
 from trainers.models import precision as network_precision
 from trainers.models.encoder import Encoder, build_encoder
-from trainers.models.precision import gradient_scale
 from trainers.tasks.images import IMAGES
-from trainers.training import loop
 from trainers.training.loop import train
-from trainers.training.precision import (
-    add_clipped_sum,
-)
-from trainers.training.workers import SingleWorker
+from trainers.training.step import prepare
 
 LOW = ("bfloat16", "float16")
 
@@ -57,9 +51,8 @@ def clipped_sum(
     encoder: Encoder, views: Tensor, config: NetworkConfig, l2_clip_norm: float = 1.0
 ) -> tuple[Tensor, GroupReport]:
     total = torch.zeros(num_trainable(encoder))
-    rule = GroupRule(clipper=GroupClipper(l2_clip_norm=l2_clip_norm))
-    objective, scale = make_objective(encoder, config), gradient_scale(config)
-    return total, add_clipped_sum(rule, total, encoder, objective, views, scale, np.random.default_rng(0))
+    clipper = GroupClipper(l2_clip_norm=l2_clip_norm, gradient_scale=config.gradient_scale)
+    return total, clipper.add_clipped_sum(total, encoder, make_objective(encoder, config), views)
 
 
 @pytest.mark.parametrize("name", LOW)
@@ -142,8 +135,8 @@ def test_low_precision_keeps_the_fast_way_of_clipping(name: str, caplog: pytest.
 
 def test_low_precision_training_keeps_the_fast_way_of_clipping(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        run = loop._prepare(make_config(network=network("bfloat16")), make_data(), SingleWorker())
-        loop._step(run)
+        run = prepare(make_config(network=network("bfloat16")), make_data(), SingleWorker())
+        run.take_step()
     assert "one by one" not in caplog.text
 
 
@@ -164,10 +157,10 @@ def test_low_precision_is_near_full_precision(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOW)
 def test_low_precision_training_keeps_weights_in_float32_and_the_sum_in_float64(name: str) -> None:
-    run = loop._prepare(make_config(network=network(name)), make_data(), SingleWorker())
-    loop._step(run)
+    run = prepare(make_config(network=network(name)), make_data(), SingleWorker())
+    run.take_step()
     assert {p.dtype for p in run.encoder.parameters()} == {torch.float32}
-    assert run.total.dtype == torch.float64
+    assert run.private_step.total.dtype == torch.float64
     assert train(make_config(network=network(name)), make_data()).metrics["num_steps_done"] == 6
 
 

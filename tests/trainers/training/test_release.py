@@ -18,6 +18,7 @@ from dpgcl_core.release import metrics as metric_policy
 from dpgcl_core.release.metrics import METRICS, Release
 from dpgcl_core.release.noised_counts import noised_count, split_public
 from dpgcl_core.sampling.records import ids_from_names
+from dpgcl_core.workers import SingleWorker
 from tests.trainers.conftest import make_config, make_data, make_held_out, make_records, make_slots
 from trainers.config.training import EvaluationConfig, NetworkConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
@@ -25,11 +26,11 @@ from trainers.data.loading import is_split_held_out, split_held_out
 from trainers.data.records import Records
 from trainers.files.checkpoint import CheckpointFolder, Grant, write_grant
 from trainers.models.encoder import build_encoder
-from trainers.training import loop, release
+from trainers.training import release
 from trainers.training.loop import train
 from trainers.training.observe import Observer
 from trainers.training.release import correct_counts
-from trainers.training.workers import SingleWorker
+from trainers.training.step import Training, prepare
 
 SHARE = 0.3
 TRAINED, SCORED = split_public(60, SHARE)
@@ -116,7 +117,7 @@ def test_noised_numbers_need_to_be_asked_for() -> None:
 
 def test_noised_score_is_the_noised_count_over_the_public_number() -> None:
     config, data = _config(), _data()
-    encoder = loop._prepare(config, data, SingleWorker()).encoder
+    encoder = prepare(config, data, SingleWorker()).encoder
     scored = data.scored.take(np.arange(SCORED) > 0)  # type: ignore[union-attr]  # a slot is empty
     scores = release.noised_scores(encoder, data.index, scored, config, np.random.default_rng(3), "cpu")
     generator = np.random.default_rng(3)
@@ -133,7 +134,7 @@ def test_public_divisor_does_not_follow_the_held_out_records() -> None:
 def test_one_record_moves_every_count_by_at_most_one() -> None:
     """Each held-out record in turn is removed: counts move by its own answer, nothing else."""
     config, data = _config(), _data()
-    encoder, scored = loop._prepare(config, data, SingleWorker()).encoder, data.scored
+    encoder, scored = prepare(config, data, SingleWorker()).encoder, data.scored
     whole = correct_counts(encoder, data.index, scored, config, "cpu")
     moved = set()
     for record in range(len(scored)):
@@ -147,7 +148,7 @@ def test_one_record_moves_every_count_by_at_most_one() -> None:
 def test_all_held_out_records_are_scored_whatever_the_cap_on_queries() -> None:
     """With a cap a new record would push another one out, and a count could move by two."""
     data, few = _data(), dataclasses.replace(NOISED, max_query_records=1)
-    encoder = loop._prepare(_config(), data, SingleWorker()).encoder
+    encoder = prepare(_config(), data, SingleWorker()).encoder
     capped, free = (
         correct_counts(encoder, data.index, data.scored, _config(evaluation=evaluation), "cpu")
         for evaluation in (few, NOISED)
@@ -237,7 +238,7 @@ class _Ones:
 
 def test_score_of_private_records_is_hidden_whoever_computes_it() -> None:
     """`check_release` refuses such data; this is the second lock."""
-    run = loop._prepare(make_config(), make_data(private=True), SingleWorker())
+    run = prepare(make_config(), make_data(private=True), SingleWorker())
     assert run.observer.visible({"knn_accuracy": 0.5, "epsilon": 1.0}) == {"epsilon": 1.0}
 
 
@@ -355,7 +356,7 @@ class _Leaky:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, canary: float) -> None:
         self.planted: dict[str, set[float]] = {}
-        original_visible, original_step = metric_policy.visible, loop._step
+        original_visible, original_step = metric_policy.visible, Training.take_step
         clock = iter(range(10**6))
 
         def visible(values: dict[str, float], **who: bool) -> dict[str, float]:
@@ -363,14 +364,14 @@ class _Leaky:
                 self.planted.setdefault(name, set()).add(float(values[name]))
             return original_visible(values, **who)
 
-        def step(run: loop._Run) -> None:
+        def step(run: Training) -> None:
             original_step(run)
             every = {name: canary + number for number, name in enumerate(sorted(PRIVATE_ONLY))}
-            run.observer.note(run.step, every)
+            run.observer.note(run.num_steps_done - 1, every)
             run.observer.final.update(run.observer.visible(every))
 
         monkeypatch.setattr(metric_policy, "visible", visible)
-        monkeypatch.setattr(loop, "_step", step)
+        monkeypatch.setattr(Training, "take_step", step)
         monkeypatch.setattr(Observer, "wants", lambda self, step: True)
         monkeypatch.setattr(time, "perf_counter", lambda: canary * next(clock))
 
@@ -432,10 +433,10 @@ def test_exception_with_a_private_number_is_told_without_it(
 ) -> None:
     ray_worker = pytest.importorskip("trainers.ray_worker")
 
-    def fail(run: loop._Run) -> None:
+    def fail(run: Training) -> None:
         raise RuntimeError(f"train_loss = {CANARY!r}")
 
-    monkeypatch.setattr(loop, "_step", fail)
+    monkeypatch.setattr(Training, "take_step", fail)
     told = {}
     for public in (True, False):
         monkeypatch.setattr(ray_worker.ray, "get", lambda ref: _data(train_is_public=ref))

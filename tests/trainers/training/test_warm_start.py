@@ -15,6 +15,7 @@ from torch import Tensor
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.ledger.chain import Head
 from dpgcl_core.release.metrics import is_reference
+from dpgcl_core.workers import SingleWorker
 from sweeps.service.storage.folder import config_hash
 from tests.sweeps import support
 from tests.trainers.conftest import make_config, make_data
@@ -34,11 +35,10 @@ from trainers.models.clip.encoder import ImageTextEncoder, synthetic_pairs
 from trainers.models.encoder import build_encoder
 from trainers.tasks.scoring import all_scores
 from trainers.tasks.task import task_of
-from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
+from trainers.training.step import prepare
 from trainers.training.warm_start import read_warm_start, starting_encoder, warm_start_note
-from trainers.training.workers import SingleWorker
 
 SHAPE = (1, 8, 8)
 
@@ -67,7 +67,7 @@ def private(tmp_path: Path) -> Path:
 
 
 def test_training_starts_from_the_given_weights(public: Path) -> None:
-    run = loop._prepare(_config(public), make_data(), SingleWorker())
+    run = prepare(_config(public), make_data(), SingleWorker())
     assert same_weights(_own_state(), run.encoder)
     assert not same_weights(_own_state(), starting_encoder(_config(public, warm_start=None), SHAPE))
 

@@ -13,11 +13,11 @@ import torch.multiprocessing as mp
 
 from dpgcl_core.sampling.slots import SampledGroups
 from dpgcl_core.sampling.stage import DrawnGroups
+from dpgcl_core.workers import DistributedWorkers, SingleWorker, current_workers
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.training.test_averaging import BYOL, _config, _weights
-from trainers.training import loop
 from trainers.training.loop import train
-from trainers.training.workers import DistributedWorkers, SingleWorker, current_workers
+from trainers.training.step import prepare
 
 # Imported once; every worker is a fork. The first optimizer of a process would import torch's compiler.
 mp.set_forkserver_preload([__name__, "torch._dynamo"])
@@ -70,12 +70,12 @@ def test_workers_have_the_law_of_one(count: int, group_size: object, tmp_path: P
 
 
 def _save_noise(rank: int, folder: Path) -> None:
-    run = loop._prepare(make_config(), make_data(), current_workers())
+    run = prepare(make_config(), make_data(), current_workers())
     gradients = []
     run.optimizer.step = lambda: gradients.extend(p.grad.flatten().clone() for p in run.encoder.parameters())
     nothing = DrawnGroups.all_complete(np.empty((0, 4), dtype=np.int64))
     SampledGroups.draw = lambda *_, **__: nothing
-    loop._step(run)
+    run.take_step()
     noise = torch.cat(gradients) * run.config.mechanism.divisor
     torch.save(noise, folder / f"{rank}.pt")
 
@@ -110,10 +110,9 @@ def test_groups_are_shared_whole_with_their_mask(tmp_path: Path) -> None:
 
 
 def _average_and_save(rank: int, folder: Path, changes: dict[str, object]) -> None:
-    run = loop._prepare(_config(**changes), make_data(), current_workers())
+    run = prepare(_config(**changes), make_data(), current_workers())
     for _ in range(3):
-        loop._step(run)
-        run.step += 1
+        run.take_step()
     assert run.average is not None
     torch.save(_weights(run.average.network), folder / f"{rank}.pt")
 
@@ -121,10 +120,9 @@ def _average_and_save(rank: int, folder: Path, changes: dict[str, object]) -> No
 @pytest.mark.ci
 @pytest.mark.parametrize("changes", [{}, BYOL], ids=["averaged", "target"])
 def test_every_worker_holds_the_average_of_one(changes: dict[str, object], tmp_path: Path) -> None:
-    run = loop._prepare(_config(**changes), make_data(), SingleWorker())
+    run = prepare(_config(**changes), make_data(), SingleWorker())
     for _ in range(3):
-        loop._step(run)
-        run.step += 1
+        run.take_step()
     assert run.average is not None
     expected = _weights(run.average.network)
     _spawn(_average_and_save, 2, tmp_path, changes)

@@ -11,47 +11,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dp_accounting import dp_event
-from torch import Tensor, nn
 
 from dpgcl_core.accounting.fixed_size import FixedSizeGaussians, calibrate_fixed_size
 from dpgcl_core.clipping.clipper import gamma_of
-from dpgcl_core.clipping.types import GroupReport, Objective
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.losses.objective import embedding_of
 from dpgcl_core.mechanism.method import LossSettings, Method
 from dpgcl_core.mechanism.numbers import REPLACE_ONE, PublicNumbers, RecordRange
+from dpgcl_core.methods.baselines.capped import OfOneBatch
 from dpgcl_core.methods.baselines.dpcl.statistics import DpBarlowTwins, DpSimClr
-from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.fixed_size import FixedSizeSampler
 from dpgcl_core.sampling.groups import Grouper, WholeBatch
 
 _VARIANCE_FLOOR = 1e-3
 _OFF_DIAGONAL_WEIGHT = 5e-3
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TwoViews:
-    """A rule of `dpgcl_core.methods.baselines.dpcl.statistics`."""
-
-    inner: DpSimClr | DpBarlowTwins
-    whole_batch: bool = True
-    needs_draws: bool = True
-
-    def add_clipped_sum(
-        self,
-        total: Tensor,
-        model: nn.Module,
-        objective: Objective,
-        inputs: Any,
-        generator: Draws | None,
-        complete: Tensor | None = None,
-    ) -> GroupReport:
-        assert generator is not None
-        embed = embedding_of(objective)
-        return self.inner.add_clipped_sum(total, model, embed, inputs, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +119,9 @@ def batch_size(numbers: PublicNumbers) -> int:
 class DpclSimClr(Dpcl):
     """SimCLR."""
 
-    def rule(self, numbers: PublicNumbers, loss: LossSettings) -> _TwoViews:
-        return _TwoViews(
+    def rule(self, numbers: PublicNumbers, loss: LossSettings) -> OfOneBatch:
+        return OfOneBatch(
+            needs_draws=True,
             inner=DpSimClr(
                 l2_clip_norm=numbers.l2_clip_norm,
                 gamma=gamma_of(numbers.clipping),
@@ -154,7 +129,7 @@ class DpclSimClr(Dpcl):
                 guarantee_label="proven" if self.label == "proven" else "as-published",
                 temperature=loss.temperature,
                 similarity_noise_multiplier=numbers.noise_multiplier if self.num_mechanisms > 1 else 0.0,
-            )
+            ),
         )
 
 
@@ -162,9 +137,10 @@ class DpclSimClr(Dpcl):
 class DpclBarlow(Dpcl):
     """Barlow Twins."""
 
-    def rule(self, numbers: PublicNumbers, loss: LossSettings) -> _TwoViews:
+    def rule(self, numbers: PublicNumbers, loss: LossSettings) -> OfOneBatch:
         noise = numbers.noise_multiplier if self.num_mechanisms > 1 else 0.0
-        return _TwoViews(
+        return OfOneBatch(
+            needs_draws=True,
             inner=DpBarlowTwins(
                 l2_clip_norm=numbers.l2_clip_norm,
                 gamma=gamma_of(numbers.clipping),
@@ -174,7 +150,7 @@ class DpclBarlow(Dpcl):
                 variance_noise_multiplier=noise,
                 variance_floor=_VARIANCE_FLOOR,
                 off_diagonal_weight=_OFF_DIAGONAL_WEIGHT,
-            )
+            ),
         )
 
 

@@ -1,0 +1,111 @@
+"""The scores of one training: before it, on the way, noised, and at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trainers.data.dataset import image_shape_of
+from trainers.files.checkpoint import holds_noised_scores
+from trainers.files.outcomes import Outcomes
+from trainers.models.networks import AnyEncoder
+from trainers.tasks.scoring import all_scores, public_outcomes
+from trainers.training.release import noised_scores
+from trainers.training.step import Training
+from trainers.training.warm_start import starting_encoder
+
+
+@dataclass(kw_only=True, eq=False)
+class Scorer:
+    """Scores one training's networks, on the first worker.
+
+    Attributes:
+      training: whose networks these are.
+      at_start: scores of the start, before the release policy.
+      seconds: spent on scores on the way.
+    """
+
+    training: Training
+    at_start: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def score_start(self) -> None:
+        """Score the start, and the same network at random weights, where that is asked for."""
+        training = self.training
+        config = training.config
+        if not config.evaluation.also_untrained:
+            return
+        if config.starts_at_random:
+            self.at_start = self._computed(prefix="untrained_")
+            return
+        is_private = config.warm_start is not None and config.warm_start.private is not None
+        self.at_start = self._computed(prefix="private_start_" if is_private else "public_start_")
+        random = dataclasses.replace(config, warm_start=None)
+        if training.is_first_worker and random.starts_at_random:
+            shape = image_shape_of(training.data.train)
+            network = starting_encoder(random, shape)
+            training.task.place(network, next(training.encoder.parameters()).device, shape)
+            self.at_start |= self._computed(network, prefix="untrained_")
+
+    def score_on_the_way(self) -> dict[str, float]:
+        """Record and return scores of the iterate: functions of released ones, seen where final ones are."""
+        training = self.training
+        if not training.observer.wants_scores(training.num_steps_done):
+            return {}
+        started = time.perf_counter()
+        scores = training.observer.visible(self._computed(with_probes=False))
+        training.observer.note_during(training.num_steps_done, scores)
+        self.seconds += time.perf_counter() - started
+        return scores
+
+    def draw_noised_scores(self, before_drawing: Callable[[], object] | None) -> bool:
+        """Draw the noised scores, once: a resume has them from its checkpoint. Return whether it drew."""
+        training = self.training
+        data, final, step = training.data, training.observer.final, training.private_step
+        is_drawn = data.index is None or data.scored is None or holds_noised_scores(final)
+        if is_drawn or not training.is_first_worker:
+            return False
+        assert data.index is not None
+        assert data.scored is not None
+        scores = noised_scores(
+            training.released,
+            data.index,
+            data.scored,
+            training.config,
+            step.randomness.generator(training.num_steps_done, "score noise"),
+            next(training.encoder.parameters()).device,
+            num_summed=step.randomness.num_summed_normals,
+            before_drawing=before_drawing,
+        )
+        final.update(training.observer.visible(scores))
+        return True
+
+    def score_end(self) -> dict[str, float]:
+        """Return the scores of the network that is released, before the release policy."""
+        return self._computed()
+
+    def outcomes(self, at_end: dict[str, float]) -> Outcomes | None:
+        """Return the outcomes of start and end, record by record, where evaluation records are public."""
+        return public_outcomes(self.at_start | at_end, self.training.data, self.training.config)
+
+    def _computed(
+        self, network: AnyEncoder | None = None, *, prefix: str = "", with_probes: bool = True
+    ) -> dict[str, float]:
+        """Return the scores of a network, the released one unless given, with their outcomes.
+
+        None are computed where none may be seen.
+        """
+        training = self.training
+        if not training.is_first_worker:
+            return {}
+        return all_scores(
+            training.task,
+            training.released if network is None else network,
+            training.data,
+            training.config,
+            device=next(training.encoder.parameters()).device,
+            prefix=prefix,
+            with_probes=with_probes,
+        )

@@ -1,0 +1,242 @@
+"""A training under way: its networks, its private step, and what a step reads and changes.
+
+Stages 2 to 9 stand in `dpgcl_core.private_step`; here are stage 4, the inputs, and what the private gradient
+is used for. What depends on the kind of records is the task's (`trainers.tasks.task`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.capture import CapturedPasses
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.isolation import refuse_changed_state, unwritten, whole_state
+from dpgcl_core.clipping.types import GroupInputs, no_sum, trainable_parameters
+from dpgcl_core.mechanism.passes import groups_of_a_pass
+from dpgcl_core.private_step import PrivateStep
+from dpgcl_core.sampling.groups import BATCH
+from dpgcl_core.sampling.stage import DrawnGroups
+from dpgcl_core.workers import Workers
+from trainers.config.training import TrainingConfig
+from trainers.data.dataset import TrainingData, image_shape_of
+from trainers.models.encoder import device_named
+from trainers.models.networks import AnyEncoder
+from trainers.tasks.task import AnyTask, task_of
+from trainers.training.allocation import keep_freed_memory
+from trainers.training.averaging import WeightAverage, average_of
+from trainers.training.foreign import refuse_mixing_network
+from trainers.training.microbatch import max_views
+from trainers.training.observe import ObservedStep, Observer
+from trainers.training.optimizers import build_optimizer, learning_rate_at, take_step
+from trainers.training.release import check_release
+from trainers.training.warm_start import starting_encoder
+
+_MIN_THREADS = 2
+"""Beside a GPU one draws noise, one makes views, and neither waits for the other."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Training:
+    """The moving parts of one training.
+
+    Attributes:
+      config, data: as of `trainers.train`.
+      task: that the network is for.
+      encoder: the network that is trained.
+      average: of its iterates, where there is one.
+      optimizer: of the trained weights.
+      observer: keeps what may leave the training on the way.
+      private_step: of the mechanism on the network.
+      threads: for views and noise.
+      networks: all that a step runs, with the state that no pass may change.
+      num_steps_done: steps that were made, those before a resume included.
+    """
+
+    config: TrainingConfig
+    data: TrainingData
+    task: AnyTask
+    encoder: AnyEncoder
+    average: WeightAverage | None
+    optimizer: torch.optim.Optimizer
+    observer: Observer
+    private_step: PrivateStep
+    threads: ThreadPoolExecutor
+    networks: list[tuple[nn.Module, dict[str, Any]]]
+    num_steps_done: int = 0
+
+    @property
+    def released(self) -> AnyEncoder:
+        """The network that is scored and returned."""
+        return self.average.network if self.average and self.config.optimizer.ema_decay else self.encoder
+
+    @property
+    def is_first_worker(self) -> bool:
+        """Whether this process draws, scores and saves for all."""
+        return self.private_step.workers.rank == 0
+
+    def take_step(self) -> None:
+        """Make one private step; an empty draw is a step like any other."""
+        step, private_step = self.num_steps_done, self.private_step
+        groups = self.in_one_shape(private_step.draw(step, len(self.data.train)))
+        observed = ObservedStep(
+            observer=self.observer,
+            step=step,
+            workers=private_step.workers,
+            randomness=private_step.randomness,
+            norm_without_augmentation=self._norm_without_augmentation,
+        )
+        inputs_of = partial(self.inputs, groups, num_augmentations=self.config.num_augmentations)
+        private_step.take(step, groups, inputs_of, self.update, observed)
+        self.num_steps_done += 1
+
+    def in_one_shape(self, groups: DrawnGroups) -> DrawnGroups:
+        """Return groups filled up, so that inputs, too, are made in one shape, whatever was drawn.
+
+        Else the rounding of a record's views could follow how many are made beside them.
+        """
+        step = self.private_step
+        return groups if step.rule.whole_batch else groups.filled_up(step.groups_at_once)
+
+    def inputs(self, groups: DrawnGroups, part: slice, *, num_augmentations: int) -> GroupInputs:
+        """Return what the objective takes of some groups, `[groups, group_size, views, ...]` each."""
+        return self.task.inputs(
+            self.config,
+            self.encoder,
+            self.data.train,
+            groups.rows[part],
+            step=self.num_steps_done,
+            num_augmentations=num_augmentations,
+        )
+
+    def update(self, gradient: Tensor) -> None:
+        """Apply the private gradient `[num_parameters]`: post-processing from here on."""
+        config, step = self.config, self.num_steps_done
+        rate = learning_rate_at(config.optimizer, step, config.mechanism.num_steps)
+        take_step(self.optimizer, trainable_parameters(self.encoder), gradient, learning_rate=rate)
+        self.task.after_step(self.encoder)
+        if self.average:
+            self.average.update(self.encoder, step)
+
+    def refuse_changed_networks(self) -> None:
+        """Refuse networks of which a pass changed more than the optimizer may: it would be released."""
+        for network, before in self.networks:
+            refuse_changed_state(network, before)
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Refuse what passes write to networks; of this package's own, to all but their weights."""
+        foreign = [network for network, _ in self.networks] if self.config.network.is_foreign else []
+        with unwritten(*foreign):
+            yield
+        self.refuse_changed_networks()
+
+    def _norm_without_augmentation(self, groups: DrawnGroups) -> float:
+        """Return the norm of the clean sum with num_augmentations = 0, on the same groups and views."""
+        bare = no_sum(self.encoder)
+        inputs_of = partial(self.inputs, groups, num_augmentations=0)
+        self.private_step.add_clipped_sum(bare, self.num_steps_done, groups, inputs_of)
+        self.private_step.workers.sum_at_first(bare)
+        return float(torch.linalg.vector_norm(bare))
+
+
+def prepare(
+    config: TrainingConfig, data: TrainingData, workers: Workers, memory_share: float = 1.0
+) -> Training:
+    """Return a training before its first step.
+
+    Args:
+      config, data, workers, memory_share: as of `trainers.train`.
+
+    Raises:
+      ConfigError: as `trainers.train`.
+    """
+    check_release(config, data)
+    randomness = config.randomness(data_are_private=not data.train_is_public)
+    torch.set_num_threads(config.performance.threads_per_worker)
+    keep_freed_memory()
+    device = device_named(config.performance.device)
+    task, shape = task_of(config), image_shape_of(data.train)
+    task.check(config, data.train)
+    encoder = starting_encoder(config, shape)
+    task.check_network(config, encoder, shape)
+    task.place(encoder, device, shape)
+    views_that_fit = max_views(config, encoder, shape, memory_share=memory_share)
+    refuse_mixing_network(config, encoder, shape, views_that_fit)
+    average = average_of(config, encoder)
+    target = average.network if average and config.mechanism.rules.needs_target else None
+    at_once = groups_at_once(config, task, views_that_fit, workers.count)
+    passes = CapturedPasses() if repeats_passes(config, device) else None
+    rule = config.rule(at_once)
+    if isinstance(rule, GroupClipper):
+        rule = replace(rule, passes=passes)
+    num_threads = max(_MIN_THREADS, config.performance.threads_per_worker)
+    threads = ThreadPoolExecutor(num_threads)
+    networks: list[nn.Module] = [encoder, *([average.network] if average else [])]
+    private_step = PrivateStep(
+        mechanism=config.mechanism,
+        model=encoder,
+        objective=task.objective(config, encoder, config.network, target),
+        rule=rule,
+        groups_at_once=at_once,
+        randomness=randomness,
+        workers=workers,
+        watch=lambda: training.watch(),
+        threads=threads,
+        num_noise_threads=num_threads - 1,  # one is left for the views
+        makes_inputs_ahead=config.performance.prefetch,
+        total=no_sum(encoder),
+    )
+    training = Training(
+        config=config,
+        data=data,
+        task=task,
+        encoder=encoder,
+        average=average,
+        optimizer=build_optimizer(config.optimizer, trainable_parameters(encoder)),
+        observer=Observer(
+            config, train_is_public=data.train_is_public, evaluation_is_public=data.evaluation_is_public
+        ),
+        private_step=private_step,
+        threads=threads,
+        networks=[(network, whole_state(network)) for network in networks],
+    )
+    if passes is not None:
+        _capture_pass(training, passes, shape)
+    return training
+
+
+def groups_at_once(config: TrainingConfig, task: AnyTask, views_that_fit: int, num_workers: int) -> int:
+    """Return how many groups go through the network together: a public number; `batch` is one group."""
+    size = config.mechanism.group_size
+    if size == BATCH:
+        return 1
+    most = max(1, views_that_fit // (int(size) * task.num_views(config, config.num_augmentations)))
+    return groups_of_a_pass(config.mechanism, most=most, num_workers=num_workers)
+
+
+def repeats_passes(config: TrainingConfig, device: torch.device) -> bool:
+    """Whether a GPU may replay passes: network and loss are this package's, and the same at every step."""
+    return not (device.type != "cuda" or config.network.is_foreign or config.mechanism.rules.needs_target)
+
+
+def _capture_pass(training: Training, passes: CapturedPasses, image_shape: tuple[int, ...]) -> None:
+    """Let a GPU capture the training's pass, on groups of zeros that contribute nothing."""
+    config, step = training.config, training.private_step
+    size = config.mechanism.group_size
+    if size == BATCH or step.rule.whole_batch or step.rule.needs_draws:
+        return
+    num_views = training.task.num_views(config, config.num_augmentations)
+    shape = (step.groups_at_once, int(size), num_views)
+    inputs = training.task.blank_inputs(training.encoder, image_shape, shape)
+    assert step.total is not None
+    with passes.capturing():
+        nothing = torch.zeros(step.groups_at_once, dtype=torch.bool)
+        step.rule.add_clipped_sum(step.total, training.encoder, step.objective, inputs, nothing)
