@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpgcl_core import private_step
 from dpgcl_core.clipping import capture
 from dpgcl_core.clipping.types import GroupBatch, GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
