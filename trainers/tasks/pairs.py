@@ -12,13 +12,8 @@ from torch import Tensor
 
 from dpgcl_core.clipping.types import Embed
 from dpgcl_core.errors import ConfigError
-from trainers.config.training import (
-    TOWERS,
-    AnyNetworkConfig,
-    ClipNetworkConfig,
-    NetworkConfig,
-    TrainingConfig,
-)
+from trainers.config.networks import AnyNetworkConfig, ClipNetworkConfig, NetworkConfig
+from trainers.config.training import TOWERS, TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
@@ -64,7 +59,7 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     ) -> ImageTextEncoder:
         return starting_clip(
             _network(config),
-            start=config.warm_start,
+            start=None if given is None else config.warm_start,
             seed=config.public_seed,
             temperature=config.temperature,
         )
@@ -170,5 +165,5 @@ def pair_views(
 
 
 def _network(config: TrainingConfig) -> ClipNetworkConfig:
-    assert isinstance(config.network, ClipNetworkConfig)
-    return config.network
+    assert isinstance(config.encoder, ClipNetworkConfig)
+    return config.encoder
