@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
 from trainers.models.clip.published import ClipSpec
-from trainers.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import open_clip
 
 CLIP_VOCABULARY = 49_408
 _BYTES_AND_ENDS = 512 + 2
@@ -125,10 +125,7 @@ def write_merges(path: Path, vocabulary: int) -> None:
             f"a vocabulary must have {_BYTES_AND_ENDS} to {CLIP_VOCABULARY} tokens, of which "
             f"{_BYTES_AND_ENDS} are bytes and ends; got {vocabulary}"
         )
-    ensure_torchvision_import()
-    from open_clip.tokenizer import default_bpe
-
-    with gzip.open(default_bpe(), "rt", encoding="utf-8") as source:
+    with gzip.open(open_clip().tokenizer.default_bpe(), "rt", encoding="utf-8") as source:
         lines = source.read().split("\n")[: 1 + vocabulary - _BYTES_AND_ENDS]  # the first is a heading
     # No date and no name in the file: the same vocabulary is the same bytes.
     path.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
@@ -144,11 +141,9 @@ def write_fast_tokenizer(folder: Path, merges: Path) -> None:
       folder: that `open_clip.get_tokenizer("local-dir:FOLDER")` is given.
       merges: as `write_merges` wrote them.
     """
-    ensure_torchvision_import()
-    import open_clip
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-    plain: Any = open_clip.SimpleTokenizer(bpe_path=str(merges))
+    plain = open_clip().SimpleTokenizer(bpe_path=str(merges))
     start, end = "<start_of_text>", "<end_of_text>"
     tokenizer: Any = Tokenizer(
         models.BPE(
@@ -179,28 +174,23 @@ _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 def _tokenizer(spec: ClipSpec) -> Any:
     """open_clip's tokeniser: texts to tokens when it is called, and back with `decode`."""
-    ensure_torchvision_import()
-    import open_clip
-
     text = spec.architecture["text_cfg"]
     if text.get("hf_tokenizer_name") or "siglip" in spec.name.lower():
         return _of_open_clip(spec.name)
     vocabulary = min(int(text.get("vocab_size", CLIP_VOCABULARY)), CLIP_VOCABULARY)
     if vocabulary == CLIP_VOCABULARY:
-        return open_clip.SimpleTokenizer(**text.get("tokenizer_kwargs", {}))
+        return open_clip().SimpleTokenizer(**text.get("tokenizer_kwargs", {}))
     with tempfile.TemporaryDirectory() as folder:
         merges = Path(folder) / "merges.txt.gz"
         write_merges(merges, vocabulary)
-        return open_clip.SimpleTokenizer(bpe_path=str(merges))
+        return open_clip().SimpleTokenizer(bpe_path=str(merges))
 
 
 def _of_open_clip(name: str) -> Any:
     """A tokeniser that open_clip takes from transformers, from the network or its cache."""
-    import open_clip
-
     folder = Path(name.removeprefix("local-dir:")).expanduser()
     try:
-        return open_clip.get_tokenizer(f"local-dir:{folder}" if folder.is_dir() else name)
+        return open_clip().get_tokenizer(f"local-dir:{folder}" if folder.is_dir() else name)
     except Exception as error:  # no network, or a file is missing: each library has its own
         raise ConfigError(
             f"the tokeniser of CLIP model {name} cannot be loaded here ({type(error).__name__}): put its "
