@@ -32,23 +32,14 @@ from torch import Tensor
 
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
+from trainers.config.networks import NetworkConfig, NetworkOptions, ViewConfig
+from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
 from trainers.config.settings import TrainingOptions
-from trainers.config.training import (
-    NetworkConfig,
-    NetworkOptions,
-    ObjectiveConfig,
-    OptimizerConfig,
-    ViewConfig,
-)
 from trainers.config.tree import changed
-from trainers.data.loading import (
-    BUILTIN_DATASETS,
-    Records,
-    TrainingData,
-    check_dataset_name,
-    load_dataset,
-    modality_of_name,
-)
+from trainers.data.dataset import TrainingData
+from trainers.data.loading import check_dataset_name, load_dataset, modality_of_name
+from trainers.data.records import Records
+from trainers.data.registry import BUILTIN_DATASETS
 from trainers.evaluation.features import first_by_hash, frozen
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.training.loop import train

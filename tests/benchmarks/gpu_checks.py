@@ -25,8 +25,9 @@ from dpgcl_core.clipping.one_pass import as_layers_run
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.mechanism.method import GroupRule
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from trainers.config.nodes import OptimizerConfig
 from trainers.config.optimizers import OPTIMIZERS
-from trainers.config.training import OptimizerConfig, TrainingConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.models.clip.published import CLIP_TINY

@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 from dpgcl_core.errors import ConfigError
-from trainers.config.networks import WarmStart
-from trainers.config.training import ClipNetworkConfig
+from trainers.config.networks import ClipNetworkConfig, WarmStart
 from trainers.models.clip.adapters import lora_of
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
 from trainers.models.clip.published import CONFIG_FILE, RANDOM, SHIPPED, ClipConfig, ClipSpec, find_clip
