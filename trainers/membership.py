@@ -32,7 +32,13 @@ from torch import Tensor
 
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
-from trainers.config.networks import NetworkConfig, NetworkOptions, ViewConfig
+from trainers.config.networks import (
+    NetworkConfig,
+    NetworkOptions,
+    ViewConfig,
+    require_least,
+    require_positive,
+)
 from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed
@@ -206,13 +212,9 @@ class MembershipOptions:
                 "membership inference compares views of one image, and is not made for pairs of images and "
                 f"texts; got {self.dataset}: give images, such as digits"
             )
-        if not 0 < self.epsilon < math.inf:
-            raise ConfigError(f"epsilon must be positive and finite; got {self.epsilon}")
-        for name in ("num_members", "num_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if self.num_views < 2:
-            raise ConfigError(f"num_views must be at least 2; got {self.num_views}")
+        require_positive(self, "epsilon")
+        require_least(self, 1, "num_members", "num_steps")
+        require_least(self, 2, "num_views")
 
 
 def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
