@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from trainers.torchvision_import import open_clip
 
 CLIP_VOCABULARY = 49_408
 _BYTES_AND_ENDS = 512 + 2
-_BATCH = 4096
 _MOST_KNOWN = 2**18
 """Captions whose tokens are kept: some hundred megabytes."""
 
@@ -65,21 +65,14 @@ class ClipTokenizer:
     def __init__(self, spec: ClipSpec) -> None:
         self.context_length = spec.context_length
         self._tokenizer = _tokenizer(spec)
-        self._known: dict[str, tuple[Tensor, bool]] = {}
+        self._tokens_of = lru_cache(_MOST_KNOWN)(self._tokenise)
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
         """Return the tokens of captions, in their order; a caption is tokenised once."""
-        new = [caption for caption in dict.fromkeys(captions) if caption not in self._known]
-        if len(self._known) + len(new) > _MOST_KNOWN:
-            self._known.clear()
-            new = list(dict.fromkeys(captions))
-        for start in range(0, len(new), _BATCH):
-            some = new[start : start + _BATCH]
-            self._known.update(zip(some, self._batch(some), strict=True))
-        found = [self._known[caption] for caption in captions]
-        empty = torch.zeros(0, self.context_length, dtype=torch.int32)
+        found = [self._tokens_of(caption) for caption in captions]
+        empty = torch.zeros(0, self.context_length, dtype=torch.int64)
         return Tokens(
-            tokens=torch.stack([tokens for tokens, _ in found]).long() if found else empty.long(),
+            tokens=torch.stack([tokens for tokens, _ in found]).long() if found else empty,
             num_truncated=sum(cut for _, cut in found),
         )
 
@@ -93,21 +86,19 @@ class ClipTokenizer:
         """
         return re.sub(r" (?=[.,;:!?])", "", self._tokenizer.decode(list(tokens)).strip())
 
-    def _batch(self, captions: list[str]) -> list[tuple[Tensor, bool]]:
-        """Only a caption that fills its context may go on, and is tokenised with one place more to see.
+    def _tokenise(self, caption: str) -> tuple[Tensor, bool]:
+        """Return the tokens of a caption, and whether it was cut.
 
-        The last two places are looked at, for some vocabularies pad with their end token.
+        Only one that fills its context may go on, and is tokenised with one place more to see. The last two
+        places are looked at, for some vocabularies pad with their end token.
         """
-        found: Tensor = self._tokenizer(["", *captions], context_length=self.context_length)
-        padding, tokens = found[0, -1], found[1:]
-        is_full = (tokens[:, -2:] != padding).any(1)
-        cut = torch.zeros(len(captions), dtype=torch.bool)
-        if is_full.any():
-            full = [captions[i] for i in is_full.nonzero()[:, 0].tolist()]
-            longer: Tensor = self._tokenizer(full, context_length=self.context_length + 1)
-            # One place more is no padding, or moves the end token.
-            cut[is_full] = (longer[:, :-1] != tokens[is_full]).any(1) | (longer[:, -1] != padding)
-        return list(zip(tokens.int(), cut.tolist(), strict=True))
+        empty, tokens = self._tokenizer(["", caption], context_length=self.context_length)
+        padding = empty[-1]
+        if (tokens[-2:] == padding).all():
+            return tokens.int(), False
+        longer: Tensor = self._tokenizer([caption], context_length=self.context_length + 1)[0]
+        # One place more is no padding, or moves the end token.
+        return tokens.int(), bool((longer[:-1] != tokens).any() or longer[-1] != padding)
 
 
 def write_merges(path: Path, vocabulary: int) -> None:
