@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import numpy as np
 import torch
@@ -69,11 +68,8 @@ def embed_with_towers(options: EmbedOptions) -> None:
             f"{options.features}: leave it out"
         )
     encoder, description = load_clip(options.model)
-    how: dict[str, Any] = {
-        "device": chosen_device(options.device),
-        "batch_size": options.batch_size or PAIRS_AT_ONCE,
-    }
-    found = Embeddings()
+    encoder.to(chosen_device(options.device))
+    found, batch_size = Embeddings(), options.batch_size or PAIRS_AT_ONCE
     if options.images is not None:
         dataset = load_at_size(
             options.images, encoder.spec.image_size, options.pairs, options.max_image_pixels
@@ -83,9 +79,9 @@ def embed_with_towers(options: EmbedOptions) -> None:
                 f"{options.images} has captions of its own: embed the texts in a run of their own, without "
                 "--images"
             )
-        found = embed_source(encoder, dataset, **how)
+        found = embed_source(encoder, dataset, batch_size)
     if options.texts is not None:
-        found = embed_texts(encoder, read_captions(options.texts), beside=found, **how)
+        found = embed_texts(encoder, read_captions(options.texts), found, batch_size)
     write_embeddings(options.to, found, model=description, features="unit embeddings")
     sides = {"images": found.images, "texts": found.texts}
     counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)

@@ -84,27 +84,18 @@ class Embeddings:
         return found
 
 
-def embed_source(
-    encoder: ImageTextEncoder,
-    dataset: Dataset,
-    *,
-    device: torch.device | str = "cpu",
-    batch_size: int = PAIRS_AT_ONCE,
-) -> Embeddings:
+def embed_source(encoder: ImageTextEncoder, dataset: Dataset, batch_size: int = PAIRS_AT_ONCE) -> Embeddings:
     """Return the embeddings of all images of a data set, and of all their captions where it has some.
 
     Args:
-      encoder: an exported one; it is moved to `device`.
+      encoder: an exported one, on any device.
       dataset: its images are of the model's size; test images come after the training images.
-      device: where to compute.
       batch_size: images or captions passed at once; changes nothing beyond rounding.
     """
-    encoder.to(device)
-    how: dict[str, Any] = {"device": device, "batch_size": batch_size}
     images, captions, owners = [], list[str](), list[NDArray[np.int64]]()
     num_before = 0
     for part in parts_of(dataset):
-        images.append(embed_with_image_tower(encoder, part.images, **how))
+        images.append(embed_with_image_tower(encoder, part.images, batch_size))
         owned = captions_of(part)
         if owned is not None:
             texts, rows = owned
@@ -114,26 +105,21 @@ def embed_source(
     found = Embeddings(ids=names_of(dataset), labels=labels_of(dataset), images=np.concatenate(images))
     if not captions:
         return found
-    return embed_texts(
-        encoder, captions, beside=dataclasses.replace(found, text_owners=np.concatenate(owners)), **how
-    )
+    found = dataclasses.replace(found, text_owners=np.concatenate(owners))
+    return embed_texts(encoder, captions, found, batch_size)
 
 
 def embed_with_image_tower(
-    encoder: ImageTextEncoder,
-    images: Images,
-    *,
-    device: torch.device | str = "cpu",
-    batch_size: int = PAIRS_AT_ONCE,
+    encoder: ImageTextEncoder, images: Images, batch_size: int = PAIRS_AT_ONCE
 ) -> Features:
     """Return the unit embeddings of images, float32 `[num_images, dim]`.
 
     Args:
-      encoder: an exported one, on `device`.
+      encoder: an exported one, on any device.
       images: uint8 `[num_images, 3, height, width]` of the model's size, not normalised.
-      device: where to compute.
       batch_size: images passed at once.
     """
+    device = next(encoder.parameters()).device
 
     def embed(rows: slice) -> torch.Tensor:
         return encoder.embed_images(normalise(read_images(images, rows).to(device)))
@@ -142,16 +128,10 @@ def embed_with_image_tower(
 
 
 def embed_texts(
-    encoder: ImageTextEncoder,
-    captions: Sequence[str],
-    *,
-    beside: Embeddings,
-    device: torch.device | str = "cpu",
-    batch_size: int = PAIRS_AT_ONCE,
+    encoder: ImageTextEncoder, captions: Sequence[str], beside: Embeddings, batch_size: int
 ) -> Embeddings:
     """Return others with those of captions, in their order, and how many were longer than the model reads."""
-    encoder.to(device)
-    num_truncated = 0
+    device, num_truncated = next(encoder.parameters()).device, 0
 
     def embed(rows: slice) -> torch.Tensor:
         nonlocal num_truncated
