@@ -26,19 +26,17 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.workers import SingleWorker, Workers
-from trainers.config.training import (
+from trainers.config.networks import (
     AnyNetworkConfig,
     CaptionerConfig,
     ClipNetworkConfig,
-    EvaluationConfig,
     MaskedNetworkConfig,
     NetworkConfig,
-    OptimizerConfig,
-    PerformanceConfig,
     TextViewConfig,
-    TrainingConfig,
     ViewConfig,
 )
+from trainers.config.nodes import EvaluationConfig, OptimizerConfig, PerformanceConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.models import captioner, masked
 from trainers.models.clip.published import CLIP_TINY, ClipConfig, find_clip

@@ -68,14 +68,9 @@ from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws, DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
 from dpgcl_core.workers import DistributedWorkers, SingleWorker, Workers
-from trainers.config.training import (
-    AnyNetworkConfig,
-    EvaluationConfig,
-    NetworkConfig,
-    OptimizerConfig,
-    PerformanceConfig,
-    TrainingConfig,
-)
+from trainers.config.networks import AnyNetworkConfig, NetworkConfig
+from trainers.config.nodes import EvaluationConfig, OptimizerConfig, PerformanceConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
 from trainers.files.durable import replacing

@@ -25,8 +25,6 @@ from dpgcl_core.errors import exit_on_bad_input
 from trainers.embed.options import ModelOptions
 
 if TYPE_CHECKING:  # the command loads torch, not its help
-    import torch
-
     from trainers.models.captioner import Captioner
 
 _IMAGES_AT_ONCE = 64
@@ -63,33 +61,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names, images = read_images(
         options.images, description.image_shape, options.pairs, options.max_image_pixels
     )
-    device = chosen_device(options.device)
-    captions = generated(network, images, batch_size=options.batch_size or _IMAGES_AT_ONCE, device=device)
+    network.to(chosen_device(options.device))
+    captions = generated(network, images, batch_size=options.batch_size or _IMAGES_AT_ONCE)
     rows = zip(names.tolist(), captions, strict=True)
     write_answers(options.to, ("id", "caption"), rows, f"{len(captions)} captions", "Captions", description)
     return 0
 
 
 def generated(
-    network: Captioner,
-    images: NDArray[np.uint8],
-    *,
-    batch_size: int = _IMAGES_AT_ONCE,
-    device: torch.device | str = "cpu",
+    network: Captioner, images: NDArray[np.uint8], *, batch_size: int = _IMAGES_AT_ONCE
 ) -> list[str]:
     """Return a caption of each image, in their order.
 
     Args:
-      network: an exported one; it is moved to `device`.
+      network: an exported one, on any device.
       images: uint8 `[num_images, channels, height, width]`, not normalised.
       batch_size: images passed at once.
-      device: where to compute.
     """
     from trainers.evaluation.features import frozen, normalised_batches
 
-    network.to(device)
     with frozen(network):
-        batches = normalised_batches(images, batch_size, device)
+        batches = normalised_batches(images, batch_size, next(network.parameters()).device)
         return [caption for batch in batches for caption in network.generate(batch)]
 
 

@@ -25,8 +25,6 @@ from dpgcl_core.errors import exit_on_bad_input
 from trainers.embed.options import ModelOptions
 
 if TYPE_CHECKING:  # the command loads torch, not its help
-    import torch
-
     from trainers.models.classifier import Classifier
 
 
@@ -66,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names, images = read_images(
         options.images, description.image_shape, options.pairs, options.max_image_pixels
     )
-    device = chosen_device(options.device)
-    found = probabilities(network, images, batch_size=options.batch_size or _IMAGES_AT_ONCE, device=device)
+    network.to(chosen_device(options.device))
+    found = probabilities(network, images, batch_size=options.batch_size or _IMAGES_AT_ONCE)
     rows = zip(names.tolist(), found.argmax(1).tolist(), found.max(1).round(6).tolist(), strict=True)
     columns, content = ("id", "label", "probability"), f"classes of {len(found)} images"
     write_answers(options.to, columns, rows, content, "Classes", description)
@@ -75,26 +73,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def probabilities(
-    network: Classifier,
-    images: NDArray[np.uint8],
-    *,
-    batch_size: int = _IMAGES_AT_ONCE,
-    device: torch.device | str = "cpu",
+    network: Classifier, images: NDArray[np.uint8], *, batch_size: int = _IMAGES_AT_ONCE
 ) -> NDArray[np.float64]:
     """Return the probability of each class, `[num_images, num_classes]`.
 
     Args:
-      network: an exported one; it is moved to `device`.
+      network: an exported one, on any device.
       images: uint8 `[num_images, channels, height, width]`, not normalised.
       batch_size: images passed at once; changes nothing beyond rounding.
-      device: where to compute.
     """
     from trainers.evaluation.features import frozen, normalised_batches
 
-    network.to(device)
     found = [np.zeros((0, network.num_classes))]
     with frozen(network):
-        for batch in normalised_batches(images, batch_size, device):
+        for batch in normalised_batches(images, batch_size, next(network.parameters()).device):
             found.append(network(batch).double().softmax(1).cpu().numpy())
     return np.concatenate(found)
 

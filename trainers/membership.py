@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy import stats
@@ -32,28 +31,26 @@ from torch import Tensor
 
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
-from trainers.config.settings import TrainingOptions
-from trainers.config.training import (
+from trainers.config.networks import (
     NetworkConfig,
     NetworkOptions,
-    ObjectiveConfig,
-    OptimizerConfig,
     ViewConfig,
+    require_least,
+    require_positive,
 )
+from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
+from trainers.config.settings import TrainingOptions
+from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
-from trainers.data.loading import (
-    BUILTIN_DATASETS,
-    Records,
-    TrainingData,
-    check_dataset_name,
-    load_dataset,
-    modality_of_name,
-)
+from trainers.data.dataset import TrainingData
+from trainers.data.loading import check_dataset_name, load_dataset, modality_of_name
+from trainers.data.records import Records
+from trainers.data.registry import BUILTIN_DATASETS
 from trainers.evaluation.features import first_by_hash, frozen
 from trainers.models.encoder import Encoder, build_encoder
+from trainers.tasks.task import image_views
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
-from trainers.views.images import make_views
 
 Scores = NDArray[np.float64]
 
@@ -136,9 +133,7 @@ def attack(member_scores: Scores, non_member_scores: Scores) -> AttackResult:
     )
 
 
-def view_alignment(
-    encoder: Encoder, records: Records, *, view_config: ViewConfig, seed: int, num_views: int
-) -> Scores:
+def view_alignment(encoder: Encoder, records: Records, config: TrainingConfig, *, num_views: int) -> Scores:
     """Return each record's mean cosine similarity between its views' embeddings, `[num_records]`.
 
     The views are fresh ones of the training's own augmentation. A record's score depends on that record
@@ -147,22 +142,15 @@ def view_alignment(
     Args:
       encoder: the network, on any device; left as it was.
       records: to be scored.
-      view_config: augmentation.
-      seed: public seed of the views.
+      config: augmentation, and the public seed of the views.
       num_views: at least 2; more give a steadier score.
     """
-    device, scores = next(encoder.parameters()).device, [np.zeros(0)]
+    scores = [np.zeros(0)]
     with frozen(encoder):
         for start in range(0, len(records), _RECORDS_AT_ONCE):
-            some = slice(start, start + _RECORDS_AT_ONCE)
-            views = make_views(
-                torch.as_tensor(records.images[some]).to(device),
-                records.ids[some],
-                config=view_config,
-                seed=seed,
-                step=ATTACK_STEP,
-                num_views=num_views,
-            )
+            rows = slice(start, start + _RECORDS_AT_ONCE)
+            pixels, ids = records.images[rows], records.ids[rows]
+            views = image_views(config, encoder, pixels, ids, step=ATTACK_STEP, num_views=num_views)
             embedded = encoder(views.flatten(0, 1)).double().nan_to_num(0, 0, 0)
             scores.append(_mean_similarity(embedded.unflatten(0, views.shape[:2])))
     return np.concatenate(scores)
@@ -215,13 +203,9 @@ class MembershipOptions:
                 "membership inference compares views of one image, and is not made for pairs of images and "
                 f"texts; got {self.dataset}: give images, such as digits"
             )
-        if not 0 < self.epsilon < math.inf:
-            raise ConfigError(f"epsilon must be positive and finite; got {self.epsilon}")
-        for name in ("num_members", "num_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if self.num_views < 2:
-            raise ConfigError(f"num_views must be at least 2; got {self.num_views}")
+        require_positive(self, "epsilon")
+        require_least(self, 1, "num_members", "num_steps")
+        require_least(self, 2, "num_views")
 
 
 def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
@@ -238,10 +222,8 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
         REMEMBERING,
         num_steps=options.num_steps,
         expected_batch_size=options.expected_batch_size,
-        sampling_prob=None,
         group_size=options.group_size,
         epsilon=options.epsilon,
-        noise_multiplier=None,
         also_untrained=False,
         record_every_steps=0,
     )
@@ -255,13 +237,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
     attacks = {}
     for name, encoder in encoders.items():
         member_scores, other_scores = (
-            view_alignment(
-                encoder,
-                records,
-                view_config=config.views,
-                seed=options.public_seed,
-                num_views=options.num_views,
-            )
+            view_alignment(encoder, records, config, num_views=options.num_views)
             for records in (members, others)
         )
         attacks[name] = attack(member_scores, other_scores)

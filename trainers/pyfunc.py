@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from trainers.embed.images import BACKBONE, embed_images
-from trainers.embed.pairs import embed_image_array
+from trainers.embed.pairs import embed_with_image_tower
 from trainers.export.description import CLIP, ModelDescription, read_description
 from trainers.export.folder import load_clip, load_encoder
 
@@ -55,7 +55,7 @@ class EmbeddingModel:
         """
         images = _images(model_input, self.description.image_shape)
         if self.description.kind == CLIP:
-            return embed_image_array(self._network, images)
+            return embed_with_image_tower(self._network, images)
         features = str((params or {}).get(FEATURES, BACKBONE))
         return embed_images(self._network, images, features=features, batch_size=IMAGES_AT_ONCE)
 

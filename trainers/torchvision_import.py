@@ -8,6 +8,7 @@ import it and fail with it, although image towers need none of those operators.
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import torch
 
@@ -37,6 +38,12 @@ def ensure_torchvision_import() -> None:
         for operator in _OPERATORS:
             torch.library.define(f"torchvision::{operator}", _SCHEMA)
         importlib.import_module("torchvision")
+
+
+def open_clip() -> Any:
+    """Return the package open_clip, imported now: a second that trainings of other networks do not pay."""
+    ensure_torchvision_import()
+    return importlib.import_module("open_clip")
 
 
 def script_import(package: str) -> str:

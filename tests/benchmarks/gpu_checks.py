@@ -26,8 +26,9 @@ from dpgcl_core.clipping.one_pass import as_layers_run
 from dpgcl_core.clipping.types import no_sum, trainable_parameters
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
 from dpgcl_core.workers import SingleWorker
+from trainers.config.nodes import OptimizerConfig
 from trainers.config.optimizers import OPTIMIZERS
-from trainers.config.training import OptimizerConfig, TrainingConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.models.clip.published import CLIP_TINY

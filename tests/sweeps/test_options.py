@@ -20,7 +20,7 @@ from sweeps.service.running.sweep import run_sweep
 from tests.sweeps.support import SCRIPT, environment, options, run_script
 from trainers.config.presets import SETTINGS
 from trainers.config.tree import changed, leaves
-from trainers.data.loading import PairOptions
+from trainers.data.pair_options import PairOptions
 from trainers.models.clip.published import SHIPPED
 
 Refusal = Callable[..., str]

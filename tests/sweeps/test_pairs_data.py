@@ -20,7 +20,9 @@ from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning import records as service_data
 from tests.sweeps.support import check_ledger, loaded, write_npz
 from trainers.config.tree import changed
-from trainers.data.loading import ImageTextRecords, RecordsError, load_dataset
+from trainers.data.faults import RecordsError
+from trainers.data.loading import load_dataset
+from trainers.data.pairs import ImageTextRecords
 from trainers.data.webdataset import ShardImages
 
 SECRET = "secret-words"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpgcl_core.errors import ConfigError, DataError
-from tests.trainers.conftest import make_records
+from tests.trainers.conftest import make_config, make_records
 from trainers.config.training import NetworkConfig, ViewConfig
 from trainers.data.dataset import Dataset
 from trainers.data.loading import load_dataset
@@ -29,9 +29,9 @@ from trainers.views.images import make_views
 _ENCODER = build_encoder(NetworkConfig(name="tiny_cnn", embedding_dim=8), (1, 8, 8), seed=0)
 
 
-def _alignment(records, **changes):  # type: ignore[no-untyped-def]
-    settings = {"view_config": ViewConfig(min_crop_area=0.3), "seed": 1, "num_views": 4} | changes
-    return view_alignment(_ENCODER, records, **settings)
+def _alignment(records):  # type: ignore[no-untyped-def]
+    config = make_config(views=ViewConfig(min_crop_area=0.3), public_seed=1)
+    return view_alignment(_ENCODER, records, config, num_views=4)
 
 
 def test_attack_on_equal_scores_is_guessing() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.ledger.chain import Head
@@ -24,6 +24,28 @@ def require(condition: bool, message: str) -> None:
     """Raise ConfigError unless the condition holds."""
     if not condition:
         raise ConfigError(message)
+
+
+def require_each(node: object, names: Iterable[str], rule: str, holds: Callable[[Any], bool]) -> None:
+    """Raise ConfigError where a field of these names has a value, other than None, that breaks a rule."""
+    for name in names:
+        value = getattr(node, name)
+        require(value is None or holds(value), f"{name} must {rule}; got {value}")
+
+
+def require_least(node: object, least: int, *names: str) -> None:
+    """Raise ConfigError where a field of these names has a value, other than None, below the least."""
+    require_each(node, names, f"be at least {least}", lambda value: value >= least)
+
+
+def require_shares(node: object, *names: str) -> None:
+    """Raise ConfigError where a field of these names has a value outside [0, 1]."""
+    require_each(node, names, "be in [0, 1]", lambda value: 0 <= value <= 1)
+
+
+def require_positive(node: object, *names: str) -> None:
+    """Raise ConfigError where a field of these names has a value that is no positive finite number."""
+    require_each(node, names, "be positive and finite", lambda value: 0 < value < math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +79,7 @@ class ViewConfig:
             "crop areas must satisfy 0 < min_crop_area <= max_crop_area <= 1; "
             f"got {self.min_crop_area} and {self.max_crop_area}",
         )
-        for name in ("flip_prob", "blur_prob"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"{name} must be in [0, 1]; got {value}")
-        for name in ("brightness", "contrast", "saturation"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"{name} must be in [0, 1]; got {value}")
+        require_shares(self, "flip_prob", "blur_prob", "brightness", "contrast", "saturation")
         require(0 <= self.hue <= 0.5, f"hue must be in [0, 0.5] turns; got {self.hue}")
         require(
             0 < self.min_blur_sigma <= self.max_blur_sigma,
@@ -83,9 +100,7 @@ class TextViewConfig:
     """Probability, per word that carries little meaning, that it is dropped."""
 
     def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            require(0 <= value <= 1, f"{item.name} must be in [0, 1]; got {value}")
+        require_shares(self, "sentence_swap_prob", "word_swap_prob", "word_delete_prob")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +149,7 @@ class ImageNetwork(AnyNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.embedding_dim >= 2, f"embedding_dim must be at least 2; got {self.embedding_dim}")
+        require_least(self, 2, "embedding_dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +207,7 @@ class ClassifyingNetwork(AnyNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.num_classes is None or self.num_classes >= 2,
-            f"num_classes must be at least 2; got {self.num_classes}",
-        )
+        require_least(self, 2, "num_classes")
         if self.trained_layers not in TRAINED_LAYERS:
             raise ConfigError(unknown_choice("trained_layers", self.trained_layers, TRAINED_LAYERS))
 

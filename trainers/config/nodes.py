@@ -10,13 +10,17 @@ import math
 from dataclasses import dataclass, field
 
 from dpgcl_core.errors import ConfigError, unknown_choice
-from trainers.config.networks import require
+from trainers.config.networks import require, require_each, require_least, require_positive
 from trainers.config.removed import check_removed_choice
 from trainers.config.tree import option
 
 POOLED, GRID4 = "pooled", "grid4"
 READOUTS = (POOLED, GRID4)
 DECAYS = ("none", "cosine", "linear")
+
+
+def _require_natural(node: object, *names: str) -> None:
+    require_each(node, names, "not be negative", lambda value: value >= 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +35,8 @@ class ObjectiveConfig:
     """CLIP: clip each tower's part of a group's gradient to C/√2, at the same sensitivity."""
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.temperature < math.inf,
-            f"temperature must be positive and finite; got {self.temperature}",
-        )
-        require(
-            self.num_augmentations >= 0,
-            f"num_augmentations must not be negative; got {self.num_augmentations}",
-        )
+        require_positive(self, "temperature")
+        _require_natural(self, "num_augmentations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,20 +69,16 @@ class OptimizerConfig:
     """Decay of a moving average of the weights that is scored and returned, at no ε; 0 = the last ones."""
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.learning_rate < math.inf,
-            f"learning_rate must be positive and finite; got {self.learning_rate}",
-        )
+        require_positive(self, "learning_rate")
         require(
             0 <= self.weight_decay < math.inf,
             f"weight_decay must be finite and not negative; got {self.weight_decay}",
         )
-        require(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
-        require(self.warmup_steps >= 0, f"warmup_steps must not be negative; got {self.warmup_steps}")
+        require_each(self, ("momentum", "ema_decay"), "be in [0, 1)", lambda value: 0 <= value < 1)
+        _require_natural(self, "warmup_steps")
         if self.learning_rate_decay not in DECAYS:
             raise ConfigError(unknown_choice("learning_rate_decay", self.learning_rate_decay, DECAYS))
         check_removed_choice("optimizer", self.name)
-        require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1); got {self.ema_decay}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +107,10 @@ class EvaluationConfig:
     """Release the first step's SNR with this noise (over its sensitivity), charged in ε; else not."""
 
     def __post_init__(self) -> None:
-        for name in ("max_index_records", "max_query_records", "num_neighbors"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
+        require_least(self, 1, "max_index_records", "max_query_records", "num_neighbors")
         if self.readout not in READOUTS:
             raise ConfigError(unknown_choice("readout", self.readout, READOUTS))
-        for name in ("record_every_steps", "score_every_steps"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
+        _require_natural(self, "record_every_steps", "score_every_steps")
         share = self.score_on_held_out
         require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")
         require(
@@ -159,14 +150,8 @@ class PerformanceConfig:
     """Start a Ray Train worker group even for one worker: some ten seconds more per training."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_workers",
-            "threads_per_worker",
-            "max_views_per_microbatch",
-            "checkpoint_every_steps",
-        ):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
+        require_least(self, 1, "num_workers", "threads_per_worker", "max_views_per_microbatch")
+        require_least(self, 1, "checkpoint_every_steps")
         require(
             self.device in ("auto", "cpu", "cuda"), f"device must be auto, cpu or cuda; got {self.device!r}"
         )

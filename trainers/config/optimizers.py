@@ -41,29 +41,25 @@ class OptimizerEntry:
         return 0 if self.has_momentum and momentum == 0 else self.states_per_weight
 
 
-def _adam(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    from torch.optim import Adam
+def _of_torch(name: str, *settings: str) -> Build:
+    """Return what builds a class of `torch.optim`, with these fields of the configuration besides."""
 
-    return Adam(parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+    def build(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+        import torch
 
+        values = {setting: getattr(config, setting) for setting in ("weight_decay", *settings)}
+        optimizer: Optimizer = getattr(torch.optim, name)(
+            parameters, lr=config.learning_rate, fused=True, **values
+        )
+        return optimizer
 
-def _adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    from torch.optim import AdamW
-
-    return AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
-
-
-def _sgd(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    from torch.optim import SGD
-
-    rate, momentum, decay = config.learning_rate, config.momentum, config.weight_decay
-    return SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay, fused=True)
+    return build
 
 
 _ENTRIES = (
-    OptimizerEntry(name="adam", build=_adam, states_per_weight=2),
-    OptimizerEntry(name="adamw", build=_adamw, states_per_weight=2),
-    OptimizerEntry(name="sgd", build=_sgd, states_per_weight=1, has_momentum=True),
+    OptimizerEntry(name="adam", build=_of_torch("Adam"), states_per_weight=2),
+    OptimizerEntry(name="adamw", build=_of_torch("AdamW"), states_per_weight=2),
+    OptimizerEntry(name="sgd", build=_of_torch("SGD", "momentum"), states_per_weight=1, has_momentum=True),
 )
 OPTIMIZERS: dict[str, OptimizerEntry] = {entry.name: entry for entry in _ENTRIES}
 """Adam and AdamW keep their usual β = (0.9, 0.999). Fused: one pass over the weights."""

@@ -21,15 +21,11 @@ from dpgcl_core.noise.chacha20 import choose_randomness
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.release import noised_counts
 from trainers.config.networks import (
-    PRECISIONS,
     AnyNetworkConfig,
-    CaptionerConfig,
     ClassifierConfig,
     ClipNetworkConfig,
     EncoderConfig,
-    MaskedNetworkConfig,
     NetworkConfig,
-    NetworkOptions,
     TextViewConfig,
     ViewConfig,
     WarmStart,
@@ -46,26 +42,6 @@ from trainers.config.nodes import (
 TOWERS = ClippingParts(prefixes=("clip.visual.",))
 """The image tower; the text tower and the temperature are the rest."""
 
-__all__ = [
-    "PRECISIONS",
-    "AnyNetworkConfig",
-    "CaptionerConfig",
-    "ClassifierConfig",
-    "ClipNetworkConfig",
-    "EncoderConfig",
-    "EvaluationConfig",
-    "MaskedNetworkConfig",
-    "NetworkConfig",
-    "NetworkOptions",
-    "ObjectiveConfig",
-    "OptimizerConfig",
-    "PerformanceConfig",
-    "RandomnessConfig",
-    "TextViewConfig",
-    "TrainingConfig",
-    "ViewConfig",
-    "WarmStart",
-]
 
 TARGET_DECAY = 0.99
 """Of the average that a method regresses onto, where no `ema_decay` is given."""

@@ -71,7 +71,7 @@ def leaves(kind: type[Any]) -> Mapping[str, Leaf]:
     Raises:
       TypeError: two options have one name.
 
-    >>> from trainers.config.training import OptimizerConfig
+    >>> from trainers.config.nodes import OptimizerConfig
     >>> list(leaves(OptimizerConfig))[:2], leaves(OptimizerConfig)["optimizer"].key
     (['optimizer', 'learning_rate'], 'name')
     """

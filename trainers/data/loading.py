@@ -16,9 +16,8 @@ from dpgcl_core.errors import ConfigError, DataError, unknown_choice
 from dpgcl_core.sampling.records import held_out
 from dpgcl_core.sampling.slot_table import SlotTable
 from trainers.data.class_captions import with_class_captions
-from trainers.data.dataset import AnyRecords, Dataset, Modality, TrainingData
+from trainers.data.dataset import AnyRecords, Dataset, Modality
 from trainers.data.decoding import MAX_IMAGE_PIXELS, MOST_IMAGE_PIXELS
-from trainers.data.faults import RecordsError
 from trainers.data.image_text import has_captions
 from trainers.data.pair_options import PairOptions
 from trainers.data.pairs import ImageTextRecords, LoadedData
@@ -37,26 +36,6 @@ MAX_IMAGE_SIZE = 1024
 """Larger squares would fill the memory: images are held in it."""
 
 _RESERVED = ("image", "images", "label", "labels", "caption", "")
-
-__all__ = [
-    "AnyRecords",
-    "BUILTIN_DATASETS",
-    "Dataset",
-    "ImageTextRecords",
-    "Modality",
-    "PairOptions",
-    "Records",
-    "RecordsError",
-    "TrainingData",
-    "check_dataset_name",
-    "is_builtin_name",
-    "is_split_held_out",
-    "load_dataset",
-    "modality_of_name",
-    "split_held_out",
-    "split_train_test",
-]
-
 
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, StorageError
+from trainers.embed.pairs import Embeddings
 from trainers.export.description import ModelDescription
 
 PARQUET, NPZ, CSV = ".parquet", ".npz", ".csv"
@@ -41,20 +42,13 @@ def check_target(path: Path, *formats: str) -> None:
         raise StorageError(f"{path} exists and is not overwritten: give another --to")
 
 
-def write_embeddings(
-    path: Path,
-    arrays: Mapping[str, NDArray[Any] | None],
-    rows: Sequence[Mapping[str, NDArray[Any]]],
-    *,
-    model: ModelDescription,
-    features: str,
-) -> None:
+def write_embeddings(path: Path, embeddings: Embeddings, *, model: ModelDescription, features: str) -> None:
     """Write embeddings to a new file.
 
     Args:
       path: `.npz` or `.parquet`.
-      arrays: of the npz; those that are None are left out.
-      rows: of parquet, in their order: tables of columns `[rows]` or `[rows, dim]`; what one lacks is null.
+      embeddings: of an npz their arrays, those that there are; of parquet their rows, where what one lacks is
+        null.
       model: that made them.
       features: of what kind they are, in words.
 
@@ -65,10 +59,11 @@ def write_embeddings(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == NPZ:
-            given: dict[str, Any] = {name: _plain(each) for name, each in arrays.items() if each is not None}
+            arrays = embeddings.arrays().items()
+            given: dict[str, Any] = {name: _plain(each) for name, each in arrays if each is not None}
             np.savez(path, **given, about=np.array(about))
         else:
-            _write_parquet(path, rows, about)
+            _write_parquet(path, embeddings.rows(), about)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 

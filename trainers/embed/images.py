@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import numpy as np
@@ -12,12 +11,12 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
 from trainers.data.decoding import MAX_IMAGE_PIXELS
-from trainers.data.loading import PairOptions
+from trainers.data.pair_options import PairOptions
 from trainers.embed.files import write_embeddings
 from trainers.embed.options import EmbedOptions
 from trainers.embed.pairs import (
+    Embeddings,
     Names,
-    PairEmbeddings,
     embed_source,
     embed_texts,
     images_of,
@@ -30,7 +29,6 @@ from trainers.evaluation.features import embed_features
 from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
 from trainers.export.folder import ImageNetwork, load_clip, load_encoder
-from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
 
 BACKBONE = "backbone"
@@ -46,8 +44,7 @@ def embed_alone(options: EmbedOptions) -> None:
     encoder, description = load_encoder(options.model, own_network=options.network)
     channels, height, width = description.image_shape
     dataset = load_at_size(options.images, (height, width), options.pairs, options.max_image_pixels)
-    names, images, labels = names_of(dataset), images_of(dataset, channels), labels_of(dataset)
-    features = options.features or BACKBONE
+    images, features = images_of(dataset, channels), options.features or BACKBONE
     embeddings = embed_images(
         encoder,
         images,
@@ -55,10 +52,10 @@ def embed_alone(options: EmbedOptions) -> None:
         batch_size=options.batch_size or _IMAGES_AT_ONCE,
         device=chosen_device(options.device),
     )
-    arrays = {"ids": names, "labels": labels, "embeddings": embeddings}
-    of_classes = {} if labels is None else {"label": labels}
-    rows = [{"id": names, **of_classes, "embedding": embeddings}]
-    write_embeddings(options.to, arrays, rows, model=description, features=features)
+    found = Embeddings(
+        ids=names_of(dataset), labels=labels_of(dataset), images=embeddings, image_column="embedding"
+    )
+    write_embeddings(options.to, found, model=description, features=features)
     width = embeddings.shape[1]
     print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
 
@@ -71,27 +68,8 @@ def embed_with_towers(options: EmbedOptions) -> None:
             f"{options.features}: leave it out"
         )
     encoder, description = load_clip(options.model)
-    device, batch_size = chosen_device(options.device), options.batch_size or PAIRS_AT_ONCE
-    found = _embed_both(options, encoder, device, batch_size)
-    write_embeddings(options.to, found.arrays(), found.rows(), model=description, features="unit embeddings")
-    sides = {"images": found.images, "texts": found.texts}
-    counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
-    print(f"written: {options.to}, embeddings of {counts}, of width {encoder.embedding_dim}")
-    if found.num_truncated and found.texts is not None:  # the file stays without it: it depends on the texts
-        print(
-            f"note: {found.num_truncated} of {len(found.texts)} captions are longer than the "
-            f"{encoder.spec.context_length} tokens that the model reads, and were cut",
-            file=sys.stderr,
-        )
-
-
-def _embed_both(
-    options: EmbedOptions,
-    encoder: ImageTextEncoder,
-    device: torch.device,
-    batch_size: int,
-) -> PairEmbeddings:
-    found = PairEmbeddings()
+    encoder.to(chosen_device(options.device))
+    found, batch_size = Embeddings(), options.batch_size or PAIRS_AT_ONCE
     if options.images is not None:
         dataset = load_at_size(
             options.images, encoder.spec.image_size, options.pairs, options.max_image_pixels
@@ -101,12 +79,19 @@ def _embed_both(
                 f"{options.images} has captions of its own: embed the texts in a run of their own, without "
                 "--images"
             )
-        found = embed_source(encoder, dataset, device=device, batch_size=batch_size)
-        found = dataclasses.replace(found, labels=labels_of(dataset))
+        found = embed_source(encoder, dataset, batch_size)
     if options.texts is not None:
-        texts = embed_texts(encoder, read_captions(options.texts), device=device, batch_size=batch_size)
-        found = dataclasses.replace(texts, ids=found.ids, labels=found.labels, images=found.images)
-    return found
+        found = embed_texts(encoder, read_captions(options.texts), found, batch_size)
+    write_embeddings(options.to, found, model=description, features="unit embeddings")
+    sides = {"images": found.images, "texts": found.texts}
+    counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
+    print(f"written: {options.to}, embeddings of {counts}, of width {encoder.embedding_dim}")
+    if found.num_truncated and found.texts is not None:  # the file stays without it: it depends on the texts
+        print(
+            f"note: {found.num_truncated} of {len(found.texts)} captions are longer than the "
+            f"{encoder.spec.context_length} tokens that the model reads, and were cut",
+            file=sys.stderr,
+        )
 
 
 def read_images(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpgcl_core.errors import ConfigError
+from trainers.config.networks import require_least
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.pair_options import PairOptions
 
@@ -34,8 +35,7 @@ class ModelOptions:
     csv_caption_key: str | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
+        require_least(self, 1, "batch_size")
 
     @property
     def pairs(self) -> PairOptions:

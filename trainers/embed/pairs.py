@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError
 from trainers.data.channels import with_channels
-from trainers.data.dataset import captions_of
+from trainers.data.dataset import AnyRecords, Dataset, captions_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
-from trainers.data.loading import AnyRecords, Dataset, PairOptions, load_dataset
-from trainers.data.pairs import caption_fault
+from trainers.data.loading import load_dataset
+from trainers.data.pair_options import PairOptions
+from trainers.data.pairs import Images, caption_fault
 from trainers.evaluation.features import read_images
 from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
@@ -34,13 +35,14 @@ Names = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairEmbeddings:
-    """What both towers made of images and captions.
+class Embeddings:
+    """What a model made of images, or both towers of a CLIP model of images and captions.
 
     Attributes:
       ids: `[num_images]`, the images' names; None where none were embedded.
       labels: `[num_images]`, the images' classes, as `labels_of`; None where they have none.
       images: float32 `[num_images, dim]`, or None.
+      image_column: what a file calls the embedding of an image.
       texts: float32 `[num_texts, dim]`, or None.
       text_owners: int64 `[num_texts]`, the row of the image that each caption belongs to; None where they
         belong to none.
@@ -50,6 +52,7 @@ class PairEmbeddings:
     ids: Names | None = None
     labels: NDArray[Any] | None = None
     images: Features | None = None
+    image_column: str = "image_embedding"
     texts: Features | None = None
     text_owners: NDArray[np.int64] | None = None
     num_truncated: int = dataclasses.field(default=0, repr=False)
@@ -59,7 +62,7 @@ class PairEmbeddings:
         return {
             "ids": self.ids,
             "labels": self.labels,
-            "image_embeddings": self.images,
+            f"{self.image_column}s": self.images,
             "text_embeddings": self.texts,
             "text_owners": self.text_owners,
         }
@@ -72,7 +75,7 @@ class PairEmbeddings:
         found: list[dict[str, NDArray[Any]]] = []
         if self.images is not None and self.ids is not None:
             of_classes = {} if self.labels is None else {"label": self.labels}
-            found.append({"id": self.ids, **of_classes, "image_embedding": self.images})
+            found.append({"id": self.ids, **of_classes, self.image_column: self.images})
         if self.texts is not None:
             owners: dict[str, NDArray[Any]] = {}
             if self.text_owners is not None and self.ids is not None:
@@ -81,70 +84,54 @@ class PairEmbeddings:
         return found
 
 
-def embed_source(
-    encoder: ImageTextEncoder,
-    dataset: Dataset,
-    *,
-    device: torch.device | str = "cpu",
-    batch_size: int = PAIRS_AT_ONCE,
-) -> PairEmbeddings:
+def embed_source(encoder: ImageTextEncoder, dataset: Dataset, batch_size: int = PAIRS_AT_ONCE) -> Embeddings:
     """Return the embeddings of all images of a data set, and of all their captions where it has some.
 
     Args:
-      encoder: an exported one; it is moved to `device`.
+      encoder: an exported one, on any device.
       dataset: its images are of the model's size; test images come after the training images.
-      device: where to compute.
       batch_size: images or captions passed at once; changes nothing beyond rounding.
     """
-    encoder.to(device)
     images, captions, owners = [], list[str](), list[NDArray[np.int64]]()
     num_before = 0
     for part in parts_of(dataset):
-        stored = part.images
-
-        def embed(rows: slice, stored: Any = stored) -> torch.Tensor:
-            return encoder.embed_images(normalise(read_images(stored, rows).to(device)))
-
-        images.append(_finite(embed_in_batches(embed, stored.shape[0], batch_size)))
+        images.append(embed_with_image_tower(encoder, part.images, batch_size))
         owned = captions_of(part)
         if owned is not None:
             texts, rows = owned
             captions += texts
             owners.append(rows + num_before)
-        num_before += stored.shape[0]
-    found = PairEmbeddings(ids=names_of(dataset), images=np.concatenate(images))
+        num_before += part.images.shape[0]
+    found = Embeddings(ids=names_of(dataset), labels=labels_of(dataset), images=np.concatenate(images))
     if not captions:
         return found
-    texts_alone = embed_texts(encoder, captions, device=device, batch_size=batch_size)
-    return dataclasses.replace(
-        texts_alone, ids=found.ids, images=found.images, text_owners=np.concatenate(owners)
-    )
+    found = dataclasses.replace(found, text_owners=np.concatenate(owners))
+    return embed_texts(encoder, captions, found, batch_size)
 
 
-def embed_image_array(encoder: ImageTextEncoder, images: NDArray[np.uint8]) -> Features:
-    """Return the unit embeddings of images in memory, float32 `[num_images, dim]`.
+def embed_with_image_tower(
+    encoder: ImageTextEncoder, images: Images, batch_size: int = PAIRS_AT_ONCE
+) -> Features:
+    """Return the unit embeddings of images, float32 `[num_images, dim]`.
 
     Args:
-      encoder: an exported one, on the CPU.
+      encoder: an exported one, on any device.
       images: uint8 `[num_images, 3, height, width]` of the model's size, not normalised.
+      batch_size: images passed at once.
     """
+    device = next(encoder.parameters()).device
 
     def embed(rows: slice) -> torch.Tensor:
-        return encoder.embed_images(normalise(torch.from_numpy(images[rows])))
+        return encoder.embed_images(normalise(read_images(images, rows).to(device)))
 
-    return _finite(embed_in_batches(embed, len(images), PAIRS_AT_ONCE))
+    return _finite(embed_in_batches(embed, images.shape[0], batch_size))
 
 
 def embed_texts(
-    encoder: ImageTextEncoder,
-    captions: Sequence[str],
-    *,
-    device: torch.device | str = "cpu",
-    batch_size: int = PAIRS_AT_ONCE,
-) -> PairEmbeddings:
-    """Return the embeddings of captions, in their order, and how many were longer than the model reads."""
-    encoder.to(device)
-    num_truncated = 0
+    encoder: ImageTextEncoder, captions: Sequence[str], beside: Embeddings, batch_size: int
+) -> Embeddings:
+    """Return others with those of captions, in their order, and how many were longer than the model reads."""
+    device, num_truncated = next(encoder.parameters()).device, 0
 
     def embed(rows: slice) -> torch.Tensor:
         nonlocal num_truncated
@@ -153,7 +140,7 @@ def embed_texts(
         return encoder.embed_texts(found.tokens.to(device))
 
     texts = _finite(embed_in_batches(embed, len(captions), batch_size))
-    return PairEmbeddings(texts=texts, num_truncated=num_truncated)
+    return dataclasses.replace(beside, texts=texts, num_truncated=num_truncated)
 
 
 def _finite(embedded: torch.Tensor) -> Features:

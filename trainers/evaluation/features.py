@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.isolation import isolated
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
-from trainers.config.nodes import POOLED
-from trainers.config.training import EvaluationConfig
+from trainers.config.nodes import POOLED, EvaluationConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import Images
 from trainers.evaluation.linear_probe import Features, Labels, fit_linear_probe

@@ -33,7 +33,7 @@ def read_out(encoder: AnyEncoder, images: Tensor, readout: str = POOLED) -> Tens
       ConfigError: the backbone has no feature map.
 
     >>> import torch
-    >>> from trainers.config.training import NetworkConfig
+    >>> from trainers.config.networks import NetworkConfig
     >>> from trainers.models.encoder import build_encoder
     >>> encoder = build_encoder(NetworkConfig(name="tiny_cnn"), (1, 28, 28), seed=0)
     >>> blank = torch.zeros(2, 1, 28, 28)

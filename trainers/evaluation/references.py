@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpgcl_core.release.metrics import visible
-from trainers.config.training import EvaluationConfig
+from trainers.config.nodes import EvaluationConfig
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.pairs import Images
 from trainers.evaluation.features import (

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from trainers.config.training import EvaluationConfig, ViewConfig
+from trainers.config.networks import ViewConfig
+from trainers.config.nodes import EvaluationConfig
 from trainers.data.dataset import AnyRecords
 
 

@@ -18,8 +18,13 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError, StorageError
-from trainers.config.networks import HEAD
-from trainers.config.training import CaptionerConfig, ClipNetworkConfig, MaskedNetworkConfig, NetworkConfig
+from trainers.config.networks import (
+    HEAD,
+    CaptionerConfig,
+    ClipNetworkConfig,
+    MaskedNetworkConfig,
+    NetworkConfig,
+)
 from trainers.export.description import (
     CAPTIONER,
     CLASSIFIER,

@@ -97,12 +97,10 @@ class Captioner(PatchEncoder):
     """An encoder of images and a decoder of captions.
 
     Args:
+      config: as of `PatchEncoder`, and whether one table serves the tokens that are read and those that are
+        predicted; both uses of it are layers, whose gradients are added up before they are clipped.
       size: of both.
       image_shape: (channels, height, width) of the images.
-      patch_size: side of a patch in pixels.
-      tie_embeddings: whether one table serves the tokens that are read and those that are predicted; both
-        uses of it are layers, whose gradients are added up before they are clipped.
-      recomputes: see `Blocks`.
 
     Attributes:
       max_tokens: of a caption, with its start and end.
@@ -114,16 +112,8 @@ class Captioner(PatchEncoder):
 
     token_positions: Tensor
 
-    def __init__(
-        self,
-        size: Size,
-        image_shape: ImageShape,
-        *,
-        patch_size: int,
-        tie_embeddings: bool = False,
-        recomputes: bool = False,
-    ) -> None:
-        super().__init__(size, image_shape, patch_size=patch_size, recomputes=recomputes)
+    def __init__(self, config: CaptionerConfig, size: Size, image_shape: ImageShape) -> None:
+        super().__init__(config, size, image_shape)
         self.max_tokens, self.vocabulary = size.max_tokens, size.vocabulary
         width = size.decoder_width
         self.embed_tokens = nn.Embedding(size.vocabulary, width)
@@ -132,7 +122,7 @@ class Captioner(PatchEncoder):
             width,
             num_heads_of(width),
             context_width=size.width,
-            recomputes=recomputes,
+            recomputes=config.gradient_checkpointing,
         )
         self.decoder_norm = nn.LayerNorm(width)
         self.predict = nn.Linear(width, size.vocabulary, bias=False)
@@ -141,9 +131,9 @@ class Captioner(PatchEncoder):
         )
         initialise_(self)
         # A table that predicts, too, holds smaller numbers, scaled where they are read (Vaswani et al. 2017).
-        self._scale = width**0.5 if tie_embeddings else 1.0
+        self._scale = width**0.5 if config.tie_embeddings else 1.0
         nn.init.normal_(self.embed_tokens.weight, std=_TOKEN_STD / self._scale)
-        if tie_embeddings:
+        if config.tie_embeddings:
             self.predict.weight = self.embed_tokens.weight
 
     @property
@@ -239,10 +229,4 @@ def build_captioner(config: CaptionerConfig, image_shape: ImageShape, seed: int)
     size = size_named(config.name, SIZES, "dp_cap")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return Captioner(
-            size,
-            image_shape,
-            patch_size=config.patch_size or size.patch_size,
-            tie_embeddings=config.tie_embeddings,
-            recomputes=config.gradient_checkpointing,
-        )
+        return Captioner(config, size, image_shape)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError, unknown_choice
-from trainers.config.training import NetworkConfig
+from trainers.config.networks import NetworkConfig
 from trainers.models.resnet import resnet18
 from trainers.models.small_cnn import small_cnn, tiny_cnn, wide_cnn
 from trainers.models.vit_lora import vit_b_32_lora

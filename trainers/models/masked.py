@@ -55,11 +55,9 @@ class MaskedAutoEncoder(PatchEncoder):
     """An encoder of the visible patches and a decoder of all.
 
     Args:
+      config: as of `PatchEncoder`, and the share of patches that is hidden.
       size: of both.
       image_shape: (channels, height, width) of the images.
-      patch_size: side of a patch in pixels.
-      mask_ratio: the share of patches that is hidden.
-      recomputes: see `Blocks`.
 
     Attributes:
       num_hidden: of the patches.
@@ -70,26 +68,21 @@ class MaskedAutoEncoder(PatchEncoder):
 
     decoder_positions: Tensor
 
-    def __init__(
-        self,
-        size: Size,
-        image_shape: ImageShape,
-        *,
-        patch_size: int,
-        mask_ratio: float,
-        recomputes: bool = False,
-    ) -> None:
-        super().__init__(size, image_shape, patch_size=patch_size, recomputes=recomputes)
-        self.num_hidden = round(mask_ratio * self.num_patches)
+    def __init__(self, config: MaskedNetworkConfig, size: Size, image_shape: ImageShape) -> None:
+        super().__init__(config, size, image_shape)
+        self.num_hidden = round(config.mask_ratio * self.num_patches)
         if not 0 < self.num_hidden < self.num_patches:
             raise ConfigError(
-                f"mask_ratio must hide a patch and leave one: {mask_ratio} of {self.num_patches} patches "
-                f"hides {self.num_hidden}; give another --mask-ratio, or a smaller --patch-size"
+                f"mask_ratio must hide a patch and leave one: {config.mask_ratio} of {self.num_patches} "
+                f"patches hides {self.num_hidden}; give another --mask-ratio, or a smaller --patch-size"
             )
         self.to_decoder = nn.Linear(size.width, size.decoder_width)
         self.hidden = nn.Embedding(1, size.decoder_width)
         self.decoder = Blocks(
-            size.decoder_depth, size.decoder_width, num_heads_of(size.decoder_width), recomputes=recomputes
+            size.decoder_depth,
+            size.decoder_width,
+            num_heads_of(size.decoder_width),
+            recomputes=config.gradient_checkpointing,
         )
         self.decoder_norm = nn.LayerNorm(size.decoder_width)
         self.rebuild = nn.Linear(size.decoder_width, self.embed.in_features)
@@ -145,10 +138,4 @@ def build_masked(config: MaskedNetworkConfig, image_shape: ImageShape, seed: int
     size = size_named(config.name, SIZES, "dp_mae")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return MaskedAutoEncoder(
-            size,
-            image_shape,
-            patch_size=config.patch_size or size.patch_size,
-            mask_ratio=config.mask_ratio,
-            recomputes=config.gradient_checkpointing,
-        )
+        return MaskedAutoEncoder(config, size, image_shape)

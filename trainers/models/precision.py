@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.clipping.full_precision import is_low_precision_off
-from trainers.config.training import AnyNetworkConfig
+from trainers.config.networks import AnyNetworkConfig
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

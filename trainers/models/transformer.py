@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.errors import ConfigError, unknown_choice
+from trainers.config.networks import PatchNetwork
 from trainers.models.attention import SeparateAttention
 
 HEAD_WIDTH = 64
@@ -128,10 +129,9 @@ class PatchEncoder(nn.Module):
     The features that are scored and exported are the mean of its tokens of all patches.
 
     Args:
-      size: of the transformer; its `patch_size` is not read.
+      config: the side of a patch, that of the size unless given, and whether activations are recomputed.
+      size: of the transformer.
       image_shape: (channels, height, width) of the images.
-      patch_size: side of a patch in pixels.
-      recomputes: see `Blocks`.
 
     Attributes:
       image_shape: of the images.
@@ -146,16 +146,16 @@ class PatchEncoder(nn.Module):
 
     positions: Tensor
 
-    def __init__(
-        self, size: EncoderSize, image_shape: ImageShape, *, patch_size: int, recomputes: bool
-    ) -> None:
+    def __init__(self, config: PatchNetwork, size: EncoderSize, image_shape: ImageShape) -> None:
         super().__init__()
-        width = size.width
+        width, patch_size = size.width, config.patch_size or size.patch_size
         self.grid = patch_grid(image_shape, patch_size)
         self.image_shape, self.feature_dim = image_shape, width
         self.patch_size, self.num_patches = patch_size, self.grid[0] * self.grid[1]
         self.embed = nn.Linear(image_shape[0] * patch_size**2, width)
-        self.encoder = Blocks(size.depth, width, num_heads_of(width), recomputes=recomputes)
+        self.encoder = Blocks(
+            size.depth, width, num_heads_of(width), recomputes=config.gradient_checkpointing
+        )
         self.norm = nn.LayerNorm(width)
         self.register_buffer("positions", grid_positions(width, *self.grid), persistent=False)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpgcl_core.errors import ConfigError
 from trainers.models.attention import separate_attention
 from trainers.models.lora import with_lora
-from trainers.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import open_clip
 
 ARCHITECTURE = "ViT-B-32"
 RANK = 16
@@ -66,17 +66,9 @@ def vit_b_32_lora(image_shape: tuple[int, int, int]) -> ImageTower:
     Raises:
       ConfigError: images of another shape.
     """
-    backbone = ImageTower(_random_tower(), image_shape)
+    # The class itself rather than open_clip.create_model, which warns through the root logger.
+    tower = open_clip().CLIP(**open_clip().get_model_config(ARCHITECTURE)).visual
+    backbone = ImageTower(tower, image_shape)
     separate_attention(backbone)
     with_lora(backbone, rank=RANK, alpha=ALPHA, targets=TARGETS)
     return backbone
-
-
-def _random_tower() -> nn.Module:
-    """The image tower, initialised from torch's global generator."""
-    ensure_torchvision_import()
-    import open_clip
-
-    # The class itself rather than open_clip.create_model, which warns through the root logger.
-    tower: nn.Module = open_clip.CLIP(**open_clip.get_model_config(ARCHITECTURE)).visual
-    return tower

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError
-from trainers.config.training import AnyNetworkConfig, CaptionerConfig, TrainingConfig
+from trainers.config.networks import AnyNetworkConfig, CaptionerConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
@@ -47,7 +48,8 @@ class Captions(PerRecordTask[Captioner]):
             )
 
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> Captioner:
-        return build_captioner(_network(config), image_shape, config.public_seed)
+        assert isinstance(config.encoder, CaptionerConfig)
+        return build_captioner(config.encoder, image_shape, config.public_seed)
 
     def make_inputs(
         self, config: TrainingConfig, network: Captioner, records: ImageTextRecords, rows: Rows, step: int
@@ -94,8 +96,3 @@ def caption_losses(network: Captioner, precision: AnyNetworkConfig | None = None
         return -network.next_tokens(logits, tokens).per_token().reshape(len(inputs[0]), -1).mean(1)
 
     return losses
-
-
-def _network(config: TrainingConfig) -> CaptionerConfig:
-    assert isinstance(config.network, CaptionerConfig)
-    return config.network

@@ -19,20 +19,13 @@ from typing import ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.release.metrics import Family, scores_of
-from trainers.config.training import (
-    AnyNetworkConfig,
-    CaptionerConfig,
-    ClassifierConfig,
-    ClipNetworkConfig,
-    MaskedNetworkConfig,
-    NetworkConfig,
-    TrainingConfig,
-)
+from trainers.config.networks import AnyNetworkConfig, ClassifierConfig, ClipNetworkConfig, NetworkConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.procedural import procedural_images
@@ -40,16 +33,14 @@ from trainers.data.records import Records
 from trainers.evaluation import classes
 from trainers.evaluation.features import frozen
 from trainers.evaluation.scoring import Scoring
-from trainers.models.captioner import build_captioner
 from trainers.models.classifier import Classifier
-from trainers.models.clip.encoder import refuse_other_size
-from trainers.models.clip.starting import check_same_model, published_note, starting_clip
-from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
-from trainers.models.masked import build_masked
+from trainers.models.clip.encoder import ImageTextEncoder, refuse_other_size
+from trainers.models.clip.starting import check_same_model
+from trainers.models.encoder import Encoder, ImageShape, to_fast_layout
 from trainers.models.precision import pass_in, scale_gradient
-from trainers.models.starting import is_classifier, load_given, load_whole
+from trainers.models.starting import is_classifier, load_whole
 from trainers.tasks.per_record import NUM_PROBES, PerRecordTask, Rows
-from trainers.tasks.task import image_views
+from trainers.tasks.task import image_views, task_named
 from trainers.views.images import normalise
 
 _NUM_WHITENING = 512
@@ -80,24 +71,21 @@ class Classes(PerRecordTask[Classifier]):
             )
 
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> Classifier:
-        return _classifier(config, _encoder(config, image_shape, None), image_shape)
+        return self._whitened(config, image_shape, None)
 
     def build(
         self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
     ) -> Classifier:
-        if config.warm_start is None or given is None:
-            return self.fresh(config, image_shape)
-        if not is_classifier(given):
-            return _classifier(config, _encoder(config, image_shape, given), image_shape)
+        if config.warm_start is None or given is None or not is_classifier(given):
+            return self._whitened(config, image_shape, given)
         if isinstance(config.encoder, ClipNetworkConfig):
             check_same_model(config.encoder, config.warm_start)
-        network = _unwhitened(config, _encoder(config, image_shape, None), image_shape)
+        network = self._unwhitened(config, image_shape, None)
         load_whole(network, config.warm_start, given)  # with the map that whitens
         return network
 
     def start_note(self, config: TrainingConfig) -> str:
-        encoder = config.encoder
-        return published_note(encoder) if isinstance(encoder, ClipNetworkConfig) else ""
+        return task_named(config.encoder.task).start_note(config)
 
     def fresh_parts(self, config: TrainingConfig) -> str:
         start = config.warm_start
@@ -133,6 +121,28 @@ class Classes(PerRecordTask[Classifier]):
     def evaluate(self, network: Classifier, scoring: Scoring) -> dict[str, float]:
         return classes.evaluate(network, scoring)
 
+    def _unwhitened(
+        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+    ) -> Classifier:
+        """The encoder as its own task builds it, at random weights or at those that are given, and a head."""
+        network = _network(config)
+        encoder = task_named(config.encoder.task).build(config, image_shape, given)
+        if isinstance(encoder, ImageTextEncoder):
+            refuse_other_size(encoder.spec, image_shape)
+        return Classifier(
+            encoder, image_shape, num_classes=network.num_classes, trained_layers=network.trained_layers
+        )
+
+    def _whitened(
+        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+    ) -> Classifier:
+        network = self._unwhitened(config, image_shape, given)
+        numbers = np.arange(_NUM_WHITENING, dtype=np.uint64)
+        images = procedural_images(numbers, image_shape, seed=config.public_seed)
+        with frozen(network):
+            network.whiten_by(normalise(torch.from_numpy(images)))
+        return network
+
     def draw_conditions(self, network: Classifier, generator: torch.Generator) -> Tensor:
         """Return labels of all classes."""
         labels = torch.randint(network.num_classes, (NUM_PROBES, 1, 1), generator=generator)
@@ -161,49 +171,6 @@ def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None)
         return own.reshape(len(inputs[0]), -1).mean(1)
 
     return losses
-
-
-def _unwhitened(config: TrainingConfig, encoder: nn.Module, image_shape: ImageShape) -> Classifier:
-    network = _network(config)
-    return Classifier(
-        encoder, image_shape, num_classes=network.num_classes, trained_layers=network.trained_layers
-    )
-
-
-def _classifier(config: TrainingConfig, encoder: nn.Module, image_shape: ImageShape) -> Classifier:
-    found = _unwhitened(config, encoder, image_shape)
-    numbers = np.arange(_NUM_WHITENING, dtype=np.uint64)
-    images = procedural_images(numbers, image_shape, seed=config.public_seed)
-    with frozen(found):
-        found.whiten_by(normalise(torch.from_numpy(images)))
-    return found
-
-
-def _encoder(
-    config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
-) -> nn.Module:
-    """The encoder at random weights, or at those that are given."""
-    kind, start, seed = config.encoder, config.warm_start, config.public_seed
-    if isinstance(kind, ClipNetworkConfig):
-        own = start if given is not None else None
-        towers = starting_clip(kind, start=own, seed=seed, temperature=config.temperature)
-        refuse_other_size(towers.spec, image_shape)
-        return towers
-    if isinstance(kind, NetworkConfig):
-        encoder = build_encoder(kind, image_shape, seed)
-        if start is not None and given is not None:
-            load_given(encoder, start, given)
-        return encoder
-    network = _of_patches(kind, image_shape, seed)
-    if start is not None and given is not None:
-        load_whole(network, start, given)
-    return network
-
-
-def _of_patches(kind: MaskedNetworkConfig | CaptionerConfig, image_shape: ImageShape, seed: int) -> nn.Module:
-    if isinstance(kind, MaskedNetworkConfig):
-        return build_masked(kind, image_shape, seed)
-    return build_captioner(kind, image_shape, seed)
 
 
 def _network(config: TrainingConfig) -> ClassifierConfig:

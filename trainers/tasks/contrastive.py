@@ -10,7 +10,8 @@ import torch
 from dpgcl_core.clipping.types import Embed, GroupInputs
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.objective import EmbeddingObjective
-from trainers.config.training import AnyNetworkConfig, TrainingConfig
+from trainers.config.networks import AnyNetworkConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.tasks.task import NetworkT, Task
 

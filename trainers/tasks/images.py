@@ -13,11 +13,8 @@ from torch import Tensor
 from dpgcl_core.clipping.cross_record import refuse_cross_record
 from dpgcl_core.clipping.types import Embed
 from dpgcl_core.errors import ConfigError
-from trainers.config.training import (
-    AnyNetworkConfig,
-    NetworkConfig,
-    TrainingConfig,
-)
+from trainers.config.networks import AnyNetworkConfig, NetworkConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
@@ -46,8 +43,8 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
     def build(
         self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
     ) -> Encoder:
-        assert isinstance(config.network, NetworkConfig)
-        encoder = build_encoder(config.network, image_shape, config.public_seed)
+        assert isinstance(config.encoder, NetworkConfig)
+        encoder = build_encoder(config.encoder, image_shape, config.public_seed)
         if config.warm_start is not None and given is not None:
             load_given(encoder, config.warm_start, given)
         return encoder

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.sampling.records import Ids, keyed_uniform
-from trainers.config.training import AnyNetworkConfig, MaskedNetworkConfig, TrainingConfig
+from trainers.config.networks import AnyNetworkConfig, MaskedNetworkConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.evaluation import features
 from trainers.evaluation.scoring import Scoring
@@ -36,7 +37,8 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
         """All records have images."""
 
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> MaskedAutoEncoder:
-        return build_masked(_network(config), image_shape, config.public_seed)
+        assert isinstance(config.encoder, MaskedNetworkConfig)
+        return build_masked(config.encoder, image_shape, config.public_seed)
 
     def make_inputs(
         self, config: TrainingConfig, network: MaskedAutoEncoder, records: AnyRecords, rows: Rows, step: int
@@ -90,8 +92,3 @@ def patch_orders(ids: Ids, num_patches: int, *, seed: int, step: int) -> Tensor:
     """
     draws = [keyed_uniform(ids, "mask", seed, step, 0, patch) for patch in range(num_patches)]
     return torch.from_numpy(np.stack(draws, axis=1).argsort(axis=-1, kind="stable"))
-
-
-def _network(config: TrainingConfig) -> MaskedNetworkConfig:
-    assert isinstance(config.network, MaskedNetworkConfig)
-    return config.network

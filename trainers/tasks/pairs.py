@@ -12,13 +12,8 @@ from torch import Tensor
 
 from dpgcl_core.clipping.types import Embed
 from dpgcl_core.errors import ConfigError
-from trainers.config.training import (
-    TOWERS,
-    AnyNetworkConfig,
-    ClipNetworkConfig,
-    NetworkConfig,
-    TrainingConfig,
-)
+from trainers.config.networks import AnyNetworkConfig, ClipNetworkConfig, NetworkConfig
+from trainers.config.training import TOWERS, TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
@@ -62,12 +57,7 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     def build(
         self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
     ) -> ImageTextEncoder:
-        return starting_clip(
-            _network(config),
-            start=config.warm_start,
-            seed=config.public_seed,
-            temperature=config.temperature,
-        )
+        return starting_clip(config, None if given is None else config.warm_start)
 
     def check_network(
         self, config: TrainingConfig, network: ImageTextEncoder, image_shape: tuple[int, ...]
@@ -80,7 +70,8 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
             TOWERS.owners(network)
 
     def start_note(self, config: TrainingConfig) -> str:
-        return published_note(_network(config))
+        assert isinstance(config.encoder, ClipNetworkConfig)
+        return published_note(config.encoder)
 
     def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
         return 2 * (1 + num_augmentations)
@@ -167,8 +158,3 @@ def pair_views(
     images = image_views(config, encoder, pixels, ids, step=step, num_views=num_views)
     tokens = encoder.tokenizer([text for views in texts for text in views]).tokens
     return images, tokens.reshape(len(rows), num_views, tokens.shape[-1]).to(images.device)
-
-
-def _network(config: TrainingConfig) -> ClipNetworkConfig:
-    assert isinstance(config.network, ClipNetworkConfig)
-    return config.network

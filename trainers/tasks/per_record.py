@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dpgcl_core.clipping.cross_record import check_layers, refuse_mixed_groups
 from dpgcl_core.clipping.types import GroupInputs, Objective
-from trainers.config.training import AnyNetworkConfig, TrainingConfig
+from trainers.config.networks import AnyNetworkConfig
+from trainers.config.training import TrainingConfig
 from trainers.evaluation.readout import check_readout
 from trainers.models.encoder import ImageShape
 from trainers.models.starting import load_whole

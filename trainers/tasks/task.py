@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.sampling.records import Ids
-from trainers.config.training import AnyNetworkConfig, TrainingConfig
+from trainers.config.networks import AnyNetworkConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.records import Records
 from trainers.evaluation.scoring import Scoring

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpgcl_core.clipping.types import set_gradients
+from trainers.config.nodes import OptimizerConfig
 from trainers.config.optimizers import optimizer_named
-from trainers.config.training import OptimizerConfig
 
 Parameters = Iterable[nn.Parameter]
 

@@ -50,7 +50,7 @@ from trainers.config.networks import (
     TextViewConfig,
     ViewConfig,
 )
-from trainers.config.training import OptimizerConfig
+from trainers.config.nodes import OptimizerConfig
 from trainers.data import procedural, shapes
 from trainers.data.download import cache_folder
 from trainers.data.pairs import ImageTextRecords

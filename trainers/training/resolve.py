@@ -16,18 +16,20 @@ from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.methods.baselines.capped import default_cap
 from dpgcl_core.release import noised_counts
 from dpgcl_core.sampling.groups import BATCH, GroupSize, expected_dropped_share
-from trainers.config.networks import ClassifierConfig, EncoderConfig, synthetic_steps
-from trainers.config.settings import MechanismOptions, TrainingOptions
-from trainers.config.training import (
+from trainers.config.networks import (
     AnyNetworkConfig,
     CaptionerConfig,
+    ClassifierConfig,
     ClipNetworkConfig,
+    EncoderConfig,
     MaskedNetworkConfig,
     NetworkConfig,
     NetworkOptions,
-    TrainingConfig,
     WarmStart,
+    synthetic_steps,
 )
+from trainers.config.settings import MechanismOptions, TrainingOptions
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import Modality
 from trainers.models import captioner, masked
 from trainers.models.clip.published import SMALL_MODELS, is_clip_name

@@ -33,8 +33,8 @@ from torch import Tensor
 from dpgcl_core.errors import ConfigError, LedgerError, StorageError
 from dpgcl_core.ledger.chain import Head
 from dpgcl_core.release.statement import RESEARCH
-from trainers.config.networks import PrivateStart
-from trainers.config.training import TrainingConfig, WarmStart
+from trainers.config.networks import PrivateStart, WarmStart
+from trainers.config.training import TrainingConfig
 from trainers.export.description import DESCRIPTION, WEIGHTS, read_description, read_model_weights
 from trainers.export.folder import STATEMENT
 from trainers.files.weights import read_note, read_weights

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
-from trainers.config.training import ViewConfig
+from trainers.config.networks import ViewConfig
 
 PIXEL_MEAN = 0.5
 """Subtracted from pixels in [0, 1]; a constant, because the data set's own mean would be a release."""

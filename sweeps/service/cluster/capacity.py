@@ -18,7 +18,7 @@ from typing import Any
 from dpgcl_core.errors import ClusterError, ConfigError
 from sweeps.service.console.terminal import count, say, warn
 from sweeps.service.options.service import ServiceOptions
-from trainers.config.training import PerformanceConfig
+from trainers.config.nodes import PerformanceConfig
 
 Node = Mapping[str, float]
 """What one node has, by kind of resource; `CPU` and `GPU` are looked at."""

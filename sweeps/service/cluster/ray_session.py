@@ -28,7 +28,7 @@ from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import say
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.storage.probe import check_shared
-from trainers.config.training import PerformanceConfig
+from trainers.config.nodes import PerformanceConfig
 from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy
 
 # Before Ray is imported: it reads these once.

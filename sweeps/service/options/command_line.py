@@ -20,7 +20,8 @@ from trainers.config.presets import OWN_NETWORKS, named_setting
 from trainers.config.removed import removed_option_line
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed, leaves
-from trainers.data.loading import PairOptions, check_dataset_name, modality_of_name
+from trainers.data.loading import check_dataset_name, modality_of_name
+from trainers.data.pair_options import PairOptions
 from trainers.files.resuming import CONFIG_FILE
 
 Options = TypeVar("Options", bound=SweepOptions)

@@ -12,12 +12,12 @@ from trainers.config.tree import leaves
 from trainers.data.dataset import Modality
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import (
-    PairOptions,
     check_dataset_name,
     check_max_image_pixels,
     is_builtin_name,
     modality_of_name,
 )
+from trainers.data.pair_options import PairOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,8 +36,9 @@ from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.planning.unread import unread_note, unread_options
 from sweeps.service.storage.folder import config_hash
 from trainers.config.networks import PrivateStart
+from trainers.config.nodes import EvaluationConfig
 from trainers.config.optimizers import optimizer_named
-from trainers.config.training import EvaluationConfig, TrainingConfig
+from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of, num_public_classes
 from trainers.data.decoding import MAX_IMAGE_PIXELS

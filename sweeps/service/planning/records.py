@@ -14,15 +14,9 @@ from dpgcl_core.noise.chacha20 import SecureGenerator
 from dpgcl_core.sampling.records import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.options.data import DataOptions, data_path
-from trainers.data.dataset import TrainingData
-from trainers.data.loading import (
-    AnyRecords,
-    Dataset,
-    RecordsError,
-    load_dataset,
-    split_held_out,
-    split_train_test,
-)
+from trainers.data.dataset import AnyRecords, Dataset, TrainingData
+from trainers.data.faults import RecordsError
+from trainers.data.loading import load_dataset, split_held_out, split_train_test
 from trainers.data.own import label_place
 from trainers.data.probes import load_probes
 from trainers.data.shapes import shapes_name

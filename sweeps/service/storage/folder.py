@@ -35,7 +35,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dpgcl_core.errors import StorageError
-from trainers.config.training import PerformanceConfig, TrainingConfig
+from trainers.config.nodes import PerformanceConfig
+from trainers.config.training import TrainingConfig
 from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import CheckpointFolder, read_drawn, write_drawn
 from trainers.files.durable import make_folder, replacing, sync_folder

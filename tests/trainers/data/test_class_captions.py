@@ -12,7 +12,8 @@ from dpgcl_core.errors import ConfigError, DataError
 from sweeps.service.options.data import DataOptions
 from sweeps.service.planning.records import load_training_data
 from trainers.data.class_captions import with_class_captions
-from trainers.data.loading import PairOptions, load_dataset, modality_of_name
+from trainers.data.loading import load_dataset, modality_of_name
+from trainers.data.pair_options import PairOptions
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
 

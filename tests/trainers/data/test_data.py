@@ -17,16 +17,11 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
-from trainers.data.loading import (
-    BUILTIN_DATASETS,
-    Dataset,
-    Records,
-    RecordsError,
-    check_dataset_name,
-    load_dataset,
-    split_train_test,
-)
-from trainers.data.registry import DATA_SOURCES
+from trainers.data.dataset import Dataset
+from trainers.data.faults import RecordsError
+from trainers.data.loading import check_dataset_name, load_dataset, split_train_test
+from trainers.data.records import Records
+from trainers.data.registry import BUILTIN_DATASETS, DATA_SOURCES
 from trainers.data.shapes import SHAPE_NAMES
 
 SECRET = "secret-name"

@@ -28,8 +28,11 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
 from trainers.data import download, sources
+from trainers.data.dataset import Dataset
 from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download
-from trainers.data.loading import Dataset, Records, RecordsError, load_dataset
+from trainers.data.faults import RecordsError
+from trainers.data.loading import load_dataset
+from trainers.data.records import Records
 
 USERS_DATA = os.environ.get("DPGCL_DATA")
 

@@ -21,7 +21,8 @@ from dpgcl_core.errors import ConfigError, DataError
 from trainers.data import decoding
 from trainers.data.decoding import MAX_IMAGE_PIXELS, TOO_LARGE, decode_image
 from trainers.data.faults import RecordsError
-from trainers.data.loading import PairOptions, load_dataset
+from trainers.data.loading import load_dataset
+from trainers.data.pair_options import PairOptions
 from trainers.data.pairs import MAX_CAPTION_CHARACTERS, caption_fault
 
 SIDE = 12_000  # 144 million pixels, 0.4 GB as RGB; from 179 million on Pillow refuses by itself

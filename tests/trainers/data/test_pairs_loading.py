@@ -17,14 +17,10 @@ from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
 from tests.trainers.conftest import make_config, make_slots
 from trainers.config.training import EvaluationConfig
+from trainers.data.dataset import Dataset, TrainingData
+from trainers.data.faults import RecordsError
 from trainers.data.image_text import image_folders
 from trainers.data.loading import (
-    Dataset,
-    ImageTextRecords,
-    PairOptions,
-    Records,
-    RecordsError,
-    TrainingData,
     is_builtin_name,
     is_split_held_out,
     load_dataset,
@@ -32,7 +28,10 @@ from trainers.data.loading import (
     split_held_out,
     split_train_test,
 )
+from trainers.data.pair_options import PairOptions
+from trainers.data.pairs import ImageTextRecords
 from trainers.data.probes import load_probe
+from trainers.data.records import Records
 from trainers.data.webdataset import ShardImages
 from trainers.training.release import check_release
 

@@ -13,7 +13,8 @@ from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
 from tests.trainers.conftest import make_slots
 from tests.trainers.data.test_data import encoded
-from trainers.data.loading import Records, load_dataset, split_held_out
+from trainers.data.loading import load_dataset, split_held_out
+from trainers.data.records import Records
 
 PERSONS = np.array(["ann", "bob", "ann", "cid", "bob", "ann"])
 SCHEMES = pytest.mark.parametrize("scheme", ["npz", "parquet"])

@@ -20,7 +20,8 @@ def small(*, tie_embeddings: bool = False, recomputes: bool = False) -> Captione
     """At weights that make every part matter."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = Captioner(SMALL, SHAPE, patch_size=2, tie_embeddings=tie_embeddings, recomputes=recomputes)
+        config = CaptionerConfig(tie_embeddings=tie_embeddings, gradient_checkpointing=recomputes)
+        network = Captioner(config, SMALL, SHAPE)
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape))
@@ -146,7 +147,7 @@ def test_tokens_spell_the_caption_and_the_toy_cuts_none_of_the_shapes() -> None:
 def test_published_sizes_have_the_published_numbers_of_weights(name: str, millions: float) -> None:
     """DP-Cap, table 6; its vocabulary is of "around 32,000" tokens, ours of 32,000."""
     with torch.device("meta"):
-        network = Captioner(SIZES[name], (3, 224, 224), patch_size=16)
+        network = Captioner(CaptionerConfig(), SIZES[name], (3, 224, 224))
     assert abs(num_trainable(network) / 1e6 / millions - 1) < 0.025
     assert network.max_tokens == 40
 

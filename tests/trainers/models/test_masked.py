@@ -16,9 +16,10 @@ SMALL = Size(depth=1, width=16, decoder_depth=1, decoder_width=8)
 def small(patch_size: int = 2, mask_ratio: float = 0.5, *, recomputes: bool = False) -> MaskedAutoEncoder:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return MaskedAutoEncoder(
-            SMALL, (3, 4, 6), patch_size=patch_size, mask_ratio=mask_ratio, recomputes=recomputes
+        config = MaskedNetworkConfig(
+            patch_size=patch_size, mask_ratio=mask_ratio, gradient_checkpointing=recomputes
         )
+        return MaskedAutoEncoder(config, SMALL, (3, 4, 6))
 
 
 def orders_of(num_images: int, num_patches: int, seed: int = 0) -> torch.Tensor:
@@ -103,7 +104,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
 def test_published_sizes_have_the_published_numbers_of_weights(name: str, millions: float) -> None:
     """ViP, table 4; its last row says 233.3 million of an encoder that alone has 303 million."""
     with torch.device("meta"):
-        network = MaskedAutoEncoder(SIZES[name], (3, 224, 224), patch_size=16, mask_ratio=0.75)
+        network = MaskedAutoEncoder(MaskedNetworkConfig(), SIZES[name], (3, 224, 224))
     assert round(num_trainable(network) / 1e6, 1) == millions
 
 

@@ -21,15 +21,10 @@ from dpgcl_core.release.statement import RESEARCH
 from sweeps.service.storage.folder import config_hash
 from tests.sweeps import support
 from tests.trainers.exporting import SMALL, same_weights
+from trainers.config.networks import ClipNetworkConfig, NetworkConfig, NetworkOptions, ViewConfig
+from trainers.config.nodes import OptimizerConfig
 from trainers.config.presets import DIGITS_CPU, PAIRS_CPU
-from trainers.config.training import (
-    ClipNetworkConfig,
-    NetworkConfig,
-    NetworkOptions,
-    OptimizerConfig,
-    TrainingConfig,
-    ViewConfig,
-)
+from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data import procedural
 from trainers.data.procedural import procedural_images

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
 from trainers.files.weights import SAFETENSORS, misfits, read_weights
-from trainers.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import open_clip
 
 CLIP_TINY, CLIP_NANO = "clip-tiny", "clip-nano"
 RANDOM, COMMON_WORDS = "random", "common-words"
@@ -151,8 +151,8 @@ def find_clip(config: ClipConfig, *, with_weights: bool = True) -> ClipSpec:
     return ClipSpec(
         name=config.model,
         architecture=architecture,
-        mean=_colours(preprocessing.get("mean"), _HALF if small else _open_clip().OPENAI_DATASET_MEAN),
-        std=_colours(preprocessing.get("std"), _HALF if small else _open_clip().OPENAI_DATASET_STD),
+        mean=_colours(preprocessing.get("mean"), _HALF if small else open_clip().OPENAI_DATASET_MEAN),
+        std=_colours(preprocessing.get("std"), _HALF if small else open_clip().OPENAI_DATASET_STD),
         weights=path if with_weights else None,
     )
 
@@ -192,24 +192,17 @@ def build_clip(spec: ClipSpec, seed: int) -> nn.Module:
     return model
 
 
-def _open_clip() -> Any:
-    ensure_torchvision_import()
-    import open_clip
-
-    return open_clip
-
-
 def _architecture(name: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """open_clip's model configuration, a copy, and the preprocessing that a file states beside it."""
     if name in SMALL_MODELS:
         return copy.deepcopy(dict(SMALL_MODELS[name])), {}
     builtin = name.replace("/", "-")
-    if builtin in _open_clip().list_models():
-        return copy.deepcopy(_open_clip().get_model_config(builtin)), {}
+    if builtin in open_clip().list_models():
+        return copy.deepcopy(open_clip().get_model_config(builtin)), {}
     path = Path(name.removeprefix("local-dir:")).expanduser()
     if path.suffix == ".json" or os.sep in name or path.is_dir():
         return _read_architecture(path / CONFIG_FILE if path.is_dir() else path)
-    near = difflib.get_close_matches(name, [*SMALL_MODELS, *_open_clip().list_models()], n=3)
+    near = difflib.get_close_matches(name, [*SMALL_MODELS, *open_clip().list_models()], n=3)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     raise ConfigError(
         f"unknown CLIP model {name!r}{hint} Valid: {', '.join(SMALL_MODELS)}, a name of "
@@ -258,17 +251,17 @@ def _shipped_file(config: ClipConfig) -> Path:
 def _published(config: ClipConfig) -> Mapping[str, Any]:
     """What open_clip knows of weights by their name."""
     model = config.model.replace("/", "-")
-    published: Mapping[str, Any] = _open_clip().get_pretrained_cfg(model, config.weights)
+    published: Mapping[str, Any] = open_clip().get_pretrained_cfg(model, config.weights)
     if not published:
         shipped = [name for each, name in SHIPPED if each == config.model]
-        names = [RANDOM, *shipped, *_open_clip().list_pretrained_tags_by_model(model)]
+        names = [RANDOM, *shipped, *open_clip().list_pretrained_tags_by_model(model)]
         raise ConfigError(unknown_choice(f"weights of CLIP model {config.model}", config.weights, names))
     return published
 
 
 def _downloaded(config: ClipConfig, published: Mapping[str, Any]) -> Path:
     try:
-        return Path(_open_clip().download_pretrained(dict(published)))
+        return Path(open_clip().download_pretrained(dict(published)))
     except Exception as error:  # no network, a proxy's answer, a full disk: each library has its own
         hub, url = published.get("hf_hub", ""), published.get("url", "")
         repository, _, file = hub.rpartition("/")
@@ -297,7 +290,7 @@ def _random_model(spec: ClipSpec) -> nn.Module:
         architecture["text_cfg"]["hf_model_pretrained"] = False
     own_text = architecture.pop("custom_text", False) or from_transformers
     # The classes rather than open_clip.create_model, which warns through the root logger.
-    kind = _open_clip().CustomTextCLIP if own_text else _open_clip().CLIP
+    kind = open_clip().CustomTextCLIP if own_text else open_clip().CLIP
     try:
         model: nn.Module = kind(**architecture)
     except Exception as error:  # open_clip checks little; timm and transformers have errors of their own
@@ -310,7 +303,8 @@ def _random_model(spec: ClipSpec) -> nn.Module:
 def _load(model: nn.Module, path: Path, name: str) -> None:
     given = {key.removeprefix("module."): value for key, value in read_weights(path).tensors.items()}
     wanted = model.state_dict()
-    given = _in_open_clips_order(given, wanted)
+    if "text.positional_embedding" in wanted:  # some files have no text tower of its own
+        given = open_clip().model.convert_to_custom_text_state_dict(given)
     for key in ("logit_scale", "logit_bias"):  # a number in some files, a list of one in others
         if key in given and key in wanted and given[key].numel() == wanted[key].numel() == 1:
             given[key] = given[key].reshape(wanted[key].shape)
@@ -323,14 +317,6 @@ def _load(model: nn.Module, path: Path, name: str) -> None:
     if broken:
         raise StorageError(f"the checkpoint {path} holds numbers that are not finite in {broken!r}")
     model.load_state_dict(given)
-
-
-def _in_open_clips_order(given: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Text weights stand under `text.` where a model has a text tower of its own; some files have none."""
-    if "text.positional_embedding" not in wanted or "positional_embedding" not in given:
-        return given
-    alone = ("visual.", "text.", "logit_")
-    return {key if key.startswith(alone) else f"text.{key}": value for key, value in given.items()}
 
 
 def _colours(given: Any, default: Colours) -> Colours:

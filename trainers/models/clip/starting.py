@@ -7,32 +7,26 @@ import os
 from pathlib import Path
 
 from dpgcl_core.errors import ConfigError
-from trainers.config.networks import WarmStart
-from trainers.config.training import ClipNetworkConfig
+from trainers.config.networks import ClipNetworkConfig, WarmStart
+from trainers.config.training import TrainingConfig
 from trainers.models.clip.adapters import lora_of
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
 from trainers.models.clip.published import CONFIG_FILE, RANDOM, SHIPPED, ClipConfig, ClipSpec, find_clip
 
 
-def starting_clip(
-    network: ClipNetworkConfig,
-    *,
-    start: WarmStart | None,
-    seed: int,
-    temperature: float,
-) -> ImageTextEncoder:
+def starting_clip(config: TrainingConfig, start: WarmStart | None) -> ImageTextEncoder:
     """Return a CLIP model before step 0: all weights are taken, and adapters start fresh.
 
     Args:
-      network: which model, and what of it trains.
-      start: what it starts from; None for `network.pretrained`.
-      seed: public seed.
-      temperature: τ that a learned temperature starts from.
+      config: which model, what of it trains, the public seed, and τ that a learned temperature starts from.
+      start: what it starts from; None for the weights that its network names.
 
     Raises:
       ConfigError: there are two beginnings, or the weights are of another model.
       StorageError: a file cannot be read, or holds numbers that are not finite.
     """
+    network = config.encoder
+    assert isinstance(network, ClipNetworkConfig)
     weights = network.pretrained
     if start is None:
         _refuse_place(weights)
@@ -42,9 +36,9 @@ def starting_clip(
     return build_image_text_encoder(
         ClipConfig(model=network.name, weights=weights),
         lora_of(network),
-        seed=seed,
+        seed=config.public_seed,
         train_logit_scale=network.learn_temperature,
-        temperature=temperature if network.learn_temperature else None,
+        temperature=config.temperature if network.learn_temperature else None,
         gradient_checkpointing=network.gradient_checkpointing,
     )
 

@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
 from trainers.models.clip.published import ClipSpec
-from trainers.torchvision_import import ensure_torchvision_import
+from trainers.torchvision_import import open_clip
 
 CLIP_VOCABULARY = 49_408
 _BYTES_AND_ENDS = 512 + 2
-_BATCH = 4096
 _MOST_KNOWN = 2**18
 """Captions whose tokens are kept: some hundred megabytes."""
 
@@ -65,21 +65,14 @@ class ClipTokenizer:
     def __init__(self, spec: ClipSpec) -> None:
         self.context_length = spec.context_length
         self._tokenizer = _tokenizer(spec)
-        self._known: dict[str, tuple[Tensor, bool]] = {}
+        self._tokens_of = lru_cache(_MOST_KNOWN)(self._tokenise)
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
         """Return the tokens of captions, in their order; a caption is tokenised once."""
-        new = [caption for caption in dict.fromkeys(captions) if caption not in self._known]
-        if len(self._known) + len(new) > _MOST_KNOWN:
-            self._known.clear()
-            new = list(dict.fromkeys(captions))
-        for start in range(0, len(new), _BATCH):
-            some = new[start : start + _BATCH]
-            self._known.update(zip(some, self._batch(some), strict=True))
-        found = [self._known[caption] for caption in captions]
-        empty = torch.zeros(0, self.context_length, dtype=torch.int32)
+        found = [self._tokens_of(caption) for caption in captions]
+        empty = torch.zeros(0, self.context_length, dtype=torch.int64)
         return Tokens(
-            tokens=torch.stack([tokens for tokens, _ in found]).long() if found else empty.long(),
+            tokens=torch.stack([tokens for tokens, _ in found]).long() if found else empty,
             num_truncated=sum(cut for _, cut in found),
         )
 
@@ -93,21 +86,19 @@ class ClipTokenizer:
         """
         return re.sub(r" (?=[.,;:!?])", "", self._tokenizer.decode(list(tokens)).strip())
 
-    def _batch(self, captions: list[str]) -> list[tuple[Tensor, bool]]:
-        """Only a caption that fills its context may go on, and is tokenised with one place more to see.
+    def _tokenise(self, caption: str) -> tuple[Tensor, bool]:
+        """Return the tokens of a caption, and whether it was cut.
 
-        The last two places are looked at, for some vocabularies pad with their end token.
+        Only one that fills its context may go on, and is tokenised with one place more to see. The last two
+        places are looked at, for some vocabularies pad with their end token.
         """
-        found: Tensor = self._tokenizer(["", *captions], context_length=self.context_length)
-        padding, tokens = found[0, -1], found[1:]
-        is_full = (tokens[:, -2:] != padding).any(1)
-        cut = torch.zeros(len(captions), dtype=torch.bool)
-        if is_full.any():
-            full = [captions[i] for i in is_full.nonzero()[:, 0].tolist()]
-            longer: Tensor = self._tokenizer(full, context_length=self.context_length + 1)
-            # One place more is no padding, or moves the end token.
-            cut[is_full] = (longer[:, :-1] != tokens[is_full]).any(1) | (longer[:, -1] != padding)
-        return list(zip(tokens.int(), cut.tolist(), strict=True))
+        empty, tokens = self._tokenizer(["", caption], context_length=self.context_length)
+        padding = empty[-1]
+        if (tokens[-2:] == padding).all():
+            return tokens.int(), False
+        longer: Tensor = self._tokenizer([caption], context_length=self.context_length + 1)[0]
+        # One place more is no padding, or moves the end token.
+        return tokens.int(), bool((longer[:-1] != tokens).any() or longer[-1] != padding)
 
 
 def write_merges(path: Path, vocabulary: int) -> None:
@@ -125,10 +116,7 @@ def write_merges(path: Path, vocabulary: int) -> None:
             f"a vocabulary must have {_BYTES_AND_ENDS} to {CLIP_VOCABULARY} tokens, of which "
             f"{_BYTES_AND_ENDS} are bytes and ends; got {vocabulary}"
         )
-    ensure_torchvision_import()
-    from open_clip.tokenizer import default_bpe
-
-    with gzip.open(default_bpe(), "rt", encoding="utf-8") as source:
+    with gzip.open(open_clip().tokenizer.default_bpe(), "rt", encoding="utf-8") as source:
         lines = source.read().split("\n")[: 1 + vocabulary - _BYTES_AND_ENDS]  # the first is a heading
     # No date and no name in the file: the same vocabulary is the same bytes.
     path.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
@@ -144,11 +132,9 @@ def write_fast_tokenizer(folder: Path, merges: Path) -> None:
       folder: that `open_clip.get_tokenizer("local-dir:FOLDER")` is given.
       merges: as `write_merges` wrote them.
     """
-    ensure_torchvision_import()
-    import open_clip
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-    plain: Any = open_clip.SimpleTokenizer(bpe_path=str(merges))
+    plain = open_clip().SimpleTokenizer(bpe_path=str(merges))
     start, end = "<start_of_text>", "<end_of_text>"
     tokenizer: Any = Tokenizer(
         models.BPE(
@@ -179,28 +165,23 @@ _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 def _tokenizer(spec: ClipSpec) -> Any:
     """open_clip's tokeniser: texts to tokens when it is called, and back with `decode`."""
-    ensure_torchvision_import()
-    import open_clip
-
     text = spec.architecture["text_cfg"]
     if text.get("hf_tokenizer_name") or "siglip" in spec.name.lower():
         return _of_open_clip(spec.name)
     vocabulary = min(int(text.get("vocab_size", CLIP_VOCABULARY)), CLIP_VOCABULARY)
     if vocabulary == CLIP_VOCABULARY:
-        return open_clip.SimpleTokenizer(**text.get("tokenizer_kwargs", {}))
+        return open_clip().SimpleTokenizer(**text.get("tokenizer_kwargs", {}))
     with tempfile.TemporaryDirectory() as folder:
         merges = Path(folder) / "merges.txt.gz"
         write_merges(merges, vocabulary)
-        return open_clip.SimpleTokenizer(bpe_path=str(merges))
+        return open_clip().SimpleTokenizer(bpe_path=str(merges))
 
 
 def _of_open_clip(name: str) -> Any:
     """A tokeniser that open_clip takes from transformers, from the network or its cache."""
-    import open_clip
-
     folder = Path(name.removeprefix("local-dir:")).expanduser()
     try:
-        return open_clip.get_tokenizer(f"local-dir:{folder}" if folder.is_dir() else name)
+        return open_clip().get_tokenizer(f"local-dir:{folder}" if folder.is_dir() else name)
     except Exception as error:  # no network, or a file is missing: each library has its own
         raise ConfigError(
             f"the tokeniser of CLIP model {name} cannot be loaded here ({type(error).__name__}): put its "
