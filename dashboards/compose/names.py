@@ -121,7 +121,7 @@ def panel_scores(names: Iterable[str]) -> list[str]:
     ['knn_accuracy', 'linear_probe_accuracy']
     >>> panel_scores(["image_to_text_recall_at_1", "image_to_text_recall_at_10", "knn_accuracy"])
     ['image_to_text_recall_at_10']
-    >>> panel_scores(["knn_accuracy", "knn_balanced_accuracy", "few_shot_5_accuracy"])
+    >>> panel_scores(["knn_accuracy", "knn_balanced_accuracy"])
     ['knn_accuracy']
     """
     metrics = {name: _metric_of(name) for name in names}

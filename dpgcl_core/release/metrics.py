@@ -35,7 +35,6 @@ class Family(enum.Enum):
     CLASS_NAMES = "images against the texts of class names"
     CAPTIONS = "captions"
     LABELS = "labels, on frozen features"
-    FEW_SHOT = "few labels, on frozen features"
     NOISED = "held-out private records"
     VIEWS = "views of one record"
 
@@ -78,9 +77,6 @@ DURING = "_during"
 """What the name of a score after a number of steps ends with."""
 
 CLASSIFIER_SCORE = "classifier_accuracy"
-FEW_SHOTS = (1, 2, 5, 10)
-"""Labelled records per class that a few-shot probe may be fitted on."""
-
 
 _WAYS = {
     "image_to_text": ("Image → text", "images whose caption is"),
@@ -136,14 +132,6 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
             "area under the ROC curve of the linear probe of two classes",
         ),
     ),
-    Family.FEW_SHOT: tuple(
-        (
-            f"few_shot_{count}_accuracy",
-            f"Probe of {count} per class, accuracy",
-            f"accuracy of a linear probe fitted on {count} of each class",
-        )
-        for count in FEW_SHOTS
-    ),
     # Only accuracies on labels may be noised. One more record is a candidate for every query, so it can
     # change the hits of all recalls; a caption counts by its length, and by its words' orders.
     Family.NOISED: (
@@ -173,7 +161,7 @@ _SCORES = tuple(
         unit=FRACTION,
         higher_is_better=True,
         family=family,
-        has_panel=family is not Family.FEW_SHOT and not name.endswith(_IN_TABLES_ALONE),
+        has_panel=not name.endswith(_IN_TABLES_ALONE),
     )
     for family, rows in _ROWS.items()
     for name, title, meaning in rows
@@ -203,7 +191,6 @@ def _references(scores: Iterable[Metric], of_images: Collection[Family]) -> Iter
             yield _derived(score, f"{prefix}{score.name}", of)
 
 
-_LABELLED = (Family.LABELS, Family.FEW_SHOT)
 _OPEN_SCORES = [score for score in _SCORES if score.release is Release.SCORE]
 
 
@@ -227,7 +214,7 @@ _DECLARED = (
         for score in _OPEN_SCORES
         if score.name != "view_retrieval_top10"
     ),
-    *_references(_OPEN_SCORES, _LABELLED),
+    *_references(_OPEN_SCORES, (Family.LABELS,)),
     _number(
         Release.NOISED,
         "noised_snr_first_step",
@@ -255,11 +242,11 @@ _DECLARED = (
 _TRANSFER = [
     replace(score, name=f"transfer_{score.name}", meaning=f"{score.meaning}, on a probing data set")
     for score in _SCORES
-    if score.family in (*_LABELLED, Family.CLASS_NAMES)
+    if score.family in (Family.LABELS, Family.CLASS_NAMES)
 ]
 _DECLARED_PER_DATASET = (
     *(replace(score, title="", family=None) for score in _TRANSFER),
-    *_references(_TRANSFER, _LABELLED),
+    *_references(_TRANSFER, (Family.LABELS,)),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
