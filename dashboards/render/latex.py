@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+import pandas as pd
+
 from dashboards.compose.content import Table
 
 _CHARACTERS = {
@@ -72,38 +74,35 @@ def to_latex(table: Table, caption: str, label: str) -> str:
     >>> table = Table(heading=["S", "%"], rows=[["a_b", "0.12"], ["c", "–"]], bold={(0, 1)})
     >>> print(to_latex(table, "Scores", "one"))
     \begin{table}
-      \centering
-      \caption{Scores}
-      \label{tab:one}
-      \begin{tabular}{lr}
-        \toprule
-        S & \% \\
-        \midrule
-        a\_b & \textbf{0.12} \\
-        c & \textendash{} \\
-        \bottomrule
-      \end{tabular}
+    \centering
+    \caption{Scores}
+    \label{tab:one}
+    \begin{tabular}{lr}
+    \toprule
+    S & \% \\
+    \midrule
+    a\_b & \textbf{0.12} \\
+    c & \textendash{} \\
+    \bottomrule
+    \end{tabular}
     \end{table}
     """
-    columns = "".join("l" if table.holds_text(i) else "r" for i in range(len(table.heading)))
-    lines = [
-        rf"\begin{{tabular}}{{{columns}}}",
-        *(f"  {line}" for line in _rows(table)),
-        r"\end{tabular}",
-    ]
-    inside = [r"\centering", rf"\caption{{{latex_escaped(caption)}}}", rf"\label{{tab:{label}}}", *lines]
-    return "\n".join([r"\begin{table}", *(f"  {line}" for line in inside), r"\end{table}"])
-
-
-def _rows(table: Table) -> list[str]:
-    def line(cells: list[str]) -> str:
-        return " & ".join(cells) + r" \\"
-
-    def cell(text: str, bold: bool) -> str:
-        return rf"\textbf{{{latex_escaped(text)}}}" if bold else latex_escaped(text)
-
-    body = [
-        line([cell(text, (number, i) in table.bold) for i, text in enumerate(row)])
+    cells = [
+        [
+            rf"\textbf{{{latex_escaped(text)}}}" if (number, i) in table.bold else latex_escaped(text)
+            for i, text in enumerate(row)
+        ]
         for number, row in enumerate(table.rows)
     ]
-    return [r"\toprule", line(list(map(latex_escaped, table.heading))), r"\midrule", *body, r"\bottomrule"]
+    frame = pd.DataFrame(cells, columns=[latex_escaped(text) for text in table.heading])
+    return (
+        frame.style.hide(axis="index")
+        .to_latex(
+            column_format="".join("l" if table.holds_text(i) else "r" for i in range(len(table.heading))),
+            position_float="centering",
+            hrules=True,
+            label=f"tab:{label}",
+            caption=latex_escaped(caption),
+        )
+        .rstrip()
+    )
