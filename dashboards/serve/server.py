@@ -85,15 +85,12 @@ def _link_text(host: str, port: int, token: str | None) -> str:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    is_ipv6 = ":" in host
+    family, both = socket.AF_INET6 if is_ipv6 else socket.AF_INET, is_ipv6 and socket.has_dualstack_ipv6()
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(128)
+        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)
     except (OSError, OverflowError) as error:
-        listener.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise DashboardError(
             f"the dashboard cannot listen at {host}:{port} ({reason}); give another --port"
         ) from error
-    return listener
