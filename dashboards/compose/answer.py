@@ -39,10 +39,12 @@ from dashboards.compose.names import (
     symbol,
     value_text,
 )
+from dashboards.compose.panels import with_relative_loss
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import COMPARED, NETWORK, start_of, start_prefix, start_text
 from dashboards.compose.search import number_trials, objective, searched_columns
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN, SAMPLED, cell_columns, shown_trials
+from dashboards.compose.transfer import PROBE, by_probe
 from dashboards.errors import DashboardError
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.release.metrics import Family, scores_of
@@ -420,7 +422,7 @@ def answer_of(
       DashboardError: as `dashboards.compose.selection.shown_trials`.
     """
     asked = _about_settings(find_question(question))
-    shown = shown_trials(_prepared(trials, asked), asked)
+    shown = shown_trials(prepared(trials, asked), asked)
     score = (
         objective(shown) if asked.kind == "search" else next(iter(panel_scores(common_scores(shown))), None)
     )
@@ -469,17 +471,18 @@ def _about_settings(question: Question) -> Question:
     return dataclasses.replace(question, axis=axis, kind="axis")
 
 
-def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
+def prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return the trials with the columns that the question is about and no trial records."""
+    column = question.axis.column
     if question.kind == "search":
         return number_trials(trials)
-    if question.axis.column == "method" and "method" not in trials:
+    if question.kind == "convergence":
+        return with_relative_loss(trials)
+    if column == PROBE and PROBE not in trials:
+        return by_probe(trials)
+    if column == "method" and "method" not in trials:
         return trials.assign(method="")
-    return with_points(trials, question)
-
-
-def with_points(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return the trials with the names of somebody's own points, where the question is about these."""
-    if question.axis.column != POINT or "trial" not in trials:
+    if column != POINT or "trial" not in trials:
         return trials
     return trials.assign(**{POINT: [re.sub(r"-r\d+$", "", str(name)) for name in trials["trial"]]})
 
@@ -759,15 +762,10 @@ def _views(row: pd.Series) -> float:
     batch = number.get("expected_batch_size", math.nan)
     if math.isnan(batch):
         batch = number.get("sampling_prob", 1.0) * number.get("num_records_public", 1.0)
-    # Runs of 0.1 may have drawn a record's views several times.
-    draws = number.get("num_view_draws", 1.0) * (2 + number.get("num_augmentations", 0.0))
-    return _rounded(number.get("num_steps", 1.0) * batch * draws)
+    return _rounded(number.get("num_steps", 1.0) * batch * (2 + number.get("num_augmentations", 0.0)))
 
 
-_COUNTED = (
-    *("expected_batch_size", "sampling_prob", "num_records_public", "num_steps", "num_view_draws"),
-    "num_augmentations",
-)
+_COUNTED = ("expected_batch_size", "sampling_prob", "num_records_public", "num_steps", "num_augmentations")
 
 
 def _rounded(value: float) -> float:

@@ -8,7 +8,7 @@ charge, and nothing of what it did.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from dpgcl_core.ledger.books import Books
 from dpgcl_core.ledger.chain import Entry
 
 _COLOURS = PRIVATE_COLOURS[:5]
-_LAST, _MOST_DOTS = 20, 60
+_MOST_DOTS = 60
 _ROW = Axis(column="row", label="Row of the ledger", symbol="row", scale="linear", dense=True)
 _KINDS = {
     "register": "registered",
@@ -120,13 +120,12 @@ def _content(numbers: pd.DataFrame, account: Account) -> Content:
     places = {name: place for place, name in enumerate(dict.fromkeys(numbers["budget"]))}
     panels = [_panel(rows, numbers["row"], places) for _, rows in numbers.groupby("unit", sort=False)]
     cap = account.cap
-    table, last = _now_table(numbers), _last_table(numbers)
     title = f"{account.dataset_id}: what the ledger has left of (ε = {cap.epsilon:g}, δ = {cap.delta:g})"
     return Content(
         title=title,
         subtitle=f"{len(account.rows)} rows, one {account.unit} protected ({account.neighboring_relation})",
         rows=[panels],
-        tables=[("Left now", table), (f"Last rows, all of them in the .csv file (at most {_LAST})", last)],
+        tables=[("Left now; every row of the ledger is in the .csv file", _now_table(numbers))],
         remarks=_notes(account),
     )
 
@@ -194,19 +193,3 @@ def _now_table(numbers: pd.DataFrame) -> Table:
 
 def _share(rows: pd.DataFrame) -> str:
     return f"{100 * rows['left'].iloc[-1] / rows['whole'].iloc[-1]:.1f}"
-
-
-def _last_table(numbers: pd.DataFrame) -> Table:
-    wanted: Sequence[int] = sorted(numbers["row"].unique())[-_LAST:]
-    rows = [
-        [
-            str(each["row"]),
-            each["event"],
-            each["label"] or "–",
-            each["unit"],
-            each["budget"],
-            f"{each['left']:.4g}",
-        ]
-        for each in numbers[numbers["row"].isin(wanted)].to_dict("records")
-    ]
-    return Table(heading=["Row", "Event", "Training or sweep", "Unit", "Budget", "Left"], rows=rows)

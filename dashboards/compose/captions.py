@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dashboards.compose.content import Reference
-from dashboards.compose.gains import has_gains
+from dashboards.compose.gains import GAIN, with_gains
 from dashboards.compose.methods import without_guarantee
 from dashboards.compose.names import (
     SWEEP,
@@ -179,8 +179,8 @@ def _lines_across(references: Sequence[Reference]) -> list[str]:
 
 def _private_gain(shown: pd.DataFrame) -> list[str]:
     """Define the private gain, where a table has one."""
-    scores = panel_scores(score_names(shown))
-    if not any(has_gains(shown, score) for score in scores):
+    scores, gained = panel_scores(score_names(shown)), with_gains(shown)
+    if not any(has_values(gained, f"{score}{GAIN}") for score in scores):
         return []
     starts = [start_of(shown, score) for score in scores]
     before = start_text({each[0] if each else UNTRAINED for each in starts})

@@ -153,6 +153,10 @@ class SortableTable:
         """Return whether a column holds numbers, which stand on the right."""
         return any(row[column].value is not None for row in self.rows)
 
+    def as_texts(self) -> Table:
+        """Return the table as it is shown, for files."""
+        return Table(heading=self.heading, rows=[[cell.text for cell in row] for row in self.rows])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Content:

@@ -7,22 +7,21 @@ import dataclasses
 import pandas as pd
 
 from dashboards.compose import captions
-from dashboards.compose.answer import Answer, answer_of, with_points
+from dashboards.compose.answer import Answer, answer_of, prepared
 from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, Table
 from dashboards.compose.fronts import search_rows
 from dashboards.compose.methods import gain_table, guarantee_table, score_table
 from dashboards.compose.names import SWEEP, common_scores, score_names
-from dashboards.compose.panels import axis_rows, series_rows, with_relative_loss
+from dashboards.compose.panels import axis_rows, series_rows
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import NETWORK, reference_rows
-from dashboards.compose.search import number_trials, trials_table
+from dashboards.compose.search import objective
 from dashboards.compose.selection import data_are_private, shown_trials
 from dashboards.compose.tables import for_readers, summary_table, with_references
-from dashboards.compose.transfer import PROBE, by_probe
+from dashboards.compose.trial_table import trial_table
 
 _STEPS_SHOWN = 10
-GAINS = "Private gain; in brackets: its share of the gain without privacy"
 SETTINGS = "Settings, as the answer compares them"
 
 
@@ -41,7 +40,7 @@ def content_of(
       DashboardError: the trials do not make one figure, see `dashboards.compose.selection.shown_trials`.
     """
     asked, given = _asked(question, trials), trials
-    trials = _prepared(trials, asked)
+    trials = prepared(trials, asked)
     shown = shown_trials(trials, asked)
     draw = {"search": search_rows, "convergence": series_rows}.get(asked.kind, axis_rows)
     rows = draw(shown, asked)
@@ -52,7 +51,7 @@ def content_of(
         title=captions.title(shown, asked),
         subtitle=captions.subtitle(shown, asked),
         rows=rows,
-        tables=_tables(trials, shown, asked, answer),
+        tables=_tables(shown, asked, answer),
         answer=answer.lines() if answer is not None else [],
         remarks=captions.notes(
             shown,
@@ -72,19 +71,10 @@ def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
       DashboardError: as `content_of`.
     """
     asked = _asked(question, trials)
-    trials = _prepared(trials, asked)
+    shown = shown_trials(prepared(trials, asked), asked)
     if asked.kind == "search":
-        return shown_trials(trials, asked).drop(columns="axis_order")
-    return with_references(summary_table(trials, asked), shown_trials(trials, asked), asked)
-
-
-def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return the trials with the columns that the question draws and no trial records."""
-    if question.kind == "search":
-        return number_trials(trials)
-    if question.axis.column == PROBE and PROBE not in trials:
-        return by_probe(trials)
-    return with_relative_loss(trials) if question.kind == "convergence" else with_points(trials, question)
+        return shown.drop(columns="axis_order")
+    return with_references(summary_table(shown, asked), shown, asked)
 
 
 def _method_tables(shown: pd.DataFrame, question: Question, answer: Answer | None) -> list[tuple[str, Table]]:
@@ -97,7 +87,7 @@ def _method_tables(shown: pd.DataFrame, question: Question, answer: Answer | Non
             table = score_table(shown, question, scores, answer)
             found.append((f"{whose}Scores; bold: distinguishable from all other candidates", table))
         if (gains := gain_table(shown, question, scores)) is not None:
-            found.append((whose + GAINS, gains))
+            found.append((f"{whose}Private gain", gains))
     return found
 
 
@@ -109,25 +99,25 @@ def _asked(question: Question | str, trials: pd.DataFrame) -> Question:
     return dataclasses.replace(asked, untrained_along=asked.untrained_along or differ)
 
 
-def _tables(
-    trials: pd.DataFrame, shown: pd.DataFrame, question: Question, answer: Answer | None
-) -> list[tuple[str, Table]]:
+def _tables(shown: pd.DataFrame, question: Question, answer: Answer | None) -> list[tuple[str, Table]]:
     if question.kind == "search":
-        return [("Trials, by score", trials_table(shown))]
+        score = objective(shown)
+        ordered = shown.sort_values(score, ascending=False) if score else shown
+        return [("Trials, by score", trial_table(ordered, question, {}).as_texts())]
     found, references = [], reference_rows(shown, question)
     if question.kind == "methods":
         found += _method_tables(shown, question, answer)
         found.append(("What each guarantee rests on", guarantee_table(shown, question)))
     elif question.kind == "convergence":
-        numbers = summary_table(trials, question)
+        numbers = summary_table(shown, question)
         recorded = [numbers.dropna(subset=[name]) for name in numbers if str(name).endswith("_mean")]
         steps = sorted(min(recorded, key=len)["step"].unique())
         some = [steps[round(i * (len(steps) - 1) / _STEPS_SHOWN)] for i in range(_STEPS_SHOWN + 1)]
         heading = f"Numbers at some steps, all of them in {question.stem}.csv"
         found.append((heading, for_readers(numbers[numbers["step"].isin(some)], "step", references)))
     else:
-        summary, axis = summary_table(trials, question), question.axis.column
-        found.append(("Numbers", for_readers(summary, axis, references)))
+        summary = summary_table(shown, question)
+        found.append(("Numbers", for_readers(summary, question.axis.column, references)))
     if answer is not None:
         found.append((SETTINGS, settings_table(answer)))
     return found

@@ -30,18 +30,11 @@ AXES = {
 
 
 def search_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
-    """Return the panels of one search, of the score that it maximised; none without one.
-
-    Args:
-      shown: from `dashboards.compose.selection.shown_trials`.
-      question: whose heading names trials without a sweep.
-    """
+    """Return the panels of one search, of the score that it maximised; none without one."""
     score = objective(shown)
     if score is None:
         return []
     scored = shown[shown[score].notna()].reset_index(drop=True)
-    if SWEEP not in scored:  # trials that come from no MLflow
-        scored[SWEEP] = question.heading
     return front_rows(with_epsilons(scored, score), score)
 
 

@@ -13,13 +13,13 @@ import pandas as pd
 
 from dashboards.compose.answer import Answer
 from dashboards.compose.content import Table
-from dashboards.compose.gains import gain_of, has_gains
+from dashboards.compose.gains import GAIN, with_gains
 from dashboards.compose.names import has_values, joined, score_title, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.references import REFERENCE, reference_rows
 from dashboards.compose.repeats import mean_and_error
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN
-from dashboards.compose.tables import NO_SCORE, mean_text
+from dashboards.compose.tables import NO_SCORE, gain_text, mean_text
 
 _SETTINGS = (
     ("neighboring_relation", "Neighbours"),
@@ -75,16 +75,16 @@ def _winners(answer: Answer | None) -> set[tuple[str, str, str]]:
 
 def gain_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) -> Table | None:
     """Return the private gain of each cell of `score_table`; None without repeats or starts."""
-    columns = [(epsilon, score) for epsilon, score in _columns(shown, scores) if has_gains(shown, score)]
+    gained = with_gains(shown)
+    columns = [each for each in _columns(gained, scores) if has_values(gained, f"{each[1]}{GAIN}")]
     if not columns:
         return None
     titles = (f"Private gain, {_column_title(*each)} (points)" for each in columns)
     rows = []
-    for row, cell in _cells(shown, question):
+    for row, cell in _cells(gained, question):
         for epsilon, score in columns:
             part = cell[cell["target_epsilon"] == epsilon]
-            gain = gain_of(part, score, shown, question) if len(part) else None
-            row.append(gain.text(is_private=row[1] == PROVEN) if gain else "–")
+            row.append(gain_text(*mean_and_error(part, f"{score}{GAIN}"), guarantee=row[1]))
         rows.append(row)
     return Table(heading=[question.axis.label, "Guarantee", *titles], rows=rows)
 

@@ -39,12 +39,11 @@ def pareto_of(sweeps: Sequence[pd.DataFrame]) -> tuple[Content, pd.DataFrame]:
     shown = shown_trials(trials, find_question("search"))
     drawn = _score(shown)
     shown = with_epsilons(shown[shown[drawn].notna()].reset_index(drop=True), drawn)
-    tables = [("Trials on a front", _table(shown, drawn)), ("Sweeps", _sweeps_table(shown, drawn))]
     content = Content(
         title=f"{dataset_title(str(shown['dataset'].iloc[0]))}: {score_title(drawn)} against ε",
         subtitle=captions.subtitle(shown, find_question("search")),
         rows=front_rows(shown, drawn),
-        tables=tables,
+        tables=[("Trials on a front", _table(shown, drawn))],
         remarks=_notes(shown, private=data_are_private(trials)),
     )
     columns = [SWEEP, "trial", "run_id", drawn, ONE, WHOLE, "target_delta", "guarantee"]
@@ -80,23 +79,6 @@ def _table(shown: pd.DataFrame, score: str) -> Table:
         epsilons = [_epsilon(row[column]) for column in AXES]
         cells.append([row[SWEEP], name, f"{100 * row[score]:.2f}", *epsilons, _delta(row), " and ".join(on)])
     return Table(heading=heading, rows=cells)
-
-
-def _sweeps_table(shown: pd.DataFrame, score: str) -> Table:
-    heading = [
-        "Sweep",
-        "Trials",
-        "of them proven",
-        f"Best proven, {score_title(score)} (%)",
-        "ε of the sweep",
-    ]
-    rows = []
-    for name, cell in shown.groupby(SWEEP, sort=False):
-        proven = cell[is_private(cell)]
-        best = f"{100 * proven[score].max():.2f}" if len(proven) else "–"
-        whole = _epsilon(proven[WHOLE].max()) if len(proven) else "–"
-        rows.append([str(name), str(len(cell)), str(len(proven)), best, whole])
-    return Table(heading=heading, rows=rows)
 
 
 def _epsilon(value: float) -> str:

@@ -1,25 +1,12 @@
-"""Trials of a search → what was searched and maximised, and the table of all trials."""
+"""Trials of a search → what was searched and maximised, and which trials no other one beats."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from dashboards.compose.content import Table
-from dashboards.compose.names import (
-    column_title,
-    has_values,
-    natural_key,
-    panel_scores,
-    score_names,
-    score_title,
-    value_text,
-)
-from dashboards.compose.questions import find_question
-from dashboards.compose.references import REFERENCE, reference_rows
+from dashboards.compose.names import has_values, natural_key, panel_scores, score_names, score_title
 from dashboards.compose.selection import PROVEN
-from dashboards.compose.tables import NO_SCORE, mean_text
 from dpgcl_core.release.metrics import find_metric
-from dpgcl_core.release.statement import rounded_up
 
 # Params and tags that are no setting, or follow from one.
 NOT_SEARCHED = (
@@ -82,33 +69,6 @@ def on_the_front(epsilons: list[float], scores: list[float]) -> list[bool]:
     ]
 
 
-def trials_table(shown: pd.DataFrame) -> Table:
-    """Return one row per trial, by score: settings, scores, ε, guarantee, place on the front.
-
-    None is bold: one training of each setting resolves no best one.
-    """
-    score, searched = objective(shown), searched_columns(shown)
-    scores = score_names(shown)
-    on_front = set(shown.index[_marks(shown, score)]) if score else set()
-    ordered = shown.sort_values(score, ascending=False) if score else shown
-    heading = ["Trial", *map(column_title, searched), *(f"{score_title(name)} (%)" for name in scores)]
-    heading += ["ε spent", "Guarantee", "Pareto front"]
-    rows = []
-    for index, row in ordered.iterrows():
-        cells = [str(row["trial_number"]), *(value_text(row[name]) for name in searched)]
-        cells += ["–" if pd.isna(row[name]) else f"{100 * row[name]:.2f}" for name in scores]
-        spent = (
-            rounded_up(row["epsilon"], 4)
-            if row["guarantee"] == PROVEN and has_values(shown, "epsilon")
-            else "none"
-        )
-        rows.append([*cells, spent, str(row["guarantee"]), "yes" if index in on_front else ""])
-    for reference in reference_rows(shown, find_question("search")):
-        known = [mean_text(*reference.scores.get(name, NO_SCORE), scale=100) for name in scores]
-        rows.append([reference.label, *("–" for _ in searched), *known, "–", REFERENCE, ""])
-    return Table(heading=heading, rows=rows)
-
-
 def is_private(shown: pd.DataFrame) -> pd.Series:
     """Return which trials have a proven guarantee."""
     return shown["guarantee"] == PROVEN
@@ -117,10 +77,3 @@ def is_private(shown: pd.DataFrame) -> pd.Series:
 def epsilon_spent(shown: pd.DataFrame) -> pd.Series:
     """Return ε of every trial: what was spent, else the target."""
     return shown["epsilon"].fillna(shown["target_epsilon"]) if "epsilon" in shown else shown["target_epsilon"]
-
-
-def _marks(shown: pd.DataFrame, score: str) -> pd.Series:
-    """Return which trials are on the front of those that are private."""
-    rows = shown[is_private(shown) & shown[score].notna()]
-    front = on_the_front(list(epsilon_spent(rows)), list(rows[score]))
-    return pd.Series(front, index=rows.index, dtype=bool).reindex(shown.index, fill_value=False)

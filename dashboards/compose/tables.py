@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from dashboards.compose.content import Table
-from dashboards.compose.gains import Gain, gain_of, has_gains
+from dashboards.compose.gains import GAIN, with_gains
 from dashboards.compose.names import (
     SNR,
     SNR_NOISED,
@@ -24,24 +23,27 @@ from dashboards.compose.names import (
 from dashboards.compose.questions import Question
 from dashboards.compose.references import REFERENCE, ReferenceRow, reference_rows
 from dashboards.compose.repeats import means_and_errors
-from dashboards.compose.selection import AS_PUBLISHED, NO_GUARANTEE, ORDER, PROVEN, cell_columns, shown_trials
+from dashboards.compose.selection import AS_PUBLISHED, NO_GUARANTEE, ORDER, PROVEN, cell_columns
 from dpgcl_core.release.metrics import DURING
 from dpgcl_core.release.statement import rounded_up
 
 _ENDINGS = ("_mean", "_standard_error", "_n")
-_GAIN = "_private_gain"
 NO_SCORE = (math.nan, math.nan, 0)
 
 
-def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
+def summary_table(shown: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return one row per point of the figure: the mean, standard error and n of each number, and the gains.
 
     The gain of `knn_accuracy` over its start has the columns `knn_accuracy_private_gain_mean`,
-    `_standard_error`, `_n` and `_share`. Scores are fractions, not per cent. Raises as
-    `dashboards.compose.selection.shown_trials`.
+    `_standard_error` and `_n`. Scores are fractions, not per cent.
+
+    Args:
+      shown: from `dashboards.compose.selection.shown_trials`.
+      question: of the figure.
     """
-    shown = shown_trials(trials, question)
+    shown = with_gains(shown)
     metrics = [*score_names(shown), *((SNR, SNR_PLAIN, SNR_NOISED) if question.snr else ())]
+    metrics += [f"{name}{GAIN}" for name in metrics]
     present = [name for name in metrics if has_values(shown, name)]
     if question.kind == "convergence":
         present = [name for name in (*question.series, "relative_loss") if has_values(shown, name)]
@@ -56,8 +58,6 @@ def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
         found = means_and_errors(shown, columns, name).reindex(table.index)
         table[f"{name}_mean"], table[f"{name}_standard_error"] = found["mean"], found["error"]
         table[f"{name}_n"] = found["n"].fillna(0).astype(int)
-    for name in [each for each in present if has_gains(shown, each)]:
-        _add_gains(table, name, shown, question)
     table = table.reset_index().drop(columns=ORDER)
     names = [question.axis.column, *columns[1:]]
     return table[[*names, *(name for name in table if name not in names)]]
@@ -98,9 +98,7 @@ def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[Reference
     scores = set(score_names(pd.DataFrame([dict.fromkeys(metrics, 0.0)]))) | {
         name for name in metrics if name.endswith(DURING)
     }
-    plain = [
-        name for name in summary if not re.fullmatch(r".*(_mean|_standard_error|_n|_gain_share)", str(name))
-    ]
+    plain = [name for name in summary if not str(name).endswith(_ENDINGS)]
     plain = [name for name in plain if name == axis or is_news(summary, str(name))]
     heading = [column_title(str(name)) for name in plain]
     heading += [_metric_title(name, is_score=name in scores) for name in metrics]
@@ -109,9 +107,8 @@ def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[Reference
         row = [cell_text(str(name), record[name], record["guarantee"]) for name in plain]
         for name in metrics:
             values = [record[name + ending] for ending in _ENDINGS]
-            if name.endswith(_GAIN):
-                gain = Gain(*(record[name + ending] for ending in (*_ENDINGS, "_share")))
-                row.append(gain.text(is_private=record["guarantee"] == PROVEN))
+            if name.endswith(GAIN):
+                row.append(gain_text(*values, guarantee=record["guarantee"]))
             else:
                 row.append(mean_text(*values, scale=100 if name in scores else 1))
         rows.append(row)
@@ -136,19 +133,19 @@ def mean_text(mean: float, error: float, n: int, *, scale: float = 1) -> str:
     return f"{mean:.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
 
 
-def _add_gains(table: pd.DataFrame, score: str, shown: pd.DataFrame, question: Question) -> None:
-    """Add the columns of a score's gain to a table of cells."""
-    cells = shown.groupby(cell_columns(shown, question))
-    found = {key: gain_of(rows, score, shown, question) for key, rows in cells}
-    gains = [found[key] for key in table.index]
-    numbers = [gain or Gain(*NO_SCORE) for gain in gains]
-    for place, ending in enumerate((*_ENDINGS, "_share")):
-        table[f"{score}{_GAIN}{ending}"] = [each[place] for each in numbers]
+def gain_text(mean: float, error: float, n: int, *, guarantee: str) -> str:
+    """Return a private gain in percentage points, and that it is not private where nothing is proven.
+
+    >>> gain_text(0.021, 0.002, 3, guarantee="proven"), gain_text(0.06, 0.001, 3, guarantee="none")
+    ('2.10 ± 0.20', '6.00 ± 0.10, not private')
+    """
+    text = mean_text(mean, error, n, scale=100)
+    return text if guarantee == PROVEN or not n else f"{text}, not private"
 
 
 def _metric_title(name: str, *, is_score: bool) -> str:
-    if name.endswith(_GAIN):
-        return f"Private gain, {column_title(name.removesuffix(_GAIN))} (points)"
+    if name.endswith(GAIN):
+        return f"Private gain, {column_title(name.removesuffix(GAIN))} (points)"
     return column_title(name) + (" (%)" if is_score else "")
 
 

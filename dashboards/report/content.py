@@ -21,9 +21,9 @@ from dashboards.compose.figure import content_of
 from dashboards.compose.names import dataset_title, listed
 from dashboards.compose.questions import QUESTIONS, Question
 from dashboards.compose.selection import data_are_private, guarantees, released_trials
+from dashboards.compose.trial_table import trial_table, withheld_names
 from dashboards.errors import DashboardError
 from dashboards.report.record import SweepRecord
-from dashboards.report.trials import trial_table, withheld_names
 from dpgcl_core.addresses import masked_text
 from dpgcl_core.release.statement import delta_text, epsilon_text
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, Table
+from dashboards.compose.figure import SETTINGS
 from dashboards.render.document import DRAWINGS, RELOAD, TABLES, document_of, drawing_of, header_of
 from dashboards.render.tables import boxed, to_sortable_html
 from dashboards.report.content import Report
@@ -56,14 +57,14 @@ def _answer(report: Report) -> str:
 def _settings(table: Table) -> str:
     """Return the settings, folded where they are many."""
     is_open = " open" if len(table.rows) <= _MOST_OPEN else ""
-    title = f"All {len(table.rows)} settings"
-    return f"<details{is_open}><summary>{title}</summary>{boxed(table, title)}</details>"
+    return f"<details{is_open}><summary>{SETTINGS}</summary>{boxed(table, SETTINGS)}</details>"
 
 
 def _figure(content: Content) -> str:
-    """Return a figure, its notes and its tables; the answer, which stands above, is no note here."""
+    """Return a figure, its notes and its tables without the answer and its settings, which stand above."""
     drawn = drawing_of(content, "figure")
-    shown = "".join(f"<h3>{html.escape(name)}</h3>{boxed(table, name)}" for name, table in content.tables)
+    tables = [(name, table) for name, table in content.tables if name != SETTINGS]
+    shown = "".join(f"<h3>{html.escape(name)}</h3>{boxed(table, name)}" for name, table in tables)
     folded = f"<details><summary>The figure's numbers, as tables</summary>{shown}</details>" if shown else ""
     return (
         f'<h2>{html.escape(content.title)}</h2><p class="soft">{html.escape(content.subtitle)}</p>'

@@ -1,4 +1,4 @@
-"""What private data add: paired with the public start of the same repeat, and held against no privacy."""
+"""What private data add: paired with the public start of the same repeat."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from dashboards.compose.figure import content_of, numbers_of
-from dashboards.compose.gains import gain_of
+from dashboards.compose.gains import with_gains
 from dashboards.compose.questions import find_question
 from dashboards.compose.references import reference_rows
+from dashboards.compose.repeats import mean_and_error
 from dashboards.compose.selection import shown_trials
 
 STARTS = (0.50, 0.60, 0.70)  # of the repeats: a difference that is not paired would be buried
@@ -51,10 +52,9 @@ def trials() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _gain(trials: pd.DataFrame, method: str, question: str = "methods"):
-    asked = find_question(question)
-    shown = shown_trials(trials, asked)
-    return gain_of(shown[shown["method"] == method], "knn_accuracy", shown, asked)
+def _gain(trials: pd.DataFrame, method: str) -> tuple[float, float, int]:
+    gained = with_gains(shown_trials(trials, find_question("methods")))
+    return mean_and_error(gained[gained["method"] == method], "knn_accuracy_private_gain")
 
 
 def _table(trials: pd.DataFrame, heading: str):
@@ -67,14 +67,12 @@ def _cell(table, row: str, column: str) -> str:
 
 def test_private_gain_is_paired_with_the_public_start_of_its_repeat(trials: pd.DataFrame) -> None:
     gain = _gain(trials, "dp_gcl")
-    assert gain.mean == pytest.approx(np.mean(GAINS))
-    assert gain.standard_error == pytest.approx(np.std(GAINS, ddof=1) / math.sqrt(3))
+    assert gain == pytest.approx((np.mean(GAINS), np.std(GAINS, ddof=1) / math.sqrt(3), 3))
 
 
-def test_private_gain_says_its_share_of_the_gain_without_privacy(trials: pd.DataFrame) -> None:
-    assert _gain(trials, "dp_gcl").share == pytest.approx(0.5)
+def test_private_gain_stands_in_the_tables(trials: pd.DataFrame) -> None:
     cell = _cell(_table(trials, "Private gain"), "DP-GCL", "Private gain, ε = 1: k-NN accuracy (points)")
-    assert cell == "3.00 ± 0.06 (50 %)"
+    assert cell == "3.00 ± 0.06"
 
 
 def test_tables_of_gains_give_no_verdict(trials: pd.DataFrame) -> None:
@@ -95,7 +93,7 @@ def test_private_gain_is_over_the_untrained_network_where_there_is_no_public_sta
     fresh = trials.drop(columns="public_start_knn_accuracy")
     differences = fresh["knn_accuracy"] - fresh["untrained_knn_accuracy"]
     expected = differences[fresh["method"] == "dp_gcl"].mean()
-    assert _gain(fresh, "dp_gcl").mean == pytest.approx(expected)
+    assert _gain(fresh, "dp_gcl")[0] == pytest.approx(expected)
     assert any("untrained network, paired" in note for note in content_of(fresh, "methods").notes)
     assert any("public start, paired" in note for note in content_of(trials, "methods").notes)
 
@@ -104,44 +102,12 @@ def test_private_gain_over_a_private_start_is_not_called_one_over_a_public_start
     trials: pd.DataFrame,
 ) -> None:
     private = trials.rename(columns={"public_start_knn_accuracy": "private_start_knn_accuracy"})
-    assert _gain(private, "dp_gcl").mean == _gain(trials, "dp_gcl").mean
+    assert _gain(private, "dp_gcl") == _gain(trials, "dp_gcl")
     content = content_of(private, "methods")
     assert any("the private start, paired" in note for note in content.notes)
     labels = {row[0] for _, table in content.tables for row in table.rows}
     assert "private start alone" in labels
     assert "public start alone" not in labels
-
-
-def test_private_loss_has_no_share(trials: pd.DataFrame) -> None:
-    lost = trials.assign(knn_accuracy=trials["knn_accuracy"] - 0.04 * (trials["method"] == "dp_gcl"))
-    gain = _gain(lost, "dp_gcl")
-    assert gain.mean < 0
-    assert math.isnan(gain.share)
-
-
-def test_share_is_of_the_trials_without_privacy_at_the_same_place_of_the_axis(make_trials) -> None:
-    found = make_trials(sizes=(4, 8), epsilons=(10.0, math.inf), snr=False, method="dp_gcl")
-    gains = {(4, 10.0): 0.1, (4, math.inf): 0.2, (8, 10.0): 0.1, (8, math.inf): 0.4}
-    keys = zip(found["group_size"], found["target_epsilon"], strict=True)
-    found["knn_accuracy"] = found["untrained_knn_accuracy"] + [gains[key] for key in keys]
-    found["knn_accuracy"] += 1e-4 * found["repeat"]
-    numbers = numbers_of(found, "group-size")
-    private = numbers[numbers["guarantee"] == "proven"].set_index("group_size")
-    assert private["knn_accuracy_private_gain_share"].to_dict() == pytest.approx({4: 0.5, 8: 0.25}, abs=1e-3)
-
-
-def test_share_is_of_the_trials_without_privacy_whichever_way_they_were_sampled(make_trials) -> None:
-    trials = make_trials(augmentations=(1,))
-    private = trials[trials["target_epsilon"] < math.inf]
-    both = pd.concat([trials.assign(sampled="groups"), private.assign(sampled="records")], ignore_index=True)
-    asked = find_question("group-size")
-    shown = shown_trials(both, asked)
-    here = shown[(shown["group_size"] == shown["group_size"].iloc[0]) & (shown["target_epsilon"] < math.inf)]
-    gains = [
-        gain_of(here[here["sampled"] == way], "knn_accuracy", shown, asked) for way in ("groups", "records")
-    ]
-    assert None not in gains
-    assert gains[0].share == gains[1].share > 0
 
 
 def test_references_are_rows_below_every_table_and_never_bold(trials: pd.DataFrame) -> None:
@@ -206,15 +172,6 @@ def of_networks(trials: pd.DataFrame) -> pd.DataFrame:
             rows.append(row | {"public_start_knn_accuracy": 0.4, "knn_accuracy": 0.4 + gain + 0.001 * repeat})
     mine = pd.DataFrame(rows).assign(network_name="mae-toy")
     return pd.concat([trials.assign(network_name="tiny_cnn", zero_shot_accuracy=0.5), mine])
-
-
-def test_share_is_of_what_the_same_network_gains_without_privacy(trials: pd.DataFrame) -> None:
-    found = of_networks(trials)
-    shown = shown_trials(found, find_question("methods"))
-    private = shown[(shown["method"] == "dp_mae") & (shown["target_epsilon"] == 1)]
-    gain = gain_of(private, "knn_accuracy", shown, find_question("methods"))
-    assert gain is not None
-    assert gain.share == pytest.approx(0.011 / 0.041)
 
 
 def test_each_network_has_its_own_start_in_the_table(trials: pd.DataFrame) -> None:

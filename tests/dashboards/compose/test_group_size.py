@@ -12,6 +12,7 @@ from dashboards.compose.curves import NON_PRIVATE_COLOUR
 from dashboards.compose.figure import content_of, numbers_of
 from dashboards.compose.panels import GRADIENT_SNR, SCORES
 from dashboards.compose.questions import QUESTIONS
+from dashboards.compose.selection import shown_trials
 from dashboards.compose.tables import summary_table
 from dashboards.errors import DashboardError
 from dashboards.figures import as_markdown
@@ -22,6 +23,11 @@ from tests.dashboards.render.drawn import said
 
 def group_size_content(trials):
     return content_of(trials, "group-size")
+
+
+def summary(trials):
+    question = QUESTIONS["group-size"]
+    return summary_table(shown_trials(trials, question), question)
 
 
 def score_panels(content):
@@ -183,7 +189,7 @@ def test_figure_names_the_params_it_lacks(make_trials):
 
 def test_summary_table_has_mean_error_and_n_of_each_cell(make_trials):
     trials = make_trials()
-    table = summary_table(trials, QUESTIONS["group-size"])
+    table = summary(trials)
     row = table[(table["group_size"] == 64) & (table["target_epsilon"] == math.inf)].iloc[0]
     mean, error = by_hand(trials, "linear_probe_accuracy", 64, math.inf)
     assert row["linear_probe_accuracy_mean"] == pytest.approx(mean)
@@ -192,7 +198,7 @@ def test_summary_table_has_mean_error_and_n_of_each_cell(make_trials):
 
 
 def test_summary_table_of_private_data_withholds_snr_and_unnoised_trials(make_trials):
-    table = summary_table(make_trials(data_is="private"), QUESTIONS["group-size"])
+    table = summary(make_trials(data_is="private"))
     assert not [name for name in table if name.startswith("snr")]
     assert set(table["target_epsilon"]) == {10.0}
 
@@ -203,7 +209,7 @@ def test_summary_csv_keeps_every_digit(make_trials, tmp_path):
     found = pd.read_csv(tmp_path / "numbers.csv")
     np.testing.assert_array_equal(
         found.loc[found["guarantee"] != "reference", "knn_accuracy_mean"],
-        summary_table(trials, QUESTIONS["group-size"])["knn_accuracy_mean"],
+        summary(trials)["knn_accuracy_mean"],
     )
 
 

@@ -1,4 +1,4 @@
-"""Trials → the table of a report: settings that differ, scores, ε and guarantee, one row per trial."""
+"""Trials → the table of a report, and of a search: a row per trial: settings that differ, scores, ε."""
 
 from __future__ import annotations
 
