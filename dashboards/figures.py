@@ -63,10 +63,10 @@ def write_all(
 
 
 def write_drawing(content: Content, numbers: pd.DataFrame, folder: Path, stem: str) -> list[Path]:
-    """Write a figure's pictures (`.png`, `.svg`, `.pdf`), numbers (`.csv`) and tables (`.md`, `.tex`).
+    """Write a figure's pictures (`.png`, `.svg`, `.pdf`), numbers (`.csv`) and any tables (`.md`, `.tex`).
 
     Args:
-      content: of the figure, with a table at least.
+      content: of the figure.
       numbers: at full precision.
       folder: created if missing.
       stem: of the files' names.
@@ -77,12 +77,14 @@ def write_drawing(content: Content, numbers: pd.DataFrame, folder: Path, stem: s
     Raises:
       OSError: the folder cannot be written.
     """
-    paths = _write_pictures(content, folder, stem)
-    csv, markdown, latex = (folder / f"{stem}{ending}" for ending in (".csv", ".md", ".tex"))
-    _without_formulas(numbers).to_csv(csv, index=False)
-    markdown.write_text(as_markdown(content), encoding="utf-8")
-    latex.write_text(_as_latex(content, stem), encoding="utf-8")
-    return [*paths, csv, markdown, latex]
+    files = pictures_of(content) | {".csv": _without_formulas(numbers).to_csv(index=False).encode()}
+    if content.tables:
+        files |= {".md": as_markdown(content).encode(), ".tex": _as_latex(content, stem).encode()}
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{stem}{ending}" for ending in files]
+    for path, file in zip(paths, files.values(), strict=True):
+        path.write_bytes(file)
+    return paths
 
 
 def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle: str) -> list[Path]:
@@ -97,19 +99,7 @@ def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle:
       OSError: the folder cannot be written.
     """
     content = curves_content(points, title=title, subtitle=subtitle)
-    paths = _write_pictures(content, folder, "planning")
-    table = folder / "planning.csv"
-    numbers_of_curves(points).to_csv(table, index=False)
-    return [*paths, table]
-
-
-def _write_pictures(content: Content, folder: Path, stem: str) -> list[Path]:
-    pictures = pictures_of(content)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{stem}{ending}" for ending in pictures]
-    for path, picture in zip(paths, pictures.values(), strict=True):
-        path.write_bytes(picture)
-    return paths
+    return write_drawing(content, numbers_of_curves(points), folder, "planning")
 
 
 def as_markdown(content: Content) -> str:
@@ -151,9 +141,9 @@ def load_for(question: Question | str, tracking_uri: str, sweep: str | None = No
       DashboardError: as `dashboards.query.trials.load_trials`, or no series was recorded.
     """
     asked = find_question(question)
-    if asked.kind != "convergence":
-        return load_trials(tracking_uri, sweep)
     trials = load_trials(tracking_uri, sweep)
+    if asked.kind != "convergence":
+        return trials
     name = sweep or str(trials["sweep"].iloc[0])
     recorded = [metric for metric in asked.series if metric in trials]
     found = [series_of(tracking_uri, trials, metric) for metric in recorded]
