@@ -32,7 +32,7 @@ from dashboards.compose.answer import Answer, PrivacyNumbers, Setting, answer_of
 from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, Table
 from dashboards.compose.decision import HIGHER, LOWER, Array
-from dashboards.compose.figure import GAINS, SETTINGS, content_of
+from dashboards.compose.figure import SETTINGS, content_of
 from dashboards.compose.methods import gain_table, score_table
 from dashboards.compose.names import common_scores, score_names
 from dashboards.compose.questions import Question, find_question
@@ -90,6 +90,7 @@ class Summary:
     def rows(self) -> pd.DataFrame:
         """All rows of the table; those of settings have a `target_epsilon`."""
         table = pd.read_csv(self.path)
+        table = table.drop(columns=table.filter(like="_private_gain_share"))  # as tables of 0.1 have it
         axis = self.question.axis.column
         table[axis] = pd.Series([_number(each) for each in table[axis]], dtype=object)
         if "target_epsilon" not in table:  # of TAN, whose trainings all stand for the one at k = 1
@@ -204,7 +205,7 @@ class Summary:
                 found.append(("Scores", score_table(shown, self.question, scores, answer)))
                 gained = shown_trials(self.trials(gains=True), self.question)
                 gains = gain_table(gained, self.question, scores)
-                found += [(GAINS, gains)] if gains is not None else []
+                found += [("Private gain", gains)] if gains is not None else []
         return found
 
     def _reference_rows(self, axis: str) -> Iterator[ReferenceRow]:
