@@ -14,6 +14,7 @@ stand for scores that nobody kept, and nothing else may be read off them.
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -162,7 +163,8 @@ class Summary:
 
     @cached_property
     def _page(self) -> list[str]:
-        return self.path.with_suffix(".md").read_text().splitlines()
+        text = html.unescape(self.path.with_suffix(".md").read_text())  # else each run would escape once more
+        return re.sub(r"\\([`*\[\]{}#_])", r"\1", text).splitlines()
 
     @property
     def _notes(self) -> list[str]:

@@ -109,6 +109,18 @@ def test_command_writes_answer_page_and_figure_of_one_table(tmp_path: Path) -> N
     assert page.endswith("<!-- end -->\n\nb\n")
 
 
+def test_title_with_marks_of_markdown_is_escaped_once(tmp_path: Path) -> None:
+    page = (RESULTS / "mae_fashion_mnist.md").read_text()
+    (tmp_path / "mae_fashion_mnist.md").write_text(
+        page.replace("# Fashion-MNIST", r"# Sets \{1\}, A &amp; B", 1)
+    )
+    (tmp_path / "mae_fashion_mnist.csv").write_bytes((RESULTS / "mae_fashion_mnist.csv").read_bytes())
+    (tmp_path / "README.md").write_text("")
+    assert write(folder=tmp_path) == 0
+    written = (tmp_path / "mae_fashion_mnist.md").read_text()
+    assert written == page.replace("# Fashion-MNIST", r"# Sets \{1\}, A &amp; B", 1)
+
+
 def test_table_of_another_name_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Summary, "answer", lambda _: pytest.fail("answered"))
     (tmp_path / "tan_x.csv").write_text("tan_factor,guarantee\n")
