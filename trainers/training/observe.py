@@ -187,7 +187,7 @@ class ObservedStep:
             observer.record_noised_snr(total, generator, num_summed=num_summed)
 
     def on_noise(self, norm: float) -> None:
-        if self._norms is not None:
+        if self._norms is not None and norm > 0:  # an audit may plant a step without noise
             self.observer.record_snr(self.step, *self._norms, norm)
 
 
