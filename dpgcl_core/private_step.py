@@ -5,12 +5,21 @@ They differ in where inputs come from and in what an update is.
 
 Guarantee. What `take` hands to `update` is one release of the mechanism (`dpgcl_core.mechanism.mechanism`):
 the clipped sum of the groups that the mechanism's stage drew in secret, plus one draw of the mechanism's
-noise, divided by its public constant. *Proof.* Stage, rule, noise and divisor are of one mechanism. The first
-worker draws groups and noise for all. `share_groups` deals out whole groups, so that each is summed by one
-worker: every term of the sum is bounded as on one worker, and `sum_at_first` adds them up where the one noise
-is added. `update` sees no tensor but the noisy one, in float32. The networks that the passes run are compared
-before the update (`watch`). ∎ What an observer is told is computed of records and not noised: it is for
-public records, or for releases of their own.
+noise, divided by its public constant; and what a rule with draws of its own releases besides, which its
+method accounts for. The caller sees to it that
+
+- the rule is the mechanism's, and each draw of `draw` is taken once, and counted before it is drawn;
+- a record's inputs are a function of that record alone, and a group's loss one of that group's inputs and the
+  networks; `watch` refuses networks that a pass has changed;
+- `update` uses nothing else that was computed of records, and keeps no view of the gradient, whose memory the
+  next step may use. Whether a step fails is an output that is not covered.
+
+*Proof.* Stage, noise and divisor are of one mechanism. The first worker draws groups and noise for all.
+`share_groups` deals out whole groups, so that each is summed by one worker: every term of the sum is bounded
+as on one worker, and `sum_at_first` adds them up where the one noise is added. The other workers' sums, which
+have no noise, are zeroed before they take over the first one's. So `update` gets, values and memory, the
+noisy sum alone, rounded to float32. ∎ What an observer sees is computed of records and has no noise. It may
+keep that of public records, and release of private ones what has noise of its own and is charged.
 """
 
 from __future__ import annotations
@@ -50,7 +59,7 @@ InputsOf = Callable[[slice], GroupInputs]
 
 
 class StepObserver(Protocol):
-    """Looks at a step from within; nothing that it sees is private."""
+    """Looks at a step from within, at numbers that have no noise; see the module for what it may keep."""
 
     def on_clipped_sum(self, groups: DrawnGroups, reports: list[GroupReport], total: Tensor) -> None:
         """Look at this worker's groups and their reports, and at the first worker at the clean sum of all."""
@@ -59,7 +68,7 @@ class StepObserver(Protocol):
         """Look at the norm of the step's noise, at the first worker alone."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PrivateStep:
     """A mechanism's step on one network.
 
@@ -132,9 +141,8 @@ class PrivateStep:
           step: from 0, that of the draw.
           groups: this worker's.
           inputs_of: stage 4.
-          update: applies the private gradient, float32 `[num_trainable(model)]`, on every worker; all that
-            it does is post-processing.
-          observer: for records that are public.
+          update: applies the private gradient, float32 `[num_trainable(model)]`, on every worker.
+          observer: sees the clean sum and the norm of the noise.
         """
         noise = self.mechanism.noise(num_summed=self.randomness.num_summed_normals)
         total = no_sum(self.model) if self.total is None else self.total.zero_()
@@ -144,7 +152,9 @@ class PrivateStep:
         self.workers.sum_at_first(total)
         if observer is not None:
             observer.on_clipped_sum(groups, reports, total)
-        if noise_of is not None:
+        if noise_of is None:
+            total.zero_()  # this worker's own sum has no noise; the first one's takes its place
+        else:
             threads = self.threads if total.device.type == "cpu" else None  # a GPU adds the parts in turn
             noise_norm = add_in_parts(total, noise, noise_of, beside=threads)
             if observer is not None:
@@ -173,7 +183,9 @@ class PrivateStep:
 
         made = make_ahead(masked_inputs, parts, self.threads if self.makes_inputs_ahead else None)
         return [
-            rule.add_clipped_sum(total, self.model, self.objective, inputs, masks[part.start], draws)
+            rule.add_clipped_sum(
+                total, self.model, self.objective, inputs, complete=masks[part.start], draws=draws
+            )
             for part, inputs in zip(parts, made, strict=True)
         ]
 

@@ -169,7 +169,6 @@ class PrivateTraining:
     """One private training; iterate over it and call `step` once for every batch of groups.
 
     Attributes:
-      mechanism: the private step and its accounting.
       num_steps_taken: steps that are charged: all that were drawn.
     """
 
@@ -209,7 +208,6 @@ class PrivateTraining:
         method.check_records(mechanism, len(self._records))
         check_layers(model)
         _check_update(optimizer)
-        self.mechanism = mechanism
         self.num_steps_taken = 0
         self._model, self._optimizer, self._loss = model, optimizer, loss
         self._parameters = trainable_parameters(model)
@@ -233,6 +231,11 @@ class PrivateTraining:
         _check_single_process()
         self._check_loss([leaf[:, None] for leaf in self._collate.first])
         self._state = whole_state(model, modes=False)  # between steps the caller may change modes
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The private step's mechanism, which draws, adds noise and is accounted for."""
+        return self._private_step.mechanism
 
     def __iter__(self) -> Iterator[GroupInputs]:
         """Yield the inputs of each remaining step, drawn in secret: `[groups, group_size, views, ...]`.

@@ -123,20 +123,14 @@ def know_method(trial: RayTrial) -> None:
         register(cloudpickle.loads(trial.method))
 
 
-def run_trial(
-    tune_config: Mapping[str, Any],
-    *,
-    trials: Mapping[str, RayTrial],
-    records: list[ray.ObjectRef[TrainingData]],
-) -> None:
-    """Tune's trial function: train `trials[tune_config["trial"]]` and report its result once.
+def run_trial(tune_config: Mapping[str, RayTrial], *, records: list[ray.ObjectRef[TrainingData]]) -> None:
+    """Tune's trial function: train one trial and report its result once.
 
     Args:
-      tune_config: Tune's sample; `trial` names the training.
-      trials: all trainings of the sweep.
+      tune_config: Tune's sample, whose `trial` this is.
       records: one reference to the `TrainingData`, in a list so that Ray passes it on unread.
     """
-    trial = trials[tune_config["trial"]]
+    trial = tune_config["trial"]
     in_place = runs_in_place(trial)
     worker: Callable[..., Any] = train_worker  # what it returns is handed on, against the declared type
     trainer = TorchTrainer(

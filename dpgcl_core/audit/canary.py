@@ -235,7 +235,7 @@ class _Simulator:
             total = torch.zeros(self._case.dim, dtype=torch.float64)
             inputs = crafted_inputs(groups, self._gradient, l2_clip_norm=self._mechanism.l2_clip_norm)
             complete = torch.from_numpy(drawn.complete)
-            self._step.rule.add_clipped_sum(total, self._model, self._model, inputs, complete)
+            self._step.rule.add_clipped_sum(total, self._model, self._model, inputs, complete=complete)
             self._sums[key] = total
         return self._sums[key]
 

@@ -255,21 +255,35 @@ class _EachRecordClipped(_Around):
     """Clips every record's share of a group's gradient to the C of the group."""
 
     def add_clipped_sum(
-        self, total: Tensor, model: Any, objective: Any, inputs: Any, complete: Any = None, draws: Any = None
+        self,
+        total: Tensor,
+        model: Any,
+        objective: Any,
+        inputs: Any,
+        *,
+        complete: Any = None,
+        draws: Any = None,
     ) -> Any:
         shares = inputs.flatten(0, 1)[:, None]
-        return self.right.add_clipped_sum(total, model, objective, shares, None, draws)
+        return self.right.add_clipped_sum(total, model, objective, shares, draws=draws)
 
 
 class _MeanClipped(_Around):
     """Clips the mean over the groups, and takes it for the mean of clipped groups."""
 
     def add_clipped_sum(
-        self, total: Tensor, model: Any, objective: Any, inputs: Any, complete: Any = None, draws: Any = None
+        self,
+        total: Tensor,
+        model: Any,
+        objective: Any,
+        inputs: Any,
+        *,
+        complete: Any = None,
+        draws: Any = None,
     ) -> Any:
         mean = torch.zeros_like(total)
         whole = inputs.mean(0, keepdim=True)
-        report = self.right.add_clipped_sum(mean, model, objective, whole, None, draws)
+        report = self.right.add_clipped_sum(mean, model, objective, whole, draws=draws)
         total += len(inputs) * mean
         return report
 
@@ -278,23 +292,37 @@ class _LargestClipped(_Around):
     """Scales all groups by what the largest needs."""
 
     def add_clipped_sum(
-        self, total: Tensor, model: Any, objective: Any, inputs: Any, complete: Any = None, draws: Any = None
+        self,
+        total: Tensor,
+        model: Any,
+        objective: Any,
+        inputs: Any,
+        *,
+        complete: Any = None,
+        draws: Any = None,
     ) -> Any:
         largest = inputs.flatten(2).sum(1).norm(dim=1).max()
         scaled = inputs * (self.l2_clip_norm / largest)
-        return self.right.add_clipped_sum(total, model, objective, scaled, complete, draws)
+        return self.right.add_clipped_sum(total, model, objective, scaled, complete=complete, draws=draws)
 
 
 class _BatchNormalised(_Around):
     """Normalises inputs over the groups: what one contributes depends on the others."""
 
     def add_clipped_sum(
-        self, total: Tensor, model: Any, objective: Any, inputs: Any, complete: Any = None, draws: Any = None
+        self,
+        total: Tensor,
+        model: Any,
+        objective: Any,
+        inputs: Any,
+        *,
+        complete: Any = None,
+        draws: Any = None,
     ) -> Any:
         spread = inputs - inputs.mean((0, 1), keepdim=True)
         variance = spread.square().mean((0, 1), keepdim=True) + 1.0
         normal = 1e3 * self.l2_clip_norm * spread / variance.sqrt()
-        return self.right.add_clipped_sum(total, model, objective, normal, complete, draws)
+        return self.right.add_clipped_sum(total, model, objective, normal, complete=complete, draws=draws)
 
 
 def _through(rule: type[_Around]) -> Callable[[Step, Mechanism], Step]:

@@ -140,10 +140,13 @@ class GroupClipper:
     def __post_init__(self) -> None:
         if self.passes is not None and self.isolated:
             raise ConfigError("passes of isolated networks are not replayed")
-        check_clip_norm(self.l2_clip_norm)
+        scale = self.gradient_scale
+        if not (0 < scale < math.inf and math.frexp(scale)[0] == 0.5):
+            raise ConfigError(f"gradient_scale must be a power of two; got {scale}")
+        check_clip_norm(self.l2_clip_norm * min(1.0, scale))
         if self.groups_at_once is not None and self.groups_at_once < 1:
             raise ConfigError(f"groups_at_once must be at least 1; got {self.groups_at_once}")
-        check_gamma(self.gamma)
+        check_gamma(self.gamma and self.gamma * scale)
 
     def add_clipped_sum(
         self,

@@ -18,7 +18,7 @@ def map_inputs(change: Callable[[Tensor], Tensor], inputs: GroupInputs) -> Group
     return change(inputs) if isinstance(inputs, Tensor) else tuple(map(change, inputs))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GroupBatch:
     """Groups that go through a clipper together, with their mask.
 

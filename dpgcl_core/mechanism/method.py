@@ -83,6 +83,7 @@ class GradientRule(Protocol):
         model: nn.Module,
         objective: Objective,
         inputs: GroupInputs,
+        *,
         complete: Tensor | None = None,
         draws: Draws | None = None,
     ) -> GroupReport:

@@ -37,7 +37,7 @@ class Sampler(Protocol):
         """Return the rows of the sampled records, ascending."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DrawnGroups:
     """One step's groups, **private-only** like all that is drawn.
 

@@ -33,7 +33,7 @@ from trainers.data.dataset import TrainingData
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.models.clip.published import CLIP_TINY
 from trainers.models.encoder import build_encoder
-from trainers.training.checkpointing import Checkpointing
+from trainers.training.callbacks import Checkpointing
 from trainers.training.optimizers import build_optimizer, load_optimizer, take_step
 from trainers.training.step import Training, prepare
 
@@ -275,7 +275,7 @@ class _Clipped:
         ends = []
         for rule in (run.private_step.rule, self._config.rule(len(self._groups))):
             total.zero_()
-            rule.add_clipped_sum(total, run.encoder, self._objective, views, complete)
+            rule.add_clipped_sum(total, run.encoder, self._objective, views, complete=complete)
             ends.append(total.double().cpu().clone())
         return _distance(*ends)
 

@@ -295,5 +295,5 @@ def rule_sum(
     objective: Objective = EmbeddingObjective(embed=embed, loss=mechanism.loss(SETTINGS))
     if mechanism.rules.task:
         objective = lambda x: (embed(x) - OF_ONE_RECORD).square().sum((1, 2, 3))  # noqa: E731
-    mechanism.rule(SETTINGS).add_clipped_sum(total, model, objective, views, None, GivenNormals(*normals))
+    mechanism.rule(SETTINGS).add_clipped_sum(total, model, objective, views, draws=GivenNormals(*normals))
     return total.double()

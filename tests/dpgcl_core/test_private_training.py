@@ -929,3 +929,10 @@ def test_whole_numbers_that_are_labels_do_not_end_a_training_of_many_words() -> 
     for pairs in training:
         training.step(pairs)
     assert training.num_steps_taken == 3
+
+
+def test_mechanism_of_a_training_is_not_exchanged() -> None:
+    """ε would be stated of one mechanism, and the noise drawn of another."""
+    training = _training()
+    with pytest.raises(AttributeError):
+        training.mechanism = _mechanism()  # type: ignore[misc]

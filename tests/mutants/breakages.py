@@ -798,8 +798,8 @@ BREAKAGES = (
     Breakage(
         name="training loses the mask of incomplete groups",
         file="dpgcl_core/private_step.py",
-        before="inputs, masks[part.start], draws)",
-        after="inputs, None, draws)",
+        before="complete=masks[part.start], draws=draws",
+        after="complete=None, draws=draws",
         tests=(
             "tests/trainers/training/test_incomplete_groups.py::test_incomplete_groups_add_nothing_to_a_step",
         ),
@@ -1057,7 +1057,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="resumes from one checkpoint draw alike",
-        file="trainers/training/checkpointing.py",
+        file="trainers/training/callbacks.py",
         before="            training.num_steps_done = saved.step\n",
         after=(
             "            training.num_steps_done = saved.step\n"
@@ -1556,7 +1556,7 @@ BREAKAGES = (
     Breakage(
         name="audit loses the mask of incomplete groups",
         file="dpgcl_core/audit/canary.py",
-        before="self._model, self._model, inputs, complete)",
+        before="self._model, self._model, inputs, complete=complete)",
         after="self._model, self._model, inputs)",
         tests=("tests/dpgcl_core/audit/test_canary.py::test_audit_honours_the_mask_of_incomplete_groups",),
     ),
@@ -2203,7 +2203,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="an attempt that is told to stop before it draws is counted",
-        file="trainers/training/checkpointing.py",
+        file="trainers/training/callbacks.py",
         before=(
             "    def on_begin(self) -> None:\n"
             "        if self.decide_for_all(self.oversight.must_stop):\n"

@@ -35,7 +35,7 @@ CONFIG: Any = SimpleNamespace(
 )
 GIVEN: Any = SimpleNamespace(name="one", config=CONFIG, checkpoint_folder=Path("none"), progress_file=None)
 TRIAL: Any = SimpleNamespace(
-    config={"trial": "one", "given": GIVEN},
+    config={"trial": GIVEN},
     temporary_state=SimpleNamespace(ray_actor=None),
     error_file=None,
 )

@@ -382,7 +382,7 @@ def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
     config = SimpleNamespace(performance=PerformanceConfig(), mechanism=mechanism)
     given = SimpleNamespace(name="a", config=config, progress_file=None)
     of_tune = SimpleNamespace(ray_actor=None)
-    trial = SimpleNamespace(config={"trial": "a", "given": given}, temporary_state=of_tune)
+    trial = SimpleNamespace(config={"trial": given}, temporary_state=of_tune)
     TrialCallback(running).on_trial_start(0, [], trial)
     assert folder.starts("a").num_starts == 1
 

@@ -23,7 +23,7 @@ from sweeps.service.privacy.budget import SweepBudget, sweep_budget
 from sweeps.service.storage.folder import SweepFolder
 from tests.trainers.conftest import drawn_groups
 from trainers.files.oversight import Oversight, TrainingStopped
-from trainers.training.checkpointing import Supervision
+from trainers.training.callbacks import Supervision
 from trainers.training.loop import train
 from trainers.training.step import Training
 

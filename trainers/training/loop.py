@@ -1,7 +1,7 @@
 """One private training, without Ray: from the start's scores to the result's.
 
 `train` is the loop. What a step is stands in `trainers.training.step` and `dpgcl_core.private_step`;
-checkpoints, and what the driver decides, are callbacks (`trainers.training.checkpointing`).
+checkpoints, and what the driver decides, are callbacks (`trainers.training.callbacks`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainers.files.checkpoint import Attempt, CheckpointFolder
 from trainers.files.outcomes import Outcomes
 from trainers.files.oversight import Oversight
 from trainers.models.networks import AnyEncoder
-from trainers.training.checkpointing import Checkpointing, Supervision, TrainingCallback
+from trainers.training.callbacks import Checkpointing, Supervision, TrainingCallback
 from trainers.training.observe import Series
 from trainers.training.scores import Scorer
 from trainers.training.step import Training, prepare

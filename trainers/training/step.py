@@ -43,7 +43,7 @@ _MIN_THREADS = 2
 """Beside a GPU one draws noise, one makes views, and neither waits for the other."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Training:
     """The moving parts of one training.
 
@@ -172,7 +172,7 @@ def prepare(
     refuse_mixing_network(config, encoder, shape, views_that_fit)
     average = average_of(config, encoder)
     target = average.network if average and config.mechanism.rules.needs_target else None
-    at_once = groups_at_once(config, task, views_that_fit, workers.count)
+    at_once = choose_groups_at_once(config, task, views_that_fit, workers.count)
     passes = CapturedPasses() if repeats_passes(config, device) else None
     rule = config.rule(at_once)
     if isinstance(rule, GroupClipper):
@@ -213,7 +213,9 @@ def prepare(
     return training
 
 
-def groups_at_once(config: TrainingConfig, task: AnyTask, views_that_fit: int, num_workers: int) -> int:
+def choose_groups_at_once(
+    config: TrainingConfig, task: AnyTask, views_that_fit: int, num_workers: int
+) -> int:
     """Return how many groups go through the network together: a public number; `batch` is one group."""
     size = config.mechanism.group_size
     if size == BATCH:
@@ -239,4 +241,4 @@ def _capture_pass(training: Training, passes: CapturedPasses, image_shape: tuple
     assert step.total is not None
     with passes.capturing():
         nothing = torch.zeros(step.groups_at_once, dtype=torch.bool)
-        step.rule.add_clipped_sum(step.total, training.encoder, step.objective, inputs, nothing)
+        step.rule.add_clipped_sum(step.total, training.encoder, step.objective, inputs, complete=nothing)

@@ -43,6 +43,7 @@ class OfOneBatch:
         model: nn.Module,
         objective: Objective,
         inputs: Any,
+        *,
         complete: Tensor | None = None,
         draws: Draws | None = None,
     ) -> GroupReport:

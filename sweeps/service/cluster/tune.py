@@ -5,7 +5,7 @@ Imported once Ray is connected, for Tune reads its environment when it is import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class QueueSearcher(Searcher):
         if self._queue.is_closed:
             return Searcher.FINISHED
         trial = self._queue.next_trial(trial_id)
-        return None if trial is None else {"trial": trial.name, "given": self._worker_input(trial)}
+        return None if trial is None else {"trial": self._worker_input(trial)}
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -104,7 +104,7 @@ class TrialCallback(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Count the start; Tune asks the process to train only after this."""
-        running, given = self._execution, trial.config["given"]
+        running, given = self._execution, trial.config["trial"]
         with full_disk_ends_sweep():
             running.folder.mark_start(given.name)
         actor, in_place = trial_actor(trial), runs_in_place(given)
@@ -115,7 +115,7 @@ class TrialCallback(tune.Callback):
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Charge the restart of a training whose process died."""
-        name, budget = trial.config["trial"], self._execution.budget
+        name, budget = trial.config["trial"].name, self._execution.budget
         self._execution.supervisor.lost(name, _last_words(trial))
         if budget is not None:
             with full_disk_ends_sweep():
@@ -125,7 +125,7 @@ class TrialCallback(tune.Callback):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Hand a result over, once, or note the failure; a full disk ends the sweep."""
-        name = trial.config["trial"]
+        name = trial.config["trial"].name
         if "error" in result:
             failure = TrialFailure.of_worker(result["error"])
             if failure.kind is FailureKind.DISK_FULL:
@@ -138,11 +138,11 @@ class TrialCallback(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Follow it no longer."""
-        self._ended(trial.config["trial"])
+        self._ended(trial.config["trial"].name)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Note that a training was lost for good."""
-        name, supervisor = trial.config["trial"], self._execution.supervisor
+        name, supervisor = trial.config["trial"].name, self._execution.supervisor
         self.failures[name] = supervisor.given_up(name, supervisor.lost(name, _last_words(trial)))
         self._ended(name)
 
@@ -159,11 +159,8 @@ def tune_trials(
     def worker_input(trial: Trial) -> RayTrial:
         return ray_trial(execution, session, trial, data_are_public=data.train_is_public)
 
-    def train(tune_config: Mapping[str, Any], *, records: list[Any]) -> None:
-        run_trial(tune_config, trials={tune_config["trial"]: tune_config["given"]}, records=records)
-
     callback = TrialCallback(execution)
-    function = tune.with_parameters(train, records=[ray.put(data)])
+    function = tune.with_parameters(run_trial, records=[ray.put(data)])
     tuner = tune.Tuner(
         tune.with_resources(function, resources_of_trial_function(worker_input(trials[0]))),
         tune_config=tune.TuneConfig(

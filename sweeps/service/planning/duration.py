@@ -92,7 +92,7 @@ def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
         inputs = task.inputs(
             config, encoder, synthetic, rows, step=0, num_augmentations=config.num_augmentations
         )
-        rule.add_clipped_sum(total, encoder, objective, inputs, None, draws)
+        rule.add_clipped_sum(total, encoder, objective, inputs, draws=draws)
         seconds = time.perf_counter() - started
     return seconds / len(synthetic)
 

@@ -26,7 +26,7 @@ from tests.trainers.conftest import drawn_groups, make_config, make_data
 from trainers.files import checkpoint
 from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, write_drawn
-from trainers.training.checkpointing import Checkpointing
+from trainers.training.callbacks import Checkpointing
 from trainers.training.loop import train
 from trainers.training.step import Training
 

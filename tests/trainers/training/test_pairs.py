@@ -26,7 +26,7 @@ from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.tasks import IMAGES, PAIRS
-from trainers.training.checkpointing import Checkpointing
+from trainers.training.callbacks import Checkpointing
 from trainers.training.loop import train
 from trainers.training.microbatch import activation_bytes
 from trainers.training.step import prepare

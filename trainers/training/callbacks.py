@@ -1,4 +1,4 @@
-"""Callbacks of the training loop: checkpoints, and what the sweep's driver decides about the training.
+"""Callbacks of the training loop: its checkpoints, and the decisions of the sweep's driver.
 
 Every worker calls every hook at the same step; what is decided, the first one decides for all.
 """

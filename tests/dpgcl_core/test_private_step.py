@@ -1,0 +1,100 @@
+"""The private step apart from both loops: what an update may see, and what rules are called by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.noise.sources import SeededNonPrivateRandomness
+from dpgcl_core.private_step import PrivateStep
+from dpgcl_core.sampling.stage import DrawnGroups
+
+GROUPS = DrawnGroups(rows=np.arange(6).reshape(3, 2), complete=np.array([True, False, True]), batch_size=6)
+RECORDS = torch.arange(24.0).reshape(6, 1, 4) + 1
+
+
+def private_step(**changes: Any) -> PrivateStep:
+    model = nn.Linear(4, 1, bias=False)
+    mechanism = Mechanism(
+        num_records_public=6,
+        sampling_prob=0.5,
+        group_size=2,
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        num_steps=3,
+        target_delta=1e-3,
+    )
+    usual: dict[str, Any] = {
+        "mechanism": mechanism,
+        "model": model,
+        "objective": lambda views: model(views).flatten(1).sum(1),
+        "rule": GroupClipper(l2_clip_norm=1.0),
+        "groups_at_once": 2,
+        "randomness": SeededNonPrivateRandomness(1),
+    }
+    return PrivateStep(**(usual | changes))
+
+
+def inputs_of(part: slice) -> Tensor:
+    return RECORDS[torch.from_numpy(GROUPS.rows[part])]
+
+
+def test_update_of_another_worker_holds_no_number_without_noise() -> None:
+    """Neither in the gradient nor in the memory behind it, where that worker's own sum has been."""
+    released = 3.0
+    workers = SimpleNamespace(
+        rank=1, count=2, sum_at_first=lambda values: None, share=lambda values: values.fill_(released)
+    )
+    memory: list[Tensor] = []
+    total = torch.zeros(4, dtype=torch.float64)
+    private_step(workers=workers, total=total).take(
+        0, GROUPS, inputs_of, lambda gradient: memory.append(total.view(torch.float32).clone())
+    )
+    divisor = private_step().mechanism.divisor
+    assert memory[0].tolist() == [released / divisor] * 4 + [0.0] * 4
+
+
+def test_incomplete_group_adds_nothing_whatever_stands_in_its_place() -> None:
+    step, sums = private_step(), []
+    for shift in (0.0, 1e6):
+        records = RECORDS.clone()
+        records[2:4] += shift
+        sums.append(torch.zeros(4, dtype=torch.float64))
+        groups = records[torch.from_numpy(GROUPS.rows)]
+        step.add_clipped_sum(sums[-1], 0, GROUPS, groups.__getitem__)
+    assert torch.equal(*sums)
+    assert 0 < float(sums[0].norm()) <= 2.0
+
+
+class RuleOfVersion1:
+    """A rule that takes its draws before the mask, as rules of 0.1 did."""
+
+    whole_batch, needs_draws = False, False
+
+    def add_clipped_sum(
+        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
+    ) -> Any:
+        pytest.fail("it was called, with the mask for its draws")
+
+
+def test_rule_of_the_earlier_signature_is_not_called_with_the_mask_for_its_draws() -> None:
+    with pytest.raises(TypeError, match="draws"):
+        private_step(rule=RuleOfVersion1()).take(0, GROUPS, inputs_of, lambda gradient: None)
+
+
+@pytest.mark.parametrize("scale", [0.0, 3.0, -2.0, math.inf, math.nan, 2.0**-40])
+def test_scale_of_gradients_that_would_break_the_bound_is_refused(scale: float) -> None:
+    """The last one is a power of two, and leaves C below the smallest norm whose square float32 holds."""
+    with pytest.raises(ConfigError, match=r"gradient_scale must be a power of two|at least 1e-10"):
+        GroupClipper(l2_clip_norm=1e-9, gradient_scale=scale)
+    assert replace(GroupClipper(l2_clip_norm=1e-9), gradient_scale=1024.0).gradient_scale == 1024
