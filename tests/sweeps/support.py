@@ -25,7 +25,7 @@ from sweeps.service.cluster.trial_failure import TrialFailure
 from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
+from sweeps.service.planning.plan import Earlier, PlanInputs, SweepPlan, build_plan
 from sweeps.service.planning.records import load_training_data
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.account import check_ledger_options
@@ -83,7 +83,15 @@ def plan_of(
     """The plan of a sweep, its data loaded."""
     data, notes = loaded(chosen)
     return build_plan(
-        question, chosen, points, data, notes=notes, calibration_folder=calibration_folder, earlier=earlier
+        PlanInputs(
+            question=question,
+            options=chosen,
+            points=points,
+            data=data,
+            notes=notes,
+            calibration_folder=calibration_folder,
+            earlier=earlier,
+        )
     )
 
 

@@ -412,19 +412,21 @@ def _num_admitted(
             return False
         return True
 
-    return _largest(admits)
+    return largest_admitted(admits, 2**20)
 
 
-def _largest(admits: Callable[[int], bool], most: int = 2**20) -> int:
+def largest_admitted(admits: Callable[[int], bool], most: int) -> int:
     """Return the largest number up to `most` that is admitted, by bisection; 0 where 1 is not.
 
-    >>> [_largest(lambda number: number <= limit) for limit in (0, 1, 5, 64, 2**21)]
+    >>> [largest_admitted(lambda number: number <= limit, 2**20) for limit in (0, 1, 5, 64, 2**21)]
     [0, 1, 5, 64, 1048576]
+    >>> [largest_admitted(lambda number: number <= limit, 5) for limit in (0, 4, 5, 9)]
+    [0, 4, 5, 5]
     """
     low, high = 0, 1
     while high <= most and admits(high):
-        low, high = high, 2 * high
-    while high - low > 1 and low < most:
+        low, high = high, min(2 * high, most + 1)
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if admits(middle) else (low, middle)
     return low

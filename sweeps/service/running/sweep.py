@@ -20,7 +20,7 @@ from sweeps.service.running.conclude import Figure
 from sweeps.service.running.driver import drive
 from sweeps.service.running.open_release import OpenRelease
 from sweeps.service.running.outbox import patiently
-from sweeps.service.running.prepare import SweepRequest, prepared
+from sweeps.service.running.prepare import prepared
 from sweeps.service.running.sealed import SealedRelease
 from sweeps.service.running.trial_policy import ALL_POINTS, TrialPolicy
 from sweeps.service.storage.folder import SweepFolder
@@ -104,15 +104,8 @@ def execute(
       repeat_options: the options that repeat all of it, where these are those of a part.
       clock: that a sealed sweep is published by.
     """
-    request = SweepRequest(
-        question=question,
-        options=options,
-        points=points,
-        policy=policy,
-        earlier=earlier,
-        repeat_options=repeat_options,
-    )
-    with displayed(quiet=options.service.is_quiet), prepared(request) as sweep:
+    preparation = prepared(question, options, points, policy, earlier=earlier, repeat_options=repeat_options)
+    with displayed(quiet=options.service.is_quiet), preparation as sweep:
         plan, folder = sweep.plan, sweep.folder
         if options.service.dry_run:
             return Outcome(code=0, plan=plan)
