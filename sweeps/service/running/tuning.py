@@ -17,11 +17,10 @@ from typing import Any
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import METHODS, method_named
-from sweeps.service.console.display import displayed
 from sweeps.service.console.terminal import say
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import default_score, scores_to_compare
-from sweeps.service.options.sweep import SweepOptions, errors_in_flags
+from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, PlanInputs, SweepPlan
 from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.trials import Point, Trial
@@ -94,22 +93,11 @@ def run_tuned_sweep(
       options: the user's; `name` is that of the second sweep, and the first one's ends in `-tuning`.
       candidates: what is compared.
       grid: settings by option name, the same for all candidates.
-      figure: as in `run_sweep`, of the second sweep.
+      figure: as in `execute`, of the second sweep.
 
     Raises:
       ConfigError: the release mode is not open, or nothing would be scored to choose by.
     """
-    with errors_in_flags(type(options)), displayed(quiet=options.service.is_quiet):
-        return _run_tuned(question, options, candidates, grid, figure)
-
-
-def _run_tuned(
-    question: str,
-    options: SweepOptions,
-    candidates: Sequence[Candidate],
-    grid: Sequence[Mapping[str, Any]],
-    figure: Figure,
-) -> int:
     if not options.release.is_open:
         raise ConfigError(
             "a comparison shows every trial, so its release is open; got "
