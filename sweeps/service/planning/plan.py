@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -487,21 +487,19 @@ def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: Trai
 
 def _check_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
     """Build each network once, and refuse those that no step should see."""
-    seen = list[TrainingConfig]()
+    for config in _first_of_each(configs, lambda c: (c.network, c.optimizer, c.per_tower_clipping)):
+        _check_network(config, data)
+    _check_words([config for config in configs if config.network.mixes_no_records], data)
+
+
+def _first_of_each(
+    configs: Sequence[TrainingConfig], key: Callable[[TrainingConfig], tuple[object, ...]]
+) -> list[TrainingConfig]:
+    """The first training of every kind."""
+    found: dict[tuple[object, ...], TrainingConfig] = {}
     for config in configs:
-        if not any(_is_checked_by(config, each) for each in seen):
-            _check_network(config, data)
-            seen.append(config)
-    _check_words(configs, data)
-
-
-def _is_checked_by(config: TrainingConfig, other: TrainingConfig) -> bool:
-    """Whether what is checked of a training's network is that of another one, too."""
-    return (
-        config.network == other.network
-        and config.optimizer == other.optimizer
-        and config.per_tower_clipping == other.per_tower_clipping
-    )
+        found.setdefault(key(config), config)
+    return list(found.values())
 
 
 def _charged_to(options: SweepOptions) -> str | None:
@@ -537,20 +535,13 @@ def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
     Raises:
       ConfigError: as `refuse_mixing_network`, or a network fails.
     """
-    tried = []
-    for config in configs:
-        if not config.network.mixes_no_records:
-            continue
-        sizes = (config.mechanism.group_size, config.mechanism.sampling_prob, config.mechanism.batch_cap)
-        passes = (
-            config.network,
-            config.mechanism.method,
-            sizes,
-            config.num_augmentations,
-        )
-        if passes in tried:
-            continue
-        tried.append(passes)
+
+    def passes(config: TrainingConfig) -> tuple[object, ...]:
+        mechanism = config.mechanism
+        sizes = (mechanism.group_size, mechanism.sampling_prob, mechanism.batch_cap)
+        return config.network, mechanism.method, sizes, config.num_augmentations
+
+    for config in _first_of_each(configs, passes):
         shape = image_shape_of(data.train)
         encoder = starting_encoder(config, shape)
         try:

@@ -445,13 +445,13 @@ def new_sweep_id() -> str:
 def sweep_budget(
     plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, folder: SweepFolder
 ) -> SweepBudget | None:
-    """Return the budget of an open sweep; None without a ledger.
+    """Return the budget of an open sweep; None without a ledger, and of a sealed one, charged as a whole.
 
     Raises:
-      LedgerError: the folder's sweep was begun otherwise.
+      LedgerError: the folder's sweep, whichever it is, was begun otherwise.
     """
     check_account(folder, ledger, dataset_id)
-    if ledger is None or dataset_id is None:
+    if ledger is None or dataset_id is None or not plan.release.is_open:
         return None
     known = folder.read_plan()
     return SweepBudget(

@@ -28,7 +28,6 @@ from sweeps.service.planning.size import fitted_to_size
 from sweeps.service.planning.trials import Point
 from sweeps.service.privacy.account import (
     account_of,
-    check_account,
     check_ledger_options,
     check_starts,
     ledger_missing,
@@ -195,8 +194,7 @@ def prepared(
             params=plan.params(),
             prefix=sweep_prefix(question, options),
         )
-        budget = sweep_budget(plan, ledger, dataset_id, folder) if options.release.is_open else None
-        check_account(folder, ledger, dataset_id)
+        budget = sweep_budget(plan, ledger, dataset_id, folder)
         check_starts(plan.private_starts, ledger)
         known = folder.read_plan()
         if not plan.release.is_open:

@@ -30,7 +30,7 @@ from sweeps.service.running.study import SearchStudy
 from sweeps.service.running.sweep_trials import Results, SweepTrials
 from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache
-from sweeps.service.storage.folder import SweepFolder, write_json
+from sweeps.service.storage.folder import SweepFolder, storage_errors, write_json
 from trainers.files.durable import make_folder, sync_folder
 
 
@@ -238,12 +238,10 @@ def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]
       StorageError: they cannot be written.
     """
     path = suggestion_file(folder, number)
-    try:
+    with storage_errors(path):
         make_folder(path.parent)
         sync_folder(folder.path)
         write_json(path, values)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
