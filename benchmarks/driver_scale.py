@@ -134,7 +134,7 @@ def _sweep(arguments: Sequence[str]) -> None:
 
     options = parse_options(group_size.GroupSizeOptions, description="", arguments=arguments)
     with contextlib.redirect_stdout(sys.stderr):
-        code = service.run_sweep("group-size", options, group_size.points(options), lambda *_: [])
+        code = service.execute("group-size", options, group_size.points(options), lambda *_: []).code
     if code != 0:
         raise MeasurementError(f"the sweep {' '.join(arguments)} ended with {code}")
 

@@ -12,26 +12,22 @@ that of the whole search. Optuna's own figures draw history and importance from 
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
-from sweeps.service.options.sweep import errors_in_flags
 from sweeps.service.planning.space import SearchOptions
+from sweeps.service.questions import run_question
 
 
 def main() -> int:
     """Run the search."""
     options = parse_options(SearchOptions, description=__doc__)
-    from dashboards.figures import draw  # here, with pandas, torch and Ray
-    from sweeps.service.running.search import SearchPolicy
-    from sweeps.service.running.sweep import execute
+    from sweeps.service.running.search import SearchPolicy  # here, with pandas, torch and Ray
 
-    with errors_in_flags(SearchOptions):
-        return execute("search", options, (), partial(draw, "search"), policy=SearchPolicy()).code
+    return run_question("search", options, (), SearchPolicy())
 
 
 if __name__ == "__main__":

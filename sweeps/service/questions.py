@@ -7,11 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sweeps.service.options.command_line import parse_options
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep import SweepOptions, errors_in_flags
 
 if TYPE_CHECKING:
     from sweeps.service.planning.points import Candidate
     from sweeps.service.planning.trials import Point
+    from sweeps.service.running.trial_policy import TrialPolicy
 
 
 Options = TypeVar("Options", bound=SweepOptions)
@@ -36,12 +37,21 @@ def run_script(
     return run_question(question, options, points_of(options))
 
 
-def run_question(question: str, options: SweepOptions, points: Sequence[Point]) -> int:
-    """Run a question's sweep from plan to figure and return the exit code, see `run_sweep`."""
-    from dashboards.figures import draw  # here, with pandas, torch and Ray
-    from sweeps.service.running.sweep import run_sweep
+def run_question(
+    question: str, options: SweepOptions, points: Sequence[Point], policy: TrialPolicy | None = None
+) -> int:
+    """Run a question's sweep from plan to figure and return the exit code.
 
-    return run_sweep(question, options, points, partial(draw, question))
+    Args:
+      question, options, points: as of `sweeps.service.running.sweep.execute`.
+      policy: which trials it has; every point unless given.
+    """
+    from dashboards.figures import draw  # here, with pandas, torch and Ray
+    from sweeps.service.running.sweep import execute
+    from sweeps.service.running.trial_policy import ALL_POINTS
+
+    with errors_in_flags(type(options)):
+        return execute(question, options, points, partial(draw, question), policy=policy or ALL_POINTS).code
 
 
 def run_tuned_question(
@@ -49,6 +59,8 @@ def run_tuned_question(
 ) -> int:
     """Tune every candidate, run the best of each and return the exit code, see `run_tuned_sweep`."""
     from dashboards.figures import draw
+    from sweeps.service.console.display import displayed
     from sweeps.service.running.tuning import run_tuned_sweep
 
-    return run_tuned_sweep(question, options, candidates, grid, partial(draw, question))
+    with errors_in_flags(type(options)), displayed(quiet=options.service.is_quiet):
+        return run_tuned_sweep(question, options, candidates, grid, partial(draw, question))

@@ -43,7 +43,7 @@ def _parse(monkeypatch: pytest.MonkeyPatch, program: str, arguments: tuple[str, 
     path = list(sys.path)
     sweep: ModuleType = importlib.import_module(name)
     sys.path[:] = path  # a sweep puts its own copy of the code first
-    for module, run in ((running, "run_sweep"), (running, "execute"), (tuning, "run_tuned_sweep")):
+    for module, run in ((running, "execute"), (tuning, "run_tuned_sweep")):
         monkeypatch.setattr(module, run, _stop)
     monkeypatch.setattr(planner, "run_plan", _stop)
     monkeypatch.setattr(sys, "argv", [program, *arguments])

@@ -1426,8 +1426,8 @@ BREAKAGES = (
     Breakage(
         name="the answer of a sealed sweep depends on the number of trials",
         file="sweeps/service/running/sealed.py",
-        before="privacy_numbers(self._plan.cost, self._begun.left)",
-        after="privacy_numbers(self._plan.cost, (None, len(self._begun.draws)))",
+        before="self._plan.cost, self._begun.left)",
+        after="self._plan.cost, (None, len(self._begun.draws)))",
         tests=("tests/sweeps/test_sealed.py::test_nothing_readable_tells_the_number_of_trials",),
     ),
     Breakage(

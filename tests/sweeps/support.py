@@ -24,12 +24,14 @@ from sweeps.service.cluster.execution import OnResult
 from sweeps.service.cluster.trial_failure import TrialFailure
 from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.options.command_line import parse_options
-from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
+from sweeps.service.options.sweep import SweepOptions, errors_in_flags
+from sweeps.service.planning.plan import Earlier, PlanInputs, SweepPlan, build_plan
 from sweeps.service.planning.records import load_training_data
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.account import check_ledger_options
 from sweeps.service.running import driver
+from sweeps.service.running.conclude import Figure
+from sweeps.service.running.sweep import execute
 from sweeps.service.storage.folder import SweepFolder
 from trainers import ray_worker
 from trainers.config.tree import changed
@@ -83,7 +85,15 @@ def plan_of(
     """The plan of a sweep, its data loaded."""
     data, notes = loaded(chosen)
     return build_plan(
-        question, chosen, points, data, notes=notes, calibration_folder=calibration_folder, earlier=earlier
+        PlanInputs(
+            question=question,
+            options=chosen,
+            points=points,
+            data=data,
+            notes=notes,
+            calibration_folder=calibration_folder,
+            earlier=earlier,
+        )
     )
 
 
@@ -91,6 +101,14 @@ def plan(*arguments: str, calibrations: Path | None = None) -> SweepPlan:
     """The plan of the group-size sweep for a command line."""
     chosen = options(*arguments)
     return plan_of("group-size", chosen, group_size.points(chosen), calibration_folder=calibrations)
+
+
+def run_sweep(
+    question: str, chosen: SweepOptions, points: Sequence[Point], figure: Figure, **more: Any
+) -> int:
+    """Runs a sweep as its script does, and returns the exit code."""
+    with errors_in_flags(type(chosen)):
+        return execute(question, chosen, points, figure, **more).code
 
 
 def without_ray(monkeypatch: pytest.MonkeyPatch, run_trials: Callable[..., Any]) -> None:

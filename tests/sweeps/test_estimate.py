@@ -16,8 +16,7 @@ from sweeps.service.planning import duration
 from sweeps.service.planning.duration import _num_embedded, estimate_seconds
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.running import driver
-from sweeps.service.running.sweep import run_sweep
-from tests.sweeps.support import contents, options, run_script
+from tests.sweeps.support import contents, options, run_script, run_sweep
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
 Plan = Callable[..., SweepPlan]

@@ -32,9 +32,8 @@ from sweeps.service.planning.points import Candidate, check_groups
 from sweeps.service.planning.trials import Charged, Point
 from sweeps.service.privacy.statement import build_statement
 from sweeps.service.running import mlflow_listener
-from sweeps.service.running import sweep as service
 from sweeps.service.running.tuning import run_tuned_sweep
-from tests.sweeps.support import options, plan_of, tracked_runs, without_ray, write_npz
+from tests.sweeps.support import options, plan_of, run_sweep, tracked_runs, without_ray, write_npz
 from trainers.config.tree import changed
 from trainers.tracking.server import connect
 
@@ -97,7 +96,7 @@ def test_ledger_refuses_steps_that_it_cannot_add_up(
     chosen = options(*QUICK, "--method", method, "--dataset", own, "--ledger", url, "--dataset-id", "scans")
     chosen = changed(chosen, storage=tmp_path, num_records_public=200)
     with pytest.raises(ConfigError, match="a ledger adds up"):
-        service.run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
+        run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
 
 
 @pytest.mark.parametrize("method", NOT_PLAIN)
@@ -393,7 +392,7 @@ def test_steps_of_lost_starts_are_in_the_epsilon_of_every_method(
     shutil.copy(empty_database, tmp_path)
     monkeypatch.setattr(mlflow_listener, "what_one_drew", lambda *_: Charged(num_steps=30))
     chosen = options(*QUICK, "--method", "logit_dp", "--name", "one", "--storage", str(tmp_path))
-    service.run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
+    run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
     (shown,) = load_trials(f"sqlite:///{tmp_path}/mlflow.db", "one").itertuples()
     assert shown.num_steps_charged == 30
     assert shown.epsilon == pytest.approx(ray.trained["p-r0"].config.epsilon(30))

@@ -16,8 +16,7 @@ from sweeps.group_size import GroupSizeOptions, points
 from sweeps.service.options.help import FIRST
 from sweeps.service.options.start import Start
 from sweeps.service.running import driver
-from sweeps.service.running.sweep import run_sweep
-from tests.sweeps.support import SCRIPT, environment, options, run_script
+from tests.sweeps.support import SCRIPT, environment, options, run_script, run_sweep
 from trainers.config.presets import SETTINGS
 from trainers.config.tree import changed, leaves
 from trainers.data.pair_options import PairOptions

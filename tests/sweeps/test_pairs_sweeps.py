@@ -20,7 +20,7 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import final_scores, scores_to_compare, visible_scores
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.augmentations import combinations
-from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.plan import PlanInputs, SweepPlan
 from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.search import plan_search
 from sweeps.service.planning.space import SearchOptions
@@ -247,7 +247,15 @@ def test_search_of_pairs_raises_their_recall_unless_told_otherwise(tmp_path: Pat
     chosen = given(SearchOptions, *arguments)
     assert chosen.objectives == (RECALL,)
     assert (
-        plan_search("search", chosen, loaded(chosen)[0], calibration_folder=tmp_path).params()["objective"]
+        plan_search(
+            PlanInputs(
+                question="search",
+                options=chosen,
+                points=(),
+                data=loaded(chosen)[0],
+                calibration_folder=tmp_path,
+            )
+        ).params()["objective"]
         == RECALL
     )
 

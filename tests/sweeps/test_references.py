@@ -12,7 +12,6 @@ from dpgcl_core.release.metrics import is_reference
 from sweeps import group_size
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.running import conclude
-from sweeps.service.running import sweep as service
 from tests.sweeps import support
 from trainers.tracking.runs import Tracker
 
@@ -51,7 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def ran(*more: str, figure: Callable[..., list[Path]] = lambda *_: []) -> dict[str, float]:
         chosen: SweepOptions = support.options(*QUICK, *LESS, "--storage", str(tmp_path), *more)
         assert isinstance(chosen, group_size.GroupSizeOptions)
-        assert service.run_sweep("group-size", chosen, group_size.points(chosen), figure) == 0
+        assert support.run_sweep("group-size", chosen, group_size.points(chosen), figure) == 0
         tracker = Tracker.open(f"sqlite:///{tmp_path}/mlflow.db", tmp_path, "group-size on digits")
         parent = tracker.find_sweep("one")
         assert parent is not None

@@ -30,8 +30,7 @@ from sweeps.service.planning.trials import Charged
 from sweeps.service.privacy.statement import _score_text as score_text
 from sweeps.service.privacy.statement import build_statement
 from sweeps.service.running import driver
-from sweeps.service.running import sweep as service
-from tests.sweeps.support import check_ledger, options, write_npz
+from tests.sweeps.support import check_ledger, options, run_sweep, write_npz
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed
 from trainers.training.loop import train
@@ -297,7 +296,7 @@ def private_sweep(
         monkeypatch.setattr(driver, "run_trials", in_place.run_trials)
         given = (*NOISED, *private, *HELD_OUT, "20", "--snr-noise-multiplier", "2", "--name", "one")
         chosen = options(*given, "--storage", str(tmp_path), "--max-query-records", "50", *more)
-        assert service.run_sweep("group-size", chosen, points(chosen), lambda *_: []) == 0
+        assert run_sweep("group-size", chosen, points(chosen), lambda *_: []) == 0
         return in_place
 
     return start

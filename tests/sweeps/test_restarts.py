@@ -20,9 +20,8 @@ from sweeps.service.options.restarts import num_restart_steps
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import mlflow_listener
-from sweeps.service.running import sweep as service
 from sweeps.service.storage.folder import SweepFolder
-from tests.sweeps.support import Driver, given, options, without_ray, write_npz
+from tests.sweeps.support import Driver, given, options, run_sweep, without_ray, write_npz
 from trainers.config.training import TrainingConfig
 
 NUM_STEPS, EVERY_STEPS = 8, 4
@@ -153,7 +152,7 @@ def test_training_that_may_not_go_on_is_left_out_and_the_sweep_ends(
         used: list[str] = []
         without_ray(monkeypatch, _die_in([{second: 1, third: 2}, {}, {}][number], used))
         chosen = options(*arguments, "--storage", str(tmp_path), *more)
-        code = service.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
+        code = run_sweep("group-size", chosen, points(chosen), lambda *_: [])
         statement = json.loads((tmp_path / "sweeps/one/privacy_statement.json").read_text())
         found.append((code, used, statement["cost"]["tuned_epsilon"], capsys.readouterr().out))
     assert [code for code, *_ in found] == [1, 0, 0]
@@ -178,7 +177,7 @@ def test_sweep_whose_every_training_is_left_out_has_failed(
     for num_attempts, more in [(1, ()), (1, ("--resume",)), (0, ("--resume",))]:
         without_ray(monkeypatch, _die_in({trial: num_attempts}, []))
         chosen = options(*arguments, *more)
-        code = service.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
+        code = run_sweep("group-size", chosen, points(chosen), lambda *_: [])
         found.append((code, capsys.readouterr().out))
     assert [code for code, _ in found] == [1, 1, 1]
     assert "goes on from" not in found[0][1]

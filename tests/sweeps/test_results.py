@@ -41,9 +41,8 @@ from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import driver
-from sweeps.service.running import sweep as service
 from sweeps.service.storage.folder import SweepFolder
-from tests.sweeps.support import contents, options, tracked_runs, without_ray
+from tests.sweeps.support import contents, options, run_sweep, tracked_runs, without_ray
 from trainers.config.training import PerformanceConfig
 from trainers.tracking.runs import NOTE_TAG, Tracker
 from trainers.tracking.server import connect
@@ -107,7 +106,7 @@ def sweep(tmp_path: Path, empty_database: Path) -> Callable[..., int]:
             *("--tiny", "--noise-multiplier", "1", "--repeats", "2", "--name", "one"),
             *("--storage", str(tmp_path), *more),
         )
-        return service.run_sweep("group-size", chosen, points(chosen), figure)
+        return run_sweep("group-size", chosen, points(chosen), figure)
 
     return start
 

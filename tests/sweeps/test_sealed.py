@@ -33,10 +33,9 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.sealed_charge import rdp_of_best
 from sweeps.service.running import prepare
-from sweeps.service.running import sweep as service
 from sweeps.service.running.sealed_draws import Draw, SealedFolder, choose, draw_trials, drawn_trials
 from sweeps.service.storage.folder import SweepFolder
-from tests.sweeps.support import options, without_ray, write_npz
+from tests.sweeps.support import options, run_sweep, without_ray, write_npz
 from trainers.files.outcomes import OUTCOMES_FILE, Outcomes, write_outcomes
 from trainers.tracking.runs import MASKED_TIMES, SEALED_TIME_MS, Tracker
 from trainers.tracking.server import connect
@@ -120,7 +119,7 @@ def sweep(tmp_path: Path, empty_database: Path, ray: Ray) -> Callable[..., int]:
             root.mkdir()
             shutil.copy(empty_database, root)
         chosen = options(*SEALED, "--storage", str(root), *more)
-        return service.run_sweep("group-size", chosen, points(chosen), lambda *_: [], clock=ray.clock)
+        return run_sweep("group-size", chosen, points(chosen), lambda *_: [], clock=ray.clock)
 
     return start
 

@@ -22,8 +22,7 @@ import pytest
 
 from dpgcl_core.accounting.tuning.laws import TrialCountLaw
 from sweeps.group_size import points
-from sweeps.service.running import sweep as service
-from tests.sweeps.support import options
+from tests.sweeps.support import options, run_sweep
 from tests.sweeps.test_sealed import SEALED, Ray, ray  # noqa: F401 (a fixture)
 from tests.trainers.tracking.test_tracking import end, free_port, start_server
 
@@ -115,7 +114,7 @@ def test_server_tells_neither_the_number_nor_the_length_of_trials(
             "--tracking-uri",
             address,
         )
-        assert service.run_sweep("group-size", chosen, points(chosen), lambda *_: [], clock=ray.clock) == 0
+        assert run_sweep("group-size", chosen, points(chosen), lambda *_: [], clock=ray.clock) == 0
         assert len(seen) == number + 1
         assert all(each == seen[0] for each in seen)
         reader.modified.clear()

@@ -29,6 +29,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.cluster.interruption import Stopped
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.cost import trial_classes
+from sweeps.service.planning.plan import PlanInputs
 from sweeps.service.planning.search import SearchPlan, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Trial
@@ -53,7 +54,11 @@ def plan(*arguments: str, folder: Path | None = None) -> SearchPlan:
     chosen = options("--tiny", *arguments)
     data, notes = loaded(chosen)
     folder = folder or Path("/nonexistent")
-    return plan_search("search", chosen, data, notes=notes, calibration_folder=folder)
+    return plan_search(
+        PlanInputs(
+            question="search", options=chosen, points=(), data=data, notes=notes, calibration_folder=folder
+        )
+    )
 
 
 def refusal(*arguments: str) -> str:
@@ -153,7 +158,7 @@ def test_cost_is_that_of_all_trials_at_the_least_noise() -> None:
 def test_cost_in_advance_dominates_that_of_the_trials() -> None:
     found = plan(*SIGMA, "--num-trials", "2", "--sampler", "random")
     proposals = Proposals(found.space, found.options)
-    trials = [searched_trial(found, k, proposals.ask(), Path("/nonexistent")) for k in range(1, 3)]
+    trials = [searched_trial(found, k, proposals.ask()) for k in range(1, 3)]
     noises = {trial.config.mechanism.noise_multiplier for trial in trials}
     assert len(noises) == 2
     steps: Counter[StepClass] = Counter()
@@ -177,9 +182,7 @@ def test_trial_takes_no_less_noise_than_budgeted_where_its_calibration_finds_les
 
     monkeypatch.setattr(composition, "calibrate_noise_multiplier", sloppy)
     found = plan("--epsilon-range", "1", "10", "--tan-factor", str(factor))
-    trial = searched_trial(
-        found, 1, {"epsilon": 9.9, "group_size": 2, "learning_rate": 1e-3}, Path("/nonexistent")
-    )
+    trial = searched_trial(found, 1, {"epsilon": 9.9, "group_size": 2, "learning_rate": 1e-3})
     budgeted = found.trials[0].config.mechanism.noise_multiplier
     assert budgeted == pytest.approx(2.0 / factor)
     assert budgeted <= trial.config.mechanism.noise_multiplier < budgeted * (1 + 1e-12)
@@ -190,7 +193,7 @@ def test_trials_share_what_their_cost_depends_on_besides_noise() -> None:
     costliest = found.trials[0].config.mechanism
     proposals = Proposals(found.space, found.options)
     for number in range(1, 9):
-        mechanism = searched_trial(found, number, proposals.ask(), Path("/nonexistent")).config.mechanism
+        mechanism = searched_trial(found, number, proposals.ask()).config.mechanism
         assert mechanism.noise_multiplier >= costliest.noise_multiplier
         for name in ("sampling_prob", "num_steps", "target_delta", "num_records_public"):
             assert getattr(mechanism, name) == getattr(costliest, name)

@@ -25,13 +25,12 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.privacy.statement import write_statement
 from sweeps.service.running import trial_policy
 from sweeps.service.running.search import write_suggestion
-from sweeps.service.running.sweep import run_sweep
 from sweeps.service.storage import folder as storage_folder
 from sweeps.service.storage.calibrations import calibrations
 from sweeps.service.storage.folder import Repetition, Starts, SweepFolder, config_hash, find_folder
 from sweeps.service.storage.log import SweepLog
 from sweeps.service.storage.runs import tracking_address
-from tests.sweeps.support import contents, options, run_script, write_npz
+from tests.sweeps.support import contents, options, run_script, run_sweep, write_npz
 from trainers.config.training import PerformanceConfig
 from trainers.files import storage
 from trainers.files.checkpoint import Checkpoint, Grant, write_grant

@@ -186,7 +186,7 @@ def test_sealed_sweep_ends_no_training_by_the_clock(limit: str) -> None:
         given(**{limit: 0.0})
 
 
-def test_log_reads_what_is_new_and_skips_half_a_line(tmp_path: Path) -> None:
+def test_log_tells_all_restarts_and_skips_half_a_line(tmp_path: Path) -> None:
     log = SweepLog(tmp_path)
     assert log.restarts("t") == []
     SweepLog(tmp_path).write(RESTARTED, "t", "first")

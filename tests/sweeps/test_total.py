@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,12 @@ from dpgcl_core.ledger.ledger import Ledger
 from sweeps import group_size, methods
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.cost import cost_of
-from sweeps.service.planning.plan import planned_trials
-from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.planning.plan import PlanInputs, planned_trials
+from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.account import open_ledger
 from sweeps.service.privacy.budget import planned_trainings
 from sweeps.service.running import total
-from sweeps.service.running.total import Limits, TrialsOf, fitted, fixes_noise, what_would_fit
+from sweeps.service.running.total import Limits, TrialsOf, fixes_noise
 from sweeps.service.storage.folder import SweepFolder, known_params
 from tests.sweeps import support
 from trainers.config.tree import changed
@@ -33,8 +32,18 @@ def trials_of(tmp_path_factory: pytest.TempPathFactory) -> TrialsOf:
     folder = tmp_path_factory.mktemp("calibration")
     data, _ = support.loaded(support.options(*SMALL))
 
-    def found(options: SweepOptions, points: Sequence[Point]) -> list[Trial]:
-        return planned_trials(options, points, data, folder)
+    def found(options: SweepOptions) -> list[Trial]:
+        assert isinstance(options, group_size.GroupSizeOptions)
+        points = group_size.points(options)
+        return planned_trials(
+            PlanInputs(
+                question="group-size",
+                options=options,
+                points=points,
+                data=data,
+                calibration_folder=folder,
+            )
+        )
 
     return found
 
@@ -50,9 +59,21 @@ def make_ledger(folder: Path, epsilon: float) -> Ledger:
     return ledger
 
 
+def limits_of(
+    options: group_size.GroupSizeOptions, trials_of: TrialsOf, total: float, ledger: Ledger | None = None
+) -> Limits:
+    """The limits of a sweep, by default a total ε alone."""
+    return Limits(
+        options=options,
+        points=group_size.points(options),
+        trials_of=trials_of,
+        total_epsilon=total,
+        account=None if ledger is None else (ledger, "scans"),
+    )
+
+
 def cost_at(options: SweepOptions, epsilon: float, trials_of: TrialsOf, delta: float | None = None) -> float:
-    points = group_size.points(options)  # type: ignore[arg-type]
-    cost = cost_of(options.release, trials_of(changed(options, epsilon=epsilon), points), delta=delta)
+    cost = cost_of(options.release, trials_of(changed(options, epsilon=epsilon)), delta=delta)
     assert cost is not None
     assert cost.tuned_epsilon is not None
     return cost.tuned_epsilon
@@ -62,8 +83,7 @@ def cost_at(options: SweepOptions, epsilon: float, trials_of: TrialsOf, delta: f
 def test_fitted_epsilon_is_the_largest_within_the_total(
     chosen: group_size.GroupSizeOptions, trials_of: TrialsOf
 ) -> None:
-    limits = Limits(total_epsilon=3.0)
-    fit = fitted(chosen, group_size.points(chosen), trials_of, limits, fixed=False)
+    fit = limits_of(chosen, trials_of, 3.0).fit(fixed=False)
     assert fit.epsilon is not None
     assert (
         3.0 * 0.97
@@ -78,14 +98,13 @@ def test_fitted_epsilon_is_held_by_the_ledger_at_its_delta(
     chosen: group_size.GroupSizeOptions, trials_of: TrialsOf, tmp_path: Path
 ) -> None:
     """The filter counts at one order, so it admits less than the cap's ε by PLD."""
-    ledger, points = make_ledger(tmp_path, 3.0), group_size.points(chosen)
-    limits = Limits(total_epsilon=3.0, ledger=ledger, dataset_id="scans")
-    epsilon = fitted(chosen, points, trials_of, limits, fixed=False).epsilon
+    ledger = make_ledger(tmp_path, 3.0)
+    epsilon = limits_of(chosen, trials_of, 3.0, ledger).fit(fixed=False).epsilon
     assert epsilon is not None
     assert cost_at(chosen, epsilon, trials_of, DELTA) <= 3.0
 
     def planned(epsilon: float) -> list[Trial]:
-        return list(trials_of(changed(chosen, epsilon=epsilon), points))
+        return list(trials_of(changed(chosen, epsilon=epsilon)))
 
     ledger.would_admit("scans", planned_trainings({t.name: t for t in planned(epsilon)}))
     with pytest.raises(LedgerError):
@@ -94,12 +113,11 @@ def test_fitted_epsilon_is_held_by_the_ledger_at_its_delta(
 
 def test_given_noise_lowers_the_repeats(chosen: group_size.GroupSizeOptions, trials_of: TrialsOf) -> None:
     options = changed(chosen, noise_multiplier=2.0, repeats=5)
-    points = group_size.points(options)
-    of_three = cost_of(options.release, trials_of(changed(options, repeats=3), points))
+    of_three = cost_of(options.release, trials_of(changed(options, repeats=3)))
     assert of_three is not None
     assert of_three.tuned_epsilon is not None
-    limits = Limits(total_epsilon=of_three.tuned_epsilon * 1.001)
-    fit = fitted(options, points, trials_of, limits, fixed=fixes_noise(options, points))
+    limits = limits_of(options, trials_of, of_three.tuned_epsilon * 1.001)
+    fit = limits.fit(fixed=fixes_noise(options, limits.points))
     assert (fit.epsilon, fit.repeats) == (None, 3)
 
 
@@ -108,12 +126,10 @@ def test_refusal_says_which_epsilon_repeats_and_values_fit(
     chosen: group_size.GroupSizeOptions, trials_of: TrialsOf, tmp_path: Path
 ) -> None:
     options = changed(chosen, epsilon=2.0, repeats=3)
-    points, one = group_size.points(options), changed(options, repeats=1)
-    needed = cost_of(options.release, trials_of(one, points))
+    needed = cost_of(options.release, trials_of(changed(options, repeats=1)))
     assert needed is not None
     assert needed.tuned_epsilon is not None
-    limits = Limits(total_epsilon=needed.tuned_epsilon * 1.001)
-    told = what_would_fit(options, points, trials_of, limits, fixed=True)
+    told = limits_of(options, trials_of, needed.tuned_epsilon * 1.001).what_would_fit(fixed=True)
     assert "--repeats 1" in told
     assert "--epsilon 1." in told
 
@@ -121,7 +137,7 @@ def test_refusal_says_which_epsilon_repeats_and_values_fit(
 def test_nothing_to_fit_without_a_guarantee(trials_of: TrialsOf) -> None:
     options = support.options("--tiny", "--seeded-non-private")
     with pytest.raises(ConfigError, match="is for trainings with a guarantee, and none is planned"):
-        fitted(options, group_size.points(options), trials_of, Limits(total_epsilon=3.0), fixed=False)
+        limits_of(options, trials_of, 3.0).fit(fixed=False)
 
 
 def test_comparison_of_methods_leaves_its_epsilon_to_be_found() -> None:

@@ -39,7 +39,7 @@ from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running import driver, mlflow_listener, trial_policy
 from sweeps.service.running import sweep as service
 from sweeps.service.storage.folder import SweepFolder
-from tests.sweeps.support import options, plan
+from tests.sweeps.support import options, plan, run_sweep
 from tests.trainers.conftest import make_data, make_records
 from trainers.training.loop import train
 
@@ -244,7 +244,7 @@ def run_child(request: Request, planned: SweepPlan) -> int:
     more = ("--resume",) if request.resume else ()
     paying = (*PAID, f"--ledger={folder / 'ledger.db'}") if request.paid else IN_ADVANCE
     chosen = options(*ARGUMENTS, f"--storage={folder}", *paying, *more)
-    return service.run_sweep("group-size", chosen, points(chosen), lambda *given: [])
+    return run_sweep("group-size", chosen, points(chosen), lambda *given: [])
 
 
 def _lives(group: int) -> bool:

@@ -27,7 +27,7 @@ from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
 from sweeps.service.running.clock import SystemClock
 from sweeps.service.storage.folder import SweepFolder
-from tests.sweeps.support import options
+from tests.sweeps.support import options, run_sweep
 from tests.trainers.clip_models import moved
 from trainers.config.training import NetworkConfig
 from trainers.export.description import CLIP, ClipDescription, ModelDescription
@@ -97,7 +97,7 @@ def _run(root: Path, name: str, more: Sequence[str], run_trials: Any, num_sealed
         patch.setattr(service, "Tracker", MagicMock())
         patch.setattr(TrialCountLaw, "draw", lambda _: num_sealed)
         patch.setattr(SystemClock, "sleep_until", lambda *_: None)
-        return service.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
+        return run_sweep("group-size", chosen, points(chosen), lambda *_: [])
 
 
 def same_weights(found: Mapping[str, torch.Tensor], encoder: nn.Module) -> bool:

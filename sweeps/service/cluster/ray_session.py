@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from dpgcl_core.addresses import masked, text_of_error
 from dpgcl_core.errors import ClusterError, ConfigError
-from sweeps.service.cluster.capacity import Capacity, Cluster, TrialNeeds, max_concurrent_trials
+from sweeps.service.cluster.capacity import Capacity, Cluster, Node, TrialNeeds, max_concurrent_trials
 from sweeps.service.cluster.seen import NeededFile, check_seen
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import say
@@ -129,19 +129,21 @@ def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) 
     """
     _check_address()
     if not joins_cluster():
-        have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
-        max_concurrent_trials(service, performance, [have])
+        max_concurrent_trials(service, performance, [_this_machine()])
 
 
 def trials_at_once(service: ServiceOptions, performance: PerformanceConfig) -> int:
     """Return how many trainings run side by side, as far as known before Ray is started: at least one."""
     if joins_cluster():
         return service.max_concurrent_trials or 1
-    have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
     try:
-        return max_concurrent_trials(service, performance, [have])
+        return max_concurrent_trials(service, performance, [_this_machine()])
     except ConfigError:  # refused when it is started
         return 1
+
+
+def _this_machine() -> Node:
+    return {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
 
 
 @contextmanager

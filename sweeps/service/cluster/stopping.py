@@ -27,7 +27,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.service import ServiceOptions
@@ -41,13 +41,6 @@ _REDUCTION = 3
 _LOOK_EVERY_SECONDS = 0.2
 _NOBODY = SimpleNamespace(get_live_trials=tuple)
 """In the place of Tune's controller: the median rule asks it whom to make room for."""
-
-
-class Rule(Protocol):
-    """Decides by scores on the way."""
-
-    def goes_on(self, trial: str, step: int, score: float) -> bool:
-        """Whether a training goes on after a score; it counts for those of the others from now on."""
 
 
 class TuneRule:
@@ -72,7 +65,7 @@ class TuneRule:
         self._trials: dict[str, _Named] = {}
 
     def goes_on(self, trial: str, step: int, score: float) -> bool:
-        """Whether a training goes on, by Tune's rule."""
+        """Whether a training goes on after a score, by Tune's rule; it counts for the others from now on."""
         if trial not in self._trials:
             self._trials[trial] = _Named(trial_id=trial)
             self._scheduler.on_trial_add(_NOBODY, self._trials[trial])
@@ -108,7 +101,7 @@ class Stopping:
     ) -> None:
         self._folder, self._service, self._modality, self._clock = folder, service, modality, clock
         self._began, self._looked = clock(), -float("inf")
-        self._rules: dict[tuple[object, ...], Rule] = {}
+        self._rules: dict[tuple[object, ...], TuneRule] = {}
         self.is_over = False
 
     def oversight(self, trial: str) -> Oversight:
@@ -152,7 +145,7 @@ class Stopping:
         score = asked.scores.get(name)
         return score is None or self._rule_for(trial, name).goes_on(trial.name, asked.step, score)
 
-    def _rule_for(self, trial: Trial, score: str) -> Rule:
+    def _rule_for(self, trial: Trial, score: str) -> TuneRule:
         """Return the rule for trainings like one: private ones are not held against others without noise."""
         config = trial.config
         last, every = config.mechanism.num_steps, config.evaluation.score_every_steps

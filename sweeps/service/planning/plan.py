@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -226,56 +226,63 @@ class SweepPlan:
         return tags
 
 
-def build_plan(
-    question: str,
-    options: SweepOptions,
-    points: Sequence[Point],
-    data: TrainingData,
-    *,
-    notes: Sequence[str] = (),
-    calibration_folder: Path | None,
-    earlier: Earlier | None = None,
-) -> SweepPlan:
-    """Return the plan of a sweep over `points`, each repeated `repeats` times.
+@dataclass(frozen=True, kw_only=True)
+class PlanInputs:
+    """What a plan is made of.
 
-    Args:
+    Attributes:
       question: name of the sweep.
       options: the user's; a point replaces some of them.
       points: what is compared.
       data: the records, as `load_training_data` gives them.
+      calibration_folder: where calibrations are kept; None for nowhere.
       notes: what must be said about the data.
-      calibration_folder: where calibrations are kept.
-      earlier: the sweep that chose the points' settings.
+      earlier: the sweep that chose the points' settings; None without one.
+    """
+
+    question: str
+    options: SweepOptions
+    points: Sequence[Point]
+    data: TrainingData
+    calibration_folder: Path | None
+    notes: Sequence[str] = ()
+    earlier: Earlier | None = None
+
+
+def build_plan(inputs: PlanInputs) -> SweepPlan:
+    """Return the plan of a sweep over its points, each repeated `repeats` times.
 
     Raises:
       ConfigError: an option breaks a rule.
     """
-    if not points:
+    if not inputs.points:
         raise ConfigError("a sweep needs at least one point: give every axis at least one value")
+    options, data, earlier = inputs.options, inputs.data, inputs.earlier
     source, release = options.data, options.release
-    told = list(notes)
+    told = list(inputs.notes)
     n = options.mechanism.num_records_public or num_records(data)
     if options.mechanism.num_records_public is None:
         told.insert(0, _TAKEN_FROM_DATA)
     if (delta := options.mechanism.delta or default_delta(n)) > _WEAK_DELTA:
         told.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
-    configs = _configs(options, points, data, calibration_folder)
+    points = _configs(inputs)
+    configs = [config for _, config in points]
     if not configs:
         raise ConfigError(
             "no trial is left: with private data, and in sealed sweeps, trials with epsilon = inf are not "
             "run; give a finite epsilon"
         )
-    _check_networks([config for _, config in configs], data)
-    networks = [config.network for _, config in configs]
+    _check_networks(configs, data)
+    networks = [config.network for config in configs]
     if any(each.mixes_no_records for each in networks) and not any(each.is_foreign for each in networks):
         raise ConfigError(
             "--mixes-no-records is your word for a network of your own (package.module:factory), and "
             f"{networks[0].name} is this package's: leave it out"
         )
-    told += _scored_notes(source, data, [config for _, config in configs])
-    told += _noise_of_scores([config for _, config in configs])
-    trials = _trials(options, configs, data)
-    usual = [_TAKEN_FROM_DATA, *_sampling_notes([config for _, config in configs])]
+    told += _scored_notes(source, data, configs)
+    told += _noise_of_scores(configs)
+    trials = _trials(options, points, data)
+    usual = [_TAKEN_FROM_DATA, *_sampling_notes(configs)]
     told += usual[1:]
     if options.service.early_stopping != "none":
         told.append(
@@ -284,8 +291,8 @@ def build_plan(
         )
     usual += _unit_notes(source, data, configs)
     told += _noised_notes(trials[0].config, n) + _unit_notes(source, data, configs)
-    told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
-    told += dict.fromkeys(note for _, config in configs if (note := foreign_note(config)))
+    told += dict.fromkeys(note for config in configs if (note := warm_start_note(config)))
+    told += dict.fromkeys(note for config in configs if (note := foreign_note(config)))
     if earlier is not None:
         told.append(
             f"Each row's setting is the best of the same grid ({earlier.grid}), chosen by the "
@@ -293,7 +300,7 @@ def build_plan(
             "of the whole sweep."
         )
     plan = SweepPlan(
-        question=question,
+        question=inputs.question,
         source=source,
         release=release,
         repeats=options.service.repeats,
@@ -343,15 +350,13 @@ def _check_sealed_plan(plan: SweepPlan) -> None:
         )
 
 
-def planned_trials(
-    options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path | None
-) -> list[Trial]:
+def planned_trials(inputs: PlanInputs) -> list[Trial]:
     """Return the trials of a sweep, calibrated, without a look at their networks: for who searches a plan.
 
     Raises:
       ConfigError: an option breaks a rule.
     """
-    return _trials(options, _configs(options, points, data, calibration_folder), data)
+    return _trials(inputs.options, _configs(inputs), inputs.data)
 
 
 def _trials(
@@ -367,13 +372,11 @@ def _trials(
     return trials
 
 
-def trial_at(
-    options: SweepOptions, point: Point, data: TrainingData, calibration_folder: Path | None
-) -> Trial:
+def trial_at(inputs: PlanInputs, point: Point) -> Trial:
     """Return the training at one point, which names it: for sweeps that choose while they run."""
-    ((_, config),) = _configs(options, [point], data, calibration_folder)
-    _check_networks([config], data)
-    params = _params(config, options, point, 0) | _data_params(data, config.evaluation)
+    ((_, config),) = _configs(dataclasses.replace(inputs, points=[point]))
+    _check_networks([config], inputs.data)
+    params = _params(config, inputs.options, point, 0) | _data_params(inputs.data, config.evaluation)
     return Trial(name=point.label, config=config, params=params)
 
 
@@ -406,13 +409,9 @@ def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
     return [f"A noised accuracy has noise of standard deviation {error:.2g} in it{warning}."]
 
 
-def _configs(
-    options: SweepOptions,
-    points: Sequence[Point],
-    data: TrainingData,
-    calibration_folder: Path | None,
-) -> list[tuple[Point, TrainingConfig]]:
+def _configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
     """Return the checked training of every point that may be run on these data."""
+    options, data = inputs.options, inputs.data
     found: list[tuple[Point, TrainingConfig]] = []
     device, held_out = _device(options), options.evaluation.score_on_held_out
     declared = options.mechanism.num_records_public
@@ -422,7 +421,7 @@ def _configs(
     )
     private, is_open = options.data.are_private, options.release.is_open
     restart_steps = num_restart_steps(options)
-    for point in points:
+    for point in inputs.points:
         for name, given, why in the_same:
             if point.changes.get(name, given) != given:
                 raise ConfigError(
@@ -451,7 +450,7 @@ def _configs(
             num_records=num_records(data),
             public_seed=options.service.seed,
             modality=modality_of(data.train),
-            calibration_folder=calibration_folder,
+            calibration_folder=inputs.calibration_folder,
             image_shape=image_shape_of(data.train),
             num_classes=num_public_classes(data),
             charged_to=_charged_to(options),
@@ -489,21 +488,19 @@ def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: Trai
 
 def _check_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
     """Build each network once, and refuse those that no step should see."""
-    seen = list[TrainingConfig]()
+    for config in _first_of_each(configs, lambda c: (c.network, c.optimizer, c.per_tower_clipping)):
+        _check_network(config, data)
+    _check_words([config for config in configs if config.network.mixes_no_records], data)
+
+
+def _first_of_each(
+    configs: Sequence[TrainingConfig], key: Callable[[TrainingConfig], tuple[object, ...]]
+) -> list[TrainingConfig]:
+    """The first training of every kind."""
+    found: dict[tuple[object, ...], TrainingConfig] = {}
     for config in configs:
-        if not any(_is_checked_by(config, each) for each in seen):
-            _check_network(config, data)
-            seen.append(config)
-    _check_words(configs, data)
-
-
-def _is_checked_by(config: TrainingConfig, other: TrainingConfig) -> bool:
-    """Whether what is checked of a training's network is that of another one, too."""
-    return (
-        config.network == other.network
-        and config.optimizer == other.optimizer
-        and config.per_tower_clipping == other.per_tower_clipping
-    )
+        found.setdefault(key(config), config)
+    return list(found.values())
 
 
 def _charged_to(options: SweepOptions) -> str | None:
@@ -539,20 +536,13 @@ def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
     Raises:
       ConfigError: as `refuse_mixing_network`, or a network fails.
     """
-    tried = []
-    for config in configs:
-        if not config.network.mixes_no_records:
-            continue
-        sizes = (config.mechanism.group_size, config.mechanism.sampling_prob, config.mechanism.batch_cap)
-        passes = (
-            config.network,
-            config.mechanism.method,
-            sizes,
-            config.num_augmentations,
-        )
-        if passes in tried:
-            continue
-        tried.append(passes)
+
+    def passes(config: TrainingConfig) -> tuple[object, ...]:
+        mechanism = config.mechanism
+        sizes = (mechanism.group_size, mechanism.sampling_prob, mechanism.batch_cap)
+        return config.network, mechanism.method, sizes, config.num_augmentations
+
+    for config in _first_of_each(configs, passes):
         shape = image_shape_of(data.train)
         encoder = starting_encoder(config, shape)
         try:
@@ -652,11 +642,9 @@ def _noised_notes(config: TrainingConfig, num_records_public: int) -> list[str]:
     return notes
 
 
-def _unit_notes(
-    source: DataOptions, data: TrainingData, configs: Sequence[tuple[Point, TrainingConfig]]
-) -> list[str]:
+def _unit_notes(source: DataOptions, data: TrainingData, configs: Sequence[TrainingConfig]) -> list[str]:
     """Say what a record is where that is not one row, or more than its image is learned."""
-    labelled = any(config.mechanism.rules.takes_labels for _, config in configs)
+    labelled = any(config.mechanism.rules.takes_labels for config in configs)
     if source.unit_column is not None:
         rows = "rows, images and labels," if labelled else "rows"
         return [f"One record is all {rows} with the same value of {source.unit_column}."]

@@ -39,7 +39,7 @@ class Candidate:
     tuned: bool = True
 
 
-_NO_NOISE = "epsinf", {"epsilon": math.inf}
+_NO_NOISE = "epsinf"
 
 
 def along(options: SweepOptions) -> list[Point]:
@@ -87,17 +87,10 @@ def at(
     >>> [point.label for point in at(MechanismOptions(), "S4", {"group_size": 4}, epsilons=(1, 3))]
     ['S4-eps1', 'S4-eps3']
     """
-    label, params = fit_for_name(label), params or {}
-    found = [
-        Point(label=f"{label}-eps{epsilon:g}", changes={**changes, "epsilon": epsilon}, params=params)
-        for epsilon in dict.fromkeys(epsilons)
-        if epsilon != math.inf
-    ]
-    if mechanism.epsilon != math.inf and not epsilons:
-        found.append(Point(label=f"{label}-private", changes=changes, params=params))
-    if non_private or math.inf in (mechanism.epsilon, *epsilons):
-        changes = {**changes, "epsilon": math.inf}
-        found.append(Point(label=f"{label}-eps-inf", changes=changes, params=params))
+    label, found = fit_for_name(label), list[Point]()
+    for name, noise in _noises(mechanism, epsilons, non_private=non_private).items():
+        end = "eps-inf" if name == _NO_NOISE else name
+        found.append(Point(label=f"{label}-{end}", changes={**changes, **noise}, params=params or {}))
     return found
 
 
@@ -179,25 +172,26 @@ def of_methods(
     for method in map(method_named, dict.fromkeys(methods)):
         changes = changes_for(method)
         sized = method.takes_group_size and "group_size" not in changes
+        of_method = epsilons if method.label != "none" else (math.inf,)
+        noises = _noises(mechanism, of_method, non_private=non_private)
         for size in dict.fromkeys(group_sizes) if sized and group_sizes else (None,):
             label = method.name if size is None else f"{method.name}-S{size}"
             here = changes if size is None else changes | {"group_size": size}
-            noises = _noises(mechanism, epsilons, non_private=non_private)
-            for name, noise in noises if method.label != "none" else [_NO_NOISE]:
+            for name, noise in noises.items():
                 found.append(Point(label=f"{label}-{name}", changes=here | noise))
     return found
 
 
 def _noises(
     mechanism: MechanismOptions, epsilons: Sequence[float], *, non_private: bool
-) -> list[tuple[str, dict[str, float]]]:
-    """Short names and changes of each privacy to train under."""
-    found: dict[str, dict[str, float]] = {f"eps{value:g}": {"epsilon": value} for value in epsilons}
-    if not found and mechanism.epsilon != math.inf:
+) -> dict[str, dict[str, float]]:
+    """Changes of each privacy to train under, by a short name; without noise comes last."""
+    found = {f"eps{value:g}": {"epsilon": value} for value in epsilons if value != math.inf}
+    if mechanism.epsilon != math.inf and not epsilons:
         found["private"] = {}
-    if non_private or mechanism.epsilon == math.inf:
-        found.update([_NO_NOISE])
-    return list(found.items())
+    if non_private or math.inf in (mechanism.epsilon, *epsilons):
+        found[_NO_NOISE] = {"epsilon": math.inf}
+    return found
 
 
 def check_groups(method: str) -> None:

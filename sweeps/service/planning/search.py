@@ -30,12 +30,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from sweeps.service.options.scores import visible_scores
-from sweeps.service.planning.plan import SweepPlan, build_plan, num_records, trial_at
+from sweeps.service.planning.plan import PlanInputs, SweepPlan, build_plan, num_records, trial_at
 from sweeps.service.planning.space import EPSILON, SearchOptions, Space, without_invalid
 from sweeps.service.planning.trials import Point, Trial, is_proven
 from trainers.config.networks import NetworkOptions
@@ -49,10 +48,12 @@ class SearchPlan(SweepPlan):
 
     Attributes:
       options: of the search.
+      inputs: what each of its trials is planned from.
       space: what is chosen from.
     """
 
     options: SearchOptions
+    inputs: PlanInputs
     space: Space
 
     @property
@@ -78,24 +79,11 @@ class SearchPlan(SweepPlan):
         }
 
 
-def plan_search(
-    question: str,
-    options: SearchOptions,
-    data: TrainingData,
-    *,
-    notes: Sequence[str] = (),
-    calibration_folder: Path,
-    space: Space | None = None,
-    own_scores: Sequence[str] = (),
-) -> SearchPlan:
+def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequence[str] = ()) -> SearchPlan:
     """Return the plan of a search: every setting it may come to is known to be one, and all are paid for.
 
     Args:
-      question: name of the sweep.
-      options: of the search.
-      data: the records.
-      notes: what must be said about the data.
-      calibration_folder: where calibrations are kept.
+      inputs: of the search, with `SearchOptions`.
       space: what is searched, in place of the options' own lists and ranges.
       own_scores: names of scores that the caller computes of each trial's visible metrics.
 
@@ -103,11 +91,12 @@ def plan_search(
       ConfigError: an option breaks a rule, an objective cannot be had, or the method's steps are not those
         of the guarantee.
     """
-    space, left_out = without_invalid(space or Space.of(options), options, num_records(data))
-    check_objectives(options, data, space, own_scores)
+    options = inputs.options
+    assert isinstance(options, SearchOptions)
+    space, left_out = without_invalid(space or Space.of(options), options, num_records(inputs.data))
+    check_objectives(options, inputs.data, space, own_scores)
     point = Point(label="trial", changes=space.costliest())
-    told = [*notes, *left_out]
-    plan = build_plan(question, options, [point], data, notes=told, calibration_folder=calibration_folder)
+    plan = build_plan(dataclasses.replace(inputs, points=[point], notes=[*inputs.notes, *left_out]))
     mechanism = plan.trials[0].config.mechanism
     if not mechanism.rules.plain_event:
         raise ConfigError(
@@ -116,14 +105,10 @@ def plan_search(
         )
     for each in space.searched:
         if each.option == EPSILON:  # the largest one is met: see whether the smallest one is
-            lowest = Point(label="trial", changes=space.corner(epsilon=each.low))
-            trial_at(options, lowest, data, calibration_folder)
+            trial_at(inputs, Point(label="trial", changes=space.corner(epsilon=each.low)))
         for value in each.choices if each.option in leaves(NetworkOptions) else ():
-            changes = space.corner(**{each.option: value})
-            trial_at(options, Point(label="trial", changes=changes), data, calibration_folder)
-    trials = tuple(
-        dataclasses.replace(plan.trials[0], name=f"trial-{k}") for k in range(1, options.num_trials + 1)
-    )
+            trial_at(inputs, Point(label="trial", changes=space.corner(**{each.option: value})))
+    trials = tuple(_repeated(plan.trials[0], options))
     told = list(plan.notes)
     if is_proven(trials[0]):
         told.append(
@@ -132,17 +117,18 @@ def plan_search(
             "whatever is chosen."
         )
     planned = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    return SearchPlan(
-        **{**planned, "trials": trials, "notes": tuple(told), "options": options, "space": space}
-    )
+    changed = {"trials": trials, "notes": tuple(told)}
+    return SearchPlan(**{**planned, **changed}, options=options, inputs=inputs, space=space)
 
 
-def costliest_trials(
-    options: SearchOptions, data: TrainingData, calibration_folder: Path, space: Space
-) -> list[Trial]:
+def costliest_trials(inputs: PlanInputs, space: Space) -> list[Trial]:
     """Return what a search costs at most: its number of trials, each the costliest of its space."""
-    space, _ = without_invalid(space, options, num_records(data))
-    trial = trial_at(options, Point(label="trial", changes=space.costliest()), data, calibration_folder)
+    assert isinstance(inputs.options, SearchOptions)
+    space, _ = without_invalid(space, inputs.options, num_records(inputs.data))
+    return _repeated(trial_at(inputs, Point(label="trial", changes=space.costliest())), inputs.options)
+
+
+def _repeated(trial: Trial, options: SearchOptions) -> list[Trial]:
     return [dataclasses.replace(trial, name=f"trial-{k}") for k in range(1, options.num_trials + 1)]
 
 
@@ -173,9 +159,7 @@ def check_objectives(
         )
 
 
-def searched_trial(
-    plan: SearchPlan, number: int, values: Mapping[str, Any], calibration_folder: Path
-) -> Trial:
+def searched_trial(plan: SearchPlan, number: int, values: Mapping[str, Any]) -> Trial:
     """Return trial `number` at these values, with no less noise than the budget is for.
 
     A calibration is exact to its tolerance only, so that of a target just below the largest one may find
@@ -184,11 +168,11 @@ def searched_trial(
     least = plan.trials[0].config.mechanism.noise_multiplier
     changes, params = plan.space.changes(values), {"trial_number": number, **plan.space.own(values)}
     point = Point(label=f"trial-{number}", changes=changes, params=params)
-    trial = trial_at(plan.options, point, plan.data, calibration_folder)
+    trial = trial_at(plan.inputs, point)
     if trial.config.mechanism.noise_multiplier < least:
         given = _before_division(least, plan.options.mechanism.tan_factor)
         point = dataclasses.replace(point, changes={**changes, EPSILON: None, "noise_multiplier": given})
-        trial = trial_at(plan.options, point, plan.data, calibration_folder)
+        trial = trial_at(plan.inputs, point)
     if trial.config.mechanism.noise_multiplier < least:
         raise ConfigError(
             f"every trial must have the budgeted noise_multiplier {least:.6g} at least; trial {number} would "

@@ -59,35 +59,27 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
             raise ConfigError(
                 f"dataset_id = {options.dataset_id!r} is an id in a ledger: give --ledger or $DPGCL_LEDGER"
             )
-        charged = _charged_elsewhere(path, mark)
-        if charged is not None and not dry_run:
-            raise LedgerError(charged)
         missing = ledger_missing(data, options)
         if missing and not dry_run:
-            raise ConfigError(missing)
+            raise ConfigError(missing) if mark is None else LedgerError(missing)
     elif options.dataset_id is None:
         raise ConfigError("which data set in the ledger is charged? give --dataset-id NAME")
     elif path is not None and mark is not None:
         check_owner(path, mark, options.dataset_id)
 
 
-def _charged_elsewhere(path: Path | None, mark: tuple[str, Head] | None) -> str | None:
-    """Return what is wrong where no ledger is given, and the data carry a mark."""
-    if mark is None:
-        return None
-    return (
-        f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
-        "give that ledger with --ledger and --dataset-id"
-    )
-
-
 def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
     """Return what is wrong where private data are to be charged to no ledger; a dry run may do without."""
     if not data.are_private or ledger_url(data, options) is not None:
         return None
-    charged = _charged_elsewhere(*_marked(data))
-    if charged is not None or options.no_ledger:
-        return charged
+    path, mark = _marked(data)
+    if mark is not None:
+        return (
+            f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
+            "give that ledger with --ledger and --dataset-id"
+        )
+    if options.no_ledger:
+        return None
     return (
         "training on private data is charged to a budget ledger: give --ledger URL (or "
         "$DPGCL_LEDGER) and --dataset-id NAME, or --no-ledger, which the privacy statement will say. A new "

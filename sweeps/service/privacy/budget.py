@@ -412,19 +412,21 @@ def _num_admitted(
             return False
         return True
 
-    return _largest(admits)
+    return largest_admitted(admits, 2**20)
 
 
-def _largest(admits: Callable[[int], bool], most: int = 2**20) -> int:
+def largest_admitted(admits: Callable[[int], bool], most: int) -> int:
     """Return the largest number up to `most` that is admitted, by bisection; 0 where 1 is not.
 
-    >>> [_largest(lambda number: number <= limit) for limit in (0, 1, 5, 64, 2**21)]
+    >>> [largest_admitted(lambda number: number <= limit, 2**20) for limit in (0, 1, 5, 64, 2**21)]
     [0, 1, 5, 64, 1048576]
+    >>> [largest_admitted(lambda number: number <= limit, 5) for limit in (0, 4, 5, 9)]
+    [0, 4, 5, 5]
     """
     low, high = 0, 1
     while high <= most and admits(high):
-        low, high = high, 2 * high
-    while high - low > 1 and low < most:
+        low, high = high, min(2 * high, most + 1)
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if admits(middle) else (low, middle)
     return low
@@ -443,13 +445,13 @@ def new_sweep_id() -> str:
 def sweep_budget(
     plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, folder: SweepFolder
 ) -> SweepBudget | None:
-    """Return the budget of an open sweep; None without a ledger.
+    """Return the budget of an open sweep; None without a ledger, and of a sealed one, charged as a whole.
 
     Raises:
-      LedgerError: the folder's sweep was begun otherwise.
+      LedgerError: the folder's sweep, whichever it is, was begun otherwise.
     """
     check_account(folder, ledger, dataset_id)
-    if ledger is None or dataset_id is None:
+    if ledger is None or dataset_id is None or not plan.release.is_open:
         return None
     known = folder.read_plan()
     return SweepBudget(

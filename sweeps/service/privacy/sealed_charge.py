@@ -15,6 +15,7 @@ from dpgcl_core.accounting.tuning.bounds import papernot_steinke_rdp
 from dpgcl_core.accounting.tuning.modes import SEALED
 from dpgcl_core.accounting.tuning.trials import cases_of
 from dpgcl_core.errors import LedgerError
+from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import LedgerStatement
 from sweeps.service.options.data import data_path
@@ -49,6 +50,14 @@ def rdp_of_best(
     return lambda order: max(curve_of(case, order) for case in cases_of(candidates))
 
 
+def charged_curve(
+    release: ReleaseOptions, trials: Sequence[Trial], cap: Cap, max_trials: int | None = None
+) -> Callable[[float], float] | None:
+    """Return the RDP curve that a sealed sweep is charged by; None where its tuned ε is charged as it is."""
+    has_curve = release.mode == SEALED and not cap.quotas
+    return rdp_of_best(release, trials, max_trials) if has_curve else None
+
+
 def _rdp(steps: Mapping[StepClass, int], orders: Any) -> Any:
     if not steps:  # a candidate without noised scores, to a record that is scored
         return np.zeros(len(orders))
@@ -76,13 +85,13 @@ def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> Led
         for note in ledger.bind(dataset_id, path):
             _log.warning("note: %s", note)
         bind_images(ledger, dataset_id, source)
-    has_curve = plan.release.mode == SEALED and not ledger.spent(dataset_id, with_pld=False).cap.quotas
+    cap = ledger.spent(dataset_id, with_pld=False).cap
     ledger.reserve_sealed(
         dataset_id,
         label=label,
         epsilon=cost.tuned_epsilon,
         delta=cost.delta,
-        rdp_curve=rdp_of_best(plan.release, plan.trials, plan.max_trials) if has_curve else None,
+        rdp_curve=charged_curve(plan.release, plan.trials, cap, plan.max_trials),
         unit=unit_of(source),
         neighboring_relation=cost.neighboring_relation,
     )

@@ -23,12 +23,26 @@ from trainers.export.finished import ANSWER
 from trainers.files.outcomes import Outcomes
 
 
-def trials_frame(rows: Sequence[Mapping[str, Any]], tags: Mapping[str, Any]) -> pd.DataFrame:
-    """Return trials as `dashboards.query.trials.load_trials` does, from results instead of MLflow.
+def sweep_answer(
+    question: str,
+    rows: Sequence[Mapping[str, Any]],
+    tags: Mapping[str, Any],
+    cost: TuningCost | None,
+    left: tuple[float | None, int] | None = None,
+    outcomes: Mapping[str, Outcomes] | None = None,
+) -> Answer | None:
+    """Return the answer of a sweep, from results in place of MLflow; None where no trial has a score.
 
     Args:
-      rows: `trial`, `guarantee_label`, `params` and `metrics` of each.
+      question: of the sweep.
+      rows: `trial`, `guarantee_label`, `params` and `metrics` of each trial.
       tags: and other values that all of them share.
+      cost: of the sweep; None without a guarantee.
+      left: what a ledger has left: ε and trainings; None without one.
+      outcomes: on public test records, by the trial's name.
+
+    Raises:
+      DashboardError: as `dashboards.compose.answer.answer_of`.
     """
     found = []
     for row in rows:
@@ -36,41 +50,17 @@ def trials_frame(rows: Sequence[Mapping[str, Any]], tags: Mapping[str, Any]) -> 
         own = {name: row[name] for name in ("trial", "guarantee_label") if row.get(name) is not None}
         found.append({**tags, **params, **row["metrics"], **own})
     frame = pd.DataFrame(found)
-    return frame.astype({"group_size": object}) if "group_size" in frame else frame
-
-
-def privacy_numbers(cost: TuningCost | None, left: tuple[float | None, int] | None = None) -> PrivacyNumbers:
-    """Return the numbers of a cost, and of what a ledger has left: ε and trainings."""
+    frame = frame.astype({"group_size": object}) if "group_size" in frame else frame
     epsilon, num_trainings = left if left is not None else (None, None)
-    if cost is None:
-        return PrivacyNumbers(epsilon_remaining=epsilon, trainings_remaining=num_trainings)
-    return PrivacyNumbers(
-        training_epsilon=cost.training_epsilon,
-        tuned_epsilon=cost.tuned_epsilon,
-        delta=cost.delta,
-        epsilon_remaining=epsilon,
-        trainings_remaining=num_trainings,
-    )
-
-
-def sweep_answer(
-    question: str,
-    trials: pd.DataFrame,
-    privacy: PrivacyNumbers,
-    outcomes: Mapping[str, Outcomes] | None = None,
-) -> Answer | None:
-    """Return the answer of a sweep; None where no trial has a score.
-
-    Args:
-      question: of the sweep.
-      trials: from `trials_frame`.
-      privacy: what the sweep cost.
-      outcomes: on public test records, by the trial's name.
-
-    Raises:
-      DashboardError: as `dashboards.compose.answer.answer_of`.
-    """
-    return answer_of(trials, QUESTIONS.get(question, OWN), privacy, outcomes)
+    privacy = PrivacyNumbers(epsilon_remaining=epsilon, trainings_remaining=num_trainings)
+    if cost is not None:
+        privacy = dataclasses.replace(
+            privacy,
+            training_epsilon=cost.training_epsilon,
+            tuned_epsilon=cost.tuned_epsilon,
+            delta=cost.delta,
+        )
+    return answer_of(frame, QUESTIONS.get(question, OWN), privacy, outcomes)
 
 
 def write_answer(answer: Answer, folder: Path) -> Path:

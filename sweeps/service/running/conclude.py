@@ -16,13 +16,7 @@ from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import say, say_link, warn
 from sweeps.service.privacy.statement import statement_text, what_was_drawn, write_statement
-from sweeps.service.running.answer import (
-    answer_text,
-    privacy_numbers,
-    sweep_answer,
-    trials_frame,
-    write_answer,
-)
+from sweeps.service.running.answer import answer_text, sweep_answer, write_answer
 from sweeps.service.running.mlflow_listener import MlflowListener
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.sweep_trials import SweepTrials
@@ -164,8 +158,8 @@ def _answer_of(
     if sweep.budget is not None:
         with suppress(LedgerError):  # gone meanwhile: the answer does without
             left = sweep.budget.left()
-    frame = trials_frame(rows, {**sweep.plan.tags(), **references})
-    return sweep_answer(sweep.plan.question, frame, privacy_numbers(cost, left), sweep.folder.outcomes())
+    tags = {**sweep.plan.tags(), **references}
+    return sweep_answer(sweep.plan.question, rows, tags, cost, left, sweep.folder.outcomes())
 
 
 def _draw(figure: Figure, sweep: PreparedSweep, mlflow: MlflowListener) -> None:

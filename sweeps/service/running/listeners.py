@@ -8,7 +8,7 @@ its listeners one thing, after the moment of publication: what was published.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,18 +99,19 @@ class Listeners:
 
     def on_begin(self, sweep: SweepBeginning) -> None:
         """Tell all that a sweep begins."""
-        for listener in self._listeners:
-            listener.on_begin(sweep)
+        self._call("on_begin", sweep)
 
     def on_result(self, result: TrialResult) -> None:
         """Tell all of a finished trial."""
-        for listener in self._listeners:
-            listener.on_result(result)
+        self._call("on_result", result)
 
     def on_end(self, end: SweepEnd) -> None:
         """Tell all how the sweep ended."""
+        self._call("on_end", end)
+
+    def _call(self, method: str, event: object) -> None:
         for listener in self._listeners:
-            listener.on_end(end)
+            getattr(listener, method)(event)
 
 
 def own_listener(name: str) -> Listener:
@@ -135,31 +136,12 @@ def own_listener(name: str) -> Listener:
     return GuardedListener(listener)
 
 
-class GuardedListener:
-    """A team's own listener: what it raises is printed as a warning, and the sweep goes on.
+class GuardedListener(Listeners):
+    """A team's own listener: what it raises is printed as a warning, and the sweep goes on."""
 
-    Args:
-      listener: that is told.
-    """
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-
-    def on_begin(self, sweep: SweepBeginning) -> None:
-        """Tell it that a sweep begins."""
-        self._call(self._listener.on_begin, sweep)
-
-    def on_result(self, result: TrialResult) -> None:
-        """Tell it of a finished trial."""
-        self._call(self._listener.on_result, result)
-
-    def on_end(self, end: SweepEnd) -> None:
-        """Tell it how the sweep ended."""
-        self._call(self._listener.on_end, end)
-
-    def _call(self, method: Callable[[Any], object], event: object) -> None:
+    def _call(self, method: str, event: object) -> None:
         try:
-            method(event)
+            super()._call(method, event)
         except Exception as error:
-            name = type(self._listener).__name__
+            name = type(self._listeners[0]).__name__
             warn(f"warning: the listener {name} raised {type(error).__name__}: {error}")

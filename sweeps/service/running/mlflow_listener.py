@@ -14,13 +14,12 @@ from dpgcl_core.errors import LedgerError, TrackingError
 from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.terminal import question_text, run_name, warn
 from sweeps.service.planning.plan import cross_checks
-from sweeps.service.planning.trials import Charged, Trial, trial_class
+from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
 from sweeps.service.privacy.statement import steps_left_out, what_one_drew
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.outbox import Outbox, Patience, patiently
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.sweep_trials import SweepTrials
-from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import SweepLog
 from trainers.files.resuming import CONFIG_FILE
 from trainers.tracking.runs import STOPPED_TAG, Tracker
@@ -173,10 +172,10 @@ class MlflowListener:
         return tags | {"restarts": "; ".join(restarts)} if restarts else tags
 
     def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
-        if trial.config.guarantee_label != "proven":
+        if not is_proven(trial):
             return {}
         drawn = what_one_drew(trial, self._sweep.folder, {"metrics": metrics})
-        lost = _with_lost(trial, metrics, drawn)
+        lost = lost_attempts(trial, drawn, metrics)
         if not trial.config.mechanism.rules.plain_event:
             return lost
         key = (trial_class(trial, drawn), trial.config.mechanism.target_delta)
@@ -200,22 +199,16 @@ def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, 
     return {name: value for name, value in metrics.items() if (name, value) != ("num_steps_done", planned)}
 
 
-def lost_attempts(trial: Trial, folder: SweepFolder, metrics: Mapping[str, float]) -> dict[str, float]:
+def lost_attempts(trial: Trial, drawn: Charged | None, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics of a training that attempts change of which its checkpoints know nothing.
 
     Args:
-      trial, folder: of the sweep.
+      trial: of the sweep.
+      drawn: what it may have drawn in all.
       metrics: as the training knows them.
     """
-    if trial.config.guarantee_label != "proven":
-        return {}
-    return _with_lost(trial, metrics, what_one_drew(trial, folder, {"metrics": metrics}))
-
-
-def _with_lost(trial: Trial, metrics: Mapping[str, float], drawn: Charged | None) -> dict[str, float]:
-    """The metrics of a training that differ once attempts count of which its checkpoints know nothing."""
     left_out = steps_left_out(trial, metrics)
-    if drawn is None or drawn.num_steps <= metrics["num_steps_charged"] + left_out:
+    if not is_proven(trial) or drawn is None or drawn.num_steps <= metrics["num_steps_charged"] + left_out:
         return {}
     epsilon = trial.config.epsilon(
         drawn.num_steps, num_restarts=drawn.num_first_steps - 1, num_scorings=drawn.num_scorings

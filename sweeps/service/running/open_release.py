@@ -14,7 +14,7 @@ from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import count, say, warn
 from sweeps.service.options.data import data_path
 from sweeps.service.planning.trials import Trial
-from sweeps.service.privacy.statement import withdraw_statement
+from sweeps.service.privacy.statement import what_one_drew, withdraw_statement
 from sweeps.service.running.conclude import Conclusion, Figure, conclude
 from sweeps.service.running.listeners import (
     Listeners,
@@ -119,11 +119,12 @@ class OpenRelease:
         kept = self.trials.keep(name, result)
         self._settle(name, kept)
         trial, metrics = self.trials.by_name[name], kept["metrics"]
+        drawn = what_one_drew(trial, self.folder, kept)
         self._listeners.on_result(
             TrialResult(
                 name=name,
                 params=dict(kept["params"]),  # copies: what is stated must not depend on a listener
-                metrics={**metrics, **lost_attempts(trial, self.folder, metrics)},
+                metrics={**metrics, **lost_attempts(trial, drawn, metrics)},
                 num_done=len(self.trials.results()),
             )
         )

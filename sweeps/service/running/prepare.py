@@ -20,15 +20,14 @@ from sweeps.service.options.resuming import command_of
 from sweeps.service.options.service import ServiceOptions, StorageOptions
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.duration import seconds_of_trials
-from sweeps.service.planning.plan import Earlier, Fit, SweepPlan, num_records
+from sweeps.service.planning.plan import Earlier, Fit, PlanInputs, SweepPlan, num_records
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.records import load_training_data
 from sweeps.service.planning.room import check_room
 from sweeps.service.planning.size import fitted_to_size
-from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.planning.trials import Point
 from sweeps.service.privacy.account import (
     account_of,
-    check_account,
     check_ledger_options,
     check_starts,
     ledger_missing,
@@ -40,37 +39,16 @@ from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budge
 from sweeps.service.running.listeners import Listener, own_listener
 from sweeps.service.running.outbox import patiently
 from sweeps.service.running.sealed_draws import SealedFolder
-from sweeps.service.running.total import Limits, fit_of_resumed, fit_text, fitted, what_would_fit
-from sweeps.service.running.trial_policy import PlanInputs, TrialPolicy
+from sweeps.service.running.total import Limits, fit_of_resumed
+from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
 from sweeps.service.storage.folder import Repetition, SweepFolder, find_folder, known_params, named_folder
 from sweeps.service.storage.runs import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
 from trainers.config.tree import changed
-from trainers.data.dataset import TrainingData, image_shape_of
+from trainers.data.dataset import image_shape_of
 from trainers.files.storage import check_writable, details_kept, storage_root
 from trainers.tracking.server import check_address, connect, is_database
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRequest:
-    """A sweep as its script asks for it.
-
-    Attributes:
-      question: name of the sweep, for example `group-size`.
-      options: the user's.
-      points: what is compared.
-      policy: which trials it has.
-      earlier: the sweep whose results chose these points; its cost is added.
-      repeat_options: the options that repeat all of it, where `options` are those of a part.
-    """
-
-    question: str
-    options: SweepOptions
-    points: Sequence[Point]
-    policy: TrialPolicy
-    earlier: Earlier | None = None
-    repeat_options: SweepOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +119,28 @@ class PreparedSweep:
 
 
 @contextmanager
-def prepared(request: SweepRequest) -> Iterator[PreparedSweep]:
+def prepared(
+    question: str,
+    options: SweepOptions,
+    points: Sequence[Point],
+    policy: TrialPolicy,
+    *,
+    earlier: Earlier | None,
+    repeat_options: SweepOptions | None,
+) -> Iterator[PreparedSweep]:
     """Plan a sweep, check it, and print its plan; of a dry run what it would need, too.
+
+    Args:
+      question: name of the sweep, for example `group-size`.
+      options: the user's.
+      points: what is compared.
+      policy: which trials it has.
+      earlier: the sweep whose results chose these points; its cost is added.
+      repeat_options: the options that repeat all of it, where `options` are those of a part.
 
     Raises:
       DpgclError: whatever the user can have got wrong, before anything is written, charged or started.
     """
-    options, policy = request.options, request.policy
     data, service = options.data, options.service
     check_ledger_options(data, options.ledger, dry_run=service.dry_run)
     listeners = () if service.listener is None else (own_listener(service.listener),)
@@ -168,22 +161,30 @@ def prepared(request: SweepRequest) -> Iterator[PreparedSweep]:
             slots_for=slot_files.holding,
         )
     with calibrations(root) as cache:
-        repeat_options = request.repeat_options or options
-        limits = Limits(total_epsilon=service.total_epsilon, ledger=ledger, dataset_id=dataset_id)
-        fitting = _Fitting(request=request, data=records, limits=limits, root=root, calibrations=cache)
-        options, points, size_notes = fitted_to_size(options, request.points, num_records(records))
-        wanted, (options, fit) = options, fitting.fit(options, points)
-        plan = policy.plan(
-            PlanInputs(
-                question=request.question,
-                options=options,
-                points=points,
-                data=records,
-                notes=[*notes, *size_notes, *marks_note(data, ledger)],
-                calibration_folder=cache.folder,
-                earlier=request.earlier,
-            )
+        repeat_options = repeat_options or options
+        options, points, size_notes = fitted_to_size(options, points, num_records(records))
+        inputs = PlanInputs(
+            question=question,
+            options=options,
+            points=points,
+            data=records,
+            notes=[*notes, *size_notes, *marks_note(data, ledger)],
+            calibration_folder=cache.folder,
+            earlier=earlier,
         )
+        limits = Limits(
+            options=options,
+            points=points,
+            trials_of=lambda changed_options: policy.trials(
+                dataclasses.replace(inputs, options=changed_options)
+            ),
+            total_epsilon=service.total_epsilon,
+            account=None if ledger is None or dataset_id is None else (ledger, dataset_id),
+        )
+        if (fit := _fit(inputs, limits, root, fixed=policy.fixes_noise(inputs))) is not None:
+            epsilon = {} if fit.epsilon is None else {"epsilon": fit.epsilon}
+            options = changed(options, repeats=fit.repeats, **epsilon)
+        plan = policy.plan(dataclasses.replace(inputs, options=options))
         plan = dataclasses.replace(plan, fit=fit)
         folder = find_folder(
             root,
@@ -191,22 +192,24 @@ def prepared(request: SweepRequest) -> Iterator[PreparedSweep]:
             fingerprint=plan.fingerprint,
             resume=options.storage.resume,
             params=plan.params(),
-            prefix=sweep_prefix(request.question, options),
+            prefix=sweep_prefix(question, options),
         )
-        budget = sweep_budget(plan, ledger, dataset_id, folder) if options.release.is_open else None
-        check_account(folder, ledger, dataset_id)
+        budget = sweep_budget(plan, ledger, dataset_id, folder)
         check_starts(plan.private_starts, ledger)
         known = folder.read_plan()
         if not plan.release.is_open:
             plan = dataclasses.replace(plan, publication=_publication(plan, known, service))
         policy.print_plan(plan, in_full=service.dry_run)
         if fit is not None:
-            say(f"--total-epsilon: {fit_text(fit, limits, [*plan.trials, *plan.later])}")
+            say(f"--total-epsilon: {limits.text(fit, [*plan.trials, *plan.later])}")
         if budget is not None:
             try:
                 budget.check()
             except BudgetExceeded as error:
-                raise BudgetExceeded(f"{error}{fitting.advice(wanted, points)}") from error
+                advice = ""
+                with suppress(ConfigError):  # no ε may be given where a search has a range of them
+                    advice = limits.what_would_fit(fixed=True)
+                raise BudgetExceeded(f"{error}{advice}") from error
             say(budget.text())
         if service.dry_run:
             _print_estimate(options, plan, folder)
@@ -234,43 +237,20 @@ def prepared(request: SweepRequest) -> Iterator[PreparedSweep]:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fitting:
-    """Fits a sweep to its total ε, and finds what would fit in its place."""
+def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, fixed: bool) -> Fit | None:
+    """Return how a sweep is within its limits; None without `--total-epsilon`.
 
-    request: SweepRequest
-    data: TrainingData
-    limits: Limits
-    root: Path
-    calibrations: CalibrationCache
-
-    def fit(self, options: SweepOptions, points: Sequence[Point]) -> tuple[SweepOptions, Fit | None]:
-        """Return the options within `--total-epsilon`, and the fit; as they are where none is given."""
-        if self.limits.total_epsilon is None:
-            return options, None
-        fit = self._fit_of_resumed(options)
-        if fit is None:
-            fixed = self.request.policy.fixes_noise(options, points)
-            doing("finding how many repeats fit" if fixed else "finding the largest ε of one training")
-            fit = fitted(options, points, self._trials_of, self.limits, fixed=fixed)
-        epsilon = {} if fit.epsilon is None else {"epsilon": fit.epsilon}
-        return changed(options, repeats=fit.repeats, **epsilon), fit
-
-    def advice(self, options: SweepOptions, points: Sequence[Point]) -> str:
-        """Return what would fit in place of a sweep that does not; "" where nothing is known."""
-        with suppress(ConfigError):  # no ε may be given where a search has a range of them
-            return what_would_fit(options, points, self._trials_of, self.limits, fixed=True)
-        return ""
-
-    def _fit_of_resumed(self, options: SweepOptions) -> Fit | None:
-        """The fit of a resumed sweep is known: its charges stand already."""
-        if not options.storage.resume:
-            return None
-        known = known_params(self.root, options.storage.name)
-        return fit_of_resumed(options, self.request.question, known)
-
-    def _trials_of(self, options: SweepOptions, points: Sequence[Point]) -> Sequence[Trial]:
-        return self.request.policy.trials(options, points, self.data, self.calibrations.folder)
+    Of a resumed sweep it is known: its charges stand already.
+    """
+    options = inputs.options
+    if limits.total_epsilon is None:
+        return None
+    if options.storage.resume:
+        known = known_params(root, options.storage.name)
+        if (fit := fit_of_resumed(options, inputs.question, known)) is not None:
+            return fit
+    doing("finding how many repeats fit" if fixed else "finding the largest ε of one training")
+    return limits.fit(fixed=fixed)
 
 
 def _checked_root(storage: StorageOptions) -> Path:

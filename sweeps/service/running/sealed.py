@@ -39,13 +39,7 @@ from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import duration, say, warn
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.statement import STATEMENT, build_statement, statement_text, write_statement
-from sweeps.service.running.answer import (
-    answer_text,
-    privacy_numbers,
-    sweep_answer,
-    trials_frame,
-    write_answer,
-)
+from sweeps.service.running.answer import answer_text, sweep_answer, write_answer
 from sweeps.service.running.clock import Clock
 from sweeps.service.running.listeners import Listeners, SweepEnd
 from sweeps.service.running.prepare import PreparedSweep
@@ -189,10 +183,7 @@ class SealedRelease:
         row = {"guarantee_label": "proven", "params": params, "metrics": metrics}
         tags = {"data_is": self._plan.tags()["data_is"]}
         try:
-            trials = trials_frame([row], tags)
-            return sweep_answer(
-                self._plan.question, trials, privacy_numbers(self._plan.cost, self._begun.left)
-            )
+            return sweep_answer(self._plan.question, [row], tags, self._plan.cost, self._begun.left)
         except DashboardError as error:
             warn(f"warning: the answer: {error}")
             return None

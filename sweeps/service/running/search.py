@@ -20,20 +20,17 @@ from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement, rounded_up
 from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.console.terminal import count, print_notes, say, steps_text, warn
-from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.plan import PlanInputs, SweepPlan
 from sweeps.service.planning.search import SearchPlan, costliest_trials, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
-from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
+from sweeps.service.planning.trials import Charged, Trial, is_proven
 from sweeps.service.running.mlflow_listener import times_ms
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.study import SearchStudy
 from sweeps.service.running.sweep_trials import Results, SweepTrials
-from sweeps.service.running.total import fixes_noise
-from sweeps.service.running.trial_policy import PlanInputs, TrialPolicy
+from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache
-from sweeps.service.storage.folder import SweepFolder, write_json
-from trainers.data.dataset import TrainingData
+from sweeps.service.storage.folder import SweepFolder, storage_errors, write_json
 from trainers.files.durable import make_folder, sync_folder
 
 
@@ -70,30 +67,17 @@ class SearchPolicy(TrialPolicy):
     space: Space | None = None
     own_score: OwnScore | None = None
 
-    def trials(
-        self, options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path
-    ) -> Sequence[Trial]:
+    def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
         """Return as many trials as the search has, each with the least noise of the space."""
-        assert isinstance(options, SearchOptions)
-        return costliest_trials(options, data, calibration_folder, self._space_of(options))
+        return costliest_trials(inputs, self._space_of(inputs))
 
-    def fixes_noise(self, options: SweepOptions, points: Sequence[Point]) -> bool:
+    def fixes_noise(self, inputs: PlanInputs) -> bool:
         """Whether options or space give the noise of every private training."""
-        assert isinstance(options, SearchOptions)
-        return fixes_noise(options, points) or self._space_of(options).moves_epsilon
+        return super().fixes_noise(inputs) or self._space_of(inputs).moves_epsilon
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
         """Return the plan. Raises as `plan_search`."""
-        assert isinstance(inputs.options, SearchOptions)
-        return plan_search(
-            inputs.question,
-            inputs.options,
-            inputs.data,
-            notes=inputs.notes,
-            calibration_folder=inputs.calibration_folder,
-            space=self.space,
-            own_scores=() if self.own_score is None else (self.own_score.name,),
-        )
+        return plan_search(inputs, self.space, () if self.own_score is None else (self.own_score.name,))
 
     def print_plan(self, plan: SweepPlan, *, in_full: bool) -> None:
         """Print what is searched, by what, and what it costs at most."""
@@ -105,8 +89,9 @@ class SearchPolicy(TrialPolicy):
         assert isinstance(plan, SearchPlan)
         return SearchTrials(plan, folder, calibrations, self.own_score)
 
-    def _space_of(self, options: SearchOptions) -> Space:
-        return self.space or Space.of(options)
+    def _space_of(self, inputs: PlanInputs) -> Space:
+        assert isinstance(inputs.options, SearchOptions)
+        return self.space or Space.of(inputs.options)
 
 
 class SearchTrials(SweepTrials):
@@ -235,7 +220,7 @@ class SearchTrials(SweepTrials):
 
     def _named(self, number: int, values: Mapping[str, Any]) -> Trial:
         """Return trial `number`, which the sweep knows from now on by its real settings."""
-        trial = searched_trial(self._search, number, values, self._calibrations.folder)
+        trial = searched_trial(self._search, number, values)
         self._values[trial.name] = values
         self.add(trial)
         return trial
@@ -253,12 +238,10 @@ def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]
       StorageError: they cannot be written.
     """
     path = suggestion_file(folder, number)
-    try:
+    with storage_errors(path):
         make_folder(path.parent)
         sync_folder(folder.path)
         write_json(path, values)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:

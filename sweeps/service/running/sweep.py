@@ -12,7 +12,7 @@ from dashboards.compose.questions import QUESTIONS
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.console.display import displayed
 from sweeps.service.console.terminal import short_name, warn
-from sweeps.service.options.sweep import SweepOptions, errors_in_flags
+from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.clock import Clock, SystemClock
@@ -20,7 +20,7 @@ from sweeps.service.running.conclude import Figure
 from sweeps.service.running.driver import drive
 from sweeps.service.running.open_release import OpenRelease
 from sweeps.service.running.outbox import patiently
-from sweeps.service.running.prepare import SweepRequest, prepared
+from sweeps.service.running.prepare import prepared
 from sweeps.service.running.sealed import SealedRelease
 from sweeps.service.running.trial_policy import ALL_POINTS, TrialPolicy
 from sweeps.service.storage.folder import SweepFolder
@@ -52,37 +52,6 @@ class Outcome:
     answer: Answer | None = None
 
 
-def run_sweep(
-    question: str,
-    options: SweepOptions,
-    points: Sequence[Point],
-    figure: Figure,
-    *,
-    clock: Clock = SYSTEM_CLOCK,
-) -> int:
-    """Run a sweep from plan to figure and return the exit code.
-
-    Everything the user can have got wrong is found before the first worker starts, and nothing is
-    written before that.
-
-    Args:
-      question: name of the sweep, for example `group-size`.
-      options: the user's.
-      points: the sweep's points.
-      figure: draws the sweep's figure from MLflow alone: (tracking uri, sweep name, folder) → files.
-      clock: that a sealed sweep is published by.
-
-    Returns:
-      0; 1 when trials failed or MLflow did not take all results (`--resume` continues), or when every
-      training was left out; 128 + signal when stopped.
-
-    Raises:
-      DpgclError: bad input; exit code 2.
-    """
-    with errors_in_flags(type(options)):
-        return execute(question, options, points, figure, clock=clock).code
-
-
 def execute(
     question: str,
     options: SweepOptions,
@@ -94,25 +63,31 @@ def execute(
     repeat_options: SweepOptions | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Outcome:
-    """Run a sweep as `run_sweep`, for code that goes on with its results.
+    """Run a sweep from plan to figure.
+
+    Everything the user can have got wrong is found before the first worker starts, and nothing is
+    written before that.
 
     Args:
-      question, options, points: as `run_sweep`.
-      figure: None for none.
+      question: name of the sweep, for example `group-size`.
+      options: the user's.
+      points: the sweep's points.
+      figure: draws the sweep's figure from MLflow alone: (tracking uri, sweep name, folder) → files; None for
+        none.
       earlier: the sweep whose results chose these points; its cost is added.
       policy: which trials an open sweep has.
       repeat_options: the options that repeat all of it, where these are those of a part.
       clock: that a sealed sweep is published by.
+
+    Returns:
+      What became of it, with the exit code: 0; 1 when trials failed or MLflow did not take all results
+      (`--resume` continues), or when every training was left out; 128 + signal when stopped.
+
+    Raises:
+      DpgclError: bad input; exit code 2.
     """
-    request = SweepRequest(
-        question=question,
-        options=options,
-        points=points,
-        policy=policy,
-        earlier=earlier,
-        repeat_options=repeat_options,
-    )
-    with displayed(quiet=options.service.is_quiet), prepared(request) as sweep:
+    preparation = prepared(question, options, points, policy, earlier=earlier, repeat_options=repeat_options)
+    with displayed(quiet=options.service.is_quiet), preparation as sweep:
         plan, folder = sweep.plan, sweep.folder
         if options.service.dry_run:
             return Outcome(code=0, plan=plan)

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dpgcl_core.accounting.tuning.modes import SEALED
 from dpgcl_core.errors import BudgetExceeded, ConfigError
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.mechanism.mechanism import Mechanism
@@ -23,156 +22,187 @@ from sweeps.service.planning.cost import cost_of, delta_of
 from sweeps.service.planning.plan import Fit
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.trials import Point, Trial, is_proven
-from sweeps.service.privacy.budget import planned_trainings
-from sweeps.service.privacy.sealed_charge import rdp_of_best
+from sweeps.service.privacy.budget import largest_admitted, planned_trainings
+from sweeps.service.privacy.sealed_charge import charged_curve
 from trainers.config.settings import DEFAULT_EPSILON, SMALLEST_EPSILON
 from trainers.config.tree import changed
 
-TrialsOf = Callable[[SweepOptions, Sequence[Point]], Sequence[Trial]]
-"""All trials of a sweep with these options at these points, repeat after repeat."""
+TrialsOf = Callable[[SweepOptions], Sequence[Trial]]
+"""All trials of a sweep with these options, repeat after repeat."""
 _MORE_THAN_ALL = 1 + 1e-9
 _LEAST_SCALE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What all of a sweep must stay within.
+    """What all of a sweep must stay within, and what of it fits.
 
     Attributes:
+      options: of the sweep.
+      points: what is compared.
+      trials_of: the sweep's trials.
       total_epsilon: --total-epsilon; None for the ledger alone.
-      ledger, dataset_id: what it is charged to; None without.
+      account: ledger and data set that it is charged to; None without.
     """
 
+    options: SweepOptions
+    points: Sequence[Point]
+    trials_of: TrialsOf
     total_epsilon: float | None
-    ledger: Ledger | None = None
-    dataset_id: str | None = None
+    account: tuple[Ledger, str] | None = None
 
-    def delta(self, trials: Sequence[Trial]) -> float:
-        """Return the δ of the total: that of the sweep, or of the ledger's cap where it is smaller."""
-        of_sweep = delta_of([trial for trial in trials if is_proven(trial)])
-        if self.ledger is None or self.dataset_id is None:
-            return of_sweep
-        return min(of_sweep, self.ledger.spent(self.dataset_id, with_pld=False).cap.delta)
+    def fit(self, *, fixed: bool) -> Fit:
+        """Return the largest ε of one training, or number of repeats, at which a sweep is within its limits.
 
-    def share(self, options: SweepOptions, trials: Sequence[Trial]) -> float:
-        """Return the share of a limit that trials need: at most 1 where they fit, and else above."""
+        Args:
+          fixed: whether options or points give the noise of every private training; else its ε is sought.
+
+        Raises:
+          ConfigError: no private training is planned, or nothing fits: what would, in the user's words.
+        """
+        total, repeats = self.total_epsilon, self.options.service.repeats
+        assert total is not None
+        if not fixed:
+            epsilon = self._largest_epsilon(most=total)
+            if epsilon is not None:
+                return Fit(total_epsilon=total, epsilon=epsilon, repeats=repeats)
+        else:
+            fits, (_, wanted) = self._count_that_fits(), self._count
+            if fits == wanted or (fits and not isinstance(self.options, SearchOptions)):
+                return Fit(total_epsilon=total, epsilon=None, repeats=min(fits, repeats))
+        raise ConfigError(
+            f"all of the sweep must fit within --total-epsilon {total:g}"
+            f"{' and the ledger' if self.account is not None else ''}, and does not"
+            f"{self.what_would_fit(fixed=fixed) or ': give more, or fewer points'}"
+        )
+
+    def what_would_fit(self, *, fixed: bool) -> str:
+        """Return what fits in place of a sweep that does not, as a command line has it; "" for nothing.
+
+        Args:
+          fixed: as of `fit`.
+        """
+        found, mechanism = [], self.options.mechanism
+        if mechanism.noise_multiplier is None and not _have_noise(self.points):
+            most = mechanism.epsilon or self.total_epsilon or DEFAULT_EPSILON
+            if epsilon := self._largest_epsilon(most=most):
+                found.append(f"--epsilon {epsilon:g}")
+        name, wanted = self._count
+        if fixed and 0 < (fits := self._count_that_fits()) < wanted:
+            found.append(f"--{name.replace('_', '-')} {fits}")
+        return f". What would fit: {', or '.join(found)}" if found else ""
+
+    def text(self, fit: Fit, trials: Sequence[Trial]) -> str:
+        """Return what was planned for a total ε, in a sentence."""
+        what = (
+            f"ε = {fit.epsilon:g} of one training is the largest"
+            if fit.epsilon is not None
+            else f"{fit.repeats} repeat{'s' * (fit.repeats != 1)} of every point are the most"
+        )
+        held = ", and the ledger holds it" if self.account is not None else ""
+        return (
+            f"{what} (to a percent) at which all of the sweep costs ε = {fit.total_epsilon:g} at most, "
+            f"at δ = {delta_text(self._delta([trial for trial in trials if is_proven(trial)]))}{held}"
+        )
+
+    def _largest_epsilon(self, *, most: float) -> float | None:
+        """Return the largest ε of one training, to a percent, at which all of the sweep is within its limits.
+
+        More noise in all trainings is tried first, for that needs no calibration. It tells the ε where all of
+        them cost the same, and else where to look.
+        """
+
+        def fits(epsilon: float) -> bool:
+            trials = self._calibrated(epsilon)
+            return trials is not None and self._share(trials) <= 1
+
+        if fits(most):
+            return most
+        near = most
+        while (start := self._calibrated(near)) is None:
+            near /= 2
+            if near < SMALLEST_EPSILON:
+                return None
+        scale = largest_that_fits(
+            lambda scale: self._share(_with_noise(start, 1 / scale)), most=1.0, least=_LEAST_SCALE
+        )
+        if scale is None:
+            return None
+        quieter = _with_noise(start, 1 / scale)
+        guess = max(trial.config.epsilon() for trial in quieter if is_proven(trial))
+        return _nearest(fits, min(guess, most))
+
+    def _calibrated(self, epsilon: float) -> Sequence[Trial] | None:
+        """The trials at an ε of one training; None where no noise is found for one so large, or so small."""
+        try:
+            trials = self.trials_of(changed(self.options, epsilon=epsilon))
+        except ConfigError as error:
+            if not str(error).startswith("target_epsilon"):
+                raise
+            return None
+        if not any(map(is_proven, trials)):
+            raise ConfigError(
+                "--total-epsilon is for trainings with a guarantee, and none is planned: leave it out"
+            )
+        return trials
+
+    @property
+    def _count(self) -> tuple[str, int]:
+        """The option that says how often every point is trained, and its value; a search has trials."""
+        if isinstance(self.options, SearchOptions):
+            return "num_trials", self.options.num_trials
+        return "repeats", self.options.service.repeats if self.options.release.is_open else 1
+
+    def _count_that_fits(self) -> int:
+        """Return the largest number of repeats (trials of a search), up to that given, that fits; or 0."""
+        trials, (_, most) = self.trials_of(self.options), self._count
+        each = len(trials) // most
+        return largest_admitted(lambda number: self._share(trials[: each * number]) <= 1, most)
+
+    def _delta(self, proven: Sequence[Trial]) -> float:
+        """The δ of the total: that of the sweep, or of the ledger's cap where it is smaller."""
+        if self.account is None:
+            return delta_of(proven)
+        ledger, dataset_id = self.account
+        return min(delta_of(proven), ledger.spent(dataset_id, with_pld=False).cap.delta)
+
+    def _share(self, trials: Sequence[Trial]) -> float:
+        """The share of a limit that trials need: at most 1 where they fit, and else above."""
         proven = [trial for trial in trials if is_proven(trial)]
         if not proven:
             return 0.0
-        of_ledger = self._share_of_ledger(options, proven)
+        of_ledger = self._share_of_ledger(proven)
         if self.total_epsilon is None or of_ledger > 1:
             return of_ledger
-        cost = cost_of(options.release, proven, delta=self.delta(proven))
+        cost = cost_of(self.options.release, proven, delta=self._delta(proven))
         tuned = cost.tuned_epsilon if cost is not None else None
         return math.inf if tuned is None else max(of_ledger, tuned / self.total_epsilon)
 
-    def _share_of_ledger(self, options: SweepOptions, trials: Sequence[Trial]) -> float:
-        plain = all(trial.config.mechanism.rules.plain_event for trial in trials)
-        if self.ledger is None or self.dataset_id is None or not plain:
+    def _share_of_ledger(self, trials: Sequence[Trial]) -> float:
+        """The share of what a ledger has left: of an open sweep in the filter's RDP, else all or nothing."""
+        if self.account is None or not all(trial.config.mechanism.rules.plain_event for trial in trials):
             return 0.0
-        needed = self._share_of_rdp(trials) if options.release.is_open else 0.0
+        (ledger, dataset_id), release = self.account, self.options.release
+        spent, needed = ledger.spent(dataset_id, with_pld=False), 0.0
         try:
-            self._ask(options, trials)
+            if not release.is_open:
+                cost = cost_of(release, trials)
+                if cost is None or cost.tuned_epsilon is None:
+                    return _MORE_THAN_ALL
+                curve = charged_curve(release, trials, spent.cap)
+                ledger.would_admit_sealed(
+                    dataset_id, epsilon=cost.tuned_epsilon, delta=cost.delta, rdp_curve=curve
+                )
+                return 0.0
+            planned = planned_trainings({f"planned {number}": trial for number, trial in enumerate(trials)})
+            if spent.rdp is not None and spent.rdp_budget is not None:
+                rule, left = spent.cap.rdp_filter(), spent.rdp_budget - spent.rdp
+                total = sum(rule.cost(each.step_class, each.num_steps) for each in planned)
+                needed = total / left if left > 0 else math.inf
+            ledger.would_admit(dataset_id, planned)
         except BudgetExceeded:
             return max(needed, _MORE_THAN_ALL)
         return min(needed, 1.0)
-
-    def _ask(self, options: SweepOptions, trials: Sequence[Trial]) -> None:
-        """Raise BudgetExceeded unless the ledger would admit these trials now."""
-        assert self.ledger is not None
-        assert self.dataset_id is not None
-        if options.release.is_open:
-            labels = {f"planned {number}": trial for number, trial in enumerate(trials)}
-            self.ledger.would_admit(self.dataset_id, planned_trainings(labels))
-            return
-        cost = cost_of(options.release, trials)
-        if cost is None or cost.tuned_epsilon is None:
-            raise BudgetExceeded("a sealed sweep whose cost is not accounted cannot be charged")
-        has_curve = options.release.mode == SEALED and not self._has_quotas
-        curve = rdp_of_best(options.release, trials) if has_curve else None
-        self.ledger.would_admit_sealed(
-            self.dataset_id, epsilon=cost.tuned_epsilon, delta=cost.delta, rdp_curve=curve
-        )
-
-    @property
-    def _has_quotas(self) -> bool:
-        assert self.ledger is not None
-        assert self.dataset_id is not None
-        return bool(self.ledger.spent(self.dataset_id, with_pld=False).cap.quotas)
-
-    def _share_of_rdp(self, trials: Sequence[Trial]) -> float:
-        """The share of what is left of the filter's RDP; 0 of quotas."""
-        assert self.ledger is not None
-        assert self.dataset_id is not None
-        spent = self.ledger.spent(self.dataset_id, with_pld=False)
-        if spent.rdp is None or spent.rdp_budget is None:
-            return 0.0
-        rule = spent.cap.rdp_filter()
-        labels = {str(number): trial for number, trial in enumerate(trials)}
-        needed = sum(rule.cost(each.step_class, each.num_steps) for each in planned_trainings(labels))
-        left = spent.rdp_budget - spent.rdp
-        return needed / left if left > 0 else math.inf
-
-
-def fitted(
-    options: SweepOptions,
-    points: Sequence[Point],
-    trials_of: TrialsOf,
-    limits: Limits,
-    *,
-    fixed: bool,
-) -> Fit:
-    """Return the largest ε of one training, or number of repeats, at which a sweep is within its limits.
-
-    Args:
-      options: of the sweep; its total ε is that of the limits.
-      points: what is compared.
-      trials_of: the sweep's trials.
-      limits: with a total ε.
-      fixed: whether options or points give the noise of every private training; else its ε is sought.
-
-    Raises:
-      ConfigError: no private training is planned, or nothing fits: what would, in the user's words.
-    """
-    total, repeats = limits.total_epsilon, options.service.repeats
-    assert total is not None
-    if not fixed:
-        epsilon = _largest_epsilon(options, points, trials_of, limits, most=total)
-        if epsilon is not None:
-            return Fit(total_epsilon=total, epsilon=epsilon, repeats=repeats)
-    else:
-        fits, (_, wanted) = _count_that_fits(options, points, trials_of, limits), _count(options)
-        if fits == wanted or (fits and not isinstance(options, SearchOptions)):
-            return Fit(total_epsilon=total, epsilon=None, repeats=min(fits, repeats))
-    raise ConfigError(
-        f"all of the sweep must fit within --total-epsilon {total:g}"
-        f"{' and the ledger' if limits.ledger is not None else ''}, and does not"
-        f"{what_would_fit(options, points, trials_of, limits, fixed=fixed) or ': give more, or fewer points'}"
-    )
-
-
-def what_would_fit(
-    options: SweepOptions,
-    points: Sequence[Point],
-    trials_of: TrialsOf,
-    limits: Limits,
-    *,
-    fixed: bool,
-) -> str:
-    """Return what fits in place of a sweep that does not, in the words of the command line; "" for nothing.
-
-    Args:
-      options, points, trials_of, limits, fixed: as of `fitted`.
-    """
-    found, mechanism = [], options.mechanism
-    if mechanism.noise_multiplier is None and not _have_noise(points):
-        most = mechanism.epsilon or limits.total_epsilon or DEFAULT_EPSILON
-        if epsilon := _largest_epsilon(options, points, trials_of, limits, most=most):
-            found.append(f"--epsilon {epsilon:g}")
-    name, wanted = _count(options)
-    if fixed and 0 < (fits := _count_that_fits(options, points, trials_of, limits)) < wanted:
-        found.append(f"--{name.replace('_', '-')} {fits}")
-    return f". What would fit: {', or '.join(found)}" if found else ""
 
 
 def _have_noise(points: Sequence[Point]) -> bool:
@@ -190,58 +220,6 @@ def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
     """
     mechanism = options.mechanism
     return mechanism.epsilon is not None or mechanism.noise_multiplier is not None or _have_noise(points)
-
-
-def _largest_epsilon(
-    options: SweepOptions, points: Sequence[Point], trials_of: TrialsOf, limits: Limits, *, most: float
-) -> float | None:
-    """Return the largest ε of one training, to a percent, at which all of the sweep is within its limits.
-
-    More noise in all trainings is tried first, for that needs no calibration. It tells the ε where all of
-    them cost the same, and else where to look.
-    """
-
-    def planned(epsilon: float) -> Sequence[Trial]:
-        found = trials_of(changed(options, epsilon=epsilon), points)
-        if not any(map(is_proven, found)):
-            raise ConfigError(
-                "--total-epsilon is for trainings with a guarantee, and none is planned: leave it out"
-            )
-        return found
-
-    def fits(epsilon: float) -> bool:
-        try:
-            return limits.share(options, planned(epsilon)) <= 1
-        except ConfigError as error:
-            if not str(error).startswith("target_epsilon"):
-                raise
-            return False  # no noise is found for so large, or so small, an ε
-
-    if fits(most):
-        return most
-    start = _calibrated_near(planned, most)
-    if start is None:
-        return None
-    scale = largest_that_fits(
-        lambda scale: limits.share(options, _with_noise(start, 1 / scale)), most=1.0, least=_LEAST_SCALE
-    )
-    if scale is None:
-        return None
-    quieter = _with_noise(start, 1 / scale)
-    guess = max(trial.config.epsilon() for trial in quieter if is_proven(trial))
-    return _nearest(fits, min(guess, most))
-
-
-def _calibrated_near(planned: Callable[[float], Sequence[Trial]], most: float) -> Sequence[Trial] | None:
-    """The trials at `most`, or at the next smaller ε that a noise is found for."""
-    while most >= SMALLEST_EPSILON:
-        try:
-            return planned(most)
-        except ConfigError as error:
-            if not str(error).startswith("target_epsilon"):
-                raise
-            most /= 2
-    return None
 
 
 def _with_noise(trials: Sequence[Trial], factor: float) -> list[Trial]:
@@ -307,36 +285,6 @@ def largest_that_fits(share: Callable[[float], float], *, most: float, least: fl
     return low
 
 
-def _count(options: SweepOptions) -> tuple[str, int]:
-    """The option that says how often every point is trained, and its value; a search has trials."""
-    if isinstance(options, SearchOptions):
-        return "num_trials", options.num_trials
-    return "repeats", options.service.repeats if options.release.is_open else 1
-
-
-def _count_that_fits(
-    options: SweepOptions, points: Sequence[Point], trials_of: TrialsOf, limits: Limits
-) -> int:
-    """Return the largest number of repeats (trials of a search), up to that given, that fits; 0 for none."""
-    trials, (_, most) = trials_of(options, points), _count(options)
-    each = len(trials) // most
-
-    def fits(number: int) -> bool:
-        return limits.share(options, trials[: each * number]) <= 1
-
-    return _most(fits, most)
-
-
-def _most(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest number from 1 to `most` that fits; 0 for none. What fits, fits for fewer."""
-    low, high = 0, most + 1
-    guess = most
-    while high - low > 1:
-        low, high = (guess, high) if fits(guess) else (low, guess)
-        guess = (low + high) // 2
-    return low
-
-
 def fit_of_resumed(
     options: SweepOptions, question: str, sweeps: Sequence[Mapping[str, object]]
 ) -> Fit | None:
@@ -353,18 +301,3 @@ def fit_of_resumed(
         if same and params.get("question") == question:
             return fit
     return None
-
-
-def fit_text(fit: Fit, limits: Limits, trials: Sequence[Trial]) -> str:
-    """Return what was planned for a total ε, in a sentence."""
-    what = (
-        f"ε = {fit.epsilon:g} of one training is the largest"
-        if fit.epsilon is not None
-        else f"{fit.repeats} repeat{'s' * (fit.repeats != 1)} of every point are the most"
-    )
-    proven = [trial for trial in trials if is_proven(trial)]
-    held = ", and the ledger holds it" if limits.ledger is not None else ""
-    return (
-        f"{what} (to a percent) at which all of the sweep costs ε = {fit.total_epsilon:g} at most, at δ = "
-        f"{delta_text(limits.delta(proven))}{held}"
-    )

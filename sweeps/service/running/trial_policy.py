@@ -4,39 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sweeps.service.console.terminal import print_plan
-from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, planned_trials
-from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.planning.plan import PlanInputs, SweepPlan, build_plan, planned_trials
+from sweeps.service.planning.trials import Trial
 from sweeps.service.running.sweep_trials import SweepTrials
 from sweeps.service.running.total import fixes_noise
 from sweeps.service.storage.calibrations import CalibrationCache
 from sweeps.service.storage.folder import SweepFolder
-from trainers.data.dataset import TrainingData
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanInputs:
-    """What a plan is made of.
-
-    Attributes:
-      question: name of the sweep.
-      options, points: of the sweep.
-      data: the records.
-      notes: what must be said about the data.
-      calibration_folder: where calibrations are kept.
-      earlier: the sweep whose results chose these points; None without one.
-    """
-
-    question: str
-    options: SweepOptions
-    points: Sequence[Point]
-    data: TrainingData
-    notes: Sequence[str]
-    calibration_folder: Path
-    earlier: Earlier | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,27 +24,17 @@ class TrialPolicy:
 
     has_answer: bool = True
 
-    def trials(
-        self, options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path
-    ) -> Sequence[Trial]:
+    def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
         """Return all trials that the sweep's cost is about."""
-        return planned_trials(options, points, data, calibration_folder)
+        return planned_trials(inputs)
 
-    def fixes_noise(self, options: SweepOptions, points: Sequence[Point]) -> bool:
+    def fixes_noise(self, inputs: PlanInputs) -> bool:
         """Whether options or points give the noise of every private training."""
-        return fixes_noise(options, points)
+        return fixes_noise(inputs.options, inputs.points)
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
         """Return the plan. Raises as `build_plan`."""
-        return build_plan(
-            inputs.question,
-            inputs.options,
-            inputs.points,
-            inputs.data,
-            notes=inputs.notes,
-            calibration_folder=inputs.calibration_folder,
-            earlier=inputs.earlier,
-        )
+        return build_plan(inputs)
 
     def print_plan(self, plan: SweepPlan, *, in_full: bool) -> None:
         """Print the plan."""

@@ -12,28 +12,25 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import METHODS, method_named
-from sweeps.service.console.display import displayed
 from sweeps.service.console.terminal import say
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import default_score, scores_to_compare
-from sweeps.service.options.sweep import SweepOptions, errors_in_flags
-from sweeps.service.planning.plan import Earlier, SweepPlan, planned_trials
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.plan import Earlier, PlanInputs, SweepPlan
 from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn
 from sweeps.service.running.conclude import Figure
 from sweeps.service.running.prepare import sweep_prefix
 from sweeps.service.running.sweep import Outcome, execute
-from sweeps.service.running.trial_policy import PlanInputs, TrialPolicy
+from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.folder import named_folder, unused_name
 from trainers.config.tree import changed
-from trainers.data.dataset import TrainingData
 from trainers.files.storage import storage_root
 
 _TUNING = "-tuning"
@@ -56,25 +53,13 @@ class FirstOfTwo(TrialPolicy):
     options: SweepOptions
     points: Sequence[Point]
 
-    def trials(
-        self, options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path
-    ) -> Sequence[Trial]:
+    def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
         """Return the trials of both sweeps."""
-        after = dataclasses.replace(self.options, mechanism=options.mechanism)
-        return [
-            *planned_trials(options, points, data, calibration_folder),
-            *planned_trials(after, self.points, data, calibration_folder),
-        ]
+        return [*super().trials(inputs), *super().trials(self._second(inputs))]
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
         """Return the plan of the first sweep, with the trials that follow. Raises as `build_plan`."""
-        plan = super().plan(inputs)
-        second = dataclasses.replace(self.options, mechanism=inputs.options.mechanism)
-        after = super().plan(
-            dataclasses.replace(
-                inputs, question=self.question, options=second, points=self.points, notes=(), earlier=None
-            )
-        )
+        plan, after = super().plan(inputs), super().plan(self._second(inputs))
         note = (
             f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
             "too, and is the one to sign."
@@ -85,6 +70,13 @@ class FirstOfTwo(TrialPolicy):
     def resumed_name(self, name: str) -> str:
         """Return the name of the comparison."""
         return name.removesuffix(_TUNING)
+
+    def _second(self, inputs: PlanInputs) -> PlanInputs:
+        """What the comparison is planned from, at the noise of the first sweep."""
+        second = dataclasses.replace(self.options, mechanism=inputs.options.mechanism)
+        return dataclasses.replace(
+            inputs, question=self.question, options=second, points=self.points, notes=(), earlier=None
+        )
 
 
 def run_tuned_sweep(
@@ -101,22 +93,11 @@ def run_tuned_sweep(
       options: the user's; `name` is that of the second sweep, and the first one's ends in `-tuning`.
       candidates: what is compared.
       grid: settings by option name, the same for all candidates.
-      figure: as in `run_sweep`, of the second sweep.
+      figure: as in `execute`, of the second sweep.
 
     Raises:
       ConfigError: the release mode is not open, or nothing would be scored to choose by.
     """
-    with errors_in_flags(type(options)), displayed(quiet=options.service.is_quiet):
-        return _run_tuned(question, options, candidates, grid, figure)
-
-
-def _run_tuned(
-    question: str,
-    options: SweepOptions,
-    candidates: Sequence[Candidate],
-    grid: Sequence[Mapping[str, Any]],
-    figure: Figure,
-) -> int:
     if not options.release.is_open:
         raise ConfigError(
             "a comparison shows every trial, so its release is open; got "

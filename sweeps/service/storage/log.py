@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +22,6 @@ class SweepLog:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "log.jsonl"
-        self._read = 0
-        self._restarts: dict[str, list[str]] = defaultdict(list)
 
     def write(self, event: str, trial: str, text: str, **facts: Any) -> None:
         """Append a line: the time in UTC, sweep, trial, event, the words for people, and more facts.
@@ -38,19 +35,13 @@ class SweepLog:
             file.write(json.dumps(line | facts) + "\n")
 
     def restarts(self, trial: str) -> list[str]:
-        """Return what was said of a trial's restarts; only what is new in the file is read."""
-        if self.path.is_file():
-            with self.path.open("rb") as file:
-                file.seek(self._read)
-                for line in file:
-                    self._read += len(line)
-                    self._note(line)
-        return self._restarts.get(trial, [])
-
-    def _note(self, line: bytes) -> None:
-        try:
-            found = json.loads(line)
-            if found["event"] == RESTARTED:
-                self._restarts[found["trial"]].append(str(found["text"]))
-        except (ValueError, KeyError, TypeError):  # half a line, of a driver that was killed
-            return
+        """Return what was said of a trial's restarts."""
+        lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
+        found = []
+        for line in lines:
+            if RESTARTED.encode() in line:
+                with suppress(ValueError, KeyError, TypeError):  # half a line, of a driver that was killed
+                    entry = json.loads(line)
+                    if (entry["event"], entry["trial"]) == (RESTARTED, trial):
+                        found.append(str(entry["text"]))
+        return found
