@@ -100,9 +100,9 @@ def test_every_pass_of_a_training_has_one_shape(monkeypatch: pytest.MonkeyPatch)
     run, shapes = _prepared("tiny_cnn", "float32"), set()
     original = GroupClipper.add_clipped_sum
 
-    def noted(*given):  # type: ignore[no-untyped-def]
+    def noted(*given, **named):  # type: ignore[no-untyped-def]
         shapes.add(given[4].shape)
-        return original(*given)
+        return original(*given, **named)
 
     monkeypatch.setattr(GroupClipper, "add_clipped_sum", noted)
     for count in (1, 2, 5, 7, 12):
