@@ -198,9 +198,10 @@ class PrivateStep:
         """
         if self.workers.rank > 0:
             return None
-        seed_of = partial(self.randomness.gpu_seed, step)
-        if total.device.type == "cuda" and seed_of("noise") is not None:
-            return drawn_on_gpu(noise, seed_of, total.device)
+        if total.device.type == "cuda":
+            seed_of = partial(self.randomness.gpu_seed, step)
+            if seed_of("noise") is not None:
+                return drawn_on_gpu(noise, seed_of, total.device)
         noise_of = drawn_of(noise, partial(self.randomness.generator, step))
         if total.device.type == "cpu" or self.threads is None:
             return noise_of

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,19 +17,25 @@ from dpgcl_core.audit.canary import standard_cases
 from dpgcl_core.audit.judging import Released, judge
 from dpgcl_core.audit.result import AuditResult
 from dpgcl_core.audit.worst_cases import CANARY, Crafted, crafted_inputs, foreign
+from dpgcl_core.clipping.types import GroupReport
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import SeededNonPrivateRandomness
+from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.private_training import PrivateTraining
 
 CASE = next(case for case in standard_cases() if case.name == "many-groups")
 DIM = 4
 
 
-class _Noting(PrivateTraining):
-    def _clipped_sum(self, *given: object) -> Tensor:
-        total = super()._clipped_sum(*given)  # type: ignore[arg-type]
-        self.noted = total.double().numpy().copy()
-        return total
+class _NotingStep(PrivateStep):
+    """Notes the clean sum of its last step."""
+
+    noted: ClassVar[list[NDArray[np.float64]]] = []
+
+    def add_clipped_sum(self, total: Tensor, *given: Any) -> list[GroupReport]:
+        reports = super().add_clipped_sum(total, *given)
+        self.noted[:] = [total.numpy().copy()]
+        return reports
 
 
 def _trained(ids: list[int], num_steps: int, seed: int) -> Released:
@@ -46,14 +54,15 @@ def _trained(ids: list[int], num_steps: int, seed: int) -> Released:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     randomness = SeededNonPrivateRandomness(seed)
-    training = _Noting(mechanism, model, optimizer, loader, loss=loss, randomness=randomness)
+    training = PrivateTraining(mechanism, model, optimizer, loader, loss=loss, randomness=randomness)
+    object.__setattr__(training._private_step, "__class__", _NotingStep)
     noisy, clean = [], []
     for inputs in training:
         before = model.layer.weight.detach().double().flatten().numpy().copy()
         training.step(inputs)
         moved = before - model.layer.weight.detach().double().flatten().numpy()
         noisy.append(moved * mechanism.divisor)
-        clean.append(training.noted)
+        clean.append(_NotingStep.noted[0])
     shape = (num_steps, 1, 1, DIM)
     return Released(np.reshape(noisy, shape), np.reshape(clean, shape))
 

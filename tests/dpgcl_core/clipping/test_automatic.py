@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping.clipper import GAMMA, GroupClipper, clip_factor, gamma_of
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
@@ -23,6 +22,7 @@ from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
 from dpgcl_core.methods.baselines.path_clipping import FullBatchGroupClipping, PathClipping
 from tests.dpgcl_core import logit_oracle
 from tests.dpgcl_core.adversary import embed_of
+from tests.dpgcl_core.clipping import engines
 from tests.dpgcl_core.models import DirectUse, SharedLayer, TinyEncoder, group_losses_of
 
 MARGIN = 1 - 1e-4
@@ -81,9 +81,9 @@ def test_automatic_sum_equals_oracle_in_both_engines(kind: type[nn.Module], path
     model, views, total = _model(kind), _images(5, 2, 3), torch.zeros(num_trainable(_model(kind)))
     rest = (trainable_parameters(model), group_losses_of(model), views, 0.3, GAMMA)
     if path == "one pass":
-        clipping._one_pass(total, model, *rest)
+        engines.one_pass(total, model, *rest)
     else:
-        clipping._loop(total, *rest)
+        engines.loop(total, *rest)
     assert _relative_error(total, _automatic(_gradients(model, views), 0.3)) < 1e-5
 
 
@@ -105,9 +105,9 @@ def test_every_automatic_contribution_is_below_the_clip_norm(scale: float) -> No
             total = torch.zeros(num_trainable(model))
             rest = (trainable_parameters(model), group_losses_of(model, 0.01), group, 0.1, GAMMA)
             if path == "one pass":
-                clipping._one_pass(total, model, *rest)
+                engines.one_pass(total, model, *rest)
             else:
-                clipping._loop(total, *rest)
+                engines.loop(total, *rest)
             assert float(total.double().norm()) < 0.1
 
 

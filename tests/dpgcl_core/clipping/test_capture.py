@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping import capture, one_pass
-from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping.capture import CapturedPasses, Pass
 from dpgcl_core.clipping.clipper import GroupClipper
-from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable
+from dpgcl_core.clipping.types import GroupBatch, GroupReport, map_inputs, num_trainable
 from dpgcl_core.errors import ConfigError
+from tests.dpgcl_core.clipping import engines
 from tests.dpgcl_core.models import TinyEncoder, group_losses_of
 
 NUM_GROUPS, NUM_PASSES = 4, 6
@@ -31,14 +31,13 @@ class _Graph:
 
     run: Pass
     total: Tensor
-    inputs: GroupInputs
-    complete: Tensor
+    groups: GroupBatch
     report: GroupReport
     num_replays: int = 0
 
     def replay(self) -> None:
         self.num_replays += 1
-        found = self.run(self.total, self.inputs, self.complete)
+        found = self.run(self.total, self.groups)
         for name in ("norms", "losses", "non_finite"):
             getattr(self.report, name).copy_(getattr(found, name))
 
@@ -47,12 +46,12 @@ class _Graph:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[_Graph]:
     made: list[_Graph] = []
 
-    def captured(run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor) -> capture._Captured:
-        leaves = tuple(each.clone() for each in ((inputs,) if isinstance(inputs, Tensor) else inputs))
-        mask, given = complete.clone(), leaves[0] if isinstance(inputs, Tensor) else leaves
-        report = capture.copied_report(run(torch.zeros_like(total), given, mask), mask)
-        made.append(_Graph(run, total, given, mask, report))
-        return capture._Captured(made[-1], leaves, mask, report)  # type: ignore[arg-type]
+    def captured(run: Pass, total: Tensor, groups: GroupBatch) -> capture._Captured:
+        assert groups.complete is not None
+        own = GroupBatch(map_inputs(Tensor.clone, groups.inputs), groups.complete.clone())
+        report = run(torch.zeros_like(total), own).mapped(Tensor.clone, own.complete)
+        made.append(_Graph(run, total, own, report))
+        return capture._Captured(made[-1], own, report)  # type: ignore[arg-type]
 
     monkeypatch.setattr(capture, "_captured", captured)
     monkeypatch.setattr(capture, "_no_number_asked_for", nullcontext)
@@ -211,11 +210,11 @@ def test_a_capture_leaves_the_stream_as_it_was(fails: bool, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: _Stream("capture", fails=fails))
     taken: list[str] = []
 
-    def run(total: Tensor, inputs: GroupInputs, complete: Tensor) -> GroupReport:
+    def run(total: Tensor, groups: GroupBatch) -> GroupReport:
         taken.append(_Stream.current)
-        return GroupReport(norms=total, losses=total, non_finite=complete)
+        return GroupReport(norms=total, losses=total, non_finite=total > 0)
 
-    given = (torch.zeros(3), torch.zeros(2, 1), torch.ones(2, dtype=torch.bool))
+    given = (torch.zeros(3), GroupBatch(torch.zeros(2, 1), torch.ones(2, dtype=torch.bool)))
     if fails:
         with pytest.raises(RuntimeError, match="during capture"):
             capture._captured(run, *given)
@@ -247,10 +246,10 @@ def test_index_of_a_batch_that_the_network_counts_itself_is_not_looked_at(
     own = torch.equal
     monkeypatch.setattr(torch, "equal", lambda *given: compared.append(1) or own(*given))
     model = _picking(lambda rows: torch.arange(rows))
-    assert clipping._goes_in_one_pass(model, group_losses_of(model), _views(0))
+    assert engines.goes_in_one_pass(model, group_losses_of(model), _views(0))
     assert not compared
     moved = _picking(lambda rows: torch.arange(rows).add_(1).remainder_(rows))
-    assert not clipping._goes_in_one_pass(moved, group_losses_of(moved), _views(0))
+    assert not engines.goes_in_one_pass(moved, group_losses_of(moved), _views(0))
 
 
 def _picking(index_of: Callable[[int], Tensor]) -> nn.Module:

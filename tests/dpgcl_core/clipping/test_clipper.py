@@ -19,6 +19,7 @@ from dpgcl_core.clipping.one_pass import squares_of
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from tests import oracles
+from tests.dpgcl_core.clipping import engines
 from tests.dpgcl_core.models import (
     AroundForward,
     DirectUse,
@@ -76,7 +77,7 @@ def test_one_pass_sum_equals_oracle_for_random_shapes(
     views = _views(groups, size, 2 + copies, seed)
     expected = oracles.clipped_sum(model, group_losses_of(model), views, 1.0 - 1e-4)
     total = torch.zeros(num_trainable(model))
-    clipping._one_pass(total, model, trainable_parameters(model), group_losses_of(model), views, 1.0)
+    engines.one_pass(total, model, trainable_parameters(model), group_losses_of(model), views, 1.0)
     assert _relative_error(total, expected) < 1e-5
 
 
@@ -94,7 +95,7 @@ def test_one_pass_sum_equals_oracle_for_random_shapes(
 )
 def test_one_pass_is_refused_where_it_is_not_exact(kind: type[nn.Module], goes: bool) -> None:
     model = _model(kind)
-    assert clipping._goes_in_one_pass(model, group_losses_of(model), _views(3, 2)) == goes
+    assert engines.goes_in_one_pass(model, group_losses_of(model), _views(3, 2)) == goes
 
 
 @pytest.mark.parametrize(
@@ -125,18 +126,18 @@ def test_self_check_catches_a_wrong_layer_rule(
     monkeypatch.setattr(rule, method, wrong)
     monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", 0 if method == "per_group" else 1e9)
     model = _model(TinyEncoder)
-    assert not clipping._goes_in_one_pass(model, group_losses_of(model), _views(3, 2))
+    assert not engines.goes_in_one_pass(model, group_losses_of(model), _views(3, 2))
 
 
 def test_every_contribution_is_within_the_clip_norm() -> None:
     model = _model(TinyEncoder)
     for seed in range(5):
         views = 50 * _views(2, 2, seed=seed)
-        for path in (clipping._one_pass, clipping._loop):
+        for path in (engines.one_pass, engines.loop):
             for group in views.split(1):
                 total = torch.zeros(num_trainable(model))
                 arguments = (trainable_parameters(model), group_losses_of(model, 0.01), group, 0.1)
-                if path is clipping._one_pass:
+                if path is engines.one_pass:
                     path(total, model, *arguments)
                 else:
                     path(total, *arguments)
@@ -158,7 +159,7 @@ def test_norm_of_millions_of_numbers_is_exact_to_well_below_the_margin(spread: f
 def test_self_check_leaves_weights_and_random_state_alone() -> None:
     model, state = _model(TinyEncoder), torch.get_rng_state()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert clipping._goes_in_one_pass(model, group_losses_of(model), _views(3, 2))
+    assert engines.goes_in_one_pass(model, group_losses_of(model), _views(3, 2))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -227,8 +228,8 @@ def test_check_is_repeated_where_what_it_is_about_has_changed(
     def losses(groups: torch.Tensor) -> torch.Tensor:
         return model(groups.flatten(0, 2)).flatten(1).sum(1).unflatten(0, groups.shape[:3]).exp().sum((1, 2))
 
-    assert clipping._goes_in_one_pass(model, losses, inputs)
-    assert not clipping._goes_in_one_pass(model, losses, change(model, inputs))
+    assert engines.goes_in_one_pass(model, losses, inputs)
+    assert not engines.goes_in_one_pass(model, losses, change(model, inputs))
 
 
 def test_check_is_made_once_for_what_has_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +238,7 @@ def test_check_is_made_once_for_what_has_not_changed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(clipping, "one_pass_mismatch", lambda *given: made.append(1) or right(*given))
     losses = group_losses_of(model)
     for _ in range(3):
-        assert clipping._goes_in_one_pass(model, losses, views)
+        assert engines.goes_in_one_pass(model, losses, views)
     assert made == [1]
 
 

@@ -104,7 +104,7 @@ def test_group_that_takes_another_way_leaves_its_companions_theirs(monkeypatch: 
     right = clipping._loop
 
     def counted(*args, **kwargs):  # type: ignore[no-untyped-def]
-        looped.append(len(args[3]))
+        looped.append(len(kwargs["groups"]))
         return right(*args, **kwargs)
 
     monkeypatch.setattr(clipping, "_goes_in_one_pass", lambda *_: True)

@@ -375,7 +375,7 @@ def test_authors_word_changes_nothing_for_an_honest_network() -> None:
     for word in (False, True):
         model = _built(_Network)
         training = _training(model, mixes_no_records=word)
-        training._randomness = _Seeded()  # type: ignore[assignment]
+        object.__setattr__(training._private_step, "randomness", _Seeded())
         for groups in training:
             training.step(groups)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping import layers, one_pass
 from dpgcl_core.clipping.clipper import ONE_BY_ONE, GroupClipper
 from dpgcl_core.clipping.direct_uses import NotSeparableError
@@ -17,6 +16,7 @@ from dpgcl_core.clipping.types import no_sum, num_trainable, trainable_parameter
 from dpgcl_core.clipping.verification import unsupported_layer
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from tests import oracles
+from tests.dpgcl_core.clipping import engines
 from tests.dpgcl_core.models import group_losses_of
 
 LAYOUTS = [torch.channels_last, torch.contiguous_format]
@@ -248,7 +248,7 @@ def test_networks_go_in_one_pass_with_the_sum_of_a_loop(
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(not frozen or not parameter_name.endswith(frozen))
     losses_of = group_losses_of(model)
-    assert clipping._goes_in_one_pass(model, losses_of, views)
+    assert engines.goes_in_one_pass(model, losses_of, views)
     total = no_sum(model)
     report = GroupClipper(l2_clip_norm=0.3, groups_at_once=3).add_clipped_sum(total, model, losses_of, views)
     expected = oracles.clipped_sum(model, losses_of, views, 0.3 * (1 - 1e-4))
@@ -271,7 +271,7 @@ def test_no_bit_of_a_groups_gradient_follows_its_companions(
         inputs = torch.cat([companions[:1], views[1:2], companions[2:]])
         total, complete = no_sum(model), torch.tensor([False, True, False, False])
         rest = (trainable_parameters(model), losses_of, inputs)
-        report = clipping._one_pass(total, model, *rest, *law, complete)
+        report = engines.one_pass(total, model, *rest, *law, complete)
         found.append(torch.cat([report.norms[1:2].double(), total]))
     assert torch.equal(found[1], found[0])
     assert torch.equal(found[2], found[0])
@@ -294,7 +294,7 @@ def test_contributions_in_bfloat16_stay_within_the_clip_norm_near_those_in_float
             return two_view_group_loss(embeddings.float().unflatten(0, views.shape[:3]), temperature=0.1)
 
         total = torch.zeros(num_trainable(model))
-        clipping._one_pass(total, model, trainable_parameters(model), losses, views, 0.1)
+        engines.one_pass(total, model, trainable_parameters(model), losses, views, 0.1)
         sums.append(total.double())
         assert 0.0999 * 0.99 < float(sums[-1].norm()) <= 0.1
     assert (sums[1] - sums[0]).norm() < 0.2 * sums[0].norm()
@@ -311,7 +311,7 @@ def test_normalisations_called_by_keyword_keep_their_statistics(
         return right(self, module, x, grad, num_groups, saved)
 
     monkeypatch.setattr(rule, "vectors", noting)
-    clipping._one_pass(no_sum(model), model, trainable_parameters(model), group_losses_of(model), views, 0.3)
+    engines.one_pass(no_sum(model), model, trainable_parameters(model), group_losses_of(model), views, 0.3)
     assert (nn.GroupNorm, 4) in found or (nn.LayerNorm, 2) in found
 
 
@@ -332,7 +332,7 @@ def test_a_layer_called_with_anything_else_is_refused() -> None:
     model, views = Sized(), _normal(3, 2, 2, 3, 8, 8)
     losses_of, total = group_losses_of(model), no_sum(model)
     with pytest.raises(NotSeparableError, match="'up'"):
-        clipping._one_pass(no_sum(model), model, trainable_parameters(model), losses_of, views, 0.3)
+        engines.one_pass(no_sum(model), model, trainable_parameters(model), losses_of, views, 0.3)
     GroupClipper(l2_clip_norm=0.3).add_clipped_sum(total, model, losses_of, views)
     expected = oracles.clipped_sum(model, losses_of, views, 0.3 * (1 - 1e-4))
     assert (total - expected).norm() < 1e-5 * expected.norm()

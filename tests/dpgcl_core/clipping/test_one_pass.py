@@ -19,6 +19,7 @@ from dpgcl_core.clipping.layers import Conv2dRule, EmbeddingRule, LayerRule, Lin
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from tests import oracles
+from tests.dpgcl_core.clipping import engines
 from tests.dpgcl_core.models import (
     Convolutions,
     CrossAttention,
@@ -58,7 +59,7 @@ def _tokens(groups: int, size: int, views: int, seed: int) -> Tensor:
 
 def _one_pass_sum(model, group_losses, inputs, l2_clip_norm: float) -> Tensor:  # type: ignore[no-untyped-def]
     total = torch.zeros(num_trainable(model))
-    clipping._one_pass(total, model, trainable_parameters(model), group_losses, inputs, l2_clip_norm)
+    engines.one_pass(total, model, trainable_parameters(model), group_losses, inputs, l2_clip_norm)
     return total
 
 
@@ -192,13 +193,13 @@ def test_one_pass_equals_oracle_for_two_towers_with_a_learned_temperature(groups
     total = torch.zeros(num_trainable(model))
     GroupClipper(l2_clip_norm=0.3).add_clipped_sum(total, model, model.group_losses, inputs)
     assert _relative_error(total, expected) < 1e-5
-    assert groups == 1 or clipping._goes_in_one_pass(model, model.group_losses, inputs)
+    assert groups == 1 or engines.goes_in_one_pass(model, model.group_losses, inputs)
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_known_layers_go_in_one_pass(name: str) -> None:
     model = _built(IMAGE_MODELS[name])
-    assert clipping._goes_in_one_pass(model, group_losses_of(model), _images(3, 2, 3, 0))
+    assert engines.goes_in_one_pass(model, group_losses_of(model), _images(3, 2, 3, 0))
 
 
 @pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
@@ -338,7 +339,7 @@ def test_gradients_too_many_to_hold_are_taken_in_parts(
     right = clipping._one_pass
 
     def counted(*args, **kwargs):  # type: ignore[no-untyped-def]
-        sizes.append(len(args[4]))
+        sizes.append(len(args[2]))
         return right(*args, **kwargs)
 
     monkeypatch.setattr(clipping, "_goes_in_one_pass", lambda *_: True)
@@ -366,12 +367,12 @@ def test_non_finite_group_is_masked_before_any_product(
     poisoned[1, 0, 0] = bad
     parameters = trainable_parameters(model)
     total, silent = torch.zeros(num_trainable(model)), torch.zeros(num_trainable(model))
-    report = clipping._one_pass(total, model, parameters, group_losses_of(model), poisoned, 0.1)
-    clean = clipping._one_pass(silent, model, parameters, group_losses_of(model), views, 0.1)
+    report = engines.one_pass(total, model, parameters, group_losses_of(model), poisoned, 0.1)
+    clean = engines.one_pass(silent, model, parameters, group_losses_of(model), views, 0.1)
     assert report.non_finite.tolist() == [False, True, False, False]
     assert torch.equal(report.norms[[0, 2, 3]], clean.norms[[0, 2, 3]])
     others = torch.zeros(num_trainable(model))
-    clipping._one_pass(others, model, parameters, group_losses_of(model), views[[0, 2, 3]], 0.1)
+    engines.one_pass(others, model, parameters, group_losses_of(model), views[[0, 2, 3]], 0.1)
     assert torch.isfinite(total).all()
     assert torch.allclose(total, others, rtol=1e-5, atol=1e-8)
 
@@ -515,7 +516,7 @@ def test_terms_that_cancel_do_not_bring_their_rounding_into_the_sum(monkeypatch:
 
     inputs = torch.randn(1, 1, 64, generator=generator).expand(1, 16, 64).contiguous()
     total = torch.zeros(64 * 64)
-    clipping._one_pass(total, layer, [layer.weight], losses, inputs[:, :, None], 1.0)
+    engines.one_pass(total, layer, [layer.weight], losses, inputs[:, :, None], 1.0)
     assert float(total.double().norm()) <= 1.0
 
 
@@ -564,7 +565,7 @@ def test_self_check_restores_a_model_whose_state_dict_is_not_its_weights(fails: 
 
     model = _built(Adapter)
     before = [p.detach().clone() for p in model.parameters()]
-    assert clipping._goes_in_one_pass(model, group_losses_of(model), _images(4, 2, 3, 0)) is not fails
+    assert engines.goes_in_one_pass(model, group_losses_of(model), _images(4, 2, 3, 0)) is not fails
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
@@ -578,7 +579,7 @@ def test_self_check_is_not_misled_by_kernels_that_round_by_shape() -> None:
     model, inputs = _built(RoundsByShape), _images(4, 2, 3, 0)
     alone, together = (model(_images(n, 2, 3, 0).flatten(0, 2)) for n in (1, 2))
     assert not torch.allclose(alone, together[:6], rtol=1e-3)
-    assert clipping._goes_in_one_pass(model, group_losses_of(model), inputs)
+    assert engines.goes_in_one_pass(model, group_losses_of(model), inputs)
 
 
 def test_self_check_has_no_rows_of_zeros() -> None:
@@ -589,7 +590,7 @@ def test_self_check_has_no_rows_of_zeros() -> None:
             return super().forward(images / images.flatten(1).norm(dim=1)[:, None, None, None])
 
     model = _built(Divides)
-    assert clipping._goes_in_one_pass(model, group_losses_of(model), _images(4, 2, 3, 0))
+    assert engines.goes_in_one_pass(model, group_losses_of(model), _images(4, 2, 3, 0))
 
 
 def test_self_check_finds_what_follows_the_number_of_rows() -> None:
@@ -600,7 +601,7 @@ def test_self_check_finds_what_follows_the_number_of_rows() -> None:
             return super().forward(images) + images.mean((1, 2, 3), keepdim=True)[..., 0, 0] * len(images)
 
     model = _built(Counts)
-    assert not clipping._goes_in_one_pass(model, group_losses_of(model), _images(4, 2, 3, 0))
+    assert not engines.goes_in_one_pass(model, group_losses_of(model), _images(4, 2, 3, 0))
 
 
 def test_inputs_given_by_name_fall_back_to_the_loop() -> None:

@@ -18,6 +18,7 @@ from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from tests import oracles
+from tests.dpgcl_core.clipping import engines
 from tests.dpgcl_core.models import (
     DirectUse,
     ImageTransformer,
@@ -118,7 +119,7 @@ def _oracle(
 def _one_way(way: str, model: nn.Module, inputs: Inputs, prefixes: tuple[str, ...], clip: float):  # type: ignore[no-untyped-def]
     total, owners = torch.zeros(num_trainable(model)), ClippingParts(prefixes=prefixes).owners(model)
     rest = (trainable_parameters(model), _losses(model), inputs, clip, None, owners)
-    report = clipping._one_pass(total, model, *rest) if way == "one pass" else clipping._loop(total, *rest)
+    report = engines.one_pass(total, model, *rest) if way == "one pass" else engines.loop(total, *rest)
     return total, report
 
 
@@ -205,9 +206,9 @@ def _crafted_sum(gradients: Tensor, clipper: GroupClipper, way: str = "one pass"
     law = (clipper.l2_clip_norm, clipper.gamma, clipper.parts.owners(model))
     rest = (trainable_parameters(model), model.group_losses, gradients[:, None, None], *law)
     if way == "one pass":
-        clipping._one_pass(total, model, *rest)
+        engines.one_pass(total, model, *rest)
     else:
-        clipping._loop(total, *rest)
+        engines.loop(total, *rest)
     return total.double()
 
 
@@ -280,7 +281,7 @@ def test_rounding_of_terms_that_cancel_stays_within_their_own_part(
     inputs = torch.randn(1, 1, 64, generator=generator).expand(1, 16, 64).contiguous()[:, :, None]
     total = torch.zeros(num_trainable(model))
     owners = ClippingParts(prefixes=("a.",)).owners(model)
-    clipping._one_pass(total, model, trainable_parameters(model), losses, inputs, 1.0, None, owners)
+    engines.one_pass(total, model, trainable_parameters(model), losses, inputs, 1.0, None, owners)
     assert float(total[: 64 * 64].double().norm()) <= 1 / math.sqrt(2)
     assert torch.allclose(total[64 * 64 :], 1e-6 * inputs.sum((0, 1, 2)).repeat(64), rtol=1e-4)
 
@@ -339,7 +340,7 @@ def test_factor_that_lost_its_digits_in_one_part_leaves_out_the_group_and_says_s
     gradients = torch.ones(2, 1, 1, 9)
     gradients[0, ..., 4] = 1.5e38
     rest = (trainable_parameters(model), model.group_losses, gradients, 1.1e-7, None, (0, 1, 2))
-    report = clipping._one_pass(total, model, *rest) if way == "one pass" else clipping._loop(total, *rest)
+    report = engines.one_pass(total, model, *rest) if way == "one pass" else engines.loop(total, *rest)
     assert report.non_finite.tolist() == [True, False]
     assert float(total.norm()) <= 1.1e-7
 
@@ -385,7 +386,10 @@ def test_scaled_clipper_by_parts_gives_the_scaled_sum(gamma: float | None) -> No
     clipper = GroupClipper(l2_clip_norm=1.0, gamma=gamma, parts=PARTS[3])
     gradients = torch.tensor([[3.0, 4, 0, 3e-3, 0, 4e-3, 0, 0, 0], [1e-3, 0, 0, 7, 0, 0, 5, 12, 0]])
     scaled = replace(clipper, gradient_scale=1024.0)
-    assert torch.equal(_crafted_sum(1024 * gradients, scaled), _crafted_sum(gradients, clipper))
+    sums = [torch.zeros(9, dtype=torch.float64) for _ in range(2)]
+    for total, engine, times in zip(sums, (scaled, clipper), (1024, 1), strict=True):
+        engine.add_clipped_sum(total, Crafted(), Crafted().group_losses, times * gradients[:, None, None])
+    assert torch.equal(*sums)
 
 
 # --- the self-check ---
@@ -427,7 +431,7 @@ def test_self_check_with_parts_passes_what_goes_in_one_pass(name: str) -> None:
     kind, prefixes = CASES[name]
     model = _built(kind)
     owners = ClippingParts(prefixes=prefixes).owners(model)
-    assert clipping._goes_in_one_pass(model, _losses(model), _inputs(model, 3), owners)
+    assert engines.goes_in_one_pass(model, _losses(model), _inputs(model, 3), owners)
 
 
 # --- the parts of a model ---

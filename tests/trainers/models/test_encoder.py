@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping import clipper
 from dpgcl_core.clipping.cross_record import refuse_cross_record
 from dpgcl_core.clipping.layers import rule_of
 from dpgcl_core.clipping.verification import unsupported_layer
 from dpgcl_core.errors import ConfigError
+from tests.dpgcl_core.clipping import engines
 from tests.dpgcl_core.models import group_losses_of
 from trainers.config.training import NetworkConfig
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder, to_fast_layout
@@ -136,7 +136,7 @@ def test_groups_of_every_network_go_in_one_pass_at_its_usual_size(name: str) -> 
     """A deep network has inputs of ReLUs so close to 0 that rounding decides: no reason to be slow."""
     encoder = build_encoder(NetworkConfig(name=name), (3, 32, 32), seed=0)
     to_fast_layout(encoder, torch.device("cpu"), (3, 32, 32))
-    assert clipper._goes_in_one_pass(encoder, group_losses_of(encoder), torch.zeros(2, 2, 3, 3, 32, 32))
+    assert engines.goes_in_one_pass(encoder, group_losses_of(encoder), torch.zeros(2, 2, 3, 3, 32, 32))
 
 
 @pytest.mark.parametrize(
