@@ -328,10 +328,11 @@ def test_lost_attempts_of_a_training_ended_by_scores_are_beside_all_planned_step
     trial = make_plan(*QUICK, "--repeats", "3").trials[0]
     metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
     assert (
-        mlflow_listener._with_lost(trial, metrics, Charged(num_steps=NUM_STEPS + 3, num_first_steps=2)) == {}
+        mlflow_listener.lost_attempts(trial, Charged(num_steps=NUM_STEPS + 3, num_first_steps=2), metrics)
+        == {}
     )
     lost = Charged(num_steps=2 * NUM_STEPS + 3, num_first_steps=2 + NUM_STEPS, num_scorings=2)
-    found = mlflow_listener._with_lost(trial, metrics, lost)
+    found = mlflow_listener.lost_attempts(trial, lost, metrics)
     assert found["num_steps_charged"] == 7 + NUM_STEPS
     assert found["epsilon"] == trial.config.epsilon(2 * NUM_STEPS + 3)
 
