@@ -453,7 +453,7 @@ def _one_training(
     case: StepCase, num_runs: int, canary_row: int | None, seed: int | None, inner: Workers
 ) -> Released:
     """Train once, each run some steps of it, but for the first ones, on which a training of public data looks
-    at its groups more than once and planted mechanisms have drawn nothing yet."""
+    at its groups more than once."""
     num_steps = case.mechanism.num_steps
     mechanism = dataclasses.replace(case.mechanism, num_steps=(num_runs + 1) * num_steps)
     divisor = mechanism.divisor
