@@ -257,6 +257,8 @@ def test_specification_follows_the_schema_of_vega_lite(make_sweep, make_trials, 
     trials = make_trials() if question == "group-size" else make_sweep(asked.axis.column, values)
     if question == "convergence":
         trials = trials.assign(train_loss=2.0, knn_accuracy_during=0.5)
+    if question == "search":
+        trials = trials.assign(sweep="a search")
     altair.Chart.from_dict(print_specification(content_of(trials, asked)))
 
 
