@@ -1129,7 +1129,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a restart is charged while the attempt before it still counts",
-        file="sweeps/service/privacy/budget.py",
+        file="sweeps/service/privacy/reservations.py",
         before="            self._checkpoints(trial).outdate()",
         after="            self._checkpoints(trial).drawn()",
         tests=("tests/sweeps/test_budget.py::test_restart_stops_an_attempt_that_still_runs",),
@@ -1895,14 +1895,14 @@ BREAKAGES = (
     ),
     Breakage(
         name="steps of lost attempts are refunded",
-        file="sweeps/service/privacy/budget.py",
+        file="sweeps/service/privacy/reservations.py",
         before='total = int(metrics["num_steps_charged"]) + grant.num_steps_lost',
         after='total = int(metrics["num_steps_charged"])',
         tests=("tests/sweeps/test_budget.py::test_lost_folder_is_charged_in_full_again",),
     ),
     Breakage(
         name="starts without a trace are free",
-        file="sweeps/service/privacy/budget.py",
+        file="sweeps/service/privacy/reservations.py",
         before="max(starts.num_lost * num_steps, reserved if before is None else before.num_steps_lost)",
         after="reserved if before is None else before.num_steps_lost",
         tests=(
@@ -2035,14 +2035,14 @@ BREAKAGES = (
     ),
     Breakage(
         name="a trial that was given back to the ledger keeps its grant",
-        file="sweeps/service/privacy/budget.py",
-        before="            self._take_back(trial.name)\n            try:",
-        after="            try:",
+        file="sweeps/service/privacy/reservations.py",
+        before="        self.withdraw_grant(name)\n        for",
+        after="        for",
         tests=("tests/sweeps/test_stopping.py::test_worker_of_a_trial_that_was_given_back_draws_nothing",),
     ),
     Breakage(
         name="a resume trains under a charge that was given back",
-        file="sweeps/service/privacy/budget.py",
+        file="sweeps/service/privacy/reservations.py",
         before="while self._was_given_back(trial, label):",
         after="while False and self._was_given_back(trial, label):",
         tests=("tests/sweeps/test_stopping.py::test_trials_that_never_began_go_back_and_are_reserved_again",),
@@ -2194,7 +2194,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="an attempt after a stop repeats the first step for nothing",
-        file="sweeps/service/privacy/budget.py",
+        file="sweeps/service/privacy/reservations.py",
         before="        counted = self.folder.drawn(name)\n        return max(0, (counted",
         after="        counted = None\n        return max(0, (counted",
         tests=(

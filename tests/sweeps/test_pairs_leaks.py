@@ -18,6 +18,7 @@ from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning import records as service_data
 from sweeps.service.privacy.account import bind_images
 from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.privacy.reservations import TrialReservations
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import check_ledger, loaded
 from tests.sweeps.test_pairs_data import encoded, random_images, write_csv, write_shard
@@ -114,14 +115,8 @@ def begun(ledger: Ledger, dataset: str, tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path / "results" / "one")
     if folder.read_plan() is None:
         folder.create({"sweep_id": "a"})
-    budget = SweepBudget(
-        ledger=ledger,
-        dataset_id="scans",
-        sweep_id="a",
-        trials=[],
-        folder=folder,
-        source=options(dataset).data,
-    )
+    reservations = TrialReservations(ledger=ledger, dataset_id="scans", sweep_id="a", folder=folder)
+    budget = SweepBudget(reservations=reservations, trials=[], source=options(dataset).data)
     budget.begin([], data_path(dataset))
 
 

@@ -45,7 +45,7 @@ def budget(planned: SweepPlan, tmp_path: Path) -> SweepBudget:
     folder = SweepFolder(tmp_path / "sweeps" / "one")
     made = sweep_budget(planned, ledger, "scans", folder)
     assert made is not None
-    folder.create({"sweep_id": made.sweep_id, "account": account_of(ledger, "scans")})
+    folder.create({"sweep_id": made.reservations.sweep_id, "account": account_of(ledger, "scans")})
     made.begin(made.trials, None)
     first = made.trials[0].name
     folder.mark_start(first)

@@ -207,7 +207,7 @@ def budget(make_plan: Plan, tmp_path: Path) -> Callable[[], SweepBudget]:
         found = sweep_budget(plan, ledger, "scans", folder)
         assert found is not None
         if folder.read_plan() is None:
-            folder.create({"sweep_id": found.sweep_id, "account": account_of(ledger, "scans")})
+            folder.create({"sweep_id": found.reservations.sweep_id, "account": account_of(ledger, "scans")})
         return found
 
     return make
@@ -246,7 +246,7 @@ def test_driver_that_is_killed_while_it_gives_back_leaves_a_sweep_to_resume(
     ledger.register("scans", Cap(epsilon=500.0, delta=delta), num_records_public=1445)
     first = sweep_budget(plan, ledger, "scans", folder)
     assert first is not None
-    folder.create({"sweep_id": first.sweep_id, "account": account_of(ledger, "scans")})
+    folder.create({"sweep_id": first.reservations.sweep_id, "account": account_of(ledger, "scans")})
     first.begin(first.trials, None)
     before = charged(first)
     (held,) = first._open.values()
@@ -351,7 +351,9 @@ def test_resumes_whose_time_is_over_before_a_draw_charge_nothing(
         found = sweep_budget(plan, Ledger.open(url), "scans", folder)
         assert found is not None
         if folder.read_plan() is None:
-            folder.create({"sweep_id": found.sweep_id, "account": account_of(found.ledger, "scans")})
+            folder.create(
+                {"sweep_id": found.reservations.sweep_id, "account": account_of(found.ledger, "scans")}
+            )
         found.check()
         found.begin([trial], None)
         return found

@@ -54,7 +54,9 @@ class World:
         found = sweep_budget(self.plan, Ledger.open(self.url), "scans", self.folder)
         assert found is not None
         if self.folder.read_plan() is None:
-            self.folder.create({"sweep_id": found.sweep_id, "account": account_of(found.ledger, "scans")})
+            self.folder.create(
+                {"sweep_id": found.reservations.sweep_id, "account": account_of(found.ledger, "scans")}
+            )
         found.check()
         found.begin(self.left(), None)
         return found

@@ -15,7 +15,7 @@ from sweeps.service.planning.cost import cost_of
 from sweeps.service.planning.plan import PlanInputs, planned_trials
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.account import open_ledger
-from sweeps.service.privacy.budget import planned_trainings
+from sweeps.service.privacy.reservations import planned_trainings
 from sweeps.service.running import total
 from sweeps.service.running.total import Limits, TrialsOf, fixes_noise
 from sweeps.service.storage.folder import SweepFolder, known_params

@@ -28,7 +28,7 @@ from dpgcl_core.ledger.account import Reservation
 from dpgcl_core.ledger.chain import Head
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.privacy.account import account_of
-from sweeps.service.privacy.budget import SCORES, SNR
+from sweeps.service.privacy.reservations import SCORES, SNR
 from sweeps.service.storage.folder import SweepFolder, storage_errors
 from trainers.files.checkpoint import GRANT_FILE, Grant, attempts_of, read_grant, write_grant
 

@@ -284,7 +284,7 @@ def sweep_prefix(question: str, options: SweepOptions) -> str:
 def _sweep_id(known_plan: dict[str, Any] | None, budget: SweepBudget | None) -> str:
     if known_plan is not None:
         return str(known_plan["sweep_id"])
-    return budget.sweep_id if budget is not None else new_sweep_id()
+    return budget.reservations.sweep_id if budget is not None else new_sweep_id()
 
 
 def _publication(plan: SweepPlan, known_plan: dict[str, Any] | None, service: ServiceOptions) -> Publication:

@@ -22,7 +22,8 @@ from sweeps.service.planning.cost import cost_of, delta_of
 from sweeps.service.planning.plan import Fit
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.trials import Point, Trial, is_proven
-from sweeps.service.privacy.budget import largest_admitted, planned_trainings
+from sweeps.service.privacy.budget import largest_admitted
+from sweeps.service.privacy.reservations import planned_trainings
 from sweeps.service.privacy.sealed_charge import charged_curve
 from trainers.config.settings import DEFAULT_EPSILON, SMALLEST_EPSILON
 from trainers.config.tree import changed

@@ -1,0 +1,221 @@
+"""What each trial of a sweep has reserved in a ledger: its labels, its parts, and the grant that follows.
+
+*Whose charge.* Labels are `name-id/trial`. The id is random, drawn with the sweep's folder and kept in its
+plan, so that a sweep of the same name elsewhere, or one begun anew, neither extends nor settles the charges
+of this one. What a deleted folder had charged stays charged.
+
+*Lost checkpoints.* The sweep's folder counts the starts of every trial (`SweepFolder.mark_start`). A start
+without a trace among the checkpoints may have drawn everything: all planned steps are charged once more.
+
+*Noised releases.* A training that releases its noised norm or noised counts has further reservations,
+labelled `name-id/trial/snr` and `name-id/trial/scores`:
+- The first step of every attempt goes to the class with the joint noise multiplier, all others to the plain
+  class. A joint step dominates a plain one, so where it is not known which of the executed steps were first
+  ones, some plain steps may count as joint, never the other way round.
+- Each noised count is a step on all held-out records: q = 1 and the count's own noise. Within one sweep the
+  larger of training and scoring would do, for their records are disjoint. The ledger adds them: its filter
+  knows neither records nor splits, and a record that is scored here may be trained on by the next sweep. A
+  sum is at least the larger one, whatever the splits. A restart that may draw them again reserves them
+  again. Counts are not given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dpgcl_core.errors import LedgerError
+from dpgcl_core.ledger.account import PlannedTraining, Reservation
+from dpgcl_core.ledger.ledger import Ledger
+from sweeps.service.planning.trials import Trial, trial_class
+from sweeps.service.storage.folder import SweepFolder
+from trainers.files.checkpoint import CheckpointFolder, Grant, read_grant, write_grant
+
+SNR, SCORES = "/snr", "/scores"
+
+
+@dataclass(kw_only=True)
+class TrialReservations:
+    """The reservations of a sweep's trials, and the grants that their workers read.
+
+    A charge is in the ledger first, then its head in the sweep's plan, and only then is it granted.
+
+    Attributes:
+      ledger: the ledger.
+      dataset_id: whose budget.
+      sweep_id: random; labels are `name-id/trial`.
+      folder: of the sweep.
+      by_trial: the open reservations of every trial, by the ends of their labels: "" for its steps, `SNR`
+        for its first steps, `SCORES` for noised counts.
+    """
+
+    ledger: Ledger
+    dataset_id: str
+    sweep_id: str
+    folder: SweepFolder
+    by_trial: dict[str, dict[str, Reservation]] = field(default_factory=dict)
+    _labels: dict[str, str] = field(default_factory=dict)
+
+    def plan(self, trials: Sequence[Trial]) -> list[PlannedTraining]:
+        """Return what is charged for the trials before they start."""
+        return planned_trainings({self._label(trial): trial for trial in trials})
+
+    def without_any(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Return the trials for which the ledger holds no reservation."""
+        return [t for t in trials if self.ledger.reservation(self.dataset_id, self._label(t)) is None]
+
+    def of_trial(self, trial: Trial) -> dict[str, Reservation]:
+        """Return the reservations of a trial, by the ends of their labels.
+
+        Raises:
+          LedgerError: the ledger lacks one.
+        """
+        if trial.name in self.by_trial:
+            return self.by_trial[trial.name]
+        parts = {}
+        for label in (planned.label for planned in self.plan([trial])):
+            reservation = self.ledger.reservation(self.dataset_id, label)
+            if reservation is None:
+                raise LedgerError(f"the ledger holds no reservation {label!r}; it is another ledger")
+            parts[label.removeprefix(self._label(trial))] = reservation
+        return parts
+
+    def extend(self, trial: Trial) -> None:
+        """Reserve what one more attempt of a trial may draw in all, and grant its steps.
+
+        Raises:
+          BudgetExceeded, LedgerError: nothing more is granted.
+        """
+        held = self.of_trial(trial)
+        path, num_steps = self.folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
+        before, starts = read_grant(path), self.folder.starts(trial.name)
+        if self.folder.has_begun(trial.name):
+            self._checkpoints(trial).outdate()  # one that was cut off may still draw what it has counted
+        more = dict.fromkeys(held, 0)
+        if SNR in held:
+            more[SNR] = self._more_first_steps(trial.name, held[SNR], before)
+        reserved = held[""].num_steps + (held[SNR].num_steps if SNR in held else 0)
+        # Reserved or started, and no trace of what came of it: all of it may have been drawn.
+        lost = max(starts.num_lost * num_steps, reserved if before is None else before.num_steps_lost)
+        needed = lost + self._checkpoints(trial).steps_if_resumed(num_steps)
+        more[""] = max(0, needed - reserved - more.get(SNR, 0))
+        grant = Grant(num_steps=0, num_steps_lost=lost)
+        if SCORES in held:
+            more[SCORES], num_scorings = self._more_scores(trial, held[SCORES], lost)
+            grant = replace(grant, num_scorings=num_scorings)
+        extended = {part: self.ledger.extend(each, more[part]) for part, each in held.items()}
+        self.by_trial[trial.name] = extended
+        self.keep_head()
+        granted = extended[""].num_steps + (extended[SNR].num_steps if SNR in held else 0)
+        write_grant(path, replace(grant, num_steps=granted))
+
+    def settle(self, trial: Trial, metrics: Mapping[str, float]) -> None:
+        """Refund the unused steps of a finished training.
+
+        Raises:
+          LedgerError: the ledger is out of reach (settle again later), or the training overdrew.
+        """
+        name, held = trial.name, self.of_trial(trial)
+        executed = {part: reservation.num_steps for part, reservation in held.items()}
+        grant = read_grant(self.folder.checkpoint_folder(name))
+        if grant is not None:
+            total = int(metrics["num_steps_charged"]) + grant.num_steps_lost
+            counted = self.folder.drawn(name)
+            if SNR in held and counted is not None and not grant.num_steps_lost:  # else nobody knows
+                first = max(counted.num_attempts, total - held[""].num_steps)
+                executed[SNR] = min(held[SNR].num_steps, first)
+            executed[""] = max(0, total - executed.get(SNR, 0))
+        for part, reservation in held.items():
+            if reservation.num_steps_executed is None:
+                self.ledger.settle(reservation, executed[part])
+        self.by_trial.pop(name, None)
+        self.keep_head()
+
+    def give_back(self, name: str) -> None:
+        """Settle the reservations of a trial that drew nothing with no step, its grant taken back first.
+
+        Raises:
+          LedgerError: the ledger is out of reach; what it did not settle stays charged.
+        """
+        self.withdraw_grant(name)
+        for reservation in self.by_trial.pop(name).values():
+            self.ledger.settle(reservation, 0)
+
+    def withdraw_grant(self, name: str) -> None:
+        """Grant no step; what is known to be lost, and the scorings that are paid for, stay."""
+        path = self.folder.checkpoint_folder(name)
+        write_grant(path, replace(read_grant(path) or Grant(num_steps=0), num_steps=0))
+
+    def keep_head(self) -> None:
+        """Keep the ledger's head in the plan, before anything more may be drawn."""
+        self.folder.keep_head(vars(self.ledger.head_of(self.dataset_id)))
+
+    def renew_labels(self) -> None:
+        """Look every trial's label up again: what was given back is reserved under a new one."""
+        self._labels.clear()
+
+    def _more_first_steps(self, name: str, held: Reservation, before: Grant | None) -> int:
+        """Return how many first steps one more attempt needs on top; those that drew nothing had none."""
+        if before is None or before.num_steps_lost or self.folder.starts(name).num_lost:
+            return 1  # nobody knows how many there were
+        counted = self.folder.drawn(name)
+        return max(0, (counted.num_attempts if counted is not None else 0) + 1 - held.num_steps)
+
+    def _more_scores(self, trial: Trial, held: Reservation, num_steps_lost: int) -> tuple[int, int]:
+        """Return how many noised counts one more attempt needs on top, and the scorings to grant."""
+        per_scoring, planned = trial.config.evaluation.num_noised_scores, trial.config.mechanism.num_steps
+        path, starts = self.folder.checkpoint_folder(trial.name), self.folder.starts(trial.name)
+        grant, reserved = read_grant(path), held.num_steps // per_scoring
+        unknown = reserved - (grant.num_scorings if grant is not None else 0)
+        lost = max(starts.num_lost, num_steps_lost // planned, unknown)
+        wanted = max(reserved, lost + self._checkpoints(trial).scorings_if_resumed())
+        return (wanted - reserved) * per_scoring, wanted - lost
+
+    def _checkpoints(self, trial: Trial) -> CheckpointFolder:
+        every = trial.config.performance.checkpoint_every_steps
+        return self.folder.checkpoints(trial.name, every_steps=every)
+
+    def _label(self, trial: Trial) -> str:
+        """Return the label of a trial's charge: a new one after each that was given back."""
+        if trial.name not in self._labels:
+            first = label = f"{self.folder.name}-{self.sweep_id}/{trial.name}"
+            number = 1
+            while self._was_given_back(trial, label):
+                number += 1
+                label = f"{first}~{number}"
+            self._labels[trial.name] = label
+        return self._labels[trial.name]
+
+    def _was_given_back(self, trial: Trial, label: str) -> bool:
+        """Whether nothing of a charge was drawn: it was settled with no step at all.
+
+        Where a driver was killed amid that, what it had not come to stays charged.
+        """
+        parts = planned_trainings({label: trial})
+        held = [self.ledger.reservation(self.dataset_id, part.label) for part in parts]
+        settled = [each.num_steps_executed for each in held if each is not None]
+        return any(num_steps is not None for num_steps in settled) and not any(settled)
+
+
+def planned_trainings(trials: Mapping[str, Trial], *, num_of_each: int = 1) -> list[PlannedTraining]:
+    """Return what is charged for each trial before it starts, by the label of its charge.
+
+    Args:
+      trials: by label.
+      num_of_each: trainings like each that one charge is for.
+    """
+    return [part for label, trial in trials.items() for part in _parts(trial, label, num_of_each)]
+
+
+def _parts(trial: Trial, label: str, num_trials: int) -> list[PlannedTraining]:
+    """Return the charges of so many trials of one kind: steps, and what is released more."""
+    released, delta = trial_class(trial), trial.config.mechanism.target_delta
+    parts = [("", released.step_class, max(1, released.num_steps - released.num_joint_steps))]
+    if released.joint_class is not None:
+        parts.append((SNR, released.joint_class, released.num_joint_steps))
+    if released.score_class is not None:
+        parts.append((SCORES, released.score_class, released.num_scores))
+    return [
+        PlannedTraining(label=f"{label}{part}", step_class=each, num_steps=num_trials * num, delta=delta)
+        for part, each, num in parts
+    ]
