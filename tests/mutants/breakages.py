@@ -1919,9 +1919,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="the folder of a sweep is made open, and closed afterwards",
-        file="sweeps/service/storage/folder.py",
-        before="make_folder(self.path, mode=0o700 if is_closed else 0o777)",
-        after="make_folder(self.path)",
+        file="sweeps/service/storage/sweep_lock.py",
+        before="make_folder(path, mode=0o700 if is_closed else 0o777)",
+        after="make_folder(path)",
         tests=(
             "tests/sweeps/test_storage.py::test_sweep_on_private_data_is_its_owners_alone_from_the_first_write",
         ),

@@ -524,7 +524,8 @@ def test_sweep_begun_anew_under_the_same_name_leaves_the_old_charge(
 
 
 def test_nothing_is_charged_under_an_id_that_is_not_on_disk(make_budget: Callable[..., SweepBudget]) -> None:
-    budget = replace(make_budget(), sweep_id="another")
+    budget = make_budget()
+    budget.reservations.sweep_id = "another"
     with pytest.raises(LedgerError, match="does not hold this sweep's id"):
         budget.begin(budget.trials, None)
     assert charged(budget) == 0

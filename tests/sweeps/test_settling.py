@@ -17,6 +17,7 @@ from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
 from sweeps.service.privacy.settling import close_reservations
 from sweeps.service.storage.folder import LAYOUT, SweepFolder, find_folder
+from sweeps.service.storage.sweep_lock import hold_sweep
 from sweeps.settle import __main__ as command
 from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import attempts_of, read_grant
@@ -166,7 +167,7 @@ def test_second_settlement_changes_nothing(budget: SweepBudget) -> None:
 
 def test_running_sweep_is_not_settled(budget: SweepBudget) -> None:
     before = charges(budget)
-    with budget.folder.locked(), pytest.raises(StorageError, match="running"):
+    with hold_sweep(budget.folder), pytest.raises(StorageError, match="running"):
         close_reservations(budget.folder, budget.ledger)
     assert charges(budget) == before
 

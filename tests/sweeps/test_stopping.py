@@ -249,7 +249,7 @@ def test_driver_that_is_killed_while_it_gives_back_leaves_a_sweep_to_resume(
     folder.create({"sweep_id": first.reservations.sweep_id, "account": account_of(ledger, "scans")})
     first.begin(first.trials, None)
     before = charged(first)
-    (held,) = first._open.values()
+    (held,) = first.reservations.by_trial.values()
     ledger.settle(held[""], 0)
     resumed = sweep_budget(plan, ledger, "scans", folder)
     assert resumed is not None

@@ -23,13 +23,14 @@ from dpgcl_core.errors import StorageError, TrackingError, exit_on_bad_input
 from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.privacy.statement import write_statement
-from sweeps.service.running import trial_policy
+from sweeps.service.running import prepare, trial_policy
 from sweeps.service.running.search import write_suggestion
 from sweeps.service.storage import folder as storage_folder
 from sweeps.service.storage.calibrations import calibrations
 from sweeps.service.storage.folder import Repetition, Starts, SweepFolder, config_hash, find_folder
 from sweeps.service.storage.log import SweepLog
 from sweeps.service.storage.runs import tracking_address
+from sweeps.service.storage.sweep_lock import check_not_running, hold_sweep
 from tests.sweeps.support import contents, options, run_script, run_sweep, write_npz
 from trainers.config.training import PerformanceConfig
 from trainers.files import storage
@@ -109,7 +110,7 @@ def test_storage_that_the_system_closes_is_refused(monkeypatch: pytest.MonkeyPat
 def test_storage_that_cannot_be_made_is_told_in_a_storage_error() -> None:
     with (
         pytest.raises(StorageError, match="cannot be written"),
-        SweepFolder(Path("/proc/sweeps/one")).locked(),
+        hold_sweep(SweepFolder(Path("/proc/sweeps/one"))),
     ):
         pass
 
@@ -285,12 +286,12 @@ def test_sweep_that_is_running_is_said_to_be_running_before_it_is_planned(tmp_pa
     """Neither that it exists already, nor that it could be resumed."""
     folder = create(tmp_path, "one")
     more = ("--tiny", "--name", "one", "--storage", str(tmp_path))
-    with folder.locked():
+    with hold_sweep(folder):
         for arguments in (more, (*more, "--resume")):
             code, said, errors = run_script("group_size", *arguments)
             assert (code, said.splitlines()) == (2, ["group size: loading …"])
             assert "the sweep 'one' is running" in errors
-    folder.refuse_running()
+    check_not_running(folder)
 
 
 def test_damaged_result_is_refused_not_trained_again(tmp_path: Path) -> None:
@@ -392,7 +393,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def _hold(folder: Path, held: Event) -> None:
-    with SweepFolder(folder).locked():
+    with hold_sweep(SweepFolder(folder)):
         held.set()
         time.sleep(120)
 
@@ -419,7 +420,7 @@ def holder(tmp_path: Path) -> Iterator[Callable[[], ForkProcess]]:
 def test_sweep_held_by_another_process_is_refused(holder: Callable[[], ForkProcess], tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     holder()
-    with pytest.raises(StorageError, match="is running: wait for its end"), folder.locked():
+    with pytest.raises(StorageError, match="is running: wait for its end"), hold_sweep(folder):
         pass
 
 
@@ -428,12 +429,12 @@ def test_sweep_is_free_once_its_holder_is_killed(holder: Callable[[], ForkProces
     process = holder()
     process.kill()
     process.join()
-    with folder.locked():
+    with hold_sweep(folder):
         pass
 
 
 def test_lock_leaves_no_folder_without_a_plan(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), SweepFolder(tmp_path / "root" / "sweeps" / "one").locked():
+    with pytest.raises(RuntimeError), hold_sweep(SweepFolder(tmp_path / "root" / "sweeps" / "one")):
         raise RuntimeError
     assert contents(tmp_path) == []
 
@@ -452,7 +453,7 @@ def test_folder_of_an_earlier_version_is_refused_in_one_line(resume: bool, tmp_p
 
 def test_lock_leaves_a_folder_with_a_plan(tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
-    with folder.locked():
+    with hold_sweep(folder):
         pass
     assert (folder.read_plan() or {})["fingerprint"] == "mine"
 
@@ -504,7 +505,7 @@ def test_sweep_on_private_data_is_its_owners_alone_from_the_first_write(
 ) -> None:
     monkeypatch.setattr(Path, "chmod", lambda *_: None)  # nothing is narrowed after it was written
     folder = SweepFolder(open_root / "sweeps" / "one")
-    with folder.locked(is_closed=True):
+    with hold_sweep(folder, is_closed=True):
         write_all(folder)
     found = modes(folder.path)
     assert len(found) > 20
@@ -514,7 +515,7 @@ def test_sweep_on_private_data_is_its_owners_alone_from_the_first_write(
 
 def test_sweep_that_is_not_closed_is_as_open_as_its_folder(open_root: Path) -> None:
     folder = SweepFolder(open_root / "sweeps" / "one")
-    with folder.locked():
+    with hold_sweep(folder):
         write_all(folder)
     found = modes(folder.path)
     assert found["."] == found["drawn"] == found["checkpoints/trial"] == 0o755
@@ -523,7 +524,7 @@ def test_sweep_that_is_not_closed_is_as_open_as_its_folder(open_root: Path) -> N
 
 def test_sweep_of_an_earlier_version_is_closed_before_it_goes_on(open_root: Path) -> None:
     folder = create(open_root, "one")
-    with folder.locked(is_closed=True):
+    with hold_sweep(folder, is_closed=True):
         assert modes(folder.path)["."] == 0o700
 
 
@@ -538,7 +539,7 @@ def test_sweep_of_an_earlier_version_is_closed_before_it_goes_on(open_root: Path
 def test_open_sweep_on_private_data_is_closed_to_others(
     more: tuple[str, ...], is_closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SweepFolder, "locked", lambda _, *, is_closed: pytest.fail(f"closed: {is_closed}"))
+    monkeypatch.setattr(prepare, "hold_sweep", lambda _, *, is_closed: pytest.fail(f"closed: {is_closed}"))
     with pytest.raises(pytest.fail.Exception, match=f"closed: {is_closed}"):
         sweep(tmp_path, "--evaluate-on", write_npz(tmp_path / "public.npz", 40), *more)
 

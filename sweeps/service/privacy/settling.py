@@ -30,6 +30,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.reservations import SCORES, SNR
 from sweeps.service.storage.folder import SweepFolder, storage_errors
+from sweeps.service.storage.sweep_lock import hold_sweep
 from trainers.files.checkpoint import GRANT_FILE, Grant, attempts_of, read_grant, write_grant
 
 _PART = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")
@@ -89,7 +90,7 @@ def close_reservations(
     if "head" in plan:
         ledger.check_has(Head(**plan["head"]), f"the plan of the sweep {folder.name!r}")
     prefix = f"{folder.name}-{plan['sweep_id']}/"
-    with folder.locked(), storage_errors(folder.path):
+    with hold_sweep(folder), storage_errors(folder.path):
         return list(_close(folder, ledger, account["dataset_id"], prefix, give_back_unstarted))
 
 

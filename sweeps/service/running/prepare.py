@@ -45,6 +45,7 @@ from sweeps.service.storage.calibrations import CalibrationCache, calibrations
 from sweeps.service.storage.folder import Repetition, SweepFolder, find_folder, known_params, named_folder
 from sweeps.service.storage.runs import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
+from sweeps.service.storage.sweep_lock import check_not_running, hold_sweep
 from trainers.config.tree import changed
 from trainers.data.dataset import image_shape_of
 from trainers.files.storage import check_writable, details_kept, storage_root
@@ -107,7 +108,7 @@ class PreparedSweep:
         """
         source, release = self.plan.source, self.plan.release
         is_closed = source.are_private and release.is_open  # a sealed one has `trusted/` for it
-        with self.folder.locked(is_closed=is_closed):
+        with hold_sweep(self.folder, is_closed=is_closed):
             if self.folder.read_plan() != self.known_plan:
                 raise StorageError(
                     f"the sweep {self.folder.name!r} was run by another process while this one planned; add "
@@ -258,7 +259,7 @@ def _checked_root(storage: StorageOptions) -> Path:
     root = storage_root(storage.folder)
     check_writable(root)
     if storage.name is not None:
-        named_folder(root, storage.name).refuse_running()
+        check_not_running(named_folder(root, storage.name))
     return root
 
 

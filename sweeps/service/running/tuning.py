@@ -30,6 +30,7 @@ from sweeps.service.running.prepare import sweep_prefix
 from sweeps.service.running.sweep import Outcome, execute
 from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.folder import named_folder, unused_name
+from sweeps.service.storage.sweep_lock import check_not_running
 from trainers.config.tree import changed
 from trainers.files.storage import storage_root
 
@@ -178,7 +179,7 @@ def _name_of_both(question: str, options: SweepOptions) -> str:
     if storage.name is None:
         return unused_name(root / "sweeps", sweep_prefix(question, options), ends=("", _TUNING))
     second = named_folder(root, storage.name)
-    second.refuse_running()
+    check_not_running(second)
     if not storage.resume and second.path.exists():
         raise StorageError(
             f"the sweep {storage.name!r} exists already; add --resume to continue it, or choose another "

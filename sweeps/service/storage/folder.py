@@ -1,4 +1,4 @@
-"""Where a sweep keeps what must last, and the one lock that keeps two drivers apart.
+"""Where a sweep keeps what must last.
 
 Everything lies under one absolute storage folder:
 
@@ -31,8 +31,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from dpgcl_core.errors import StorageError
 from trainers.config.nodes import PerformanceConfig
@@ -253,57 +251,6 @@ class SweepFolder:
 
     def _starts_file(self, trial: str) -> Path:
         return self.path / f"started/{trial}.json"
-
-    def refuse_running(self) -> None:
-        """Refuse a sweep that another driver runs, as `locked`, before anything is read or planned.
-
-        Raises:
-          StorageError: as said.
-        """
-        if not (self.path / "lock").is_file():
-            return
-        try:
-            with FileLock(self.path / "lock", timeout=0, mode=0o600, fallback_to_soft=False):
-                return
-        except Timeout:
-            raise StorageError(self._running_text()) from None
-        except OSError:  # not to be written: told where it is
-            return
-
-    def _running_text(self) -> str:
-        return f"the sweep {self.name!r} is running: wait for its end, stop it, or choose another --name"
-
-    @contextmanager
-    def locked(self, *, is_closed: bool = False) -> Iterator[None]:
-        """Hold the folder for one driver; the system lets go even when the driver is killed.
-
-        A folder that got no plan meanwhile is removed again.
-
-        Args:
-          is_closed: keep other users out of the folder, and so out of all that is made in it.
-
-        Raises:
-          StorageError: another driver holds it, or it cannot be written.
-        """
-        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        lock = FileLock(self.path / "lock", mode=0o600, fallback_to_soft=False)
-        with storage_errors(self.path):
-            make_folder(self.path, mode=0o700 if is_closed else 0o777)
-            if is_closed:
-                self.path.chmod(0o700)  # an earlier version made it
-            try:
-                lock.acquire(blocking=False)
-            except Timeout as error:
-                raise StorageError(self._running_text()) from error
-        try:
-            yield
-        finally:
-            if not (self.path / "plan.json").exists():
-                (self.path / "lock").unlink(missing_ok=True)
-                with suppress(OSError):  # something else lies there
-                    for path in missing:
-                        path.rmdir()
-            lock.release()
 
 
 def find_folder(
