@@ -633,9 +633,11 @@ class _Candidates:
 
     def _record_spread(self, repeats: Sequence[Any]) -> RecordSpread | None:
         """Return the spread over records; None unless all trainings were scored on the same ones."""
+        if not self.outcomes or not repeats:
+            return None
         parts = [[cell[cell["repeat"] == repeat] for cell in self.cells] for repeat in repeats]
         found = [[self._mean_outcomes(part, self.score) for part in row] for row in parts]
-        if not repeats or any(each is None for row in found for each in row):
+        if any(each is None for row in found for each in row):
             return None
         if (prefix := start_prefix({name for name, _ in self.starts})) is not None:
             before = [[self._mean_outcomes(part, prefix + self.score) for part in row] for row in parts]
