@@ -20,7 +20,7 @@ MODULES = (
         "trainers.caption",
         "trainers.classify",
     ),
-    *("trainers.export", "trainers.embed", "trainers.audit", "trainers.membership", "dashboards"),
+    *("trainers.export", "trainers.embed", "trainers.audit", "dashboards"),
     *("sweeps.doctor", "sweeps.servers", "sweeps.settle"),
 )
 SCRIPTS = tuple(sorted(path.name for path in (ROOT / "sweeps").glob("*.py") if path.name != "__init__.py"))

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpgcl_core.errors import ConfigError, DataError
-from tests.trainers.conftest import make_config, make_records
-from trainers.config.training import NetworkConfig, ViewConfig
-from trainers.data.dataset import Dataset
-from trainers.data.loading import load_dataset
-from trainers.data.records import Records
-from trainers.membership import (
+from benchmarks.membership import (
     ATTACK_STEP,
     MembershipOptions,
     _members_and_others,
@@ -23,6 +17,12 @@ from trainers.membership import (
     main,
     view_alignment,
 )
+from dpgcl_core.errors import ConfigError, DataError
+from tests.trainers.conftest import make_config, make_records
+from trainers.config.training import NetworkConfig, ViewConfig
+from trainers.data.dataset import Dataset
+from trainers.data.loading import load_dataset
+from trainers.data.records import Records
 from trainers.models.encoder import build_encoder
 from trainers.views.images import make_views
 
@@ -118,7 +118,7 @@ def test_repeated_images_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     once = make_records(150)
     twice = Records(images=np.concatenate([once.images] * 2), ids=np.arange(300, dtype=np.uint64))
     data = Dataset(name="digits", train=twice, test=None, is_builtin=True)
-    monkeypatch.setattr("trainers.membership.load_dataset", lambda name: data)
+    monkeypatch.setattr("benchmarks.membership.load_dataset", lambda name: data)
     parts = _members_and_others(MembershipOptions(num_members=40))
     assert [len(part) for part in parts] == [40, len({i.tobytes() for i in once.images}) - 40]
 

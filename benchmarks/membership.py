@@ -1,8 +1,9 @@
+#!/usr/bin/env python
 """Membership inference on a trained encoder, with and without privacy: what an attacker finds in practice.
 
-    python -m trainers.membership
-    python -m trainers.membership --dataset fashion-mnist --num-steps 2000
-    python -m trainers.membership --epsilon 1 --json
+    python benchmarks/membership.py
+    python benchmarks/membership.py --dataset fashion-mnist --num-steps 2000
+    python benchmarks/membership.py --epsilon 1 --json
 
 A non-private and a private encoder are trained on the same few records. The attacker holds the encoder and
 a record, and asks whether it was trained on: contrastive training pulls the views of its own records
@@ -20,14 +21,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
@@ -299,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       DataError: the data set is missing or too small.
     """
     given: MembershipOptions = run_command(
-        MembershipOptions, prog="python -m trainers.membership", description=__doc__, arguments=arguments
+        MembershipOptions, prog="python benchmarks/membership.py", description=__doc__, arguments=arguments
     )
     attacks = infer_membership(given)
     if given.json:
