@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ from dpgcl_core.audit.canary import (
     print_rows,
     source_of,
 )
-from dpgcl_core.audit.defects import Defect, Step, step_of
+from dpgcl_core.audit.defects import Defect
 from dpgcl_core.audit.judging import Released, judge
 from dpgcl_core.audit.result import AuditResult
 from dpgcl_core.audit.worst_cases import (
@@ -62,11 +62,8 @@ from dpgcl_core.clipping.types import Objective
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import GradientRule, LossSettings
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
-from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.noise.sources import Draws, DrawSource
-from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
+from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.workers import DistributedWorkers, SingleWorker, Workers
 from trainers.config.networks import AnyNetworkConfig, NetworkConfig
 from trainers.config.nodes import EvaluationConfig, OptimizerConfig, PerformanceConfig
@@ -75,6 +72,15 @@ from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
 from trainers.files.durable import replacing
 from trainers.models.encoder import ImageShape
+from trainers.planted import (
+    DealtTwice,
+    NoiseOfEveryWorker,
+    NoiseOfTheRun,
+    NoiseOverWorkers,
+    WatchedWorkers,
+    WithoutNoise,
+    planted_mechanism,
+)
 from trainers.tasks.task import Task, register_task
 from trainers.training.loop import train
 
@@ -160,152 +166,6 @@ def _records(num_records: int, canary_row: int | None) -> Records:
     return Records(images=np.zeros((len(ids), 1, 1, 1), dtype=np.uint8), ids=ids)
 
 
-# One worker among others, watched
-
-
-class _Watched:
-    """Workers that note the sum before the noise, over the divisor, once for each step."""
-
-    def __init__(self, inner: Workers, config: TrainingConfig) -> None:
-        self.inner, self.rank, self.count = inner, inner.rank, inner.count
-        self.mechanism = config.mechanism
-        self.clean: list[Tensor] = []
-        self._waits = True
-
-    def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
-        self._waits = True
-        return self.inner.share_groups(groups)
-
-    def sum_at_first(self, values: Tensor) -> None:
-        self.inner.sum_at_first(values)
-        self.note(values)
-
-    def share(self, values: Tensor) -> None:
-        self.inner.share(values)
-
-    def note(self, values: Tensor) -> None:
-        """Note the first sum of a step; those that follow are for the records of public data."""
-        if self._waits:
-            self.clean.append(values.double() / self.mechanism.divisor)
-        self._waits = False
-
-
-class _WithoutNoise(_Watched):
-    """The first worker shares its sum as it was before the noise."""
-
-    def share(self, values: Tensor) -> None:
-        values.copy_(self.clean[-1] * self.mechanism.divisor)
-        self.inner.share(values)
-
-
-class _NoiseOverWorkers(_Watched):
-    """The noise is divided by the number of workers."""
-
-    def share(self, values: Tensor) -> None:
-        clean = self.clean[-1] * self.mechanism.divisor
-        values.copy_(clean + (values.double() - clean) / self.count)
-        self.inner.share(values)
-
-
-class _NoiseOfEveryWorker(_Watched):
-    """Every worker adds noise to its own sum."""
-
-    def sum_at_first(self, values: Tensor) -> None:
-        clean = values.clone()
-        self.inner.sum_at_first(clean)
-        if self.rank and self._waits:
-            values += torch.randn(len(values)) * self.mechanism.noise().std
-        self.inner.sum_at_first(values)
-        self.note(clean)
-
-
-class _DealtTwice(_Watched):
-    """Every worker gets every group."""
-
-    def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
-        shared = super().share_groups(groups)
-        return DrawnGroups(
-            rows=shared.rows.repeat(self.count, axis=0),
-            complete=shared.complete.repeat(self.count),
-            batch_size=shared.batch_size,
-        )
-
-
-# Defects of the core, in what the loop is given
-
-
-class _PlantedStage:
-    """The stage of a wrong step, which tells the mechanism what was drawn."""
-
-    def __init__(self, stage: GroupStage, drawn: list[DrawnGroups]) -> None:
-        self._stage, self._drawn = stage, drawn
-        self.yields_incomplete = True
-
-    def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
-        self._drawn[:] = [self._stage.draw(num_records, sampling=sampling, permutation=permutation)]
-        return self._drawn[0]
-
-
-class _PlantedMechanism(Mechanism):
-    """A mechanism whose step is a wrong one; its claim is that of the right one."""
-
-    wrong: ClassVar[Step]
-    drawn: ClassVar[list[DrawnGroups]] = []
-
-    def group_stage(self) -> GroupStage:
-        return _PlantedStage(self.wrong.stage, self.drawn)
-
-    def rule(self, loss: LossSettings) -> GradientRule:
-        return self.wrong.rule
-
-    def noise(self, *, num_summed: int = 1) -> GaussianNoise:
-        noise = self.wrong.noise(self.drawn[0]) if self.drawn else super().noise()
-        return dataclasses.replace(noise, num_summed=num_summed)
-
-    @property
-    def divisor(self) -> float:
-        return self.wrong.divisor(self.drawn[0]) if self.drawn else super().divisor
-
-
-def _planted(mechanism: Mechanism, defect: Defect) -> Mechanism:
-    """Return the mechanism with a defect; each has a class of its own to hold what was drawn."""
-    own: dict[str, Any] = {"wrong": defect.plant(step_of(mechanism), mechanism), "drawn": []}
-    kind = type("_Planted", (_PlantedMechanism,), own)
-    made: Mechanism = kind(
-        **{each.name: getattr(mechanism, each.name) for each in dataclasses.fields(mechanism)}
-    )
-    return made
-
-
-@dataclass
-class _NoiseOfTheRun:
-    """Draws of which those for the noise are the same at all steps of a run."""
-
-    inner: DrawSource
-    num_steps: int
-    run: int = -1
-    seed: int = 0
-
-    @property
-    def num_summed_normals(self) -> int:
-        return self.inner.num_summed_normals
-
-    def gpu_seed(self, step: int, purpose: str) -> None:
-        return None  # what is drawn is kept, and put in the place of another draw
-
-    @property
-    def description(self) -> str:
-        return self.inner.description
-
-    def generator(self, step: int, purpose: str) -> Draws:
-        if purpose != "noise":
-            return self.inner.generator(step, purpose)
-        if step // self.num_steps != self.run:
-            self.run = step // self.num_steps
-            self.seed = int(self.inner.generator(step, purpose).random(1)[0] * 2**53)
-        return np.random.default_rng(self.seed)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Config(TrainingConfig):
     """A training of many runs, whose ε as a whole nobody asks for.
@@ -318,7 +178,7 @@ class _Config(TrainingConfig):
 
     def randomness(self, *, data_are_private: bool) -> DrawSource:
         source = super().randomness(data_are_private=data_are_private)
-        return _NoiseOfTheRun(source, self.noise_repeats_for) if self.noise_repeats_for else source
+        return NoiseOfTheRun(source, self.noise_repeats_for) if self.noise_repeats_for else source
 
     def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
         return float("nan")
@@ -341,7 +201,7 @@ class StepCase(AuditCase):
 
     dim: int = _DIM
     num_workers: int = 1
-    workers: type[_Watched] = _Watched
+    workers: type[WatchedWorkers] = WatchedWorkers
     repeated_noise: bool = False
     defect_name: str | None = None
     breaks_claim: bool = True
@@ -401,7 +261,7 @@ def standard_cases() -> tuple[StepCase, ...]:
         return case, *wrong
 
     def among_workers(
-        name: str, workers: type[_Watched], *, breaks_claim: bool = True, of: StepCase = two
+        name: str, workers: type[WatchedWorkers], *, breaks_claim: bool = True, of: StepCase = two
     ) -> StepCase:
         return dataclasses.replace(of, workers=workers, defect_name=name, breaks_claim=breaks_claim)
 
@@ -423,14 +283,14 @@ def standard_cases() -> tuple[StepCase, ...]:
         *with_defects(growing, defects.REALISED_DIVISOR),
         *with_defects(empty, defects.QUIET_EMPTY),
         two,
-        among_workers("no noise with two workers", _WithoutNoise),
-        among_workers("noise over the number of workers", _NoiseOverWorkers),
-        among_workers("noise of every worker", _NoiseOfEveryWorker, breaks_claim=False),
-        among_workers("every group dealt to both workers", _DealtTwice),
+        among_workers("no noise with two workers", WithoutNoise),
+        among_workers("noise over the number of workers", NoiseOverWorkers),
+        among_workers("noise of every worker", NoiseOfEveryWorker, breaks_claim=False),
+        among_workers("every group dealt to both workers", DealtTwice),
         *with_defects(slots, defects.MASK_LOST, defects.FILLED_GROUP, defects.REALISED_DIVISOR),
         quarter,
         slots_of_two,
-        among_workers("every group dealt to both workers", _DealtTwice, of=slots_of_two),
+        among_workers("every group dealt to both workers", DealtTwice, of=slots_of_two),
     )
 
 
@@ -458,7 +318,7 @@ def _one_training(
     mechanism = dataclasses.replace(case.mechanism, num_steps=(num_runs + 1) * num_steps)
     divisor = mechanism.divisor
     config = _Config(
-        mechanism=mechanism if case.defect is None else _planted(mechanism, case.defect),
+        mechanism=mechanism if case.defect is None else planted_mechanism(mechanism, case.defect),
         network=_CraftedNetwork(),
         optimizer=OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0),
         evaluation=EvaluationConfig(record_every_steps=0, also_untrained=False),
@@ -470,7 +330,7 @@ def _one_training(
     )
     register_task(_TASK)
     _TASK.gradient = case.gradient
-    workers = case.workers(inner, config)
+    workers = case.workers(inner, config.mechanism)
     records = _records(case.num_records, canary_row)
     # A seeded training is not private, so its records are declared public; all others are private.
     data = TrainingData(

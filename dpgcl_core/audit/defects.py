@@ -242,18 +242,21 @@ def _fixed_size(step: Step, mechanism: Mechanism) -> Step:
 
 
 @dataclass(frozen=True)
-class _Around:
-    """A rule that passes something else to the right one."""
+class _ChangedInputs:
+    """A rule that passes other inputs to the right one.
+
+    Attributes:
+      right: the rule.
+      change: inputs `[groups, size, dim]` to those that are clipped instead.
+      stands_for_all: whether their clipped sum is taken once for each group.
+    """
 
     right: GradientRule
-    l2_clip_norm: float
+    change: Callable[[Tensor], Tensor]
+    stands_for_all: bool = False
     whole_batch: bool = False
     needs_draws: bool = False
 
-
-class _EachRecordClipped(_Around):
-    """Clips every record's share of a group's gradient to the C of the group."""
-
     def add_clipped_sum(
         self,
         total: Tensor,
@@ -264,72 +267,48 @@ class _EachRecordClipped(_Around):
         complete: Any = None,
         draws: Any = None,
     ) -> Any:
-        shares = inputs.flatten(0, 1)[:, None]
-        return self.right.add_clipped_sum(total, model, objective, shares, draws=draws)
-
-
-class _MeanClipped(_Around):
-    """Clips the mean over the groups, and takes it for the mean of clipped groups."""
-
-    def add_clipped_sum(
-        self,
-        total: Tensor,
-        model: Any,
-        objective: Any,
-        inputs: Any,
-        *,
-        complete: Any = None,
-        draws: Any = None,
-    ) -> Any:
-        mean = torch.zeros_like(total)
-        whole = inputs.mean(0, keepdim=True)
-        report = self.right.add_clipped_sum(mean, model, objective, whole, draws=draws)
-        total += len(inputs) * mean
+        changed, part = self.change(inputs), torch.zeros_like(total)
+        mask = complete if len(changed) == len(inputs) else None
+        report = self.right.add_clipped_sum(part, model, objective, changed, complete=mask, draws=draws)
+        total += part * (len(inputs) if self.stands_for_all else 1)
         return report
 
 
-class _LargestClipped(_Around):
-    """Scales all groups by what the largest needs."""
+def _changed_inputs(
+    change: Callable[[Tensor, float], Tensor], *, stands_for_all: bool = False
+) -> Callable[[Step, Mechanism], Step]:
+    """Return what clips other inputs, a function of the right ones and of C."""
 
-    def add_clipped_sum(
-        self,
-        total: Tensor,
-        model: Any,
-        objective: Any,
-        inputs: Any,
-        *,
-        complete: Any = None,
-        draws: Any = None,
-    ) -> Any:
-        largest = inputs.flatten(2).sum(1).norm(dim=1).max()
-        scaled = inputs * (self.l2_clip_norm / largest)
-        return self.right.add_clipped_sum(total, model, objective, scaled, complete=complete, draws=draws)
+    def plant(step: Step, mechanism: Mechanism) -> Step:
+        norm = mechanism.l2_clip_norm
+        rule: Any = _ChangedInputs(step.rule, lambda inputs: change(inputs, norm), stands_for_all)
+        return dataclasses.replace(step, rule=rule)
+
+    return plant
 
 
-class _BatchNormalised(_Around):
-    """Normalises inputs over the groups: what one contributes depends on the others."""
-
-    def add_clipped_sum(
-        self,
-        total: Tensor,
-        model: Any,
-        objective: Any,
-        inputs: Any,
-        *,
-        complete: Any = None,
-        draws: Any = None,
-    ) -> Any:
-        spread = inputs - inputs.mean((0, 1), keepdim=True)
-        variance = spread.square().mean((0, 1), keepdim=True) + 1.0
-        normal = 1e3 * self.l2_clip_norm * spread / variance.sqrt()
-        return self.right.add_clipped_sum(total, model, objective, normal, complete=complete, draws=draws)
+def _each_record(inputs: Tensor, l2_clip_norm: float) -> Tensor:
+    """Every record's share of a group's gradient, which is then clipped to the C of the group."""
+    return inputs.flatten(0, 1)[:, None]
 
 
-def _through(rule: type[_Around]) -> Callable[[Step, Mechanism], Step]:
-    return lambda step, mechanism: dataclasses.replace(
-        step,
-        rule=rule(step.rule, mechanism.l2_clip_norm),  # type: ignore[arg-type]
-    )
+def _mean(inputs: Tensor, l2_clip_norm: float) -> Tensor:
+    """The mean over the groups, which is then clipped, and taken for the mean of clipped groups."""
+    return inputs.mean(0, keepdim=True)
+
+
+def _scaled_by_largest(inputs: Tensor, l2_clip_norm: float) -> Tensor:
+    """All groups, scaled by what the largest needs."""
+    largest: Tensor = inputs.flatten(2).sum(1).norm(dim=1).max()
+    return inputs * (l2_clip_norm / largest)
+
+
+def _batch_normalised(inputs: Tensor, l2_clip_norm: float) -> Tensor:
+    """Inputs normalised over the groups: what one contributes depends on the others."""
+    spread = inputs - inputs.mean((0, 1), keepdim=True)
+    variance = spread.square().mean((0, 1), keepdim=True) + 1.0
+    normal: Tensor = 1e3 * l2_clip_norm * spread / variance.sqrt()
+    return normal
 
 
 @dataclass(frozen=True)
@@ -374,8 +353,8 @@ FILLED_GROUP = Defect(name="short group filled with copies", plant=rest_kept(fil
 MASK_LOST = Defect(name="incomplete group kept", plant=_rest_kept_and_mask_lost)
 OWN_CAPACITY = Defect(name="N of each world's own", plant=_own_capacity)
 NOT_PERMUTED = Defect(name="no permutation", plant=_not_permuted)
-RECORDS_CLIPPED = Defect(name="C for each record of a group", plant=_through(_EachRecordClipped))
-MEAN_CLIPPED = Defect(name="clipping after the mean", plant=_through(_MeanClipped))
-LARGEST_CLIPPED = Defect(name="clip factor of the largest group", plant=_through(_LargestClipped))
-BATCH_NORMALISED = Defect(name="normalisation over the batch", plant=_through(_BatchNormalised))
+RECORDS_CLIPPED = Defect(name="C for each record of a group", plant=_changed_inputs(_each_record))
+MEAN_CLIPPED = Defect(name="clipping after the mean", plant=_changed_inputs(_mean, stands_for_all=True))
+LARGEST_CLIPPED = Defect(name="clip factor of the largest group", plant=_changed_inputs(_scaled_by_largest))
+BATCH_NORMALISED = Defect(name="normalisation over the batch", plant=_changed_inputs(_batch_normalised))
 REALISED_DIVISOR = Defect(name="divisor of the realised groups", plant=_realised_divisor)

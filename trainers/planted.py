@@ -1,0 +1,167 @@
+"""Mistakes of a training step that an audit must see, built into a mechanism or between workers.
+
+They are built in here and in `dpgcl_core.audit.defects`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpgcl_core.audit.defects import Defect, Step, step_of
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import GradientRule, LossSettings
+from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.noise.sources import Draws, DrawSource
+from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
+from dpgcl_core.workers import Workers
+
+# One worker among others, watched
+
+
+class WatchedWorkers:
+    """Workers that note the sum before the noise, over the divisor, once for each step."""
+
+    def __init__(self, inner: Workers, mechanism: Mechanism) -> None:
+        self.inner, self.rank, self.count = inner, inner.rank, inner.count
+        self.mechanism = mechanism
+        self.clean: list[Tensor] = []
+        self._waits = True
+
+    def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
+        self._waits = True
+        return self.inner.share_groups(groups)
+
+    def sum_at_first(self, values: Tensor) -> None:
+        self.inner.sum_at_first(values)
+        self.note(values)
+
+    def share(self, values: Tensor) -> None:
+        self.inner.share(values)
+
+    def note(self, values: Tensor) -> None:
+        """Note the first sum of a step; those that follow are for the records of public data."""
+        if self._waits:
+            self.clean.append(values.double() / self.mechanism.divisor)
+        self._waits = False
+
+
+class WithoutNoise(WatchedWorkers):
+    """The first worker shares its sum as it was before the noise."""
+
+    def share(self, values: Tensor) -> None:
+        values.copy_(self.clean[-1] * self.mechanism.divisor)
+        self.inner.share(values)
+
+
+class NoiseOverWorkers(WatchedWorkers):
+    """The noise is divided by the number of workers."""
+
+    def share(self, values: Tensor) -> None:
+        clean = self.clean[-1] * self.mechanism.divisor
+        values.copy_(clean + (values.double() - clean) / self.count)
+        self.inner.share(values)
+
+
+class NoiseOfEveryWorker(WatchedWorkers):
+    """Every worker adds noise to its own sum."""
+
+    def sum_at_first(self, values: Tensor) -> None:
+        clean = values.clone()
+        self.inner.sum_at_first(clean)
+        if self.rank and self._waits:
+            values += torch.randn(len(values)) * self.mechanism.noise().std
+        self.inner.sum_at_first(values)
+        self.note(clean)
+
+
+class DealtTwice(WatchedWorkers):
+    """Every worker gets every group."""
+
+    def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
+        shared = super().share_groups(groups)
+        return DrawnGroups(
+            rows=shared.rows.repeat(self.count, axis=0),
+            complete=shared.complete.repeat(self.count),
+            batch_size=shared.batch_size,
+        )
+
+
+# Defects of the core, in what the loop is given
+
+
+class _PlantedStage:
+    """The stage of a wrong step, which tells the mechanism what was drawn."""
+
+    def __init__(self, stage: GroupStage, drawn: list[DrawnGroups]) -> None:
+        self._stage, self._drawn = stage, drawn
+        self.yields_incomplete = True
+
+    def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
+        self._drawn[:] = [self._stage.draw(num_records, sampling=sampling, permutation=permutation)]
+        return self._drawn[0]
+
+
+class _PlantedMechanism(Mechanism):
+    """A mechanism whose step is a wrong one; its claim is that of the right one."""
+
+    wrong: ClassVar[Step]
+    drawn: ClassVar[list[DrawnGroups]] = []
+
+    def group_stage(self) -> GroupStage:
+        return _PlantedStage(self.wrong.stage, self.drawn)
+
+    def rule(self, loss: LossSettings) -> GradientRule:
+        return self.wrong.rule
+
+    def noise(self, *, num_summed: int = 1) -> GaussianNoise:
+        noise = self.wrong.noise(self.drawn[0]) if self.drawn else super().noise()
+        return dataclasses.replace(noise, num_summed=num_summed)
+
+    @property
+    def divisor(self) -> float:
+        return self.wrong.divisor(self.drawn[0]) if self.drawn else super().divisor
+
+
+def planted_mechanism(mechanism: Mechanism, defect: Defect) -> Mechanism:
+    """Return the mechanism with a defect; each has a class of its own to hold what was drawn."""
+    own: dict[str, Any] = {"wrong": defect.plant(step_of(mechanism), mechanism), "drawn": []}
+    kind = type("_Planted", (_PlantedMechanism,), own)
+    made: Mechanism = kind(
+        **{each.name: getattr(mechanism, each.name) for each in dataclasses.fields(mechanism)}
+    )
+    return made
+
+
+@dataclass
+class NoiseOfTheRun:
+    """Draws of which those for the noise are the same at all steps of a run."""
+
+    inner: DrawSource
+    num_steps: int
+    run: int = -1
+    seed: int = 0
+
+    @property
+    def num_summed_normals(self) -> int:
+        return self.inner.num_summed_normals
+
+    def gpu_seed(self, step: int, purpose: str) -> None:
+        return None  # what is drawn is kept, and put in the place of another draw
+
+    @property
+    def description(self) -> str:
+        return self.inner.description
+
+    def generator(self, step: int, purpose: str) -> Draws:
+        if purpose != "noise":
+            return self.inner.generator(step, purpose)
+        if step // self.num_steps != self.run:
+            self.run = step // self.num_steps
+            self.seed = int(self.inner.generator(step, purpose).random(1)[0] * 2**53)
+        return np.random.default_rng(self.seed)
