@@ -15,6 +15,7 @@ from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.planning import plan as plan_module
+from sweeps.service.planning import trial_configs
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.running import outbox, reporting
 from tests.sweeps import support
@@ -101,7 +102,7 @@ def fingerprint(make_plan: Callable[..., SweepPlan]) -> Callable[..., str]:
     @cache
     def found(*arguments: str) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(plan_module, "_check_network", lambda *_: 1)
+            patch.setattr(trial_configs, "_check_network", lambda *_: 1)
             return make_plan(*arguments).fingerprint
 
     return found

@@ -25,7 +25,8 @@ from sweeps.service.cluster.trial_failure import TrialFailure
 from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, errors_in_flags
-from sweeps.service.planning.plan import Earlier, PlanInputs, SweepPlan, build_plan
+from sweeps.service.planning.inputs import Earlier, PlanInputs
+from sweeps.service.planning.plan import SweepPlan, build_plan
 from sweeps.service.planning.records import load_training_data
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.account import check_ledger_options

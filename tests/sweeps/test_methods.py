@@ -27,7 +27,8 @@ from dpgcl_core.release.statement import rounded_up
 from sweeps import methods
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.cost import cost_of
-from sweeps.service.planning.plan import Earlier, SweepPlan
+from sweeps.service.planning.inputs import Earlier
+from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.points import Candidate, check_groups
 from sweeps.service.planning.trials import Charged, Point
 from sweeps.service.privacy.statement import build_statement

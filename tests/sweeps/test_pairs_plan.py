@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import ConfigError
-from sweeps.service.planning import plan as plan_module
+from sweeps.service.planning import trial_configs
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
 from sweeps.service.privacy.statement import build_statement
@@ -54,7 +54,7 @@ def planned(*arguments: str) -> SweepPlan:
 def fingerprint(*arguments: str) -> str:
     """Remembered; networks are not tried out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_module, "_check_network", lambda *_: 1)
+        patch.setattr(trial_configs, "_check_network", lambda *_: 1)
         return planned(*arguments).fingerprint
 
 

@@ -20,7 +20,8 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import final_scores, scores_to_compare, visible_scores
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.augmentations import combinations
-from sweeps.service.planning.plan import PlanInputs, SweepPlan
+from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.search import plan_search
 from sweeps.service.planning.space import SearchOptions

@@ -18,7 +18,8 @@ from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.sampling.records import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.planning import records
-from sweeps.service.planning.plan import SweepPlan, _data_params, _scored_notes, cross_checks
+from sweeps.service.planning.notes import _scored_notes
+from sweeps.service.planning.plan import SweepPlan, _data_params, cross_checks
 from sweeps.service.planning.trials import Charged, Point, trial_class
 from sweeps.service.privacy.statement import build_statement
 from tests.sweeps import support

@@ -29,7 +29,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.cluster.interruption import Stopped
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.cost import trial_classes
-from sweeps.service.planning.plan import PlanInputs
+from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.search import SearchPlan, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Trial

@@ -12,7 +12,8 @@ from dpgcl_core.ledger.ledger import Ledger
 from sweeps import group_size, methods
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.cost import cost_of
-from sweeps.service.planning.plan import PlanInputs, planned_trials
+from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.planning.plan import planned_trials
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.account import open_ledger
 from sweeps.service.privacy.reservations import planned_trainings

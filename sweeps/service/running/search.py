@@ -20,7 +20,8 @@ from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement, rounded_up
 from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.console.terminal import count, print_notes, say, steps_text, warn
-from sweeps.service.planning.plan import PlanInputs, SweepPlan
+from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.search import SearchPlan, costliest_trials, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Charged, Trial, is_proven

@@ -13,7 +13,8 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.console.display import displayed
 from sweeps.service.console.terminal import short_name, warn
 from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.plan import Earlier, SweepPlan
+from sweeps.service.planning.inputs import Earlier
+from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.clock import Clock, SystemClock
 from sweeps.service.running.conclude import Figure

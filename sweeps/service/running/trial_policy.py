@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sweeps.service.console.terminal import print_plan
-from sweeps.service.planning.plan import PlanInputs, SweepPlan, build_plan, planned_trials
+from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.planning.plan import SweepPlan, build_plan, planned_trials
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running.sweep_trials import SweepTrials
 from sweeps.service.running.total import fixes_noise

@@ -21,7 +21,8 @@ from sweeps.service.console.terminal import say
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import default_score, scores_to_compare
 from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.plan import Earlier, PlanInputs, SweepPlan
+from sweeps.service.planning.inputs import Earlier, PlanInputs
+from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn

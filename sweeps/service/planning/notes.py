@@ -1,0 +1,138 @@
+"""What a plan must say: sentences for statement, figure and reports, from public numbers alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dpgcl_core.mechanism.numbers import GROUPS, default_delta
+from dpgcl_core.release.noised_counts import split_public
+from dpgcl_core.sampling.slots import empty_step_prob, most_empty, share_lost
+from sweeps.service.options.data import DataOptions
+from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.planning.trial_configs import num_records
+from trainers.config.training import TrainingConfig
+from trainers.data.dataset import TrainingData, modality_of
+from trainers.training.foreign import foreign_note
+from trainers.training.warm_start import warm_start_note
+
+_WEAK_DELTA = 1e-3
+_LARGE_SCORE_ERROR = 0.1
+_TAKEN_FROM_DATA = (
+    "The number of records is taken from the data and therefore public: what is protected is that any one of "
+    "them may be zeroed out, that is, take no part. Give --num-records-public to declare a capacity instead, "
+    "for which adding or removing one is protected."
+)
+
+
+def plan_notes(
+    inputs: PlanInputs, configs: Sequence[TrainingConfig]
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the notes of a plan, and those among them that every sweep of its kind has.
+
+    Args:
+      inputs: of the plan.
+      configs: the trainings at its points.
+    """
+    options, data, earlier = inputs.options, inputs.data, inputs.earlier
+    n = options.mechanism.num_records_public or num_records(data)
+    sampling, units = _sampling_notes(configs), _unit_notes(options.data, data, configs)
+    notes = list(inputs.notes)
+    if options.mechanism.num_records_public is None:
+        notes.insert(0, _TAKEN_FROM_DATA)
+    if (delta := options.mechanism.delta or default_delta(n)) > _WEAK_DELTA:
+        notes.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
+    notes += _scored_notes(options.data, data, configs) + _noise_of_scores(configs) + sampling
+    if options.service.early_stopping != "none":
+        notes.append(
+            f"Trainings may be ended early by their scores on the way ({options.service.early_stopping}); "
+            "every ε counts all planned steps of each."
+        )
+    notes += _noised_notes(configs[0], n) + units
+    notes += dict.fromkeys(note for config in configs if (note := warm_start_note(config)))
+    notes += dict.fromkeys(note for config in configs if (note := foreign_note(config)))
+    if earlier is not None:
+        notes.append(
+            f"Each row's setting is the best of the same grid ({earlier.grid}), chosen by the "
+            f"{len(earlier.trials)} trainings of the sweep {earlier.sweep}, whose cost is part of the cost "
+            "of the whole sweep."
+        )
+    return tuple(notes), frozenset([_TAKEN_FROM_DATA, *sampling, *units])
+
+
+def _scored_notes(source: DataOptions, data: TrainingData, configs: Sequence[TrainingConfig]) -> list[str]:
+    """Say how many records of `--evaluate-on` are scored, and what the others are for: all are public."""
+    if source.evaluate_on is None or data.queries is None:
+        return []
+    num_queries, num_index = len(data.queries), 0 if data.index is None else len(data.index)
+    limits = {config.evaluation.max_query_records or num_queries for config in configs}
+    scored = " or ".join(str(min(limit, num_queries)) for limit in sorted(limits))
+    total = num_queries + num_index
+    if scored == str(total):
+        return [f"All {total} records of {source.evaluate_on} are scored: nothing is fitted on any of them."]
+    fitted = data.index is not None and data.index.labels is not None
+    others = "; k-NN and probes are fitted on others" if fitted else ""
+    return [f"Of the {total} records of {source.evaluate_on}, {scored} are scored{others}."]
+
+
+def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
+    """Return what the noise does to the noised scores, so that nobody pays for noise alone."""
+    errors = [
+        noise / config.num_scored_public
+        for config in configs
+        if (noise := config.evaluation.score_noise_multiplier) is not None
+    ]
+    if not errors:
+        return []
+    error = max(errors)
+    warning = "; more records held out, or less noise, would tell more" if error > _LARGE_SCORE_ERROR else ""
+    return [f"A noised accuracy has noise of standard deviation {error:.2g} in it{warning}."]
+
+
+def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
+    """Say what sampling groups costs in empty steps and slots, at the largest S: from public numbers."""
+    mechanisms = [config.mechanism for config in configs if config.mechanism.sampling == GROUPS]
+    if not mechanisms:
+        return []
+    largest = max(mechanisms, key=lambda mechanism: int(mechanism.group_size))
+    capacity, size = largest.num_records_public, int(largest.group_size)
+    empty = empty_step_prob(capacity, size, largest.sampling_prob)
+    note = (
+        f"Groups are sampled, so one record moves a step's sum by C. At S = {size} a step draws no group "
+        f"with probability {empty:.1g}"
+    )
+    if not largest.num_records_from_data:
+        hundredth = math.ceil(capacity / 100)
+        lost = share_lost(capacity, hundredth, size)
+        note += (
+            f"; {hundredth} empty slots of the {capacity} would cost {lost:.0%} of the groups, and more than "
+            f"{most_empty(capacity, size)} are refused"
+        )
+    return [f"{note}."]
+
+
+def _noised_notes(config: TrainingConfig, num_records_public: int) -> list[str]:
+    """Sentences about noised releases, from public numbers alone."""
+    notes = []
+    if share := config.evaluation.score_on_held_out:
+        _, held_out = split_public(num_records_public, share)
+        notes.append(
+            f"A share of {share:g} of the slots, {held_out}, is not trained on but scored with noise; each "
+            "record got its slot at random when it was first seen."
+        )
+    if config.evaluation.snr_noise_multiplier is not None:
+        notes.append("The first step's SNR is released with noise; it is charged in ε.")
+    return notes
+
+
+def _unit_notes(source: DataOptions, data: TrainingData, configs: Sequence[TrainingConfig]) -> list[str]:
+    """Say what a record is where that is not one row, or more than its image is learned."""
+    labelled = any(config.mechanism.rules.takes_labels for config in configs)
+    if source.unit_column is not None:
+        rows = "rows, images and labels," if labelled else "rows"
+        return [f"One record is all {rows} with the same value of {source.unit_column}."]
+    if labelled:
+        return ["One record is one image with its label: both are protected together."]
+    if modality_of(data.train) == "image-text":
+        return ["One record is one image with all its captions."]
+    return []

@@ -1,0 +1,182 @@
+"""The training at each point of a sweep: resolved and checked, and its network tried on made-up inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from dpgcl_core.errors import ConfigError, DpgclError
+from dpgcl_core.mechanism.registry import method_named
+from sweeps.service.options.restarts import num_restart_steps
+from sweeps.service.options.scores import default_score, visible_scores
+from sweeps.service.options.service import ledger_url
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.planning.trials import Point
+from trainers.config.optimizers import optimizer_named
+from trainers.config.training import TrainingConfig
+from trainers.config.tree import changed
+from trainers.data.dataset import TrainingData, image_shape_of, modality_of, num_public_classes
+from trainers.data.own import label_place
+from trainers.data.records import Records
+from trainers.tasks.task import task_of
+from trainers.training.foreign import refuse_mixing_network
+from trainers.training.microbatch import max_views
+from trainers.training.release import check_release
+from trainers.training.resolve import training_config
+from trainers.training.warm_start import starting_encoder
+
+
+def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
+    """Return the checked training of every point that may be run on these data."""
+    options, data = inputs.options, inputs.data
+    found: list[tuple[Point, TrainingConfig]] = []
+    device, held_out = _device(options), options.evaluation.score_on_held_out
+    declared = options.mechanism.num_records_public
+    the_same = (
+        ("score_on_held_out", held_out, "a record to be trained on by all or scored by all"),
+        ("num_records_public", declared, "one promise to hold for them together"),
+    )
+    private, is_open = options.data.are_private, options.release.is_open
+    restart_steps = num_restart_steps(options)
+    for point in inputs.points:
+        for name, given, why in the_same:
+            if point.changes.get(name, given) != given:
+                raise ConfigError(
+                    f"{name} must be the same in all trials of a sweep, for {why}; got {given} and, at the "
+                    f"point {point.label}, {point.changes[name]}"
+                )
+        restarts = {"restart_steps": restart_steps}  # one number, for one note and one word of them
+        here = changed(options.training(), **{**point.changes, **restarts, "device": device})
+        method = method_named(here.mechanism.method)
+        if here.mechanism.epsilon == math.inf or method.label == "none":
+            if private or not is_open:
+                continue
+            here = changed(here, noise_multiplier=None, restart_steps=None)
+        if private and method.label == "as-published":
+            raise ConfigError(
+                f"{method.name} is as-published: its guarantee does not hold, and it is refused with "
+                "private data; `python -m dpgcl_core.methods` lists what is proven"
+            )
+        if private and here.mechanism.tan_factor > 1 and ledger_url(options.data, options.ledger) is None:
+            raise ConfigError(
+                "tan_factor trains at an ε of its own that is far above the target, so on private data it "
+                "must be charged: give --ledger, which reserves it, or search on public data"
+            )
+        config = training_config(
+            here,
+            num_records=num_records(data),
+            public_seed=options.service.seed,
+            modality=modality_of(data.train),
+            calibration_folder=inputs.calibration_folder,
+            image_shape=image_shape_of(data.train),
+            num_classes=num_public_classes(data),
+            charged_to=_charged_to(options),
+        )
+        check_release(config, data)
+        if task_of(config).learns_labels and isinstance(data.train, Records) and data.train.labels is None:
+            place = label_place(options.data.dataset)
+            raise ConfigError(f"{method.name} learns labels, and the data have none: give {place}")
+        task_of(config).check(config, data.train)
+        found.append((point, _scored_on_the_way(config, options, data)))
+    return found
+
+
+def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: TrainingData) -> TrainingConfig:
+    """Return a training with the scores on the way that it may be ended by: every tenth of its steps.
+
+    Raises:
+      ConfigError: no score of it on the way may be seen.
+    """
+    if options.service.early_stopping == "none":
+        return config
+    method = config.mechanism.method
+    score = default_score(modality_of(data.train), method)
+    if score not in visible_scores(data, method):
+        raise ConfigError(
+            f"early_stopping compares trainings by their {score} on the way, which must be of public "
+            "records: give --evaluate-on a public data set, or leave it out"
+        )
+    tenth = max(1, config.mechanism.num_steps // 10)
+    every = config.evaluation.score_every_steps or tenth
+    return dataclasses.replace(
+        config, evaluation=dataclasses.replace(config.evaluation, score_every_steps=every)
+    )
+
+
+def check_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
+    """Build each network once, and refuse those that no step should see."""
+    for config in _first_of_each(configs, lambda c: (c.network, c.optimizer, c.per_tower_clipping)):
+        _check_network(config, data)
+    _check_words([config for config in configs if config.network.mixes_no_records], data)
+
+
+def _first_of_each(
+    configs: Sequence[TrainingConfig], key: Callable[[TrainingConfig], tuple[object, ...]]
+) -> list[TrainingConfig]:
+    """The first training of every kind."""
+    found: dict[tuple[object, ...], TrainingConfig] = {}
+    for config in configs:
+        found.setdefault(key(config), config)
+    return list(found.values())
+
+
+def _charged_to(options: SweepOptions) -> str | None:
+    """Return the data set's id in the ledger that private trainings are charged to; None without."""
+    charged = options.data.are_private and ledger_url(options.data, options.ledger) is not None
+    return options.ledger.dataset_id if charged else None
+
+
+def _device(options: SweepOptions) -> str:
+    """Return the device of every training: a GPU only where Ray sets one aside."""
+    device, gpus = options.performance.device, options.service.gpus_per_worker
+    if device == "cuda" and not gpus:
+        raise ConfigError("device cuda needs gpus_per_worker, for Ray to set a GPU aside; got 0")
+    return ("cuda" if gpus else "cpu") if device == "auto" else device
+
+
+def _check_network(config: TrainingConfig, data: TrainingData) -> None:
+    """Build the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
+    torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
+    shape = image_shape_of(data.train)
+    encoder = starting_encoder(config, shape)
+    task_of(config).check_network(config, encoder, shape)
+    optimizer_named(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
+
+
+def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
+    """Try networks that mix nothing on their author's word at the sizes of their steps, on made-up inputs.
+
+    Every worker does so, too, with the memory and the device of its own; but what it finds comes after the
+    charge, and is withheld where the data are private. Here nothing but made-up inputs has been seen, and
+    nothing been reserved.
+
+    Raises:
+      ConfigError: as `refuse_mixing_network`, or a network fails.
+    """
+
+    def passes(config: TrainingConfig) -> tuple[object, ...]:
+        mechanism = config.mechanism
+        sizes = (mechanism.group_size, mechanism.sampling_prob, mechanism.batch_cap)
+        return config.network, mechanism.method, sizes, config.num_augmentations
+
+    for config in _first_of_each(configs, passes):
+        shape = image_shape_of(data.train)
+        encoder = starting_encoder(config, shape)
+        try:
+            refuse_mixing_network(config, encoder, shape, max_views(config, encoder, shape))
+        except (DpgclError, MemoryError):
+            raise
+        except Exception as error:  # a user's network may fail in any way
+            raise ConfigError(
+                f"the network {config.network.name} fails on made-up images, as many as a step passes at "
+                f"once: {type(error).__name__}: {error}"
+            ) from error
+
+
+def num_records(data: TrainingData) -> int:
+    """The records that the guarantee is about: those trained on, and those held out."""
+    return len(data.train) + (len(data.scored) if data.scored is not None else 0)
