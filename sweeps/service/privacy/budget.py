@@ -85,7 +85,6 @@ class SweepBudget:
     refused: dict[str, str] = field(default_factory=dict)
     _open: dict[str, dict[str, Reservation]] = field(default_factory=dict)
     _confirmed: float = 0.0
-    _labels: dict[str, str] = field(default_factory=dict)
 
     def checkpoint_folder(self, name: str) -> Path:
         """Return where a trial's checkpoints and its grant lie."""
@@ -243,34 +242,6 @@ class SweepBudget:
         self._open.pop(name, None)
         self._keep_head()
 
-    def give_back(self, names: Sequence[str]) -> int:
-        """Return to the ledger what is reserved for trials that never began, when the sweep's time is over.
-
-        Nothing of them was drawn, and nothing will be under these reservations: the driver starts no more
-        trainings, and one that a resume starts is reserved anew, under a label of its own. A trial with any
-        trace of a start keeps its charge.
-
-        Returns:
-          How many were given back; a ledger that is gone keeps the charge.
-        """
-        number = 0
-        for trial in self.trials:
-            begun = self.folder.has_begun(trial.name)
-            if trial.name not in names or begun or trial.name not in self._open:
-                continue
-            self._take_back(trial.name)
-            try:
-                for reservation in self._open.pop(trial.name).values():
-                    self.ledger.settle(reservation, 0)
-            except LedgerError as error:
-                _log.warning("note: %s keeps its charge: %s", trial.name, error)
-                continue
-            number += 1
-        self._labels.clear()
-        if number:
-            self._keep_head()
-        return number
-
     def statement(self) -> LedgerStatement:
         """Return the ledger's lines of the privacy statement."""
         return self.ledger.statement(self.dataset_id)
@@ -352,25 +323,7 @@ class SweepBudget:
         return planned_trainings({self._label(trial): trial for trial in trials})
 
     def _label(self, trial: Trial) -> str:
-        """Return the label of a trial's charge: a new one after each that was given back."""
-        if trial.name not in self._labels:
-            first = label = f"{self.folder.name}-{self.sweep_id}/{trial.name}"
-            number = 1
-            while self._was_given_back(trial, label):
-                number += 1
-                label = f"{first}~{number}"
-            self._labels[trial.name] = label
-        return self._labels[trial.name]
-
-    def _was_given_back(self, trial: Trial, label: str) -> bool:
-        """Whether nothing of a charge was drawn: it was settled with no step at all.
-
-        Where a driver was killed amid that, what it had not come to stays charged.
-        """
-        parts = planned_trainings({label: trial})
-        held = [self.ledger.reservation(self.dataset_id, part.label) for part in parts]
-        settled = [each.num_steps_executed for each in held if each is not None]
-        return any(num_steps is not None for num_steps in settled) and not any(settled)
+        return f"{self.folder.name}-{self.sweep_id}/{trial.name}"
 
 
 def _parts(trial: Trial, label: str, times: int = 1) -> list[PlannedTraining]:
