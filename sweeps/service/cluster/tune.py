@@ -111,7 +111,8 @@ class TrialCallback(tune.Callback):
         node_id = node_of_actor(actor) if in_place and actor is not None else None
         node = running.queue.node_number(node_id) if node_id else None
         running.supervisor.started(given, lambda: ray.kill(actor), node, in_place=in_place)
-        running.watch.started(given.name, given.config.mechanism.num_steps, given.progress_file)
+        if running.watch is not None:
+            running.watch.started(given.name, given.config.mechanism.num_steps, given.progress_file)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Charge the restart of a training whose process died."""
@@ -148,7 +149,8 @@ class TrialCallback(tune.Callback):
 
     def _ended(self, name: str) -> None:
         self._execution.supervisor.ended(name)
-        self._execution.watch.ended(name)
+        if (watch := self._execution.watch) is not None:
+            watch.ended(name)
 
 
 def tune_trials(

@@ -64,7 +64,7 @@ class OpenRelease:
         self._recorders = Listeners(LogListener(self._log, self.trials), self.mlflow)
         self._listeners = Listeners(
             self._recorders,
-            TerminalListener(self.trials, tells_times=sweep.plan.data.train_is_public),
+            TerminalListener(self.trials),
             *sweep.listeners,
             self._report,
         )
