@@ -37,10 +37,10 @@ from sweeps.service.privacy.account import (
 from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
 from sweeps.service.running.listeners import Listener, own_listener
 from sweeps.service.running.outbox import patiently
-from sweeps.service.running.total import Limits, fit_of_resumed
+from sweeps.service.running.total import Limits
 from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
-from sweeps.service.storage.folder import Repetition, SweepFolder, find_folder, known_params, named_folder
+from sweeps.service.storage.folder import Repetition, SweepFolder, find_folder, named_folder
 from sweeps.service.storage.runs import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
 from trainers.config.tree import changed
@@ -242,9 +242,10 @@ def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, fixed: bool) -> Fit 
     options = inputs.options
     if limits.total_epsilon is None:
         return None
-    if options.storage.resume:
-        known = known_params(root, options.storage.name)
-        if (fit := fit_of_resumed(options, inputs.question, known)) is not None:
+    if options.storage.resume and options.storage.name is not None:
+        known = named_folder(root, options.storage.name).read_plan() or {}
+        fit = Fit.read(known.get("params", {}))
+        if fit is not None and fit.total_epsilon == limits.total_epsilon:
             return fit
     doing("finding how many repeats fit" if fixed else "finding the largest ε of one training")
     return limits.fit(fixed=fixed)
