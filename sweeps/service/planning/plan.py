@@ -279,7 +279,6 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
             "--mixes-no-records is your word for a network of your own (package.module:factory), and "
             f"{networks[0].name} is this package's: leave it out"
         )
-    told += _scored_notes(source, data, configs)
     told += _noise_of_scores(configs)
     trials = _trials(options, points, data)
     usual = [_TAKEN_FROM_DATA, *_sampling_notes(configs)]
@@ -378,21 +377,6 @@ def trial_at(inputs: PlanInputs, point: Point) -> Trial:
     _check_networks([config], inputs.data)
     params = _params(config, inputs.options, point, 0) | _data_params(inputs.data, config.evaluation)
     return Trial(name=point.label, config=config, params=params)
-
-
-def _scored_notes(source: DataOptions, data: TrainingData, configs: Sequence[TrainingConfig]) -> list[str]:
-    """Say how many records of `--evaluate-on` are scored, and what the others are for: all are public."""
-    if source.evaluate_on is None or data.queries is None:
-        return []
-    num_queries, num_index = len(data.queries), 0 if data.index is None else len(data.index)
-    limits = {config.evaluation.max_query_records or num_queries for config in configs}
-    scored = " or ".join(str(min(limit, num_queries)) for limit in sorted(limits))
-    total = num_queries + num_index
-    if scored == str(total):
-        return [f"All {total} records of {source.evaluate_on} are scored: nothing is fitted on any of them."]
-    fitted = data.index is not None and data.index.labels is not None
-    others = "; k-NN and probes are fitted on others" if fitted else ""
-    return [f"Of the {total} records of {source.evaluate_on}, {scored} are scored{others}."]
 
 
 def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
