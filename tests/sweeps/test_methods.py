@@ -28,7 +28,7 @@ from sweeps import methods
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.cost import cost_of
 from sweeps.service.planning.plan import Earlier, SweepPlan
-from sweeps.service.planning.points import Candidate, check_groups
+from sweeps.service.planning.points import check_groups
 from sweeps.service.planning.trials import Charged, Point
 from sweeps.service.privacy.statement import build_statement
 from sweeps.service.running import mlflow_listener
@@ -264,8 +264,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 def run_tuned(folder: Path, *more: str) -> int:
     """Runs the tuned sweep `one` of two candidates."""
     chosen = options(*QUICK, "--name", "one", "--storage", str(folder), "--repeats", "2", *more)
-    compared = [Candidate(label=name, changes={"method": name}) for name in ("dp_gcl", "dp_clip")]
-    compared.append(Candidate(label="base", changes={"method": "base", "epsilon": None}, tuned=False))
+    compared = [Point(label=name, changes={"method": name}) for name in ("dp_gcl", "dp_clip")]
+    compared.append(Point(label="base", changes={"method": "base", "epsilon": None}))
     return run_tuned_sweep("methods", chosen, compared, GRID, lambda *_: [])
 
 
@@ -425,7 +425,7 @@ def test_comparison_needs_an_open_release() -> None:
         run_tuned_sweep("methods", options("--tiny", *SEALED), [], GRID, lambda *_: [])
 
 
-def compared(*arguments: str) -> list[Candidate]:
+def compared(*arguments: str) -> list[Point]:
     chosen = parse_options(methods.MethodsOptions, description="", arguments=arguments)
     return methods.candidates(chosen)
 
