@@ -9,7 +9,6 @@ Ends in the paper's Table 1 for your data, with a guarantee label on every row.
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
-from sweeps.service.planning.points import Candidate, changes_for
+from sweeps.service.planning.points import changes_for
+from sweeps.service.planning.trials import Point
 from sweeps.service.questions import run_tuned_question
 from trainers.config.tree import changed
 
@@ -49,7 +49,7 @@ class MethodsOptions(SweepOptions):
         return changed(super().full(), epsilon_grid=(1.0, 10.0))
 
 
-def candidates(options: MethodsOptions) -> list[Candidate]:
+def candidates(options: MethodsOptions) -> list[Point]:
     """Return one candidate per private method and ε, and one for each of the others."""
     from sweeps.service.running.tuning import compared  # here, with Ray
 
@@ -60,10 +60,10 @@ def candidates(options: MethodsOptions) -> list[Candidate]:
         if method.small_batches:
             changes["expected_batch_size"] = min(options.whole_batch_size, mechanism.expected_batch_size)
         private = method.label != "none"
-        for epsilon in grid if private else (math.inf,):
+        for epsilon in grid if private else (float("inf"),):
             label = f"{method.name}-eps{epsilon:g}" if private and epsilon is not None else method.name
             own = {} if epsilon is None else {"epsilon": epsilon}
-            found.append(Candidate(label=label, changes=changes | own, tuned=method.trains))
+            found.append(Point(label=label, changes=changes | own))
     return found
 
 

@@ -24,7 +24,6 @@ __all__ = [
     "first_autoscaler_report",
     "logs_folder",
     "loopback_only",
-    "node_of_actor",
     "set_torch_distributed_env_vars",
     "setup_torch_process_group",
     "trial_actor",
@@ -91,15 +90,6 @@ def tune_state_in(folder: Path) -> Iterator[None]:
 def trial_actor(trial: Any) -> Any:
     """Return the actor that runs one of Tune's trials; None while there is none."""
     return trial.temporary_state.ray_actor
-
-
-def node_of_actor(actor: Any) -> str | None:
-    """Return the id of the node that an actor runs on; None where Ray does not know it."""
-    from ray._private.state import actors
-
-    internal: Any = actors
-    node = internal(actor._actor_id.hex()).get("Address", {}).get("NodeID")
-    return node or None
 
 
 def cluster_status() -> Any:

@@ -10,7 +10,6 @@ from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, errors_in_flags
 
 if TYPE_CHECKING:
-    from sweeps.service.planning.points import Candidate
     from sweeps.service.planning.trials import Point
     from sweeps.service.running.trial_policy import TrialPolicy
 
@@ -55,7 +54,7 @@ def run_question(
 
 
 def run_tuned_question(
-    question: str, options: SweepOptions, candidates: Sequence[Candidate], grid: Sequence[Mapping[str, Any]]
+    question: str, options: SweepOptions, candidates: Sequence[Point], grid: Sequence[Mapping[str, Any]]
 ) -> int:
     """Tune every candidate, run the best of each and return the exit code, see `run_tuned_sweep`."""
     from dashboards.figures import draw

@@ -23,7 +23,7 @@ from sweeps.service.cluster.stopping import Stopping
 from sweeps.service.cluster.supervision import Supervisor
 from sweeps.service.cluster.trial_failure import FailureKind, TrialFailure
 from sweeps.service.cluster.trial_queue import ListedTrials, TrialQueue
-from sweeps.service.cluster.watching import SealedWatch, SweepWatch
+from sweeps.service.cluster.watching import SweepWatch
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.storage.folder import Starts, SweepFolder
 from trainers.config.training import PerformanceConfig
@@ -76,7 +76,7 @@ def callback(heard: list[tuple[str, dict[str, Any]]], budget: Budget, tmp_path: 
         budget=asked,
         supervisor=Supervisor(folder, ServiceOptions(), None),
         stopping=Stopping(folder, ServiceOptions(), "image"),
-        watch=SealedWatch(0.0),
+        watch=None,
         is_open=False,
     )
     from sweeps.service.cluster.tune import TrialCallback  # imports Ray
@@ -282,7 +282,7 @@ def test_trainings_of_a_sealed_sweep_tell_no_steps(tmp_path: Path) -> None:
     assert given_to_worker(tmp_path, is_open=True).progress_file == tmp_path / "checkpoints/one/progress.json"
 
 
-@pytest.mark.parametrize(("is_open", "kind"), [(True, SweepWatch), (False, SealedWatch)])
+@pytest.mark.parametrize(("is_open", "kind"), [(True, SweepWatch), (False, type(None))])
 def test_trainings_of_a_sealed_sweep_are_not_watched(is_open: bool, kind: type) -> None:
     release, data = SimpleNamespace(is_open=is_open), SimpleNamespace(train_is_public=True)
     plan: Any = SimpleNamespace(release=release, data=data, trials=())

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from dpgcl_core.errors import ConfigError
 from sweeps import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.listeners import Listeners, own_listener
-from sweeps.service.running.progress_listeners import TerminalListener
 from tests.sweeps.support import run_script, train_here, write_npz
 
 PRIVATE_ONLY = {"num_restarts", "train_seconds", "step_seconds", "evaluation_seconds", "train_loss"}
@@ -141,17 +139,3 @@ def test_listener_that_is_none_is_refused_before_anything_starts(name: str, even
     with pytest.raises(ConfigError) as refusal:
         own_listener(name)
     assert name in str(refusal.value)
-
-
-@pytest.mark.parametrize("tells_times", [True, False])
-def test_line_of_a_private_result_tells_no_time(
-    tells_times: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mechanism = SimpleNamespace(num_steps=10)
-    known: Any = SimpleNamespace(
-        by_name={"one": SimpleNamespace(config=SimpleNamespace(mechanism=mechanism))}
-    )
-    listener = TerminalListener(known, tells_times=tells_times, clock=iter([0.0, 30.0]).__next__)
-    listener.on_begin(SweepBeginning(name="s", question="q", params={}, num_trials=2, num_done=0))
-    listener.on_result(replace(RESULT, metrics={"epsilon": 1.0}))
-    assert ("(0 min 30 s left)" in capsys.readouterr().out) is tells_times

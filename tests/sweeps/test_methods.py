@@ -29,7 +29,7 @@ from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.cost import cost_of
 from sweeps.service.planning.inputs import Earlier
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.points import Candidate, check_groups
+from sweeps.service.planning.points import check_groups
 from sweeps.service.planning.trials import Charged, Point
 from sweeps.service.privacy.statement import build_statement
 from sweeps.service.running import mlflow_listener
@@ -265,8 +265,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 def run_tuned(folder: Path, *more: str) -> int:
     """Runs the tuned sweep `one` of two candidates."""
     chosen = options(*QUICK, "--name", "one", "--storage", str(folder), "--repeats", "2", *more)
-    compared = [Candidate(label=name, changes={"method": name}) for name in ("dp_gcl", "dp_clip")]
-    compared.append(Candidate(label="base", changes={"method": "base", "epsilon": None}, tuned=False))
+    compared = [Point(label=name, changes={"method": name}) for name in ("dp_gcl", "dp_clip")]
+    compared.append(Point(label="base", changes={"method": "base", "epsilon": None}))
     return run_tuned_sweep("methods", chosen, compared, GRID, lambda *_: [])
 
 
@@ -426,7 +426,7 @@ def test_comparison_needs_an_open_release() -> None:
         run_tuned_sweep("methods", options("--tiny", *SEALED), [], GRID, lambda *_: [])
 
 
-def compared(*arguments: str) -> list[Candidate]:
+def compared(*arguments: str) -> list[Point]:
     chosen = parse_options(methods.MethodsOptions, description="", arguments=arguments)
     return methods.candidates(chosen)
 

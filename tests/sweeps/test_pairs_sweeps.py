@@ -22,7 +22,6 @@ from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.augmentations import combinations
 from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.search import plan_search
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.trials import Point
@@ -267,7 +266,7 @@ def test_tuning_takes_the_setting_of_the_best_score() -> None:
     results = {f"s{k}-r0": {"metrics": each} for k, each in enumerate(scores)}
     tuning: Any = SimpleNamespace(results=results)
     for score, rate in ((RECALL, 0.1), ("knn_accuracy", 0.2)):
-        best = _best(settings, tuning, Candidate(label="c", changes={}), score)
+        best = _best(settings, tuning, Point(label="c", changes={}), score)
         assert best.changes["learning_rate"] == rate
 
 

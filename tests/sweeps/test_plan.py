@@ -18,13 +18,11 @@ from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.sampling.records import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.planning import records
-from sweeps.service.planning.notes import _scored_notes
 from sweeps.service.planning.plan import SweepPlan, _data_params, cross_checks
 from sweeps.service.planning.trials import Charged, Point, trial_class
 from sweeps.service.privacy.statement import build_statement
 from tests.sweeps import support
 from tests.sweeps.support import plan_of, write_npz
-from trainers.config.training import EvaluationConfig
 from trainers.config.tree import leaves
 from trainers.evaluation.features import first_records
 
@@ -471,20 +469,6 @@ def test_params_tell_nothing_of_records_that_are_scored_and_not_public(make_plan
     assert not told & {*plan.params(), *plan.trials[0].params}
     hidden = dataclasses.replace(make_plan(*QUICK).data, evaluation_is_public=False)
     assert not told & set(_data_params(hidden, plan.trials[0].config.evaluation))
-
-
-def test_notes_tell_how_many_of_the_records_are_scored(make_plan: Plan, private: str) -> None:
-    public = ("--dataset", private, "--evaluate-on", "digits")
-    plan = make_plan(*QUICK, *public)
-    for most, scored in ((100, 100), (10_000, len(plan.data.queries))):  # type: ignore[arg-type]
-        told = f"Of the 1797 records of digits, {scored} are scored; k-NN and probes are fitted on others."
-        assert told in make_plan(*QUICK, *public, "--max-query-records", str(most)).notes
-    unlabelled = dataclasses.replace(plan.data.queries, labels=None)  # type: ignore[type-var]
-    data = dataclasses.replace(plan.data, index=None, queries=unlabelled, class_names=())
-    configs = [dataclasses.replace(trial.config, evaluation=EvaluationConfig()) for trial in plan.trials]
-    (told,) = _scored_notes(plan.source, data, configs)
-    assert told == f"All {len(unlabelled)} records of digits are scored: nothing is fitted on any of them."
-    assert not [note for note in make_plan(*QUICK).notes if "scored" in note]
 
 
 def test_params_of_a_trial_tell_the_guarantee(make_plan: Plan) -> None:

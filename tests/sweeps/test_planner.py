@@ -21,7 +21,7 @@ from sweeps.privacy_budget import PrivacyBudgetOptions
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.planner import PlannerOptions
 from sweeps.service.planning import resources
-from sweeps.service.planning.resources import resources_of
+from sweeps.service.planning.resources import wanted_of
 from sweeps.service.running.planner import run_plan
 from tests.sweeps.support import ROOT, run_script
 from tests.sweeps.support import plan as sweep_plan
@@ -152,10 +152,10 @@ def test_memory_that_no_worker_has_is_told(capsys: Said) -> None:
 
 def test_throughput_weights_and_memory_are_those_of_the_network() -> None:
     chosen = options("--num-records-public", "1500", "--dataset", "digits", *GRID)
-    told = resources_of(chosen)
+    told = wanted_of(chosen)
     encoder = build_encoder(_network(chosen), (1, 8, 8), 0)
     assert told.num_weights == num_trainable(encoder)
-    assert told.is_measured
+    assert told.records_per_second is not None
     assert told.records_per_second > 1
     assert set(told.memory_bytes) == {4, 16}
     assert min(told.memory_bytes.values()) > 4 * told.num_weights
@@ -252,7 +252,7 @@ def test_time_of_a_step_is_that_of_its_records_and_a_fixed_part(monkeypatch: pyt
 
     monkeypatch.setattr(resources, "train", train)
     monkeypatch.setattr(resources, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    found = resources_of(options("--num-records-public", "2000", "--dataset", "digits", "--epsilon", "3"))
+    found = wanted_of(options("--num-records-public", "2000", "--dataset", "digits", "--epsilon", "3"))
     threads = options().performance.threads_per_worker
     assert found.records_per_second == pytest.approx(1 / (2 * threads))
     assert found.seconds_per_step == pytest.approx(5 * threads)

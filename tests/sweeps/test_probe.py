@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dpgcl_core.errors import StorageError
 from sweeps.service.storage import probe
-from sweeps.service.storage.probe import NodeStorage, StorageProbe, look_function
+from sweeps.service.storage.probe import NodeStorage, StorageProbe, check_shared, look_function
 from tests.sweeps.head import REPOSITORY
 from tests.sweeps.hosts import Hosts, why_no_hosts
 
@@ -58,18 +59,22 @@ def test_file_system_without_locks_is_told_with_what_it_says(
     assert (seen["lock"], seen["said"]) == (probe.UNSUPPORTED, "Operation not supported")
 
 
-def test_every_finding_says_what_to_do(tmp_path: Path) -> None:
+def test_every_finding_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "living_nodes", lambda: [None] * 2)
+    monkeypatch.setattr(probe, "probe_storage", lambda _: found)
+    said: list[str] = []
     good = NodeStorage(node="one", folder=probe.SAME, lock=probe.HELD)
     apart = NodeStorage(node="two", folder=probe.OTHER)
     unlocked = NodeStorage(node="three", folder=probe.SAME, lock=probe.TAKEN)
     found = StorageProbe(folder=tmp_path, nodes=(good, apart), silent=("four",))
     assert found.apart()
     assert not found.unlocked()
-    assert "not on two (another folder of that path): mount one shared file system" in found.refusal()
+    with pytest.raises(StorageError, match=r"not on two \(another folder of that path\): mount one"):
+        check_shared(tmp_path, said.append)
     found = StorageProbe(folder=tmp_path, nodes=(good, unlocked), silent=("four",))
-    assert found.refusal() == ""
     assert found.unlocked()
-    locks, silent = found.notes()
+    check_shared(tmp_path, said.append)
+    locks, silent = said
     assert "do not hold between nodes (three): start no sweep from two nodes at once" in locks
     assert silent.endswith(": four")
 

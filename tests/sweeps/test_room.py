@@ -1,4 +1,4 @@
-"""Room for what a sweep writes: refused where it surely does not fit, and a disk that fills up meanwhile."""
+"""Room for what a sweep writes: a disk that fills up meanwhile."""
 
 from __future__ import annotations
 
@@ -6,86 +6,21 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from dpgcl_core.errors import StorageError
 from sweeps.service.cluster.interruption import DiskFull, full_disk_ends_sweep
-from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.room import check_room
-from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import SweepLog
 from tests.sweeps.support import Driver, tracked_runs
-from trainers.data.dataset import image_shape_of
 from trainers.failures import NO_ROOM, Stage, describe_error
 from trainers.files.durable import replacing
 from trainers.files.resuming import resume_line
 from trainers.tracking.server import connect
-
-QUICK = ("--tiny", "--noise-multiplier=1", "--no-non-private")
-SHAPE = (1, 8, 8)
-WEIGHTS = 8280 * 4
-"""Bytes of the weights of the tiny preset's network."""
-
-
-def refused(folder: SweepFolder, plan: SweepPlan, free: int, at_once: int = 1, **more: Any) -> bool:
-    try:
-        check_room(folder, plan.trials, SHAPE, at_once, usage=lambda _: SimpleNamespace(free=free), **more)
-    except StorageError as error:
-        return "make room, give another --storage, or train fewer" in str(error)
-    return False
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> SweepFolder:
-    return SweepFolder(tmp_path / "sweeps" / "one")
-
-
-def test_sweep_is_refused_by_what_its_checkpoints_take(
-    make_plan: Callable[..., SweepPlan], folder: SweepFolder
-) -> None:
-    """Weights and twice as much that Adam keeps, of two trainings, and once more of one being replaced."""
-    plan = make_plan(*QUICK, "--repeats=2")
-    assert image_shape_of(plan.data.train) == SHAPE
-    assert refused(folder, plan, 3 * 3 * WEIGHTS)
-    assert not refused(folder, plan, 3 * 3 * WEIGHTS + 3 * 4096)
-    assert refused(folder, plan, 3 * 3 * WEIGHTS + 3 * 4096, at_once=2)
-
-
-@pytest.mark.parametrize(
-    ("option", "copies"),
-    [(("--optimizer=sgd", "--momentum=0"), 1), (("--optimizer=sgd",), 2), (("--ema-decay=0.9",), 4)],
-)
-def test_what_a_checkpoint_takes_follows_the_optimizer(
-    option: tuple[str, ...], copies: int, make_plan: Callable[..., SweepPlan], folder: SweepFolder
-) -> None:
-    plan = make_plan(*QUICK, "--repeats=1", *option)
-    assert refused(folder, plan, 2 * copies * WEIGHTS)
-    assert not refused(folder, plan, 2 * copies * WEIGHTS + 4096)
-
-
-def test_checkpoints_that_lie_there_need_no_more_room(
-    make_plan: Callable[..., SweepPlan], folder: SweepFolder
-) -> None:
-    plan = make_plan(*QUICK, "--repeats=2")
-    for trial in plan.trials:
-        folder.checkpoint_folder(trial.name).mkdir(parents=True)
-        (folder.checkpoint_folder(trial.name) / "checkpoint.pt").touch()
-    assert not refused(folder, plan, 0)
-
-
-def test_only_trainings_that_surely_end_are_counted(
-    make_plan: Callable[..., SweepPlan], folder: SweepFolder
-) -> None:
-    plan = make_plan(*QUICK, "--repeats=9")
-    assert not refused(folder, plan, 2 * 3 * WEIGHTS + 4096, num_certain=1)
-
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

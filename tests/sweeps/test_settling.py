@@ -133,6 +133,26 @@ def test_training_that_finished_and_lost_its_grant_is_charged_in_full(budget: Sw
     assert charges(budget)[first] == (10, 10)
 
 
+def test_worker_of_a_trial_that_was_given_back_draws_nothing(budget: SweepBudget) -> None:
+    second = budget.trials[1].name
+    close_reservations(budget.folder, budget.ledger, give_back_unstarted=True)
+    checkpoints = budget.folder.checkpoints(second, every_steps=5, charged=True)
+    with pytest.raises(ValueError, match="grants 0 steps"):
+        checkpoints.begin_attempt(0, NUM_STEPS)
+
+
+@pytest.mark.parametrize("drew", [False, True])
+def test_resume_of_a_sweep_that_was_settled_is_refused(
+    drew: bool, budget: SweepBudget, planned: SweepPlan
+) -> None:
+    close_reservations(budget.folder, budget.ledger, give_back_unstarted=True)
+    resumed = sweep_budget(planned, budget.ledger, "scans", budget.folder)
+    assert resumed is not None
+    remaining = resumed.trials[0] if drew else resumed.trials[1]
+    with pytest.raises(LedgerError, match="is settled"):
+        resumed.begin([remaining], None)
+
+
 def test_training_that_overdrew_is_refused_by_the_ledger(budget: SweepBudget) -> None:
     first = budget.trials[0].name
     budget.folder.keep(first, {"metrics": {"num_steps_charged": 14.0}})

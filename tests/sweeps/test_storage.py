@@ -25,7 +25,6 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.privacy.statement import write_statement
 from sweeps.service.running import prepare, trial_policy
 from sweeps.service.running.search import write_suggestion
-from sweeps.service.storage import folder as storage_folder
 from sweeps.service.storage.calibrations import calibrations
 from sweeps.service.storage.folder import Repetition, Starts, SweepFolder, config_hash, find_folder
 from sweeps.service.storage.log import SweepLog
@@ -260,21 +259,6 @@ def test_resume_of_nothing_is_refused(name: str | None, tmp_path: Path) -> None:
         find(tmp_path, name, resume=True)
 
 
-def test_resume_takes_the_latest_sweep_of_the_configuration(tmp_path: Path) -> None:
-    for age, (name, fingerprint) in enumerate(
-        [("b", "mine"), ("c", "another"), ("d", "mine"), ("a", "mine")]
-    ):
-        folder = create(tmp_path, name, fingerprint=fingerprint)
-        os.utime(folder.path / "plan.json", (1000 - age, 1000 - age))
-    assert find(tmp_path, None, resume=True).name == "b"
-
-
-def test_resume_passes_over_a_damaged_sweep(tmp_path: Path) -> None:
-    create(tmp_path, "mine")
-    (create(tmp_path, "damaged").path / "plan.json").write_text("{")
-    assert find(tmp_path, None, resume=True).name == "mine"
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '"plan"'])
 def test_damaged_plan_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (create(tmp_path, "one").path / "plan.json").write_text(text)
@@ -305,7 +289,7 @@ def test_damaged_result_is_refused_not_trained_again(tmp_path: Path) -> None:
 def test_result_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     folder.keep("a", {"metrics": {"epsilon": 1.0}})
-    monkeypatch.setattr(storage_folder.os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         folder.keep("a", {"metrics": {"epsilon": 2.0}})
     assert folder.finished() == {"a": {"metrics": {"epsilon": 1.0}}}
@@ -567,7 +551,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             sync(number)
 
-        monkeypatch.setattr(storage_folder.os, "fsync", fsync)
+        monkeypatch.setattr(os, "fsync", fsync)
 
     return fill
 

@@ -44,7 +44,7 @@ class Watched:
         log = None if self.is_sealed else SweepLog(self.folder.path)
         self.supervisor = Supervisor(self.folder, self.service, log, clock=lambda: self.now)
 
-    def start(self, *, in_place: bool = True, node: int | None = 2) -> None:
+    def start(self, *, in_place: bool = True) -> None:
         self.folder.mark_start("t")
         config = SimpleNamespace(
             performance=PerformanceConfig(checkpoint_every_steps=5),
@@ -53,7 +53,7 @@ class Watched:
         found: Any = SimpleNamespace(
             name="t", config=config, checkpoint_folder=self.folder.checkpoint_folder("t")
         )
-        self.supervisor.started(found, self._end, node, in_place=in_place)
+        self.supervisor.started(found, self._end, in_place=in_place)
 
     def _end(self) -> None:
         self.num_ended += 1
@@ -80,7 +80,7 @@ def watched(tmp_path: Path) -> Callable[..., Watched]:
     return make
 
 
-def test_restart_is_told_once_with_step_node_and_charge(
+def test_restart_is_told_once_with_step_and_charge(
     watched: Callable[..., Watched], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = watched()
@@ -90,7 +90,7 @@ def test_restart_is_told_once_with_step_node_and_charge(
     sweep.draw()
     sweep.supervisor.lost("t", OF_RAY)
     sweep.start()
-    assert capsys.readouterr().out == "t: worker lost, restarted at step 0 on node 2, 5 steps charged\n"
+    assert capsys.readouterr().out == "t: worker lost, restarted at step 0, 5 steps charged\n"
     (line,) = map(json.loads, (sweep.folder.path / "log.jsonl").read_text().splitlines())
     assert (line["sweep"], line["trial"], line["event"], line["num_steps_repeated"]) == (
         *("one", "t", RESTARTED),
@@ -105,7 +105,7 @@ def test_restart_that_was_charged_in_advance_says_so(
     sweep.start()
     sweep.draw()
     sweep.supervisor.lost("t", OF_RAY)
-    sweep.start(node=None)
+    sweep.start()
     said = "t: worker lost, restarted at step 0, 5 of the R = 8 steps for restarts used\n"
     assert capsys.readouterr().out == said
 
@@ -138,7 +138,7 @@ def test_training_that_hangs_is_ended_and_told(
         assert sweep.num_ended == num_ended
     assert sweep.supervisor.lost("t", OF_RAY).startswith("ended after 10 min")
     sweep.start()
-    assert f"(--{limit.replace('_', '-')}), restarted at step 0 on node 2" in capsys.readouterr().out
+    assert f"(--{limit.replace('_', '-')}), restarted at step 0" in capsys.readouterr().out
 
 
 def test_training_that_goes_on_is_not_ended_for_a_stall(watched: Callable[..., Watched]) -> None:

@@ -83,7 +83,6 @@ class World:
             except Killed:
                 return
             except TrainingStopped:
-                budget.give_back([each.name for each in self.left()])
                 return
             finally:
                 assert sum(self.drawn.values()) <= self.charged()

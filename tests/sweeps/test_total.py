@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,9 @@ from sweeps.service.planning.plan import planned_trials
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.account import open_ledger
 from sweeps.service.privacy.reservations import planned_trainings
-from sweeps.service.running import total
+from sweeps.service.running import prepare, total
 from sweeps.service.running.total import Limits, TrialsOf, fixes_noise
-from sweeps.service.storage.folder import SweepFolder, known_params
+from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps import support
 from trainers.config.tree import changed
 
@@ -150,11 +152,16 @@ def test_comparison_of_methods_leaves_its_epsilon_to_be_found() -> None:
 def test_resumed_sweep_keeps_its_fit(tmp_path: Path, chosen: group_size.GroupSizeOptions) -> None:
     fit = total.Fit(total_epsilon=3.0, epsilon=1.23, repeats=2)
     for name, params in (("other", {}), ("one", fit.params())):
-        SweepFolder(tmp_path / "sweeps" / name).create({"params": {"question": "group-size", **params}})
-    options = changed(chosen, total_epsilon=3.0)
-    assert total.fit_of_resumed(options, "group-size", known_params(tmp_path, None)) == fit
-    assert total.fit_of_resumed(options, "temperature", known_params(tmp_path, None)) is None
-    assert total.fit_of_resumed(options, "group-size", known_params(tmp_path, "other")) is None
+        SweepFolder(tmp_path / "sweeps" / name).create({"params": params})
+
+    def fitted(name: str, total_epsilon: float) -> Any:
+        options = changed(chosen, total_epsilon=total_epsilon, name=name, resume=True)
+        limits: Any = SimpleNamespace(total_epsilon=total_epsilon, fit=lambda **_: "anew")
+        inputs: Any = SimpleNamespace(options=options)
+        return prepare._fit(inputs, limits, tmp_path, fixed=False)
+
+    assert fitted("one", 3.0) == fit
+    assert fitted("one", 4.0) == fitted("other", 3.0) == "anew"
 
 
 @pytest.mark.ci

@@ -78,23 +78,11 @@ def test_autoscalers_messages_have_what_is_read_of_them() -> None:
 
 @pytest.mark.ci
 @pytest.mark.ray
-def test_connected_ray_tells_of_its_logs_nodes_and_autoscaler() -> None:
-    import ray
-
+def test_connected_ray_tells_of_its_logs_and_autoscaler() -> None:
     from sweeps.service.cluster.ray_session import connected_ray
 
-    of_ray: Any = ray
     with connected_ray():
         assert list(Path(ray_internals.logs_folder()).glob("raylet*"))
-        actor = of_ray.remote(_Actor).remote()
-        of_ray.get(actor.ready.remote())
-        assert ray_internals.node_of_actor(actor) == of_ray.get_runtime_context().get_node_id()
         assert ray_internals.cluster_status() is None, "a private Ray has none of the second version"
         report = ray_internals.first_autoscaler_report()  # empty until Ray's monitor has written one
         assert not report or {"pending_nodes", "pending_launches", "failed_nodes"} <= report.keys()
-
-
-class _Actor:
-    def ready(self) -> bool:
-        """Return once it runs."""
-        return True

@@ -159,12 +159,12 @@ class Cluster:
     def __init__(self) -> None:
         self._requests: list[Any] = []
 
-    def nodes(self) -> dict[str, Node]:
-        """Return what living nodes have, by their ids."""
+    def nodes(self) -> list[Node]:
+        """Return what living nodes have."""
         import ray
 
         found: Any = ray
-        return {node["NodeID"]: node["Resources"] for node in found.nodes() if node["Alive"]}
+        return [node["Resources"] for node in found.nodes() if node["Alive"]]
 
     def request(self, needs: TrialNeeds, number: int) -> None:
         """Have Ray know of so many trainings that wait for room; what it has made room for is let go."""
@@ -230,7 +230,6 @@ class Capacity:
     ) -> None:
         self.needs, self._limit, self._cluster = needs, limit, cluster
         self._grows, self._clock = grows, clock
-        self._numbers: dict[str, int] = {}
         self._nodes: list[Node] = []
         self._looked = self._followed = -float("inf")
         self._said = clock()
@@ -244,10 +243,6 @@ class Capacity:
         """Return the most workers that one node may have at once."""
         held = max(map(self.needs.workers_on, self._look()), default=1)
         return max(1, min(held, self.trials_at_once() * self.needs.num_workers))
-
-    def number_of(self, node_id: str) -> int:
-        """Return a node's number, by which messages name it: from 1, in the order of joining."""
-        return self._numbers.setdefault(node_id, len(self._numbers) + 1)
 
     def wait_for_room(self, minutes: float, sleep: Callable[[float], None] = time.sleep) -> None:
         """Return once one training fits, having asked for its room.
@@ -327,8 +322,5 @@ class Capacity:
     def _look(self) -> list[Node]:
         """What living nodes have, looked at once a second."""
         if self._clock() - self._looked >= _LOOK_EVERY_SECONDS:
-            found = self._cluster.nodes()
-            self._nodes, self._looked = list(found.values()), self._clock()
-            for node_id in found:
-                self.number_of(node_id)
+            self._nodes, self._looked = self._cluster.nodes(), self._clock()
         return self._nodes

@@ -9,7 +9,7 @@ from typing import Any
 from sweeps.service.cluster.stopping import Stopping
 from sweeps.service.cluster.supervision import Supervisor
 from sweeps.service.cluster.trial_queue import TrialQueue
-from sweeps.service.cluster.watching import SealedWatch, SweepWatch
+from sweeps.service.cluster.watching import SweepWatch
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.storage.folder import SweepFolder
 
@@ -27,7 +27,7 @@ class Execution:
       budget: the ledger's part; None without a ledger.
       supervisor: follows attempts, and ends those that hang.
       stopping: ends trainings before their last step.
-      watch: counts steps for the terminal.
+      watch: counts steps for the terminal; None in a sealed sweep.
       is_open: whether trials are shown and may be stopped; those of a sealed sweep are neither.
     """
 
@@ -37,5 +37,5 @@ class Execution:
     budget: SweepBudget | None
     supervisor: Supervisor
     stopping: Stopping
-    watch: SweepWatch | SealedWatch
+    watch: SweepWatch | None
     is_open: bool

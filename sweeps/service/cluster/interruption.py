@@ -15,7 +15,7 @@ from sweeps.service.cluster.stopping import Stopping
 from sweeps.service.cluster.supervision import Supervisor
 from sweeps.service.cluster.trial_queue import TrialQueue
 from sweeps.service.console.display import leave_terminal_usable
-from sweeps.service.console.terminal import warn
+from sweeps.service.console.terminal import count, warn
 from sweeps.service.storage.folder import SweepFolder
 from trainers.files.resuming import resume_line
 
@@ -45,14 +45,10 @@ def stopping_text(num_drawing: int) -> str:
     """Return what is said when a stop waits for trainings.
 
     >>> stopping_text(2)
-    'stopping when 2 trainings have saved the step that they are in; Ctrl-C again stops at once'
+    'stopping once the step in flight of 2 trainings is saved; Ctrl-C again stops at once'
     """
-    whose = (
-        "1 training has saved the step that it is"
-        if num_drawing == 1
-        else (f"{num_drawing} trainings have saved the step that they are")
-    )
-    return f"stopping when {whose} in; Ctrl-C again stops at once"
+    whose = count(num_drawing, "training")
+    return f"stopping once the step in flight of {whose} is saved; Ctrl-C again stops at once"
 
 
 def no_room_text(folder: SweepFolder) -> str:

@@ -14,8 +14,8 @@ waits for the answer, so the number of its steps follows the scores, and in whic
 
 *By the clock* (`--time-budget`). No training begins any more, and each that runs stops at its next step and
 saves. Nothing of it is released, and none of its charge is given back: at which step a clock stopped it may
-follow how long its records take. `--resume` continues it, and repeats no step. What never began goes back to
-the ledger: it drew nothing.
+follow how long its records take. `--resume` continues it, and repeats no step. What never began stays
+reserved for that; where nobody will resume, `python -m sweeps.settle` gives it back.
 
 *By the user* (Ctrl-C, SIGTERM; open sweeps). The same, and then the driver ends. Whoever does not want to
 wait for the step in flight asks again: then the processes are ended, and a resume repeats steps, which are

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpgcl_core.errors import DpgclError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from trainers.ray_worker import RayTrial
 
 _LOOK_EVERY_SECONDS = 1.0
-_WORTH_SAYING_MINUTES = 15.0
 
 
 @dataclass
@@ -41,7 +40,6 @@ class Attempt:
       mark: what its files told last; a change is progress.
       progressed: when they did.
       ended_for: why this driver ended it.
-      is_told: whether a lack of progress was said.
     """
 
     given: RayTrial
@@ -53,7 +51,6 @@ class Attempt:
     mark: object = None
     progressed: float = 0.0
     ended_for: str = ""
-    is_told: bool = field(default=False)
 
     def has_counted(self, drawn: Drawn | None) -> bool:
         """Whether it is among the attempts that have counted their first steps."""
@@ -97,20 +94,19 @@ class Supervisor:
         running = self._running.items()
         return [name for name, attempt in running if attempt.has_counted(self._folder.drawn(name))]
 
-    def started(self, given: RayTrial, end: Callable[[], None], node: int | None, *, in_place: bool) -> None:
+    def started(self, given: RayTrial, end: Callable[[], None], *, in_place: bool) -> None:
         """Hear that a training was started, and say so where it was lost before.
 
         Args:
           given: what its processes get.
           end: ends them.
-          node: the number of the node that it runs on; None where there are several.
           in_place: whether the process that was started trains itself, and waits for no workers.
         """
         name, now = given.name, self._clock()
         every = given.config.performance.checkpoint_every_steps
         checkpoints = self._folder.checkpoints(name, every_steps=every)
         if (why := self._lost.pop(name, None)) is not None:
-            self._tell_restart(name, why, checkpoints, node, given.config.mechanism.num_restart_steps)
+            self._tell_restart(name, why, checkpoints, given.config.mechanism.num_restart_steps)
         before = self._folder.drawn(name)
         num_before = before.num_attempts if before is not None else 0
         self._running[name] = Attempt(given, end, checkpoints, num_before, now, in_place, None, now)
@@ -160,9 +156,6 @@ class Supervisor:
             attempt.ended_for = f"ended after {limit:g} min (--trial-timeout)"
         elif (limit := self._service.stall_timeout) is not None and still >= limit:
             attempt.ended_for = f"ended after {limit:g} min without a checkpoint (--stall-timeout)"
-        elif limit is None and still >= _WORTH_SAYING_MINUTES and not attempt.is_told:
-            attempt.is_told = True
-            self._say(f"{name}: no checkpoint for {still:.0f} min; --stall-timeout ends trainings that hang")
         if attempt.ended_for:
             attempt.end()
 
@@ -177,7 +170,7 @@ class Supervisor:
             warn(text)
 
     def _tell_restart(
-        self, name: str, why: str, checkpoints: CheckpointFolder, node: int | None, num_in_advance: int | None
+        self, name: str, why: str, checkpoints: CheckpointFolder, num_in_advance: int | None
     ) -> None:
         """Say where a lost training goes on, and what that costs."""
         try:
@@ -188,9 +181,7 @@ class Supervisor:
         cost = f"{count(repeated, 'step')} charged"
         if num_in_advance is not None:
             cost = f"{repeated} of the R = {num_in_advance} steps for restarts used"
-        where = "" if node is None else f" on node {node}"
-        text = f"{why}, restarted at step {step}{where}, {cost}"
+        text = f"{why}, restarted at step {step}, {cost}"
         self._say(f"{name}: {text}")
         if self._log is not None:
-            facts = {"step": step, "node": node, "num_steps_repeated": repeated}
-            self._log.write(RESTARTED, name, text, **facts)
+            self._log.write(RESTARTED, name, text, step=step, num_steps_repeated=repeated)

@@ -86,7 +86,3 @@ class TrialQueue:
         """
         num_left = self._num_left if self._tells_left else 0
         self._capacity.follow(num_begun, len(self._live) - num_begun, num_left)
-
-    def node_number(self, node_id: str) -> int:
-        """Return the number by which messages name a node."""
-        return self._capacity.number_of(node_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from sweeps.service.cluster.execution import Execution, OnResult
@@ -11,8 +10,8 @@ from sweeps.service.cluster.stopping import Stopping
 from sweeps.service.cluster.supervision import Supervisor
 from sweeps.service.cluster.trial_failure import TrialFailure
 from sweeps.service.cluster.trial_queue import TrialQueue, TrialSource
-from sweeps.service.cluster.watching import SealedWatch, SweepWatch
-from sweeps.service.console.display import watching
+from sweeps.service.cluster.watching import SweepWatch
+from sweeps.service.console.display import doing, watching
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
@@ -60,14 +59,17 @@ def run_trials(
         is_open=is_open,
     )
     execution.stopping.begin(plan.trials)
+    if execution.watch is None:
+        doing("sealed sweep under way; nothing of its trials is shown", aloud=False)
+        return tune_trials(execution, session, trials, plan.data)
     with watching(execution.watch):
         return tune_trials(execution, session, trials, plan.data)
 
 
-def _watch(plan: SweepPlan, num_over: int) -> SweepWatch | SealedWatch:
+def _watch(plan: SweepPlan, num_over: int) -> SweepWatch | None:
     """Return who looks at the trainings; of a sealed sweep's, nobody."""
     if not plan.release.is_open:
-        return SealedWatch(time.monotonic())
+        return None
     return SweepWatch(len(plan.trials), num_over, tells_times=plan.data.train_is_public)
 
 

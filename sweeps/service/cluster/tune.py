@@ -27,7 +27,7 @@ from sweeps.service.cluster.trial_queue import TrialQueue
 from sweeps.service.planning.trials import Trial
 from trainers.data.dataset import TrainingData
 from trainers.files.storage import CODE_ROOT, runs_uploaded_copy
-from trainers.ray_internals import node_of_actor, trial_actor, tune_state_in
+from trainers.ray_internals import trial_actor, tune_state_in
 from trainers.ray_worker import (
     RayTrial,
     packed_method,
@@ -107,11 +107,10 @@ class TrialCallback(tune.Callback):
         running, given = self._execution, trial.config["trial"]
         with full_disk_ends_sweep():
             running.folder.mark_start(given.name)
-        actor, in_place = trial_actor(trial), runs_in_place(given)
-        node_id = node_of_actor(actor) if in_place and actor is not None else None
-        node = running.queue.node_number(node_id) if node_id else None
-        running.supervisor.started(given, lambda: ray.kill(actor), node, in_place=in_place)
-        running.watch.started(given.name, given.config.mechanism.num_steps, given.progress_file)
+        actor = trial_actor(trial)
+        running.supervisor.started(given, lambda: ray.kill(actor), in_place=runs_in_place(given))
+        if running.watch is not None:
+            running.watch.started(given.name, given.config.mechanism.num_steps, given.progress_file)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Charge the restart of a training whose process died."""
@@ -148,7 +147,8 @@ class TrialCallback(tune.Callback):
 
     def _ended(self, name: str) -> None:
         self._execution.supervisor.ended(name)
-        self._execution.watch.ended(name)
+        if (watch := self._execution.watch) is not None:
+            watch.ended(name)
 
 
 def tune_trials(

@@ -63,11 +63,6 @@ class SweepWatch:
         self._running: dict[str, _Running] = {}
         self._lock = threading.Lock()
 
-    @property
-    def has_result(self) -> bool:
-        """Whether a training has ended."""
-        return self._num_over > self._num_before
-
     def started(self, name: str, num_steps: int, file: Path | None) -> None:
         """Hear that a training was started.
 
@@ -142,30 +137,6 @@ class SweepWatch:
         for _, each in running:
             each.look()
         return running
-
-
-class SealedWatch:
-    """Trainings of a sealed sweep: that it is under way is all that is shown."""
-
-    has_result = False
-
-    def __init__(self, started: float) -> None:
-        self._started = started
-
-    def line(self, now: float) -> str:
-        """Return that it is under way."""
-        return f"sealed sweep under way, {duration(now - self._started)}; nothing of its trials is shown"
-
-    summary = line
-
-    def table(self, now: float) -> None:
-        """Return nothing."""
-
-    def started(self, name: str, num_steps: int, file: Path | None) -> None:
-        """Hear nothing."""
-
-    def ended(self, name: str) -> None:
-        """Hear nothing."""
 
 
 def sweep_seconds_left(

@@ -22,19 +22,14 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 SILENCE_SECONDS = 10.0
-"""After so long a line is due, until the first training has ended."""
+"""After so long a line is due, in the first minute of what is being done."""
 LATER_SECONDS = 60.0
-"""And afterwards, or once a first training takes longer than `_FIRST_SECONDS`."""
-_FIRST_SECONDS = 600.0
+"""And afterwards."""
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Watch(Protocol):
     """Trainings that are being run."""
-
-    @property
-    def has_result(self) -> bool:
-        """Whether one has ended."""
 
     def line(self, now: float) -> str:
         """Return how far they are, in a line."""
@@ -60,7 +55,7 @@ class Display:
     ) -> None:
         self.quiet, self._clock = quiet, clock
         self._doing, self._since, self._latest = "", clock(), ""
-        self._began = self._said = clock()
+        self._said = clock()
         self._lock, self._over = threading.RLock(), threading.Event()
         self._console = Console(file=sys.stdout, highlight=False) if in_terminal and not quiet else None
         self._live: Live | None = None
@@ -102,9 +97,8 @@ class Display:
     def beat(self) -> None:
         """Say what goes on if that is due."""
         now = self._clock()
-        is_first = not (self.watch is not None and self.watch.has_result)
-        soon = is_first and now - self._began < _FIRST_SECONDS
-        if now - self._said >= (SILENCE_SECONDS if soon else LATER_SECONDS) and (text := self.text(now)):
+        due = SILENCE_SECONDS if now - self._since <= LATER_SECONDS else LATER_SECONDS
+        if now - self._said >= due and (text := self.text(now)):
             self.put(f"… {text}")
 
     def text(self, now: float) -> str:
@@ -146,7 +140,8 @@ class Display:
     @contextmanager
     def watching(self, watch: Watch) -> Iterator[None]:
         """Within it, trainings run."""
-        self._doing, self.watch = "", watch
+        self.doing("")
+        self.watch = watch
         try:
             yield
         finally:

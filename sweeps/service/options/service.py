@@ -81,7 +81,7 @@ class StorageOptions:
     name: str | None = None
     """Name of the sweep; made from question, data set and time unless given."""
     resume: bool = False
-    """Continue the named sweep, or the latest one of the same configuration."""
+    """Continue the named sweep; without a name a script continues its last unfinished one."""
     tracking_uri: str | None = None
     """MLflow server ($MLFLOW_TRACKING_URI); a SQLite database under the storage folder unless given."""
 

@@ -42,7 +42,7 @@ def plan_notes(
         notes.insert(0, _TAKEN_FROM_DATA)
     if (delta := options.mechanism.delta or default_delta(n)) > _WEAK_DELTA:
         notes.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
-    notes += _scored_notes(options.data, data, configs) + _noise_of_scores(configs) + sampling
+    notes += _noise_of_scores(configs) + sampling
     if options.service.early_stopping != "none":
         notes.append(
             f"Trainings may be ended early by their scores on the way ({options.service.early_stopping}); "
@@ -58,21 +58,6 @@ def plan_notes(
             "of the whole sweep."
         )
     return tuple(notes), frozenset([_TAKEN_FROM_DATA, *sampling, *units])
-
-
-def _scored_notes(source: DataOptions, data: TrainingData, configs: Sequence[TrainingConfig]) -> list[str]:
-    """Say how many records of `--evaluate-on` are scored, and what the others are for: all are public."""
-    if source.evaluate_on is None or data.queries is None:
-        return []
-    num_queries, num_index = len(data.queries), 0 if data.index is None else len(data.index)
-    limits = {config.evaluation.max_query_records or num_queries for config in configs}
-    scored = " or ".join(str(min(limit, num_queries)) for limit in sorted(limits))
-    total = num_queries + num_index
-    if scored == str(total):
-        return [f"All {total} records of {source.evaluate_on} are scored: nothing is fitted on any of them."]
-    fitted = data.index is not None and data.index.labels is not None
-    others = "; k-NN and probes are fitted on others" if fitted else ""
-    return [f"Of the {total} records of {source.evaluate_on}, {scored} are scored{others}."]
 
 
 def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:

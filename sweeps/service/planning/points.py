@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.errors import ConfigError
@@ -20,23 +19,6 @@ from trainers.config.settings import MechanismOptions
 
 if TYPE_CHECKING:
     from dpgcl_core.mechanism.method import Method
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """What a tuned comparison has one row for, for example a method at one ε.
-
-    Attributes:
-      label: short name, fit for a file name.
-      changes: option values that all its settings share.
-      params: what MLflow shows of its trials besides.
-      tuned: whether there is anything to tune.
-    """
-
-    label: str
-    changes: Mapping[str, Any]
-    params: Mapping[str, Any] = field(default_factory=dict)
-    tuned: bool = True
 
 
 _NO_NOISE = "epsinf"

@@ -1,4 +1,4 @@
-"""What a training of the options takes, before any record is read: weights, throughput, memory."""
+"""What the planner is asked, with the weights, throughput and memory of a training; it reads no record."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.planning.feasible import Wanted
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.options.planner import PlannerOptions
 from trainers.config.optimizers import optimizer_named
+from trainers.config.settings import DEFAULT_EPSILON
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
@@ -33,55 +33,48 @@ _BATCH = 512
 _TIMED_STEPS = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resources:
-    """What one training takes.
+def wanted_of(options: PlannerOptions) -> Wanted:
+    """Return what the options ask for, with what a training takes: weights, throughput and memory.
 
-    Attributes:
-      num_weights: d, trained weights.
-      records_per_second: of one core or GPU.
-      is_measured: whether that was measured here; otherwise it was stated.
-      seconds_per_step: besides its records: for sample, noise and optimizer; 0 where nothing was measured.
-      memory_bytes: of one worker, by S: weights, the sum of the groups in float64, the gradients, what the
-        optimizer keeps, and one pass (`trainers.training.microbatch.pass_bytes`). Libraries and the records,
-        which all processes of a machine share, are not counted. Empty where the weights were stated.
-    """
-
-    num_weights: int
-    records_per_second: float
-    is_measured: bool
-    seconds_per_step: float = 0.0
-    memory_bytes: Mapping[GroupSize, float] = field(default_factory=dict)
-
-
-def resources_of(options: PlannerOptions) -> Resources:
-    """Return what a training takes; the network is built unless its weights and the throughput are stated.
+    The network is built unless its weights and the throughput are stated. Seconds besides the records of a
+    step, for sample, noise and optimizer, are 0 where nothing was measured. The memory of a worker, by S, is
+    weights, the sum of the groups in float64, the gradients, what the optimizer keeps, and one pass
+    (`trainers.training.microbatch.pass_bytes`). Libraries and the records, which all processes of a machine
+    share, are not counted. It is not known where the weights were stated.
 
     Raises:
       ConfigError: the shape of the images is not known, or an option breaks a rule.
     """
-    stated = options.records_per_second
-    if options.num_weights is not None and stated is not None:
-        return Resources(num_weights=options.num_weights, records_per_second=stated, is_measured=False)
-    sizes = _sizes(options)
-    shape, config = image_shape_of(options), _config(options, sizes[len(sizes) // 2])
-    torch.set_num_threads(config.performance.threads_per_worker)
-    encoder = starting_encoder(config, shape)
-    rate, fixed = stated, 0.0
-    if rate is None:
+    num_weights, rate, seconds_per_step = options.num_weights, options.records_per_second, 0.0
+    memory = dict[GroupSize, float]()
+    if num_weights is None or rate is None:
+        sizes = _sizes(options)
+        shape, config = image_shape_of(options), _config(options, sizes[len(sizes) // 2])
         threads = config.performance.threads_per_worker
-        seconds, fixed = (threads * each for each in _step_seconds(options, config, shape))
-        rate = 1 / seconds
-    num_weights, memory = options.num_weights, dict[GroupSize, float]()
-    if num_weights is None:
-        num_weights = num_trainable(encoder)
-        memory = {size: _memory_bytes(_config(options, size), encoder, shape) for size in sizes}
-    return Resources(
+        torch.set_num_threads(threads)
+        encoder = starting_encoder(config, shape)
+        if rate is None:
+            seconds, seconds_per_step = (threads * each for each in _step_seconds(options, config, shape))
+            rate = 1 / seconds
+        if num_weights is None:
+            num_weights = num_trainable(encoder)
+            memory = {size: _memory_bytes(_config(options, size), encoder, shape) for size in sizes}
+    given = options.mechanism
+    return Wanted(
+        num_records_public=num_records_of(options),
+        target_epsilon=given.target_epsilon() or DEFAULT_EPSILON,
+        target_delta=given.delta,
+        method=given.method,
+        sampling=given.sampling,
         num_weights=num_weights,
+        batch_sizes=options.batch_sizes,
+        num_steps=options.num_steps_grid,
+        group_sizes=options.group_sizes,
         records_per_second=rate,
-        is_measured=stated is None,
-        seconds_per_step=fixed,
+        seconds_per_step=seconds_per_step,
+        most_hours=options.hours,
         memory_bytes=memory,
+        most_bytes=None if options.memory_gib is None else options.memory_gib * 2**30,
     )
 
 

@@ -211,32 +211,6 @@ class SweepBudget:
         """
         self.reservations.settle(self._trial(name), metrics)
 
-    def give_back(self, names: Sequence[str]) -> int:
-        """Return to the ledger what is reserved for trials that never began, when the sweep's time is over.
-
-        Nothing of them was drawn, and nothing will be under these reservations: the driver starts no more
-        trainings, and one that a resume starts is reserved anew, under a label of its own. A trial with any
-        trace of a start keeps its charge.
-
-        Returns:
-          How many were given back; a ledger that is gone keeps the charge.
-        """
-        number = 0
-        for trial in self.trials:
-            begun = self.folder.has_begun(trial.name)
-            if trial.name not in names or begun or trial.name not in self.reservations.by_trial:
-                continue
-            try:
-                self.reservations.give_back(trial.name)
-            except LedgerError as error:
-                _log.warning("note: %s keeps its charge: %s", trial.name, error)
-                continue
-            number += 1
-        self.reservations.renew_labels()
-        if number:
-            self.reservations.keep_head()
-        return number
-
     def statement(self) -> LedgerStatement:
         """Return the ledger's lines of the privacy statement."""
         return self.ledger.statement(self.dataset_id)

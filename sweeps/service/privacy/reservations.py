@@ -54,7 +54,6 @@ class TrialReservations:
     sweep_id: str
     folder: SweepFolder
     by_trial: dict[str, dict[str, Reservation]] = field(default_factory=dict)
-    _labels: dict[str, str] = field(default_factory=dict)
 
     def plan(self, trials: Sequence[Trial]) -> list[PlannedTraining]:
         """Return what is charged for the trials before they start."""
@@ -131,16 +130,6 @@ class TrialReservations:
         self.by_trial.pop(name, None)
         self.keep_head()
 
-    def give_back(self, name: str) -> None:
-        """Settle the reservations of a trial that drew nothing with no step, its grant taken back first.
-
-        Raises:
-          LedgerError: the ledger is out of reach; what it did not settle stays charged.
-        """
-        self.withdraw_grant(name)
-        for reservation in self.by_trial.pop(name).values():
-            self.ledger.settle(reservation, 0)
-
     def withdraw_grant(self, name: str) -> None:
         """Grant no step; what is known to be lost, and the scorings that are paid for, stay."""
         path = self.folder.checkpoint_folder(name)
@@ -149,10 +138,6 @@ class TrialReservations:
     def keep_head(self) -> None:
         """Keep the ledger's head in the plan, before anything more may be drawn."""
         self.folder.keep_head(vars(self.ledger.head_of(self.dataset_id)))
-
-    def renew_labels(self) -> None:
-        """Look every trial's label up again: what was given back is reserved under a new one."""
-        self._labels.clear()
 
     def _more_first_steps(self, name: str, held: Reservation, before: Grant | None) -> int:
         """Return how many first steps one more attempt needs on top; those that drew nothing had none."""
@@ -176,25 +161,7 @@ class TrialReservations:
         return self.folder.checkpoints(trial.name, every_steps=every)
 
     def _label(self, trial: Trial) -> str:
-        """Return the label of a trial's charge: a new one after each that was given back."""
-        if trial.name not in self._labels:
-            first = label = f"{self.folder.name}-{self.sweep_id}/{trial.name}"
-            number = 1
-            while self._was_given_back(trial, label):
-                number += 1
-                label = f"{first}~{number}"
-            self._labels[trial.name] = label
-        return self._labels[trial.name]
-
-    def _was_given_back(self, trial: Trial, label: str) -> bool:
-        """Whether nothing of a charge was drawn: it was settled with no step at all.
-
-        Where a driver was killed amid that, what it had not come to stays charged.
-        """
-        parts = planned_trainings({label: trial})
-        held = [self.ledger.reservation(self.dataset_id, part.label) for part in parts]
-        settled = [each.num_steps_executed for each in held if each is not None]
-        return any(num_steps is not None for num_steps in settled) and not any(settled)
+        return f"{self.folder.name}-{self.sweep_id}/{trial.name}"
 
 
 def planned_trainings(trials: Mapping[str, Trial], *, num_of_each: int = 1) -> list[PlannedTraining]:

@@ -64,7 +64,7 @@ class OpenRelease:
         self._recorders = Listeners(LogListener(self._log, self.trials), self.mlflow)
         self._listeners = Listeners(
             self._recorders,
-            TerminalListener(self.trials, tells_times=sweep.plan.data.train_is_public),
+            TerminalListener(self.trials),
             *sweep.listeners,
             self._report,
         )
@@ -141,7 +141,6 @@ class OpenRelease:
         """State, answer, draw and report; return 1 where a resume has more to do, or nothing was finished."""
         for name, why in self._excluded.items():
             warn(f"{name}: {why}")
-        self.trials.finish()
         doing("stating, drawing and answering", aloud=False)
         self.mlflow.finish(AT_THE_END)
         for name, failure in failures.items():
@@ -195,21 +194,19 @@ class OpenRelease:
     def _print_unfinished(self, failures: Mapping[str, TrialFailure]) -> bool:
         """Print which trainings the sweep's time was too short for; return whether there are any.
 
-        Those that had not begun have drawn nothing, and go back to the ledger.
+        What is reserved for them stays so, for a resume.
         """
         over = self.trials.results().keys() | failures.keys() | self.trials.excluded().keys()
         unfinished = [name for name in self.trials.by_name if name not in over]
         if self.service.time_budget is None or not unfinished:
             return False
         begun = [name for name in unfinished if self.folder.starts(name).num_starts]
-        waiting = [name for name in unfinished if name not in begun]
         say(
             f"the time is over (--time-budget {self.service.time_budget:g} min): "
-            f"{count(len(begun), 'training')} stopped and saved, {len(waiting)} not begun"
+            f"{count(len(begun), 'training')} stopped and saved, {len(unfinished) - len(begun)} not begun"
         )
         if self.budget is not None:
-            num_returned = self.budget.give_back(waiting)
-            say(f"the ledger has the steps of {num_returned} back; a resume reserves them again")
+            say("what is reserved for them stays in the ledger for a resume; sweeps.settle closes it")
         return True
 
 

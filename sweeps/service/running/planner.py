@@ -31,7 +31,7 @@ from dpgcl_core.release.statement import delta_text, rounded_up
 from sweeps.service.console.terminal import count, say
 from sweeps.service.options.command_line import words_of_options
 from sweeps.service.options.planner import PlannerOptions
-from sweeps.service.planning.resources import Resources, num_records_of, resources_of
+from sweeps.service.planning.resources import wanted_of
 from trainers.config.settings import DEFAULT_EPSILON
 
 _SHOWN = 8
@@ -44,7 +44,6 @@ class Planned:
     Attributes:
       options: of the command.
       wanted: the same in the words of the library.
-      resources: throughput and memory.
       answer: the feasible plans.
       chosen: the recommended one, its σ calibrated on the grid of record.
       costs: of tuning, by release mode.
@@ -52,7 +51,6 @@ class Planned:
 
     options: PlannerOptions
     wanted: Wanted
-    resources: Resources
     answer: Answer
     chosen: Plan
     costs: Mapping[str, TuningCost]
@@ -67,9 +65,7 @@ def run_plan(options: PlannerOptions) -> int:
     Raises:
       ConfigError: bad input, or no plan is feasible: then what to relax and by how much.
     """
-    num_records_of(options)
-    resources = resources_of(options)
-    wanted = wanted_of(options, resources)
+    wanted = wanted_of(options)
     answer = feasible(wanted)
     if answer.recommended is None:
         raise ConfigError(f"no plan is feasible. {'. '.join(answer.relax)}")
@@ -77,7 +73,6 @@ def run_plan(options: PlannerOptions) -> int:
     planned = Planned(
         options=options,
         wanted=wanted,
-        resources=resources,
         answer=answer,
         chosen=chosen,
         costs=tuning_costs(options, chosen),
@@ -97,27 +92,6 @@ def run_plan(options: PlannerOptions) -> int:
             for path in paths:
                 say(f"written: {path}")
     return 0
-
-
-def wanted_of(options: PlannerOptions, resources: Resources) -> Wanted:
-    """Return what the options ask for, in the words of the library."""
-    given = options.mechanism
-    return Wanted(
-        num_records_public=num_records_of(options),
-        target_epsilon=given.target_epsilon() or DEFAULT_EPSILON,
-        target_delta=given.delta,
-        method=given.method,
-        sampling=given.sampling,
-        num_weights=resources.num_weights,
-        batch_sizes=options.batch_sizes,
-        num_steps=options.num_steps_grid,
-        group_sizes=options.group_sizes,
-        records_per_second=resources.records_per_second,
-        seconds_per_step=resources.seconds_per_step,
-        most_hours=options.hours,
-        memory_bytes=resources.memory_bytes,
-        most_bytes=None if options.memory_gib is None else options.memory_gib * 2**30,
-    )
 
 
 def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
@@ -158,14 +132,14 @@ def _same(one: Plan, other: Plan) -> bool:
 
 
 def _show(planned: Planned) -> None:
-    options, wanted, resources = planned.options, planned.wanted, planned.resources
+    options, wanted = planned.options, planned.wanted
     answer, chosen = planned.answer, planned.chosen
-    how = "measured here on synthetic images" if resources.is_measured else "as stated"
+    how = "as stated" if options.records_per_second else "measured here on synthetic images"
     network = "as stated" if options.num_weights is not None else options.network.name
     _say_filled(
         f"N = {wanted.num_records_public}, ε = {wanted.target_epsilon:g}, δ = {delta_text(wanted.delta)}, "
         f"{wanted.method} on {wanted.num_weights} weights ({network}), "
-        f"{resources.records_per_second:.4g} records a second ({how})"
+        f"{wanted.records_per_second:.4g} records a second ({how})"
     )
     for reason, number in answer.refused.items():
         say(f"left out: {count(number, 'point')}, {reason}")
@@ -245,15 +219,15 @@ def _point_text(plan: Plan) -> str:
 
 
 def _as_dict(planned: Planned) -> dict[str, Any]:
-    wanted, resources, chosen = planned.wanted, planned.resources, planned.chosen
+    wanted, chosen = planned.wanted, planned.chosen
     return {
         "num_records_public": wanted.num_records_public,
         "target_epsilon": wanted.target_epsilon,
         "target_delta": wanted.delta,
         "method": wanted.method,
         "num_weights": wanted.num_weights,
-        "records_per_second": resources.records_per_second,
-        "records_per_second_is_measured": resources.is_measured,
+        "records_per_second": wanted.records_per_second,
+        "records_per_second_is_measured": planned.options.records_per_second is None,
         "alignment_size": wanted.alignment_size,
         "hours_are": planned.options.unit,
         "network": planned.options.network.name,

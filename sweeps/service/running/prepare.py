@@ -24,7 +24,6 @@ from sweeps.service.planning.inputs import Earlier, PlanInputs
 from sweeps.service.planning.plan import Fit, SweepPlan
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.records import load_training_data
-from sweeps.service.planning.room import check_room
 from sweeps.service.planning.size import fitted_to_size
 from sweeps.service.planning.trial_configs import num_records
 from sweeps.service.planning.trials import Point
@@ -40,16 +39,14 @@ from sweeps.service.privacy.account import (
 from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
 from sweeps.service.running.listeners import Listener, own_listener
 from sweeps.service.running.outbox import patiently
-from sweeps.service.running.sealed_draws import SealedFolder
-from sweeps.service.running.total import Limits, fit_of_resumed
+from sweeps.service.running.total import Limits
 from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
-from sweeps.service.storage.folder import Repetition, SweepFolder, find_folder, known_params, named_folder
+from sweeps.service.storage.folder import Repetition, SweepFolder, find_folder, named_folder
 from sweeps.service.storage.runs import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
 from sweeps.service.storage.sweep_lock import check_not_running, hold_sweep
 from trainers.config.tree import changed
-from trainers.data.dataset import image_shape_of
 from trainers.files.storage import check_writable, details_kept, storage_root
 from trainers.tracking.server import check_address, connect, is_database
 
@@ -215,9 +212,9 @@ def prepared(
                 raise BudgetExceeded(f"{error}{advice}") from error
             say(budget.text())
         if service.dry_run:
-            _print_estimate(options, plan, folder)
+            _print_estimate(options, plan)
         else:
-            _check_machine_and_room(options, plan, folder)
+            check_this_machine(service, options.performance)
         yield PreparedSweep(
             plan=plan,
             folder=folder,
@@ -248,9 +245,10 @@ def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, fixed: bool) -> Fit 
     options = inputs.options
     if limits.total_epsilon is None:
         return None
-    if options.storage.resume:
-        known = known_params(root, options.storage.name)
-        if (fit := fit_of_resumed(options, inputs.question, known)) is not None:
+    if options.storage.resume and options.storage.name is not None:
+        known = named_folder(root, options.storage.name).read_plan() or {}
+        fit = Fit.read(known.get("params", {}))
+        if fit is not None and fit.total_epsilon == limits.total_epsilon:
             return fit
     doing("finding how many repeats fit" if fixed else "finding the largest ε of one training")
     return limits.fit(fixed=fixed)
@@ -299,26 +297,11 @@ def _publication(plan: SweepPlan, known_plan: dict[str, Any] | None, service: Se
     return Publication.planned(plan.release, longest, at_once)
 
 
-def _check_machine_and_room(options: SweepOptions, plan: SweepPlan, folder: SweepFolder) -> None:
-    """Fail early if Ray or the storage is too small. Raises as the two checks."""
-    service = options.service
-    check_this_machine(service, options.performance)
-    at_once = trials_at_once(service, options.performance)
-    num_certain = None if service.time_budget is None else at_once
-    check_room(
-        folder if plan.release.is_open else SealedFolder(folder).trusted,
-        plan.trials,
-        image_shape_of(plan.data.train),
-        at_once,
-        num_certain=num_certain if plan.release.is_open else 1,
-    )
-
-
-def _print_estimate(options: SweepOptions, plan: SweepPlan, folder: SweepFolder) -> None:
+def _print_estimate(options: SweepOptions, plan: SweepPlan) -> None:
     """Print, in a dry run, what would refuse the sweep itself, and how long it would take."""
     try:
-        _check_machine_and_room(options, plan, folder)
-    except (ConfigError, StorageError) as error:
+        check_this_machine(options.service, options.performance)
+    except ConfigError as error:
         say(f"note: this machine cannot run it: {error}")
     if missing := ledger_missing(options.data, options.ledger):
         say(f"note: it would be refused: {missing}")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.display import put_result
-from sweeps.service.console.terminal import count, duration, headline, say
+from sweeps.service.console.terminal import count, headline, say
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.sweep_trials import SweepTrials
 from sweeps.service.storage.log import BEGUN, ENDED, FINISHED, SweepLog
@@ -18,27 +15,20 @@ class TerminalListener:
 
     Args:
       trials: of the sweep.
-      tells_times: whether the line, which a job's log keeps, says how long the others will take at that rate;
-        not of private data, of which it would tell how long trainings took.
-      clock: seconds.
     """
 
-    def __init__(
-        self, trials: SweepTrials, *, tells_times: bool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._trials, self._tells_times, self._clock = trials, tells_times, clock
+    def __init__(self, trials: SweepTrials) -> None:
+        self._trials = trials
 
     def on_begin(self, sweep: SweepBeginning) -> None:
         """Print the sweep's name."""
         say(f"sweep: {sweep.name} ({_num_done_text(sweep)})")
-        self._began, self._num_before, self._num_trials = self._clock(), sweep.num_done, sweep.num_trials
+        self._num_trials = sweep.num_trials
 
     def on_result(self, result: TrialResult) -> None:
         """Print a trial's scores."""
-        spent = self._clock() - self._began
-        left = spent / max(1, result.num_done - self._num_before) * (self._num_trials - result.num_done)
-        text = f"[{result.num_done}/{self._num_trials}] {result.name}: {result_text(self._trials, result)}"
-        put_result(f"{text} ({duration(left)} left)" if self._tells_times else text)
+        text = result_text(self._trials, result)
+        put_result(f"[{result.num_done}/{self._num_trials}] {result.name}: {text}")
 
     def on_end(self, end: SweepEnd) -> None:
         """Print nothing: the end has lines of its own."""

@@ -10,7 +10,7 @@ by.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dpgcl_core.errors import BudgetExceeded, ConfigError
@@ -284,21 +284,3 @@ def largest_that_fits(share: Callable[[float], float], *, most: float, least: fl
         else:
             high, above = middle, found
     return low
-
-
-def fit_of_resumed(
-    options: SweepOptions, question: str, sweeps: Sequence[Mapping[str, object]]
-) -> Fit | None:
-    """Return how the sweep that is resumed was fitted; None where there is none of this total.
-
-    Args:
-      options: of the sweep.
-      question: its name.
-      sweeps: params of known sweeps, the newest first.
-    """
-    for params in sweeps:
-        fit = Fit.read(params)
-        same = fit is not None and fit.total_epsilon == options.service.total_epsilon
-        if same and params.get("question") == question:
-            return fit
-    return None

@@ -23,7 +23,6 @@ from sweeps.service.options.scores import default_score, scores_to_compare
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.inputs import Earlier, PlanInputs
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn
 from sweeps.service.running.conclude import Figure
@@ -84,7 +83,7 @@ class FirstOfTwo(TrialPolicy):
 def run_tuned_sweep(
     question: str,
     options: SweepOptions,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Point],
     grid: Sequence[Mapping[str, Any]],
     figure: Figure,
 ) -> int:
@@ -93,7 +92,7 @@ def run_tuned_sweep(
     Args:
       question: name of the sweep.
       options: the user's; `name` is that of the second sweep, and the first one's ends in `-tuning`.
-      candidates: what is compared.
+      candidates: what is compared: the changes that all settings of one share, and what MLflow shows besides.
       grid: settings by option name, the same for all candidates.
       figure: as in `execute`, of the second sweep.
 
@@ -114,7 +113,11 @@ def run_tuned_sweep(
     if options.data.are_private:
         candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
     name = _name_of_both(question, options)
-    settings = {candidate.label: _points(candidate, grid) for candidate in candidates}
+    methods = [candidate.changes.get("method", options.mechanism.method) for candidate in candidates]
+    settings = {
+        candidate.label: _points(candidate, grid if method_named(method).trains else grid[:1])
+        for candidate, method in zip(candidates, methods, strict=True)
+    }
     first = changed(options, repeats=1, name=f"{name}{_TUNING}")
     say(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
     second = changed(options, seed=options.service.seed + 1)
@@ -129,7 +132,6 @@ def run_tuned_sweep(
     )
     if tuning.code or options.service.dry_run:
         return tuning.code
-    methods = [candidate.changes.get("method", options.mechanism.method) for candidate in candidates]
     scores = scores_to_compare(tuning.plan.data, methods)
     chosen = [
         _best(settings[candidate.label], tuning, candidate, scores.get(method, ""))
@@ -189,20 +191,19 @@ def _name_of_both(question: str, options: SweepOptions) -> str:
     return storage.name
 
 
-def _points(candidate: Candidate, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """The settings to try; of a candidate without any choice, the grid's first one."""
-    tried = grid if candidate.tuned else grid[:1]
+def _points(candidate: Point, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """The settings to try."""
     return [
         Point(
             label=f"tune-{candidate.label}-{number}",
             changes={**setting, **candidate.changes},
             params=candidate.params,
         )
-        for number, setting in enumerate(tried)
+        for number, setting in enumerate(grid)
     ]
 
 
-def _best(points: Sequence[Point], tuning: Outcome, candidate: Candidate, name: str) -> Point:
+def _best(points: Sequence[Point], tuning: Outcome, candidate: Point, name: str) -> Point:
     """The setting of the highest score `name`; of equal ones the first, and no score counts as the lowest."""
 
     def score(point: Point) -> float:
@@ -217,7 +218,7 @@ def _best(points: Sequence[Point], tuning: Outcome, candidate: Candidate, name: 
     return _shown(candidate, found, len(points))
 
 
-def _shown(candidate: Candidate, setting: Point, num_tried: int) -> Point:
+def _shown(candidate: Point, setting: Point, num_tried: int) -> Point:
     """The point of the comparison."""
     params = {**candidate.params, "tuning_grid_size": num_tried}
     return Point(label=candidate.label, changes=setting.changes, params=params)

@@ -23,11 +23,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -266,9 +265,9 @@ def find_folder(
 
     Args:
       root: the storage folder.
-      name: the sweep's name, or None.
+      name: the sweep's name; None for a new one.
       fingerprint: of the configuration.
-      resume: continue a sweep of this configuration.
+      resume: continue the sweep of that name.
       prefix: of a new sweep's name, when none is given.
       params: of the configuration, to tell where a folder's own differ.
 
@@ -277,13 +276,10 @@ def find_folder(
         has lost its plan, or there is nothing to resume.
     """
     sweeps = root / "sweeps"
-    if name is None and not resume:
-        return SweepFolder(sweeps / unused_name(sweeps, prefix))
     if name is None:
-        found = [folder for folder in _folders(sweeps) if _fingerprint(folder) == fingerprint]
-        if not found:
-            raise StorageError(f"nothing to resume: no sweep of this configuration in {sweeps}")
-        return max(found, key=lambda f: (f.path / "plan.json").stat().st_mtime_ns)
+        if resume:
+            raise StorageError(f"nothing to resume: give --name, of a sweep in {sweeps}")
+        return SweepFolder(sweeps / unused_name(sweeps, prefix))
     folder = named_folder(root, name)
     plan = folder.read_plan()
     if plan is None:
@@ -325,17 +321,6 @@ def named_folder(root: Path, name: str) -> SweepFolder:
     return SweepFolder(root / "sweeps" / name)
 
 
-def known_params(root: Path, name: str | None) -> list[Mapping[str, Any]]:
-    """Return the params of the sweeps in a storage folder, the latest plan first; or of the one named."""
-    folders = _folders(root / "sweeps") if name is None else [SweepFolder(root / "sweeps" / name)]
-    files = [file for folder in folders if (file := folder.path / "plan.json").is_file()]
-    found = []
-    for file in sorted(files, key=lambda file: -file.stat().st_mtime_ns):
-        with suppress(StorageError):  # a damaged one is nobody's
-            found.append((SweepFolder(file.parent).read_plan() or {}).get("params", {}))
-    return found
-
-
 def _refuse_traces(folder: SweepFolder) -> None:
     """Refuse a folder with trials and without a plan: nobody knows any more with what settings they ran."""
     traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]
@@ -371,18 +356,6 @@ def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
 
 
 _NAME = re.compile(r"[^\W_][\w.+=-]{0,99}")
-
-
-def _fingerprint(folder: SweepFolder) -> str | None:
-    try:
-        return (folder.read_plan() or {}).get("fingerprint")
-    except StorageError:  # a damaged folder is nobody's
-        return None
-
-
-def _folders(sweeps: Path) -> list[SweepFolder]:
-    paths = sweeps.iterdir() if sweeps.is_dir() else ()
-    return [SweepFolder(path) for path in paths if path.is_dir() and os.access(path, os.X_OK)]
 
 
 def unused_name(sweeps: Path, prefix: str, ends: Sequence[str] = ("",)) -> str:

@@ -80,17 +80,6 @@ class StorageProbe:
         names = ", ".join(f"{node.node}{_because(node)}" for node in unlocked)
         return f"locks (flock) in {self.folder} do not hold between nodes ({names})" if unlocked else ""
 
-    def refusal(self) -> str:
-        """Return why no sweep can use the folder, and what to do; "" where one can."""
-        return f"{apart}: {TO_SHARE}" if (apart := self.apart()) else ""
-
-    def notes(self) -> list[str]:
-        """Return what is said of a folder that can be used: what does not hold there, or is not known."""
-        unlocked = f"{text}: {TO_LOCK}" if (text := self.unlocked()) else ""
-        names = ", ".join(self.silent)
-        silent = f"nodes that did not say whether they share {self.folder}: {names}" if names else ""
-        return [text for text in (unlocked, silent) if text]
-
 
 _SEEN = {OTHER: "another folder of that path", MISSING: "no such folder", UNWRITABLE: "not writable"}
 
@@ -133,10 +122,12 @@ def check_shared(folder: Path, say: Callable[[str], None]) -> None:
     if len(living_nodes()) < 2:
         return
     found = probe_storage(folder)
-    if refusal := found.refusal():
-        raise StorageError(refusal)
-    for note in found.notes():
-        say(f"storage: {note}")
+    if apart := found.apart():
+        raise StorageError(f"{apart}: {TO_SHARE}")
+    if unlocked := found.unlocked():
+        say(f"storage: {unlocked}: {TO_LOCK}")
+    if found.silent:
+        say(f"storage: nodes that did not say whether they share {folder}: {', '.join(found.silent)}")
 
 
 @contextmanager
