@@ -2157,7 +2157,7 @@ BREAKAGES = (
     Breakage(
         name="a sweep waits for MLflow at every result",
         file="sweeps/service/running/mlflow_listener.py",
-        before="        self._outbox.put(result.name)\n",
+        before="        self.outbox.put(result.name)\n",
         after="        self._send(result.name)\n",
         tests=("tests/sweeps/test_results.py::test_results_are_kept_when_mlflow_fails_midway",),
     ),

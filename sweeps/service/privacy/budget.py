@@ -70,7 +70,6 @@ class SweepBudget:
       unit: what one record stands for.
       source: of the data; None: images that they name are not marked.
       lost: why the ledger is out of reach; None while it answers.
-      refused: trials that may not start again, and why.
     """
 
     ledger: Ledger
@@ -82,13 +81,8 @@ class SweepBudget:
     source: DataOptions | None = None
     later: Sequence[Trial] = ()
     lost: str | None = None
-    refused: dict[str, str] = field(default_factory=dict)
     _open: dict[str, dict[str, Reservation]] = field(default_factory=dict)
     _confirmed: float = 0.0
-
-    def checkpoint_folder(self, name: str) -> Path:
-        """Return where a trial's checkpoints and its grant lie."""
-        return self.folder.checkpoint_folder(name)
 
     def check(self) -> None:
         """Refuse a sweep that the ledger would not admit, before anything is started or charged.
@@ -198,9 +192,8 @@ class SweepBudget:
         trial = next(trial for trial in self.trials if trial.name == name)
         try:
             self._extend(trial, self._open[name])
-        except DpgclError as error:
+        except DpgclError:
             self._take_back(name)
-            self.refused[name] = str(error)
 
     def confirm(self, *, every_seconds: float = CONFIRM_EVERY_SECONDS) -> None:
         """Ask the ledger whether the reservations stand; if it does not say so, take all grants back."""
@@ -226,7 +219,7 @@ class SweepBudget:
         trial = next(trial for trial in self.trials if trial.name == name)
         held = self._open.get(name) or self._found(trial)
         executed = {part: reservation.num_steps for part, reservation in held.items()}
-        grant = read_grant(self.checkpoint_folder(name))
+        grant = read_grant(self.folder.checkpoint_folder(name))
         if grant is not None:
             total = int(metrics["num_steps_charged"]) + grant.num_steps_lost
             counted = self.folder.drawn(name)
@@ -270,7 +263,7 @@ class SweepBudget:
 
     def _extend(self, trial: Trial, held: dict[str, Reservation]) -> None:
         """Reserve what one more attempt may draw in all, and grant its steps."""
-        path, num_steps = self.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
+        path, num_steps = self.folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
         before, starts = read_grant(path), self.folder.starts(trial.name)
         if self.folder.has_begun(trial.name):
             self._checkpoints(trial).outdate()  # one that was cut off may still draw what it has counted
@@ -302,7 +295,7 @@ class SweepBudget:
     def _more_scores(self, trial: Trial, held: Reservation, num_steps_lost: int) -> tuple[int, int]:
         """Return how many noised counts one more attempt needs on top, and the scorings to grant."""
         per_scoring, planned = trial.config.evaluation.num_noised_scores, trial.config.mechanism.num_steps
-        grant, starts = read_grant(self.checkpoint_folder(trial.name)), self.folder.starts(trial.name)
+        grant, starts = read_grant(self.folder.checkpoint_folder(trial.name)), self.folder.starts(trial.name)
         reserved = held.num_steps // per_scoring
         unknown = reserved - (grant.num_scorings if grant is not None else 0)
         lost = max(starts.num_lost, num_steps_lost // planned, unknown)
@@ -315,7 +308,7 @@ class SweepBudget:
 
     def _take_back(self, name: str) -> None:
         """Grant no step; what is known to be lost, and the scorings that are paid for, stay."""
-        path = self.checkpoint_folder(name)
+        path = self.folder.checkpoint_folder(name)
         write_grant(path, replace(read_grant(path) or Grant(num_steps=0), num_steps=0))
 
     def _planned(self, trials: Sequence[Trial]) -> list[PlannedTraining]:
