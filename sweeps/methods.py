@@ -9,6 +9,7 @@ Ends in the paper's Table 1 for your data, with a guarantee label on every row.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,16 +55,15 @@ def candidates(options: MethodsOptions) -> list[Point]:
     from sweeps.service.running.tuning import compared  # here, with Ray
 
     found, mechanism = [], options.mechanism
-    grid = options.epsilon_grid or (None if options.service.total_epsilon else mechanism.target_epsilon(),)
+    given = options.epsilon_grid or (None if options.service.total_epsilon else mechanism.target_epsilon(),)
+    grid = {"" if epsilon is None else f"-eps{epsilon:g}": epsilon for epsilon in given}
     for method in compared(options.methods, options.data):
         changes = changes_for(method)
         if method.small_batches:
             changes["expected_batch_size"] = min(options.whole_batch_size, mechanism.expected_batch_size)
-        private = method.label != "none"
-        for epsilon in grid if private else (float("inf"),):
-            label = f"{method.name}-eps{epsilon:g}" if private and epsilon is not None else method.name
+        for suffix, epsilon in (grid if method.label != "none" else {"": math.inf}).items():
             own = {} if epsilon is None else {"epsilon": epsilon}
-            found.append(Point(label=label, changes=changes | own))
+            found.append(Point(label=f"{method.name}{suffix}", changes=changes | own))
     return found
 
 

@@ -2031,7 +2031,10 @@ BREAKAGES = (
         file="sweeps/service/privacy/settling.py",
         before="has_begun=has_files or has_begun or is_lost_or_done)",
         after="has_begun=has_files or is_lost_or_done)",
-        tests=("tests/sweeps/test_settling.py",),
+        tests=(
+            "tests/sweeps/test_settling.py"
+            "::test_training_that_began_stays_charged_and_one_that_did_not_is_given_back",
+        ),
     ),
     Breakage(
         name="a trial that was given back to the ledger keeps its grant",
@@ -2157,7 +2160,7 @@ BREAKAGES = (
     Breakage(
         name="a sweep waits for MLflow at every result",
         file="sweeps/service/running/mlflow_listener.py",
-        before="        self._outbox.put(result.name)\n",
+        before="        self.outbox.put(result.name)\n",
         after="        self._send(result.name)\n",
         tests=("tests/sweeps/test_results.py::test_results_are_kept_when_mlflow_fails_midway",),
     ),

@@ -19,7 +19,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
@@ -50,7 +50,6 @@ class SweepBudget:
       unit: what one record stands for.
       source: of the data; None: images that they name are not marked.
       lost: why the ledger is out of reach; None while it answers.
-      refused: trials that may not start again, and why.
     """
 
     reservations: TrialReservations
@@ -59,7 +58,6 @@ class SweepBudget:
     source: DataOptions | None = None
     later: Sequence[Trial] = ()
     lost: str | None = None
-    refused: dict[str, str] = field(default_factory=dict)
     _confirmed: float = 0.0
 
     @property
@@ -184,9 +182,8 @@ class SweepBudget:
         """
         try:
             self.reservations.extend(self._trial(name))
-        except DpgclError as error:
+        except DpgclError:
             self.reservations.withdraw_grant(name)
-            self.refused[name] = str(error)
 
     def confirm(self, *, every_seconds: float = CONFIRM_EVERY_SECONDS) -> None:
         """Ask the ledger whether the reservations stand; if it does not say so, take all grants back."""

@@ -39,6 +39,7 @@ class MlflowListener:
       log: has the restarts that may be told.
 
     Attributes:
+      outbox: within it, as a context manager, results are sent beside the sweep.
       untracked: names of what the server did not take, once the sweep has ended.
     """
 
@@ -52,16 +53,12 @@ class MlflowListener:
         log: SweepLog,
     ) -> None:
         self._sweep, self._trials, self._opened, self._log = sweep, trials, tracker, log
-        self._outbox = Outbox(self._send, warn, str(sweep.folder.path))
+        self.outbox = Outbox(self._send, warn, str(sweep.folder.path))
         self.untracked: list[str] = []
         self.parent = ""
         self._before: dict[str, float] | None = None
         self._runs: dict[str, str] | None = None
         self._checks: dict[Any, dict[str, float]] = {}
-
-    def sending(self) -> Outbox:
-        """Return a context manager within which results are sent beside the sweep."""
-        return self._outbox
 
     def open(self) -> None:
         """Open the parent run, before anything is charged.
@@ -81,15 +78,15 @@ class MlflowListener:
     def on_begin(self, sweep: SweepBeginning) -> None:
         """Send what repeats the sweep, and what the server lacks of earlier results."""
         for name in (_BEGINNING, *self._trials.results()):
-            self._outbox.put(name)
+            self.outbox.put(name)
 
     def on_result(self, result: TrialResult) -> None:
         """Send a result beside the sweep."""
-        self._outbox.put(result.name)
+        self.outbox.put(result.name)
 
     def finish(self, patience: Patience) -> None:
         """Wait until all is sent, or the server takes nothing for too long."""
-        self.untracked = self._outbox.finish(patience)
+        self.untracked = self.outbox.finish(patience)
 
     @property
     def lost_results(self) -> list[str]:

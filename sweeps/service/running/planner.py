@@ -119,16 +119,11 @@ def _shown(answer: Answer, chosen: Plan) -> list[Plan]:
     """The recommended plan, others of its S, and the best of every other S."""
     first = chosen.mechanism.group_size
     own = [plan for plan in answer.plans if plan.mechanism.group_size == first]
-    found = [chosen, *[plan for plan in own if not _same(plan, chosen)][: _SHOWN - 1]]
+    found = [chosen, *[plan for plan in own if plan != answer.recommended][: _SHOWN - 1]]
     for size in dict.fromkeys(plan.mechanism.group_size for plan in answer.plans):
         if size != first:
             found.append(next(plan for plan in answer.plans if plan.mechanism.group_size == size))
     return found
-
-
-def _same(one: Plan, other: Plan) -> bool:
-    numbers = (one.mechanism, other.mechanism)
-    return len({(m.sampling_prob, m.num_steps, m.group_size) for m in numbers}) == 1
 
 
 def _show(planned: Planned) -> None:

@@ -102,7 +102,7 @@ def execute(
                 code = drive(sweep, SealedRelease(sweep, tracker, clock))
                 return Outcome(code=code, plan=plan, folder=folder)
             release = OpenRelease(sweep, tracker, figure)
-            with release.mlflow.sending():
+            with release.mlflow.outbox:
                 code = drive(sweep, release)
             end = release.conclusion
             return Outcome(
