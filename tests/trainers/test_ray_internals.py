@@ -86,3 +86,16 @@ def test_connected_ray_tells_of_its_logs_and_autoscaler() -> None:
         assert ray_internals.cluster_status() is None, "a private Ray has none of the second version"
         report = ray_internals.first_autoscaler_report()  # empty until Ray's monitor has written one
         assert not report or {"pending_nodes", "pending_launches", "failed_nodes"} <= report.keys()
+
+
+@pytest.mark.ci
+@pytest.mark.ray
+def test_private_ray_leaves_no_token_to_the_process() -> None:
+    """Its token would hide that of a cluster that the process joins afterwards."""
+    from sweeps.service.cluster.ray_session import connected_ray
+
+    with connected_ray():
+        assert os.environ["RAY_AUTH_TOKEN"]
+    assert not [name for name in os.environ if name.startswith("RAY_AUTH")]
+    with connected_ray():  # a second one starts
+        assert list(Path(ray_internals.logs_folder()).glob("raylet*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -48,6 +49,7 @@ _QUIET = {
 
 _TRIES = 2
 _SCRATCH, _OWNER_LOCK = "dpgcl-ray-", "owner.lock"
+_AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def _connected(scratch: Path) -> Iterator[None]:
 
     shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     folder = Path.cwd()
+    authentication = {name: os.environ.get(name) for name in _AUTHENTICATION}
     if not runs_uploaded_copy():
         os.chdir(CODE_ROOT)  # Ray puts the driver's folder first on its workers' path
         own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # the user's network may be there
@@ -187,7 +190,8 @@ def _connected(scratch: Path) -> Iterator[None]:
             _start(shared, scratch)
             yield
         else:
-            _keep_token_out_of_home()
+            if not any(authentication.values()):
+                os.environ["RAY_AUTH_TOKEN"] = _private_token()
             private = {"address": "local", "include_dashboard": False, "_temp_dir": str(scratch / "ray")}
             from trainers.ray_internals import loopback_only
 
@@ -197,6 +201,9 @@ def _connected(scratch: Path) -> Iterator[None]:
     finally:
         _shut_down()
         os.chdir(folder)
+        for name, value in authentication.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
 
 
 def _shut_down() -> None:
@@ -290,7 +297,10 @@ def _check_address() -> None:
     )
 
 
-def _keep_token_out_of_home() -> None:
-    """Give a private Ray a token of its own; Ray would write one under the home folder for good."""
-    if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+@functools.cache
+def _private_token() -> str:
+    """Return the token of this process's private Rays; Ray would write one under the home folder for good.
+
+    There is one for all of them, for Ray keeps the first one in mind.
+    """
+    return secrets.token_hex(32)
