@@ -14,6 +14,7 @@ from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.size import fitted_to_size
 from sweeps.service.planning.trials import Point
 from tests.sweeps import support
+from trainers.config.tree import changed
 
 
 def fitted(*arguments: str, num_records: int) -> tuple[SweepOptions, Sequence[Point], list[str]]:
@@ -83,10 +84,15 @@ def test_what_is_wrong_with_a_command_is_told_in_its_flags(arguments: tuple[str,
     assert str(caught.value) == told
 
 
-def test_scored_data_need_classes(tmp_path: Path) -> None:
+def test_scored_data_need_classes_and_images_of_each(tmp_path: Path) -> None:
     own = support.write_npz(tmp_path / "own.npz", 40)
     pixels = np.random.default_rng(5).integers(0, 256, (40, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "unlabelled.npz", images=pixels)
+    split = {"train_images": pixels[:20], "test_images": pixels[20:]}
+    labels = {"train_labels": np.arange(20) % 2, "test_labels": np.arange(20) % 4}
+    np.savez(tmp_path / "public.npz", **split, **labels)
     chosen = support.given(dataset=own, no_ledger=True, evaluate_on=f"npz:{tmp_path}/unlabelled.npz")
     with pytest.raises(ConfigError, match=r"is scored by its classes, and .* has no labels"):
         support.loaded(chosen)
+    _, notes = support.loaded(changed(chosen, evaluate_on=f"npz:{tmp_path}/public.npz"))
+    assert any("20 public records that are scored, 10 are of 2 classes without an image" in n for n in notes)

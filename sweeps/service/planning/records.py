@@ -155,7 +155,7 @@ def _load(
         class_names=() if queries is None else (other or dataset).class_names,
         train_class_names=() if private else dataset.class_names,
     )
-    return data, _data_notes(options) + _skipped_notes(options, dataset, other)
+    return data, _data_notes(options) + _scorable_notes(data) + _skipped_notes(options, dataset, other)
 
 
 def _split_to_score(other: Dataset, test_fraction: float) -> tuple[AnyRecords | None, AnyRecords]:
@@ -176,6 +176,22 @@ def _check_alike(dataset: Dataset, other: Dataset) -> None:
             f"evaluate_on must have images of the training data's shape {dataset.image_shape}; "
             f"got {other.image_shape} (give --image-size, and data of as many channels)"
         )
+
+
+def _scorable_notes(data: TrainingData) -> list[str]:
+    """Say which share of what is scored, which is public, no classifier can answer rightly."""
+    index, queries = data.index, data.queries
+    if index is None or queries is None or index.labels is None or queries.labels is None:
+        return []
+    unknown = ~np.isin(queries.labels, index.labels)
+    if not unknown.any():
+        return []
+    num_classes = len(np.unique(queries.labels[unknown]))
+    return [
+        f"Of the {len(queries)} public records that are scored, {int(unknown.sum())} are of {num_classes} "
+        "classes without an image to learn from, so no answer to them can be right: add images of every "
+        "class, or give another --test-fraction."
+    ]
 
 
 _KINDS = {"image": "images", "image-text": "images with captions"}
