@@ -64,6 +64,7 @@ def test_note_names_every_data_set_scored_on_once(make_trials):
 def test_note_stands_on_figures_of_every_kind(make_sweep, question):
     trials = make_sweep("augmentation", ("crop", "blur"), method="dp_gcl", dataset=OWN, scored_on="digits")
     trials = trials[trials["augmentation"] == "crop"] if question == "methods" else trials
+    trials = trials.assign(sweep="a search") if question == "search" else trials
     assert said(trials, question) == ["Scored on Digits."]
 
 

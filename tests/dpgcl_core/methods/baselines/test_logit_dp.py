@@ -105,7 +105,7 @@ def test_sum_equals_oracle(kind: type[nn.Module], path: str, clip: float) -> Non
     model, inputs, clipper = _model(kind), _images(5), _clipper(logit_clip_norm=clip)
     total, report = _run(clipper, model, inputs)
     assert set(report.paths.values()) == {path}
-    assert _error(total, clipped_sum(_pairs(model, inputs), clipper)) < 1e-5
+    assert _error(total, clipped_sum(_pairs(model, inputs), clipper)) < 1e-4
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in EVERY_MODEL])
