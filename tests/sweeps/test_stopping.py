@@ -406,7 +406,7 @@ def test_time_that_is_over_stops_and_a_resume_finishes(tmp_path: Path) -> None:
     assert drawn_in(tmp_path) == [6]
     assert not list((folder / "trials").glob("*.json"))
     charged = ledger.spent("digits", with_pld=False)
-    assert sum(charged.num_steps.values()) == 12, "the one that began keeps its charge"
+    assert sum(charged.num_steps.values()) == 24, "both keep their charge, for the resume"
     (tmp_path / "clock").unlink()
     (code, driver), folder, ledger = sweep_with_ledger(tmp_path, "--repeats=2", "--resume")
     assert code == 0, driver.stdout + driver.stderr

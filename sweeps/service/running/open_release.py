@@ -141,6 +141,7 @@ class OpenRelease:
         """State, answer, draw and report; return 1 where a resume has more to do, or nothing was finished."""
         for name, why in self._excluded.items():
             warn(f"{name}: {why}")
+        self.trials.finish()
         doing("stating, drawing and answering", aloud=False)
         self.mlflow.finish(AT_THE_END)
         for name, failure in failures.items():

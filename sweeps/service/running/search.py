@@ -189,6 +189,10 @@ class SearchTrials(SweepTrials):
             )
         return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
 
+    def finish(self) -> None:
+        """Try once more to add to the kept study what it did not take."""
+        self._record(self.results())
+
     def closing_lines(self) -> Iterator[str]:
         """Yield what the search found, for people to type again."""
         best, objectives = self._proposals.best(), self._search.options.objectives
@@ -207,13 +211,13 @@ class SearchTrials(SweepTrials):
             yield f"  {', '.join(names)}: {scores} with {settings}"
 
     def _record(self, results: Results) -> None:
-        """Add trials with a result to the kept study; a resume adds those that it does not take."""
+        """Add trials with a result to the kept study; those that it does not take are tried at the end."""
         try:
             for name, result in results.items():
                 label = self.by_name[name].config.guarantee_label
                 self._study.add(name, self._values[name], result, label, times_ms(result))
         except StorageError as error:
-            warn(f"warning: {error}; --resume adds it")
+            warn(f"warning: {error}; the end of the search, or --resume, adds it")
 
     def _named(self, number: int, values: Mapping[str, Any]) -> Trial:
         """Return trial `number`, which the sweep knows from now on by its real settings."""

@@ -84,6 +84,9 @@ class SweepTrials:
     def begin(self) -> None:
         """Prepare for the first training, or for the next one of a resumed sweep."""
 
+    def finish(self) -> None:
+        """Complete what is kept of the trials, once all have ended."""
+
     def axes(self, trial: Trial) -> dict[str, Any]:
         """Return what the sweep's question is about, of one training."""
         question = QUESTIONS.get(self._plan.question.removesuffix("-tuning"), OWN)
