@@ -78,30 +78,40 @@ def test_groups_are_summed_in_short_runs() -> None:
         assert float((total / exact - 1).abs().max()) < 2e-8
 
 
+@pytest.mark.parametrize("num_parts", [1, 2, 4, 8, 16])
 def test_group_moves_the_sum_by_c_at_most_beside_groups_whose_terms_cancel(
-    monkeypatch: pytest.MonkeyPatch,
+    num_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between 64 and −64 a float32 sum drops, or doubles, what is half of its last digit."""
+    """Between 64 and −64 a float32 sum drops, or doubles, what is half of its last digit.
+
+    A processor's product adds up every second, fourth, … row by itself: each of these parts does so.
+    """
     monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GHOST_NORM)
     model = nn.Linear(64, 64, bias=False)
     inputs, outputs = (torch.zeros(16, 96, 64) for _ in range(2))
     inputs[..., 0] = 1
-    outputs[1:, 0, 0], outputs[1:, 1:-1, 0], outputs[1:, -1, 0] = 63.9, 0.99 * 2**-18, -63.9
-    outputs[0, 0, 0] = 1.0
-    views = tuple(each.reshape(16, 4, 2, 12, 64) for each in (inputs, outputs))
+    outputs[1:, :, 0] = 0.99 * 2**-18
+    outputs[1:, :num_parts, 0], outputs[1:, -num_parts:, 0] = 63.99, -63.99
+    outputs[0, :num_parts, 0] = 1 / num_parts
+    alone = outputs.clone()
+    alone[1:] = 0
 
     def losses(given: tuple[Tensor, Tensor]) -> Tensor:
         x, y = given
         return (model(x.flatten(0, 2)) * y.flatten(0, 2)).unflatten(0, x.shape[:3]).flatten(1).sum(1)
 
-    sums = []
-    for complete in (torch.ones(16, dtype=torch.bool), torch.arange(16) > 0):
-        total = torch.zeros(64 * 64, dtype=torch.float64)
-        clipper = GroupClipper(l2_clip_norm=1.0, groups_at_once=16)
-        report = clipper.add_clipped_sum(total, model, losses, views, complete)
-        assert list(report.paths.values()) == [one_pass.GHOST_NORM]
-        sums.append(total)
-    assert 0.999 < float((sums[0] - sums[1]).norm()) <= 1.0
+    def moved(outputs: Tensor) -> float:
+        views, sums = tuple(each.reshape(16, 4, 2, 12, 64) for each in (inputs, outputs)), []
+        for complete in (torch.ones(16, dtype=torch.bool), torch.arange(16) > 0):
+            total = torch.zeros(64 * 64, dtype=torch.float64)
+            clipper = GroupClipper(l2_clip_norm=1.0, groups_at_once=16)
+            report = clipper.add_clipped_sum(total, model, losses, views, complete)
+            assert list(report.paths.values()) == [one_pass.GHOST_NORM]
+            sums.append(total)
+        return float((sums[0] - sums[1]).norm())
+
+    assert 0.999 < moved(alone) <= 1.0
+    assert moved(outputs) == pytest.approx(moved(alone), abs=1e-9)
 
 
 @pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
