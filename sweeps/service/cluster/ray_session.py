@@ -199,11 +199,13 @@ def _connected(scratch: Path) -> Iterator[None]:
                 _start(shared | private, scratch)
                 yield
     finally:
-        _shut_down()
-        os.chdir(folder)
-        for name, value in authentication.items():
-            os.environ.pop(name, None)
-            os.environ.update({} if value is None else {name: value})
+        try:
+            _shut_down()
+            os.chdir(folder)
+        finally:
+            for name, value in authentication.items():
+                os.environ.pop(name, None)
+                os.environ.update({} if value is None else {name: value})
 
 
 def _shut_down() -> None:

@@ -33,7 +33,7 @@ from sweeps.service.storage.folder import SweepFolder, storage_errors
 from sweeps.service.storage.sweep_lock import hold_sweep
 from trainers.files.checkpoint import GRANT_FILE, Grant, attempts_of, read_grant, write_grant
 
-_PART = re.compile(rf"(?P<trial>.+?)(?:{SNR}|{SCORES})?")
+_PART = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")  # ~2: reserved anew by an earlier version
 
 
 @dataclass(frozen=True, kw_only=True)
