@@ -29,7 +29,8 @@ def along(options: SweepOptions) -> list[Point]:
 
     Where the sweep has the option `non_private`, it decides on points without noise and clipping.
 
-    >>> from sweeps.service.options.sweep import varies
+    >>> from dataclasses import dataclass, field
+    >>> from sweeps.service.options.sweep import SweepOptions, varies
     >>> @dataclass(frozen=True, kw_only=True)
     ... class Temperatures(SweepOptions):
     ...     values: tuple[float, ...] = field(default=(0.1, 0.5, 0.1), metadata=varies("temperature", "tau"))
