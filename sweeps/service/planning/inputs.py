@@ -51,3 +51,13 @@ class PlanInputs:
     calibration_folder: Path | None
     notes: Sequence[str] = ()
     earlier: Earlier | None = None
+
+    @property
+    def num_records_public(self) -> int:
+        """N: declared, or else the number of records, which is public then."""
+        return self.options.mechanism.num_records_public or num_records(self.data)
+
+
+def num_records(data: TrainingData) -> int:
+    """The records that the guarantee is about: those trained on, and those held out."""
+    return len(data.train) + (len(data.scored) if data.scored is not None else 0)

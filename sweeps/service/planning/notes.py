@@ -10,7 +10,6 @@ from dpgcl_core.release.noised_counts import split_public
 from dpgcl_core.sampling.slots import empty_step_prob, most_empty, share_lost
 from sweeps.service.options.data import DataOptions
 from sweeps.service.planning.inputs import PlanInputs
-from sweeps.service.planning.trial_configs import num_records
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData, modality_of
 from trainers.training.foreign import foreign_note
@@ -35,7 +34,7 @@ def plan_notes(
       configs: the trainings at its points.
     """
     options, data, earlier = inputs.options, inputs.data, inputs.earlier
-    n = options.mechanism.num_records_public or num_records(data)
+    n = inputs.num_records_public
     sampling, units = _sampling_notes(configs), _unit_notes(options.data, data, configs)
     notes = list(inputs.notes)
     if options.mechanism.num_records_public is None:

@@ -27,7 +27,7 @@ from sweeps.service.planning.cost import cost_of, cost_tags
 from sweeps.service.planning.inputs import Earlier, PlanInputs
 from sweeps.service.planning.notes import plan_notes
 from sweeps.service.planning.publication import Publication
-from sweeps.service.planning.trial_configs import check_networks, num_records, trial_configs
+from sweeps.service.planning.trial_configs import check_networks, trial_configs
 from sweeps.service.planning.trials import Point, Trial, is_proven
 from sweeps.service.planning.unread import unread_note, unread_options
 from sweeps.service.storage.folder import config_hash
@@ -217,7 +217,7 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
         source=source,
         release=release,
         repeats=options.service.repeats,
-        num_records_public=options.mechanism.num_records_public or num_records(data),
+        num_records_public=inputs.num_records_public,
         data=data,
         trials=tuple(trials),
         notes=notes,

@@ -45,6 +45,7 @@ def wanted_of(options: PlannerOptions) -> Wanted:
     Raises:
       ConfigError: the shape of the images is not known, or an option breaks a rule.
     """
+    num_records_public = num_records_of(options)  # refused, where it is, before anything is measured
     num_weights, rate, seconds_per_step = options.num_weights, options.records_per_second, 0.0
     memory = dict[GroupSize, float]()
     if num_weights is None or rate is None:
@@ -61,7 +62,7 @@ def wanted_of(options: PlannerOptions) -> Wanted:
             memory = {size: _memory_bytes(_config(options, size), encoder, shape) for size in sizes}
     given = options.mechanism
     return Wanted(
-        num_records_public=num_records_of(options),
+        num_records_public=num_records_public,
         target_epsilon=given.target_epsilon() or DEFAULT_EPSILON,
         target_delta=given.delta,
         method=given.method,

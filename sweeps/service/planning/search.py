@@ -34,10 +34,9 @@ from typing import Any
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from sweeps.service.options.scores import visible_scores
-from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.planning.inputs import PlanInputs, num_records
 from sweeps.service.planning.plan import SweepPlan, build_plan, trial_at
 from sweeps.service.planning.space import EPSILON, SearchOptions, Space, without_invalid
-from sweeps.service.planning.trial_configs import num_records
 from sweeps.service.planning.trials import Point, Trial, is_proven
 from trainers.config.networks import NetworkOptions
 from trainers.config.tree import leaves

@@ -14,7 +14,7 @@ from sweeps.service.options.restarts import num_restart_steps
 from sweeps.service.options.scores import default_score, visible_scores
 from sweeps.service.options.service import ledger_url
 from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.planning.inputs import PlanInputs, num_records
 from sweeps.service.planning.trials import Point
 from trainers.config.optimizers import optimizer_named
 from trainers.config.training import TrainingConfig
@@ -175,8 +175,3 @@ def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
                 f"the network {config.network.name} fails on made-up images, as many as a step passes at "
                 f"once: {type(error).__name__}: {error}"
             ) from error
-
-
-def num_records(data: TrainingData) -> int:
-    """The records that the guarantee is about: those trained on, and those held out."""
-    return len(data.train) + (len(data.scored) if data.scored is not None else 0)

@@ -93,7 +93,7 @@ class TrialReservations:
         more = dict.fromkeys(held, 0)
         if SNR in held:
             more[SNR] = self._more_first_steps(trial.name, held[SNR], before)
-        reserved = held[""].num_steps + (held[SNR].num_steps if SNR in held else 0)
+        reserved = _num_steps(held)
         # Reserved or started, and no trace of what came of it: all of it may have been drawn.
         lost = max(starts.num_lost * num_steps, reserved if before is None else before.num_steps_lost)
         needed = lost + self._checkpoints(trial).steps_if_resumed(num_steps)
@@ -105,8 +105,7 @@ class TrialReservations:
         extended = {part: self.ledger.extend(each, more[part]) for part, each in held.items()}
         self.by_trial[trial.name] = extended
         self.keep_head()
-        granted = extended[""].num_steps + (extended[SNR].num_steps if SNR in held else 0)
-        write_grant(path, replace(grant, num_steps=granted))
+        write_grant(path, replace(grant, num_steps=_num_steps(extended)))
 
     def settle(self, trial: Trial, metrics: Mapping[str, float]) -> None:
         """Refund the unused steps of a finished training.
@@ -162,6 +161,11 @@ class TrialReservations:
 
     def _label(self, trial: Trial) -> str:
         return f"{self.folder.name}-{self.sweep_id}/{trial.name}"
+
+
+def _num_steps(held: Mapping[str, Reservation]) -> int:
+    """Return the steps that a trial has reserved, first ones and others."""
+    return sum(held[part].num_steps for part in ("", SNR) if part in held)
 
 
 def planned_trainings(trials: Mapping[str, Trial], *, num_of_each: int = 1) -> list[PlannedTraining]:

@@ -20,12 +20,11 @@ from sweeps.service.options.resuming import command_of
 from sweeps.service.options.service import ServiceOptions, StorageOptions
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.duration import seconds_of_trials
-from sweeps.service.planning.inputs import Earlier, PlanInputs
+from sweeps.service.planning.inputs import Earlier, PlanInputs, num_records
 from sweeps.service.planning.plan import Fit, SweepPlan
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.records import load_training_data
 from sweeps.service.planning.size import fitted_to_size
-from sweeps.service.planning.trial_configs import num_records
 from sweeps.service.planning.trials import Point
 from sweeps.service.privacy.account import (
     account_of,
