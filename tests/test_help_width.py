@@ -14,13 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
     *(
-        "dpgcl_core.audit",
+        "benchmarks.audit",
         "dpgcl_core.ledger",
         "dpgcl_core.calculator",
         "trainers.caption",
         "trainers.classify",
     ),
-    *("trainers.export", "trainers.embed", "trainers.audit", "dashboards"),
+    *("trainers.export", "trainers.embed", "benchmarks.audit.training_step", "dashboards"),
     *("sweeps.doctor", "sweeps.servers", "sweeps.settle"),
 )
 SCRIPTS = tuple(sorted(path.name for path in (ROOT / "sweeps").glob("*.py") if path.name != "__init__.py"))

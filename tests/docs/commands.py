@@ -67,8 +67,8 @@ def programs(line: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     [('sweeps/search.py', ('--num-trials', '3'))]
     >>> list(programs('make sweep OPTIONS="--resume"'))
     [('sweeps/group_size.py', ('--resume',))]
-    >>> list(programs('for s in 0 1; do python -m trainers.audit --seed $s; done'))
-    [('trainers.audit', ('--seed', '0'))]
+    >>> list(programs('for s in 0 1; do python -m benchmarks.audit.training_step --seed $s; done'))
+    [('benchmarks.audit.training_step', ('--seed', '0'))]
     >>> list(programs('python sweeps/tan.py --tiny && echo done'))
     [('sweeps/tan.py', ('--tiny',))]
     """

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dpgcl_core.audit import canary
-from dpgcl_core.audit.defects import Defect
+from benchmarks.audit import canary, training_step
+from benchmarks.audit.defects import Defect
 from tests.docs.commands import ROOT
-from trainers import audit
 
 PAGE = (ROOT / "docs/audits.md").read_text(encoding="utf-8")
 
@@ -27,21 +26,21 @@ def _name(defect: Defect | None) -> str | None:
     ("command", "wanted"),
     [
         (
-            "python -m dpgcl_core.audit --seed 0 --markdown",
+            "python -m benchmarks.audit --seed 0 --markdown",
             [
                 (each.name, _name(each.defect), each.defect is not None and each.defect.breaks_claim)
                 for each in canary.standard_cases()
             ],
         ),
         (
-            "python -m trainers.audit --seed 0 --markdown",
+            "python -m benchmarks.audit.training_step --seed 0 --markdown",
             [
                 (each.name, each.defect_name, each.defect_name is not None and each.breaks_claim)
-                for each in audit.standard_cases()
+                for each in training_step.standard_cases()
             ],
         ),
     ],
-    ids=["dpgcl_core.audit", "trainers.audit"],
+    ids=["benchmarks.audit", "benchmarks.audit.training_step"],
 )
 def test_page_shows_every_row_of_the_audit(command: str, wanted: list[tuple[str, str | None, bool]]) -> None:
     rows = _rows(command)
@@ -53,5 +52,5 @@ def test_page_shows_every_row_of_the_audit(command: str, wanted: list[tuple[str,
 
 def test_defects_of_both_audits_are_counted_as_the_changelog_says() -> None:
     planted = {each.defect.name for each in canary.standard_cases() if each.defect is not None}
-    planted |= {each.defect_name for each in audit.standard_cases() if each.defect_name is not None}
+    planted |= {each.defect_name for each in training_step.standard_cases() if each.defect_name is not None}
     assert len(planted) == 24

@@ -65,7 +65,7 @@ def test_pages_show_commands() -> None:
     shown = {command.program for command in COMMANDS}
     for sweep in sorted((ROOT / "sweeps").glob("[a-z]*.py")):
         assert f"sweeps/{sweep.name}" in shown or f"`{sweep.name}`" in (ROOT / "docs/sweeps.md").read_text()
-    assert {"dpgcl_core.ledger", "dpgcl_core.audit", "dpgcl_core.calculator", "trainers.export"} <= shown
+    assert {"dpgcl_core.ledger", "benchmarks.audit", "dpgcl_core.calculator", "trainers.export"} <= shown
     assert len(SWEEPS) > 30
 
 
@@ -123,7 +123,7 @@ def test_help_names_every_option(command: Command) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_unknown_options_are_found() -> None:
     """An option that a program has not, and a subcommand that it has not, are told."""
-    assert _unknown(Command("page", "dpgcl_core.audit", ("--run", "3"))) == ["--run"]
+    assert _unknown(Command("page", "benchmarks.audit", ("--run", "3"))) == ["--run"]
     assert _unknown(Command("page", "dpgcl_core.ledger", ("shows",))) == ["shows"]
 
 

@@ -107,7 +107,7 @@ def test_help_keeps_to_100_columns_where_there_is_no_terminal(
     assert sum("many words" in line for line in lines) > 5
 
 
-@pytest.mark.parametrize("module", ["dpgcl_core.audit", "dpgcl_core.calculator", "dpgcl_core.ledger"])
+@pytest.mark.parametrize("module", ["benchmarks.audit", "dpgcl_core.calculator", "dpgcl_core.ledger"])
 def test_module_is_a_program(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

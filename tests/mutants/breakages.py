@@ -100,7 +100,7 @@ BREAKAGES = (
         before="            return noise_of\n",
         after="            return lambda part: noise_of(part).mul_(0.7)\n",
         tests=(
-            "tests/trainers/test_audit.py::test_audit_of_the_step_sees_a_planted_defect_and_nothing_else",
+            "tests/benchmarks/audit/test_training_step.py::test_audit_of_the_step_sees_a_planted_defect_and_nothing_else",
         ),
     ),
     Breakage(
@@ -1548,25 +1548,25 @@ BREAKAGES = (
     # The audit
     Breakage(
         name="audit puts the canary into the last row",
-        file="dpgcl_core/audit/canary.py",
+        file="benchmarks/audit/canary.py",
         before="row = int(self._rows.random(1)[0] * (self._case.num_records + 1))",
         after="row = self._case.num_records",
-        tests=("tests/dpgcl_core/audit/test_canary.py::test_command_prints_every_row_as_json",),
+        tests=("tests/benchmarks/audit/test_canary.py::test_command_prints_every_row_as_json",),
     ),
     Breakage(
         name="audit loses the mask of incomplete groups",
-        file="dpgcl_core/audit/canary.py",
+        file="benchmarks/audit/canary.py",
         before="self._model, self._model, inputs, complete=complete)",
         after="self._model, self._model, inputs)",
-        tests=("tests/dpgcl_core/audit/test_canary.py::test_audit_honours_the_mask_of_incomplete_groups",),
+        tests=("tests/benchmarks/audit/test_canary.py::test_audit_honours_the_mask_of_incomplete_groups",),
     ),
     Breakage(
         name="audit tests a score on the runs that chose it",
-        file="dpgcl_core/audit/judging.py",
+        file="benchmarks/audit/judging.py",
         before="score(without.noisy[half:]), score(with_canary.noisy[half:])",
         after="score(without.noisy[chosen]), score(with_canary.noisy[chosen])",
         tests=(
-            "tests/dpgcl_core/audit/test_judging.py::test_bound_is_taken_on_runs_that_nothing_was_chosen_by",
+            "tests/benchmarks/audit/test_judging.py::test_bound_is_taken_on_runs_that_nothing_was_chosen_by",
         ),
     ),
     Breakage(

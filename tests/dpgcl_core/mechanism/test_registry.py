@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpgcl_core.audit.canary import audit, standard_cases
+from benchmarks.audit.canary import audit, standard_cases
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import registry
 from dpgcl_core.mechanism.registry import METHODS, method_named

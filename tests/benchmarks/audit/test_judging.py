@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpgcl_core.audit import judging
-from dpgcl_core.audit.judging import Claim, Released, judge
+from benchmarks.audit import judging
+from benchmarks.audit.judging import Claim, Released, judge
 
 CLAIM = Claim(epsilon=1.0, delta=0.127, noise_std=2.0)
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpgcl_core.audit.canary import standard_cases
-from dpgcl_core.audit.judging import Released, judge
-from dpgcl_core.audit.result import AuditResult
-from dpgcl_core.audit.worst_cases import CANARY, Crafted, crafted_inputs, foreign
+from benchmarks.audit.canary import standard_cases
+from benchmarks.audit.judging import Released, judge
+from benchmarks.audit.result import AuditResult
+from benchmarks.audit.worst_cases import CANARY, Crafted, crafted_inputs, foreign
 from dpgcl_core.clipping.types import GroupReport
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import SeededNonPrivateRandomness

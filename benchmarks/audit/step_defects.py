@@ -1,6 +1,6 @@
 """Mistakes of a training step that an audit must see, built into a mechanism or between workers.
 
-They are built in here and in `dpgcl_core.audit.defects`, and nowhere else.
+They are built in here and in `benchmarks.audit.defects`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpgcl_core.audit.defects import Defect, Step, step_of
+from benchmarks.audit.defects import Defect, Step, step_of
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule, LossSettings
 from dpgcl_core.noise.gaussian import GaussianNoise

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from dpgcl_core.audit import defects
+from benchmarks.audit import defects
+from benchmarks.audit.training_step import StepCase, audit_steps, main, standard_cases
 from dpgcl_core.errors import ConfigError
-from trainers import audit
-from trainers.audit import StepCase, audit_steps, main, standard_cases
 
 pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
 
@@ -73,4 +72,4 @@ def test_command_refuses_bad_input(arguments: list[str]) -> None:
 
 
 def test_at_least_twelve_defects_are_planted() -> None:
-    assert len({case.defect_name for case in audit.standard_cases()} - {None}) >= 12
+    assert len({case.defect_name for case in standard_cases()} - {None}) >= 12

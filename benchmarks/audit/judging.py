@@ -28,14 +28,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special, stats
 
-from dpgcl_core.audit.bounds import (
+from benchmarks.audit.bounds import (
     Values,
     best_threshold,
     clopper_pearson_upper,
     epsilon_if_gaussian,
     epsilon_lower_bound,
 )
-from dpgcl_core.audit.result import AuditResult
+from benchmarks.audit.result import AuditResult
 
 Score = Callable[[Values], Values]
 """Maps releases `[runs, trials, steps, dim]` to `[runs]`; large where the canary is in."""

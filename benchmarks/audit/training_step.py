@@ -1,19 +1,19 @@
-"""The audit of `dpgcl_core.audit` through the real training step, on one worker and on two.
+"""The audit of `benchmarks.audit` through the real training step, on one worker and on two.
 
-    python -m trainers.audit
-    python -m trainers.audit --runs 4000 --json
-    python -m trainers.audit --seed 0 --only one-worker
+    python -m benchmarks.audit.training_step
+    python -m benchmarks.audit.training_step --runs 4000 --json
+    python -m benchmarks.audit.training_step --seed 0 --only one-worker
 
 `trainers.training.loop.train` runs on D and on D' = D + canary, from its own seeding of every step over
 sampling, groups, microbatches, clipping and the sum over workers to noise, divisor and optimizer. What it
 releases are its iterates: each step of a linear network by plain SGD is one release, and since a linear
 network's gradients do not depend on its weights, the steps of one long training are independent runs. Only
-the records' inputs are crafted (`dpgcl_core.audit.worst_cases`), by a task of the trainers' registry like any
+the records' inputs are crafted (`benchmarks.audit.worst_cases`), by a task of the trainers' registry like any
 other. The canary lies at every row in turn, in equal shares of the runs.
 
-The defects are those of `dpgcl_core.audit.defects`, built into a mechanism that the loop is given, and
+The defects are those of `benchmarks.audit.defects`, built into a mechanism that the loop is given, and
 others that only a step with its own draws, or with two workers, can have. How runs become a verdict stands in
-`dpgcl_core.audit.judging`. Two workers are two processes, joined as the trainings' own are.
+`benchmarks.audit.judging`. Two workers are two processes, joined as the trainings' own are.
 
 Exit code 0: every row is as expected; 1: one is not; 2: bad input.
 """
@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException
 
-from dpgcl_core.audit import defects
-from dpgcl_core.audit.canary import (
+from benchmarks.audit import defects
+from benchmarks.audit.canary import (
     AuditCase,
     AuditOptions,
     check_numbers,
@@ -47,10 +47,19 @@ from dpgcl_core.audit.canary import (
     print_rows,
     source_of,
 )
-from dpgcl_core.audit.defects import Defect
-from dpgcl_core.audit.judging import Released, judge
-from dpgcl_core.audit.result import AuditResult
-from dpgcl_core.audit.worst_cases import (
+from benchmarks.audit.defects import Defect
+from benchmarks.audit.judging import Released, judge
+from benchmarks.audit.result import AuditResult
+from benchmarks.audit.step_defects import (
+    DealtTwice,
+    NoiseOfEveryWorker,
+    NoiseOfTheRun,
+    NoiseOverWorkers,
+    WatchedWorkers,
+    WithoutNoise,
+    planted_mechanism,
+)
+from benchmarks.audit.worst_cases import (
     CANARY,
     Crafted,
     GroupGradient,
@@ -72,15 +81,6 @@ from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
 from trainers.files.durable import replacing
 from trainers.models.encoder import ImageShape
-from trainers.planted import (
-    DealtTwice,
-    NoiseOfEveryWorker,
-    NoiseOfTheRun,
-    NoiseOverWorkers,
-    WatchedWorkers,
-    WithoutNoise,
-    planted_mechanism,
-)
 from trainers.tasks.task import Task, register_task
 from trainers.training.loop import train
 
@@ -449,7 +449,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
       ConfigError: an option is unknown or out of range.
     """
     options: StepAuditOptions = run_command(
-        StepAuditOptions, prog="python -m trainers.audit", description=__doc__, arguments=arguments
+        StepAuditOptions,
+        prog="python -m benchmarks.audit.training_step",
+        description=__doc__,
+        arguments=arguments,
     )
     chosen = chosen_cases(standard_cases(), options.only)
     source_of(options.seed)  # refuses a negative one

@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpgcl_core.audit import canary as auditing
-from dpgcl_core.audit import defects
-from dpgcl_core.audit.bounds import clopper_pearson_upper, epsilon_if_gaussian, epsilon_lower_bound
-from dpgcl_core.audit.canary import AuditCase, audit, main, standard_cases
-from dpgcl_core.audit.defects import SHORT_GROUP, Defect, mask_lost, rest_kept
-from dpgcl_core.audit.result import AuditResult
-from dpgcl_core.audit.worst_cases import CANARY
+from benchmarks.audit import canary as auditing
+from benchmarks.audit import defects
+from benchmarks.audit.bounds import clopper_pearson_upper, epsilon_if_gaussian, epsilon_lower_bound
+from benchmarks.audit.canary import AuditCase, audit, main, standard_cases
+from benchmarks.audit.defects import SHORT_GROUP, Defect, mask_lost, rest_kept
+from benchmarks.audit.result import AuditResult
+from benchmarks.audit.worst_cases import CANARY
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import registry

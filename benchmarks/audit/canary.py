@@ -1,25 +1,26 @@
 """A white-box canary audit of the private step: an empirical lower bound on ε, against the claim.
 
-    python -m dpgcl_core.audit
-    python -m dpgcl_core.audit --runs 20000 --json
-    python -m dpgcl_core.audit --seed 0 --only one-group groups-of-two
+    python -m benchmarks.audit
+    python -m benchmarks.audit --runs 20000 --json
+    python -m benchmarks.audit --seed 0 --only one-group groups-of-two
 
 The accountant gives an upper bound on ε; an audit gives a lower one. The stages of a `Mechanism`, from the
 draw of the groups (`Mechanism.group_stage`) through the clipper to noise and divisor, run many times on D and
 on D' = D + canary. Gradients are crafted: a function of a group's members, the worst that was found for a
-class of defects (`dpgcl_core.audit.worst_cases`). The canary lies at another random row in every run, and the
+class of defects (`benchmarks.audit.worst_cases`). The canary lies at another random row in every run, and the
 score takes in whatever differs between the releases on D and on D', so a defect is seen in the canary's own
 group or in any other. How runs become a bound that holds with the stated confidence, and how the law of the
-noise is tested besides, stands in `dpgcl_core.audit.judging` (Kairouz, Oh and Viswanath 2015; Jagielski,
+noise is tested besides, stands in `benchmarks.audit.judging` (Kairouz, Oh and Viswanath 2015; Jagielski,
 Ullman and Oprea 2020; Nasr et al. 2023). Any score gives a valid bound; a poor one gives a loose bound.
 
-The code as written must stay below its claim. The known defects of `dpgcl_core.audit.defects` must be seen,
+The code as written must stay below its claim. The known defects of `benchmarks.audit.defects` must be seen,
 in the bound or, where one costs accuracy alone, in the noise. An audit that misses those would prove nothing
 by finding nothing.
 
 All data are synthetic. Views, network and optimizer are outside this audit: they come before the crafted
 gradient or after the noise. So is the training loop's fresh seeding of every step: for speed, one generator
-of each purpose serves all runs. `python -m trainers.audit` puts the training step itself to the same test.
+of each purpose serves all runs. `python -m benchmarks.audit.training_step` puts the training step itself to
+the same test.
 
 Exit code 0: every row is as expected; 1: one is not; 2: bad input.
 """
@@ -38,11 +39,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpgcl_core.audit import defects
-from dpgcl_core.audit.defects import Defect, Step, step_of
-from dpgcl_core.audit.judging import Claim, Released, judge
-from dpgcl_core.audit.result import AuditResult, markdown, table
-from dpgcl_core.audit.worst_cases import (
+from benchmarks.audit import defects
+from benchmarks.audit.defects import Defect, Step, step_of
+from benchmarks.audit.judging import Claim, Released, judge
+from benchmarks.audit.result import AuditResult, markdown, table
+from benchmarks.audit.worst_cases import (
     CANARY,
     NOBODY,
     Crafted,
@@ -66,7 +67,7 @@ MIN_RUNS, DEFAULT_RUNS = 200, 4000
 
 
 class WorstCase(Protocol):
-    """A gradient for every set of members, see `dpgcl_core.audit.worst_cases`."""
+    """A gradient for every set of members, see `benchmarks.audit.worst_cases`."""
 
     def __call__(
         self, members: tuple[int, ...], *, group_size: int | None, dim: int
@@ -436,7 +437,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       ConfigError: an option is unknown or out of range.
     """
     options: AuditOptions = run_command(
-        AuditOptions, prog="python -m dpgcl_core.audit", description=__doc__, arguments=arguments
+        AuditOptions, prog="python -m benchmarks.audit", description=__doc__, arguments=arguments
     )
     results = [
         audit(case, num_runs=options.runs, confidence=options.confidence, randomness=source_of(options.seed))
