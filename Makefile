@@ -18,7 +18,7 @@ PYTEST_OPTIONS ?=
 unexport PYTHONDONTWRITEBYTECODE
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep dashboard services services-stop test test-ci test-long seconds mutants mutants-changed lint docs wheel clean
+.PHONY: sweep dashboard test test-ci test-long seconds mutants mutants-changed lint docs wheel clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
@@ -26,14 +26,6 @@ sweep: $(INSTALLED)
 # Sweeps and their reports, in a browser: make dashboard OPTIONS="--storage FOLDER"
 dashboard: $(INSTALLED)
 	$(BIN)/python -m dashboards serve $(OPTIONS)
-
-# PostgreSQL (Debian's package) and an MLflow server on it, on 127.0.0.1: docs/operations.md. More options:
-# make services OPTIONS="--folder /srv/dpgcl --host 10.0.0.10"
-services: $(INSTALLED)
-	$(BIN)/python -m sweeps.servers start $(OPTIONS)
-
-services-stop: $(INSTALLED)
-	$(BIN)/python -m sweeps.servers stop $(OPTIONS)
 
 test: $(INSTALLED)
 	$(PYTEST) -n auto --maxprocesses 8 -m "not ci and not long and not gpu" $(PYTEST_OPTIONS)

@@ -21,7 +21,7 @@ MODULES = (
         "trainers.classify",
     ),
     *("trainers.export", "trainers.embed", "benchmarks.audit.training_step", "dashboards"),
-    *("sweeps.doctor", "sweeps.servers", "sweeps.settle"),
+    *("sweeps.doctor", "sweeps.settle"),
 )
 SCRIPTS = tuple(sorted(path.name for path in (ROOT / "sweeps").glob("*.py") if path.name != "__init__.py"))
 

@@ -56,7 +56,7 @@ def postgres_server() -> Iterator[str]:
     pytest.importorskip(
         "psycopg", reason='PostgreSQL\'s driver is not installed: pip install "dpgcl[postgres]"'
     )
-    programs = _programs()
+    programs = postgres_programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
     user = _unprivileged()
@@ -105,7 +105,7 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("postgres_url"))
 
 
-def _programs() -> Path | None:
+def postgres_programs() -> Path | None:
     found = [Path(name).resolve().parent for name in [shutil.which("postgres") or ""] if name]
     found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((folder for folder in found if (folder / "initdb").is_file()), None)

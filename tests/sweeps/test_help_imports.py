@@ -18,7 +18,6 @@ MODULES = (
     "dpgcl_core.ledger",
     "sweeps.doctor",
     "sweeps.settle",
-    "sweeps.servers",
     "trainers.caption",
     "trainers.classify",
     "trainers.embed",
