@@ -33,16 +33,16 @@ from dashboards.compose.answer import Answer, PrivacyNumbers, Setting, answer_of
 from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, Table
 from dashboards.compose.decision import HIGHER, LOWER, Array
+from dashboards.compose.display_names import common_scores, score_names
 from dashboards.compose.figure import SETTINGS, content_of
-from dashboards.compose.methods import gain_table, score_table
-from dashboards.compose.names import common_scores, score_names
+from dashboards.compose.method_table import gain_table, score_table
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import COMPARED, NETWORK, PUBLIC_START, REFERENCE, ReferenceRow
 from dashboards.compose.selection import shown_trials
 from dashboards.compose.tables import for_readers
 from dashboards.figures import as_markdown
 from dashboards.render.pictures import pictures_of
-from dashboards.render.tables import to_markdown
+from dashboards.render.table_markup import to_markdown
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.release.markdown import escaped

@@ -4,9 +4,10 @@
     python benchmarks/common_words.py
 
 trains `clip-nano` without privacy on short pairs of half of the words, with numbers that no data set of
-shapes holds, for two minutes of one core, and writes the file beside `trainers/models/clip/published.py`.
-The same machine makes the same bits again. Another one rounds otherwise, so the weights are those of the
-committed file, whose hash stands in `trainers.models.clip.published.SHIPPED`.
+shapes holds, for two minutes of one core, and writes the file beside
+`trainers/models/clip/published_models.py`. The same machine makes the same bits again. Another one rounds
+otherwise, so the weights are those of the committed file, whose hash stands in
+`trainers.models.clip.published_models.SHIPPED`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 from dpgcl_core.release.statement import RESEARCH
 from trainers.config.networks import ClipNetworkConfig
 from trainers.files.weights import write_weights
-from trainers.models.clip.published import CLIP_NANO, COMMON_WORDS, shipped_path
+from trainers.models.clip.published_models import CLIP_NANO, COMMON_WORDS, shipped_path
 from trainers.training.public_start import pretrained, recipe_of
 
 

@@ -129,7 +129,7 @@ def _arguments(storage: str, num_trials: int) -> list[str]:
 def _sweep(arguments: Sequence[str]) -> None:
     """Run a sweep over S in this process, which prints nothing to stdout."""
     from sweeps import group_size
-    from sweeps.service.options.command_line import parse_options
+    from sweeps.service.options.sweep_command_line import parse_options
     from sweeps.service.running import sweep as service
 
     options = parse_options(group_size.GroupSizeOptions, description="", arguments=arguments)
@@ -207,7 +207,7 @@ def around_trainings(ends: Sequence[float], metrics: Sequence[Mapping[str, float
 
 def _load(storage: str) -> dict[str, float]:
     """Load what the figures of a sweep are drawn from, and write its report."""
-    from dashboards.query.trials import load_trials
+    from dashboards.query.trial_frames import load_trials
     from dashboards.report.write import write_report
 
     uri, started = f"sqlite:///{storage}/mlflow.db", time.process_time()

@@ -26,7 +26,7 @@ from benchmarks.harness import Output, Page, Seconds, in_turn, timed
 from dpgcl_core.accounting.composition import calibrate_noise_multiplier
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from dpgcl_core.noise.chacha20 import SecureRandomness
-from dpgcl_core.noise.sources import DrawSource, SecretRandomness
+from dpgcl_core.noise.randomness import DrawSource, SecretRandomness
 from dpgcl_core.sampling.slots import SampledGroups, num_blocks
 
 SOURCES: dict[str, type[DrawSource]] = {"plain": SecretRandomness, "secure": SecureRandomness}

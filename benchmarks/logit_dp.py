@@ -33,7 +33,7 @@ from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_para
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.objective import EmbeddingObjective
-from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
+from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClipper
 from trainers.config.networks import NetworkConfig
 from trainers.models.encoder import build_encoder
 

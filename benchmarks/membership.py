@@ -48,9 +48,9 @@ from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
+from trainers.data.dataset_registry import BUILTIN_DATASETS
 from trainers.data.loading import check_dataset_name, load_dataset, modality_of_name
 from trainers.data.records import Records
-from trainers.data.registry import BUILTIN_DATASETS
 from trainers.evaluation.features import first_by_hash, frozen
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.tasks.task import image_views

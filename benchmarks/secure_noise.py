@@ -29,7 +29,7 @@ from benchmarks.harness import Output, Page, Seconds, in_turn, timed
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
-from dpgcl_core.noise.sources import DrawSource, SecretRandomness
+from dpgcl_core.noise.randomness import DrawSource, SecretRandomness
 
 STD = 1.5
 SOURCES: dict[str, tuple[Callable[[], DrawSource], int]] = {

@@ -39,7 +39,7 @@ from trainers.config.nodes import EvaluationConfig, OptimizerConfig, Performance
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.models import captioner, masked
-from trainers.models.clip.published import CLIP_TINY, ClipConfig, find_clip
+from trainers.models.clip.published_models import CLIP_TINY, ClipConfig, find_clip
 from trainers.models.encoder import NETWORKS
 from trainers.tasks.task import task_named, task_of
 from trainers.training.microbatch import max_views
@@ -219,7 +219,7 @@ class PairTask(Task):
     """A step on pairs of images and texts, in the setting `paper-pairs`.
 
     Attributes:
-      model: a CLIP model, as `trainers.models.clip.published.ClipConfig.model`.
+      model: a CLIP model, as `trainers.models.clip.published_models.ClipConfig.model`.
       num_augmentations: N_a, further copies of both sides of a pair.
       lora_rank: of adapters on queries and values of both towers; 0 trains every weight.
     """

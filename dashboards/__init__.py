@@ -18,10 +18,10 @@ require_extra("service", "mlflow", "pandas", needed_by=__name__)
 
 if TYPE_CHECKING:
     from dashboards.compose.answer import Answer, answer_of
-    from dashboards.errors import DashboardError
+    from dashboards.dashboard_error import DashboardError
     from dashboards.figures import draw, load_for
     from dashboards.query.sweeps import list_sweeps
-    from dashboards.query.trials import load_trials
+    from dashboards.query.trial_frames import load_trials
 
 __all__ = [
     "Answer",

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.addresses import masked
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from trainers.files.storage import storage_root
-from trainers.tracking.server import database_address
+from trainers.tracking.mlflow_server import database_address
 
 PORT = 8421
 _LONGEST_NAME = 120
@@ -106,7 +106,7 @@ def compare_command(
     """
     from dashboards.compose.comparison import comparison_of, overlaid, question_of
     from dashboards.figures import load_for, write_drawing
-    from dashboards.query.trials import load_trials
+    from dashboards.query.trial_frames import load_trials
 
     uri = tracking_uri or default_tracking_uri()
     asked = question_of([load_trials(uri, run) for run in runs], question)
@@ -132,7 +132,7 @@ def pareto_command(
     """
     from dashboards.compose.pareto import pareto_of
     from dashboards.figures import write_drawing
-    from dashboards.query.trials import load_trials
+    from dashboards.query.trial_frames import load_trials
 
     uri = tracking_uri or default_tracking_uri()
     content, numbers = pareto_of([load_trials(uri, run) for run in runs])
@@ -184,8 +184,8 @@ def serve_command(
       host: address to listen at; one that others reach needs a token, which is printed once.
       port: to listen at; 0 for any that is free.
     """
+    from dashboards.serve.dashboard_server import serve
     from dashboards.serve.index import SweepIndex
-    from dashboards.serve.server import serve
 
     root, own = storage_root(storage), os.environ.get("DPGCL_LEDGER")
     print(f"storage: {root}", flush=True)

@@ -18,13 +18,13 @@ from dashboards.compose.content import Content
 from dashboards.compose.figure import content_of, numbers_of
 from dashboards.compose.planning import curves_content, numbers_of_curves
 from dashboards.compose.questions import Question, find_question
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dashboards.query.documents import load_answer
-from dashboards.query.trials import load_trials, series_of
+from dashboards.query.trial_frames import load_trials, series_of
 from dashboards.render.latex import to_latex
 from dashboards.render.pictures import pictures_of
-from dashboards.render.tables import to_markdown
-from dpgcl_core.planning.curves import Point
+from dashboards.render.table_markup import to_markdown
+from dpgcl_core.planning.tradeoff_curves import Point
 from dpgcl_core.release.markdown import escaped
 
 # What spreadsheets take for the start of a formula, unless it is a number.
@@ -91,7 +91,7 @@ def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle:
     """Write the curves of a plan (`planning.png`, `.svg`, `.pdf`) and their numbers (`.csv`).
 
     Args:
-      points: of `dpgcl_core.planning.curves`, for these come from no sweep.
+      points: of `dpgcl_core.planning.tradeoff_curves`, for these come from no sweep.
       folder: created if missing.
       title, subtitle: of the figure.
 
@@ -138,7 +138,7 @@ def load_for(question: Question | str, tracking_uri: str, sweep: str | None = No
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
-      DashboardError: as `dashboards.query.trials.load_trials`, or no series was recorded.
+      DashboardError: as `dashboards.query.trial_frames.load_trials`, or no series was recorded.
     """
     asked = find_question(question)
     trials = load_trials(tracking_uri, sweep)

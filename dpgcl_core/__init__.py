@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dpgcl_core.accounting.tuning.laws import TrialCountLaw as TrialCountLaw
     from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial as TruncatedNegativeBinomial
     from dpgcl_core.accounting.tuning.laws import TruncatedTrials as TruncatedTrials
-    from dpgcl_core.accounting.tuning.trials import TrialClass as TrialClass
+    from dpgcl_core.accounting.tuning.trial_release import TrialClass as TrialClass
     from dpgcl_core.clipping.clipper import GroupClipper as GroupClipper
     from dpgcl_core.clipping.cross_record import refuse_cross_record as refuse_cross_record
     from dpgcl_core.clipping.parts import ClippingParts as ClippingParts
@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     from dpgcl_core.methods.in_groups import InGroups as InGroups
     from dpgcl_core.noise.chacha20 import SecureRandomness as SecureRandomness
     from dpgcl_core.noise.gaussian import GaussianNoise as GaussianNoise
-    from dpgcl_core.noise.sources import DrawSource as DrawSource
-    from dpgcl_core.noise.sources import SecretRandomness as SecretRandomness
-    from dpgcl_core.noise.sources import SeededNonPrivateRandomness as SeededNonPrivateRandomness
+    from dpgcl_core.noise.randomness import DrawSource as DrawSource
+    from dpgcl_core.noise.randomness import SecretRandomness as SecretRandomness
+    from dpgcl_core.noise.randomness import SeededNonPrivateRandomness as SeededNonPrivateRandomness
     from dpgcl_core.private_training import PrivateTraining as PrivateTraining
     from dpgcl_core.private_training import make_private as make_private
     from dpgcl_core.release.metrics import METRICS as METRICS

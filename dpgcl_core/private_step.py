@@ -45,9 +45,16 @@ from dpgcl_core.clipping.types import (
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule
+from dpgcl_core.noise.chunked_draw import (
+    PartNoise,
+    add_in_parts,
+    drawn_ahead,
+    drawn_of,
+    drawn_on_gpu,
+    in_float32,
+)
 from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.noise.parts import PartNoise, add_in_parts, drawn_ahead, drawn_of, drawn_on_gpu, in_float32
-from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.noise.randomness import DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups
 from dpgcl_core.workers import SingleWorker, Workers
 

@@ -67,7 +67,7 @@ from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.numbers import default_delta, whole_number
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.chacha20 import SecureRandomness
-from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.noise.randomness import DrawSource
 from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.release.statement import delta_text, epsilon_text
 from dpgcl_core.sampling.stage import DrawnGroups

@@ -21,7 +21,7 @@ from dpgcl_core.lazy_names import lazy_names
 require_extra("service", "ray", "mlflow", "optuna", needed_by=__name__)
 
 if TYPE_CHECKING:
-    from sweeps.service.options.sweep import PairSweepOptions, SweepOptions
+    from sweeps.service.options.sweep_options import PairSweepOptions, SweepOptions
     from sweeps.service.planning.space import Between
     from sweeps.service.planning.trials import Point
     from sweeps.service.running.from_python import SweepResult, run, search

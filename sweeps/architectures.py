@@ -20,10 +20,10 @@ from typing import Any, Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
-from sweeps.service.options.sweep import PairSweepOptions, varies
+from sweeps.service.options.sweep_options import PairSweepOptions, varies
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_script
+from sweeps.service.script_runner import run_script
 from trainers.config.tree import changed
 
 OF_PAIRS = ("clip-tiny", "clip-tiny-patch4", "clip-small")

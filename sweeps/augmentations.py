@@ -20,13 +20,13 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.sweep import PairSweepOptions
-from sweeps.service.planning.augmentations import IMAGE_AUGMENTATIONS, combinations
+from sweeps.service.options.sweep_options import PairSweepOptions
+from sweeps.service.planning.augmentation_sets import IMAGE_AUGMENTATIONS, combinations
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_script
+from sweeps.service.script_runner import run_script
 from trainers.config.tree import changed
-from trainers.views.captions import TEXT_AUGMENTATIONS
+from trainers.views.caption_views import TEXT_AUGMENTATIONS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE
-from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_script
+from sweeps.service.script_runner import run_script
 from trainers.config.networks import TRAINED_LAYERS
 from trainers.config.tree import changed
 

@@ -19,12 +19,12 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.sampling.groups import GroupSize
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.data import DataOptions
-from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.options.sweep_command_line import parse_options
+from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import at, check_groups, of_samplings
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_question
+from sweeps.service.script_runner import run_question
 from trainers.config.tree import changed
 
 SIZES, PAIRS = (2, 4, 8, 16, 32, 64), "shapes:10000:7:short"

@@ -18,10 +18,10 @@ from typing import ClassVar, Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
-from sweeps.service.options.sweep import PairSweepOptions
+from sweeps.service.options.sweep_options import PairSweepOptions
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_script
+from sweeps.service.script_runner import run_script
 from trainers.config.tree import changed
 
 LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
@@ -50,7 +50,7 @@ def points(options: LoraLayersOptions) -> list[Point]:
             "adapters are for CLIP models, which pairs of images and texts train; got "
             f"{options.data.dataset}: give --dataset shapes, or pairs of your own"
         )
-    from trainers.models.clip.published import SMALL_MODELS  # here, with torch
+    from trainers.models.clip.published_models import SMALL_MODELS  # here, with torch
 
     rank = options.network.lora_rank or (RANK_OF_SMALL if options.network.name in SMALL_MODELS else RANK)
     found: list[Point] = []

@@ -18,11 +18,11 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
-from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.options.sweep_command_line import parse_options
+from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import changes_for
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_tuned_question
+from sweeps.service.script_runner import run_tuned_question
 from trainers.config.tree import changed
 
 
@@ -52,7 +52,7 @@ class MethodsOptions(SweepOptions):
 
 def candidates(options: MethodsOptions) -> list[Point]:
     """Return one candidate per private method and ε, and one for each of the others."""
-    from sweeps.service.running.tuning import compared  # here, with Ray
+    from sweeps.service.running.two_stage_policy import compared  # here, with Ray
 
     found, mechanism = [], options.mechanism
     given = options.epsilon_grid or (None if options.service.total_epsilon else mechanism.target_epsilon(),)

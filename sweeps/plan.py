@@ -15,8 +15,8 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
-from sweeps.service.options.planner import PlannerOptions
+from sweeps.service.options.planner_options import PlannerOptions
+from sweeps.service.options.sweep_command_line import parse_options
 
 
 def main() -> int:

@@ -17,15 +17,15 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.planning.space import SearchOptions
-from sweeps.service.questions import run_question
+from sweeps.service.script_runner import run_question
 
 
 def main() -> int:
     """Run the search."""
     options = parse_options(SearchOptions, description=__doc__)
-    from sweeps.service.running.search import SearchPolicy  # here, with pandas, torch and Ray
+    from sweeps.service.running.search_policy import SearchPolicy  # here, with pandas, torch and Ray
 
     return run_question("search", options, (), SearchPolicy())
 

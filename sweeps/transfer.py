@@ -18,10 +18,10 @@ from typing import Self
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import of_methods
 from sweeps.service.planning.trials import Point
-from sweeps.service.questions import run_script
+from sweeps.service.script_runner import run_script
 from trainers.config.tree import changed
 
 # Probed unless others are named: for all but digits itself nothing has to be downloaded.

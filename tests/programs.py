@@ -35,10 +35,10 @@ PRELOADED = (
     "mlflow.tracking",
     "ray.tune",
     "sweeps.group_size",
-    "sweeps.service.running.search",
-    "sweeps.service.running.tuning",
-    "trainers.embed.images",
-    "trainers.export.finished",
+    "sweeps.service.running.search_policy",
+    "sweeps.service.running.two_stage_policy",
+    "trainers.embed.embed_images",
+    "trainers.export.sweep_results",
     "trainers.ray_worker",
 )
 

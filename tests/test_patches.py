@@ -7,7 +7,7 @@ import pytest
 from dpgcl_core.private_step import PrivateStep
 from tests.conftest import definitions, patched
 from trainers.training import loop, step
-from trainers.training.observe import Observer
+from trainers.training.observation import Observer
 
 
 @pytest.mark.parametrize(

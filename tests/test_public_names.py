@@ -19,7 +19,7 @@ _NAMES = {
     "sweeps": ["ray", "mlflow", "open_clip", "peft", "timm"],
 }
 """What each package is free of: in this order, for the later ones load the earlier ones."""
-_ALSO = {"trainers": ["trainers.models.encoder", "trainers.models.clip.files", "trainers.tracking.runs"]}
+_ALSO = {"trainers": ["trainers.models.encoder", "trainers.models.clip.clip_files", "trainers.tracking.runs"]}
 """Modules behind no exported name that are free of it, too."""
 _CODE = """
 import importlib, json, os, sys

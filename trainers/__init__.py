@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from trainers.data.dataset import Dataset, TrainingData
     from trainers.data.loading import load_dataset, split_train_test
     from trainers.data.records import Records
-    from trainers.embed.images import embed_images, read_images
-    from trainers.export.folder import load_encoder
+    from trainers.embed.embed_images import embed_images, read_images
+    from trainers.export.export_folder import load_encoder
     from trainers.tasks.task import Task, register_task, task_named
     from trainers.training.loop import TrainingResult, train
     from trainers.training.resolve import training_config

@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: CaptionOptions = run_command(
         CaptionOptions, prog="python -m trainers.caption", description=__doc__, arguments=arguments
     )
-    from trainers.embed.files import CSV, check_target, write_answers
-    from trainers.embed.images import chosen_device, read_images
-    from trainers.export.folder import load_captioner
+    from trainers.embed.embed_images import chosen_device, read_images
+    from trainers.embed.embedding_files import CSV, check_target, write_answers
+    from trainers.export.export_folder import load_captioner
 
     check_target(options.to, CSV)
     network, description = load_captioner(options.model)

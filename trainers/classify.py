@@ -55,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: ClassifyOptions = run_command(
         ClassifyOptions, prog="python -m trainers.classify", description=__doc__, arguments=arguments
     )
-    from trainers.embed.files import CSV, check_target, write_answers
-    from trainers.embed.images import chosen_device, read_images
-    from trainers.export.folder import load_classifier
+    from trainers.embed.embed_images import chosen_device, read_images
+    from trainers.embed.embedding_files import CSV, check_target, write_answers
+    from trainers.export.export_folder import load_classifier
 
     check_target(options.to, CSV)
     network, description = load_classifier(options.model, own_network=options.network)

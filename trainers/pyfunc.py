@@ -1,7 +1,8 @@
 """An exported model as MLflow loads it: images in, embeddings out.
 
 MLflow imports this module by its name, from the code that is registered with the model, and gives it the
-exported folder. Nothing is unpickled: weights are plain tensors, as everywhere (`trainers.export.folder`).
+exported folder. Nothing is unpickled: weights are plain tensors, as everywhere
+(`trainers.export.export_folder`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from trainers.embed.images import BACKBONE, embed_images
-from trainers.embed.pairs import embed_with_image_tower
+from trainers.embed.embed_images import BACKBONE, embed_images
+from trainers.embed.embed_pairs import embed_with_image_tower
 from trainers.export.description import CLIP, ModelDescription, read_description
-from trainers.export.folder import load_clip, load_encoder
+from trainers.export.export_folder import load_clip, load_encoder
 
 FEATURES = "features"
 """The parameter of `predict`: `backbone` or `projection`; a CLIP model has one kind of embedding."""

@@ -36,7 +36,7 @@ from dpgcl_core.workers import current_workers
 from trainers.config.training import TrainingConfig
 from trainers.failures import Stage, describe_error
 from trainers.files.checkpoint import CheckpointFolder
-from trainers.files.outcomes import write_outcomes
+from trainers.files.outcome_file import write_outcomes
 from trainers.files.oversight import Oversight, TrainingStopped
 from trainers.files.progress import ProgressWriter
 from trainers.ray_internals import TorchBackend, set_torch_distributed_env_vars, setup_torch_process_group

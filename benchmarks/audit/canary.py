@@ -59,7 +59,7 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
-from dpgcl_core.noise.sources import Draws, DrawSource, SecretRandomness, SeededNonPrivateRandomness
+from dpgcl_core.noise.randomness import Draws, DrawSource, SecretRandomness, SeededNonPrivateRandomness
 from dpgcl_core.sampling.groups import BATCH
 from dpgcl_core.sampling.stage import DrawnGroups
 

@@ -19,7 +19,7 @@ from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule, LossSettings
 from dpgcl_core.mechanism.numbers import GROUPS
 from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.sampling.poisson import PoissonSampler
 from dpgcl_core.sampling.slots import SampledGroups
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage, SampledRecords

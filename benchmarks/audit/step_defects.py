@@ -17,7 +17,7 @@ from benchmarks.audit.defects import Defect, Step, step_of
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule, LossSettings
 from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.noise.sources import Draws, DrawSource
+from dpgcl_core.noise.randomness import Draws, DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
 from dpgcl_core.workers import Workers
 

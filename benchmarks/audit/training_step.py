@@ -72,14 +72,14 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
-from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.noise.randomness import DrawSource
 from dpgcl_core.workers import DistributedWorkers, SingleWorker, Workers
 from trainers.config.networks import AnyNetworkConfig, NetworkConfig
 from trainers.config.nodes import EvaluationConfig, OptimizerConfig, PerformanceConfig
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
-from trainers.files.durable import replacing
+from trainers.files.durable_files import replacing
 from trainers.models.encoder import ImageShape
 from trainers.tasks.task import Task, register_task
 from trainers.training.loop import train

@@ -30,7 +30,7 @@ from pydantic import TypeAdapter
 
 from dashboards.compose.axes import Axis
 from dashboards.compose.decision import HIGHER, LEVEL, LOWER, Comparison, Cost, Layout, RecordSpread
-from dashboards.compose.names import (
+from dashboards.compose.display_names import (
     common_scores,
     has_values,
     listed,
@@ -42,14 +42,14 @@ from dashboards.compose.names import (
 from dashboards.compose.panels import with_relative_loss
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import COMPARED, NETWORK, start_of, start_prefix, start_text
-from dashboards.compose.search import number_trials, objective, searched_columns
+from dashboards.compose.search_trials import number_trials, objective, searched_columns
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN, SAMPLED, cell_columns, shown_trials
-from dashboards.compose.transfer import PROBE, by_probe
-from dashboards.errors import DashboardError
+from dashboards.compose.transfer_rows import PROBE, by_probe
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.release.metrics import Family, scores_of
 from dpgcl_core.release.statement import delta_text, rounded_up
-from trainers.files.outcomes import Outcomes
+from trainers.files.outcome_file import Outcomes
 
 POINT = "point"
 OWN = Question(
@@ -412,7 +412,7 @@ def answer_of(
     """Return the answer of a sweep; None where no trial has a score.
 
     Args:
-      trials: from `dashboards.query.trials.load_trials`, or the same columns.
+      trials: from `dashboards.query.trial_frames.load_trials`, or the same columns.
       question: or its name; `OWN` for points of somebody's own.
       privacy: what the sweep cost.
       outcomes: on public test records, by the trial's name; without them repeats alone are counted as chance.

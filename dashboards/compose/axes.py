@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from dashboards.compose.names import natural_key, value_text
+from dashboards.compose.display_names import natural_key, value_text
 
 Scale = Literal["log2", "log", "linear", "categorical"]
 

@@ -17,7 +17,7 @@ import pandas as pd
 from dashboards.compose.axes import Axis, ticks_of
 from dashboards.compose.content import Content, Curve, Panel, Reference, Style, Table
 from dashboards.compose.curves import MARKERS, PRIVATE_COLOURS, staircase
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.accounting.filters import QuotaFilter
 from dpgcl_core.errors import unknown_choice
 from dpgcl_core.ledger.account import Account

@@ -17,8 +17,7 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.content import Content, Table
-from dashboards.compose.figure import content_of, numbers_of
-from dashboards.compose.names import (
+from dashboards.compose.display_names import (
     SWEEP,
     column_title,
     has_values,
@@ -27,12 +26,13 @@ from dashboards.compose.names import (
     score_names,
     value_text,
 )
+from dashboards.compose.figure import content_of, numbers_of
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.repeats import mean_and_error
-from dashboards.compose.search import is_setting
+from dashboards.compose.search_trials import is_setting
 from dashboards.compose.selection import ORDER, cell_columns, shown_trials
 from dashboards.compose.tables import cell_text, is_news, mean_text
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 
 SEED = "public_seed"
 _SAME = ("dataset", "scored_on")

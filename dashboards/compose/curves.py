@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.content import Curve, Style
-from dashboards.compose.names import SWEEP, method_place, natural_key, symbol, value_text
+from dashboards.compose.display_names import SWEEP, method_place, natural_key, symbol, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.repeats import means_and_errors
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN

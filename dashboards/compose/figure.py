@@ -6,17 +6,17 @@ import dataclasses
 
 import pandas as pd
 
-from dashboards.compose import captions
+from dashboards.compose import figure_text
 from dashboards.compose.answer import Answer, answer_of, prepared
 from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, Table
+from dashboards.compose.display_names import SWEEP, common_scores, score_names
 from dashboards.compose.fronts import search_rows
-from dashboards.compose.methods import gain_table, guarantee_table, score_table
-from dashboards.compose.names import SWEEP, common_scores, score_names
+from dashboards.compose.method_table import gain_table, guarantee_table, score_table
 from dashboards.compose.panels import axis_rows, series_rows
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import NETWORK, reference_rows
-from dashboards.compose.search import objective
+from dashboards.compose.search_trials import objective
 from dashboards.compose.selection import data_are_private, shown_trials
 from dashboards.compose.tables import for_readers, summary_table, with_references
 from dashboards.compose.trial_table import trial_table
@@ -48,12 +48,12 @@ def content_of(
     if answer is None or answer.question != asked.asked:
         answer = answer_of(given, asked) if answered else None
     return Content(
-        title=captions.title(shown, asked),
-        subtitle=captions.subtitle(shown, asked),
+        title=figure_text.title(shown, asked),
+        subtitle=figure_text.subtitle(shown, asked),
         rows=rows,
         tables=_tables(shown, asked, answer),
         answer=answer.lines() if answer is not None else [],
-        remarks=captions.notes(
+        remarks=figure_text.notes(
             shown,
             asked,
             num_repeats=sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats}),

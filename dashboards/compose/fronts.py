@@ -15,10 +15,10 @@ import pandas as pd
 from dashboards.compose.axes import Axis, Ticks, ticks_of
 from dashboards.compose.content import Curve, Panel, Style
 from dashboards.compose.curves import MARKERS, PRIVATE_COLOURS, UNPROVEN_COLOURS, staircase
-from dashboards.compose.names import SWEEP, score_title
+from dashboards.compose.display_names import SWEEP, score_title
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import lines_across
-from dashboards.compose.search import epsilon_spent, is_private, objective, on_the_front
+from dashboards.compose.search_trials import epsilon_spent, is_private, objective, on_the_front
 
 ONE, WHOLE = "epsilon_of_one_training", "epsilon_of_the_sweep"
 _LEGEND, _FRONT = "Trials", "Pareto front"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from dashboards.compose.names import score_names
+from dashboards.compose.display_names import score_names
 from dashboards.compose.references import start_of
 
 GAIN = "_private_gain"

@@ -10,7 +10,7 @@ import pandas as pd
 from dashboards.compose.axes import Ticks, ticks_of
 from dashboards.compose.content import Curve, Panel
 from dashboards.compose.curves import MARKERS, curve, split
-from dashboards.compose.names import (
+from dashboards.compose.display_names import (
     SNR,
     SNR_PLAIN,
     common_scores,

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from dashboards.compose import captions
+from dashboards.compose import figure_text
 from dashboards.compose.comparison import together
 from dashboards.compose.content import Content, Table
-from dashboards.compose.fronts import AXES, ONE, WHOLE, front_rows, trial_names, with_epsilons
-from dashboards.compose.names import (
+from dashboards.compose.display_names import (
     SWEEP,
     common_scores,
     dataset_title,
@@ -19,10 +18,11 @@ from dashboards.compose.names import (
     score_title,
     value_text,
 )
+from dashboards.compose.fronts import AXES, ONE, WHOLE, front_rows, trial_names, with_epsilons
 from dashboards.compose.questions import find_question
-from dashboards.compose.search import is_private, number_trials
+from dashboards.compose.search_trials import is_private, number_trials
 from dashboards.compose.selection import data_are_private, shown_trials
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.release.statement import delta_text, rounded_up
 
 
@@ -30,7 +30,8 @@ def pareto_of(sweeps: Sequence[pd.DataFrame]) -> tuple[Content, pd.DataFrame]:
     """Return the figure of the first score that all trials have, and its numbers: a row per trial.
 
     Args:
-      sweeps: from `dashboards.query.trials.load_trials`, each of one sweep, with the same scored records.
+      sweeps: from `dashboards.query.trial_frames.load_trials`, each of one sweep, with the same scored
+        records.
 
     Raises:
       DashboardError: as `dashboards.compose.comparison.together`, or there is no score.
@@ -41,7 +42,7 @@ def pareto_of(sweeps: Sequence[pd.DataFrame]) -> tuple[Content, pd.DataFrame]:
     shown = with_epsilons(shown[shown[drawn].notna()].reset_index(drop=True), drawn)
     content = Content(
         title=f"{dataset_title(str(shown['dataset'].iloc[0]))}: {score_title(drawn)} against ε",
-        subtitle=captions.subtitle(shown, find_question("search")),
+        subtitle=figure_text.subtitle(shown, find_question("search")),
         rows=front_rows(shown, drawn),
         tables=[("Trials on a front", _table(shown, drawn))],
         remarks=_notes(shown, private=data_are_private(trials)),
@@ -90,7 +91,7 @@ def _delta(row: pd.Series) -> str:
 
 
 def _notes(shown: pd.DataFrame, *, private: bool) -> list[str]:
-    found = list(captions.FRONT_NOTES)
+    found = list(figure_text.FRONT_NOTES)
     if len(shown) > 1:
         found.append("The best of many trainings is the best partly by chance: a dot is no answer.")
     deltas = shown.loc[is_private(shown), "target_delta"].dropna().unique() if "target_delta" in shown else []
@@ -98,4 +99,4 @@ def _notes(shown: pd.DataFrame, *, private: bool) -> list[str]:
         found.append(f"The ε are at different δ: {', '.join(map(value_text, sorted(deltas)))}.")
     if private:
         found.append("The training data are private: trials without a proven guarantee are not shown.")
-    return [*found, *captions.tuning_costs(shown)]
+    return [*found, *figure_text.tuning_costs(shown)]

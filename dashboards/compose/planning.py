@@ -8,7 +8,7 @@ import pandas as pd
 
 from dashboards.compose.axes import Axis, ticks_of
 from dashboards.compose.content import Content, Curve, Panel, Style
-from dpgcl_core.planning.curves import Point
+from dpgcl_core.planning.tradeoff_curves import Point
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 _MARKERS = ("circle", "square", "diamond", "triangle", "cross")

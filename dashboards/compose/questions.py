@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dashboards.compose.axes import Axis, Scale
-from dashboards.compose.names import (
+from dashboards.compose.display_names import (
     column_title,
     symbol,
 )
-from dashboards.compose.transfer import PROBE
-from dashboards.errors import DashboardError
+from dashboards.compose.transfer_rows import PROBE
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.errors import unknown_choice
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.release.metrics import DURING, Family, find_metric, scores_of

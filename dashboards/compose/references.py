@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dashboards.compose.content import REFERENCE_COLOUR, Reference, Style
-from dashboards.compose.names import SWEEP, UNTRAINED, has_values, score_names, value_text
+from dashboards.compose.display_names import SWEEP, UNTRAINED, has_values, score_names, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.repeats import mean_and_error
 from dashboards.compose.selection import ORDER

@@ -6,9 +6,9 @@ import math
 
 import pandas as pd
 
-from dashboards.compose.names import value_text
+from dashboards.compose.display_names import value_text
 from dashboards.compose.questions import Question
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.release.metrics import DURING, Release, declared_name, find_metric
 
 PROVEN, AS_PUBLISHED, NO_GUARANTEE = "proven", "as-published", "none"

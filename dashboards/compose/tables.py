@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.content import Table
-from dashboards.compose.gains import GAIN, with_gains
-from dashboards.compose.names import (
+from dashboards.compose.display_names import (
     SNR,
     SNR_NOISED,
     SNR_PLAIN,
@@ -20,6 +19,7 @@ from dashboards.compose.names import (
     score_names,
     value_text,
 )
+from dashboards.compose.gains import GAIN, with_gains
 from dashboards.compose.questions import Question
 from dashboards.compose.references import REFERENCE, ReferenceRow, reference_rows
 from dashboards.compose.repeats import means_and_errors

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.content import Cell, SortableTable
-from dashboards.compose.names import column_title, has_values, score_names, score_title, value_text
+from dashboards.compose.display_names import column_title, has_values, score_names, score_title, value_text
 from dashboards.compose.questions import Question
-from dashboards.compose.search import is_setting
+from dashboards.compose.search_trials import is_setting
 from dashboards.compose.selection import AS_PUBLISHED, PROVEN, is_withheld
 from dashboards.compose.tables import guarantee_title
 from dpgcl_core.release.metrics import DURING, is_reference

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dashboards.compose.answer import Answer
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.errors import TrackingError
-from trainers.tracking.server import connect, server_errors
+from trainers.tracking.mlflow_server import connect, server_errors
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -29,8 +29,8 @@ def load_answer(tracking_uri: str, trials: pd.DataFrame) -> Answer | None:
     """Return the answer that the sweep of some trials has recorded; None where it has none of this version.
 
     Args:
-      tracking_uri: as for `trainers.tracking.server.connect`.
-      trials: of one sweep, from `dashboards.query.trials.load_trials`.
+      tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
+      trials: of one sweep, from `dashboards.query.trial_frames.load_trials`.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.addresses import masked
 from dpgcl_core.errors import unknown_choice
+from trainers.tracking.mlflow_server import connect, search_runs, server_errors
 from trainers.tracking.runs import PARENT_TAG, ROLE_TAG, SEALED_ROLE, SWEEP_ROLE, SWEEP_TAG
-from trainers.tracking.server import connect, search_runs, server_errors
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

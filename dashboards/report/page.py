@@ -10,8 +10,8 @@ from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, Table
 from dashboards.compose.figure import SETTINGS
 from dashboards.render.document import DRAWINGS, RELOAD, TABLES, document_of, drawing_of, header_of
-from dashboards.render.tables import boxed, to_sortable_html
-from dashboards.report.content import Report
+from dashboards.render.table_markup import boxed, to_sortable_html
+from dashboards.report.report_content import Report
 
 _RELOAD_SECONDS = 30
 """Between two looks at the file while the sweep runs, which writes it anew once a minute."""

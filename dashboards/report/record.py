@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 
 from dashboards.query.documents import ANSWER, CONFIG, STATEMENT, read_documents, read_json
-from dashboards.query.trials import find_runs, metrics_of, own_tags, trials_of, typed_params
+from dashboards.query.trial_frames import find_runs, metrics_of, own_tags, trials_of, typed_params
 from dpgcl_core.errors import ConfigError
+from trainers.tracking.mlflow_server import is_database, run_link, runs_link
 from trainers.tracking.runs import ROLE_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_ROLE, TRIAL_TAG
-from trainers.tracking.server import is_database, run_link, runs_link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class SweepRecord:
       name: of the sweep.
       status: of its parent run: "RUNNING", "FINISHED", "FAILED" or "KILLED".
       tags, params, metrics: of the parent run.
-      trials: the finished ones, as of `dashboards.query.trials.load_trials`; empty where there is none.
+      trials: the finished ones, as of `dashboards.query.trial_frames.load_trials`; empty where there is none.
       num_planned: trials in all; None where that was not recorded.
       unfinished: numbers of the trials that have not finished, by status.
       stopped: names of the trials that were ended early by their scores; none of them is in `trials`.
@@ -54,7 +54,7 @@ def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
     """Return a sweep, finished or not; nothing of a sealed one.
 
     Args:
-      tracking_uri: as for `trainers.tracking.server.connect`.
+      tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
       sweep: the sweep's name; None is the one started last.
 
     Raises:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dashboards.figures import load_for
-from dashboards.report.content import question_of, report_of
 from dashboards.report.page import report_page
 from dashboards.report.record import SweepRecord, load_record
+from dashboards.report.report_content import question_of, report_of
 
 REPORT = "report.html"
 
@@ -22,7 +22,7 @@ def write_report(tracking_uri: str, sweep: str | None, folder: Path) -> Path:
     The same runs give the same file.
 
     Args:
-      tracking_uri: as for `trainers.tracking.server.connect`.
+      tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
       sweep: the sweep's name; None is the one started last.
       folder: created if missing.
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.report.write import REPORT
+from trainers.files.launch_record import last_status
 from trainers.files.progress import PROGRESS_FILE, Progress, read_progress
-from trainers.files.resuming import last_status
 
 RUNNING = "running"
 _STATUS = {"RUNNING": RUNNING, "FINISHED": "finished", "FAILED": "incomplete", "KILLED": "stopped"}

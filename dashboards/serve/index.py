@@ -21,8 +21,8 @@ from dpgcl_core.addresses import masked, masked_text
 from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.remaining import remaining_of
+from trainers.files.launch_record import resume_line
 from trainers.files.progress import Progress, fraction_done
-from trainers.files.resuming import resume_line
 
 INDEX_SCRIPTS = (RELOAD,)
 _RELOAD_SECONDS = 5

@@ -86,7 +86,7 @@ from dpgcl_core.clipping.types import (
 )
 from dpgcl_core.clipping.verification import Verdicts, Way, Ways, one_pass_mismatch, unsupported_layer
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from dpgcl_core.mechanism.numbers import (
     RecordRange,
     Sampled,
 )
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.sampling.groups import Grouper, build_grouper, expected_num_groups
 from dpgcl_core.sampling.poisson import PoissonSampler
 from dpgcl_core.sampling.slots import SampledGroups, more_records_than_slots, num_blocks

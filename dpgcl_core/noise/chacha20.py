@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise.sources import NUM_SUMMED, DrawSource, SecretRandomness, SeededNonPrivateRandomness
+from dpgcl_core.noise.randomness import NUM_SUMMED, DrawSource, SecretRandomness, SeededNonPrivateRandomness
 
 _KEY_BYTES = 32
 _FROM_ZERO = bytes(16)

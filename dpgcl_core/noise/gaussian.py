@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise.sources import NUM_SUMMED as NUM_SUMMED
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import NUM_SUMMED as NUM_SUMMED
+from dpgcl_core.noise.randomness import Draws
 
 _PIECE = 2**15
 """Coordinates summed at a time: they fit into the cache."""

@@ -9,9 +9,9 @@ Everything here follows from public numbers. `sweeps/plan.py` is the command lin
 its warning that n and ε are too small from `too_small`.
 """
 
-from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
 from dpgcl_core.planning.snr import ExpectedSnr, expected_snr, too_small
+from dpgcl_core.planning.tradeoff_curves import epochs_by_batch, epsilon_by_records
 
 __all__ = [
     "Answer",

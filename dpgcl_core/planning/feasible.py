@@ -26,6 +26,7 @@ from dpgcl_core.grids import GROUP_SIZES, NUM_STEPS
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import RECORDS, check_delta, default_delta
 from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.planning.root_finding import solve
 from dpgcl_core.planning.snr import (
     ALIGNMENT_SIZE,
     ENOUGH_TRAINING_SNR,
@@ -36,7 +37,6 @@ from dpgcl_core.planning.snr import (
     expected_snr,
     names_of_modelled,
 )
-from dpgcl_core.planning.solving import solve
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 
 WORTH_MORE_STEPS = 0.1

@@ -34,7 +34,7 @@ from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, epsilon_of_s
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.registry import METHODS, method_named
-from dpgcl_core.planning.solving import solve
+from dpgcl_core.planning.root_finding import solve
 from dpgcl_core.sampling.groups import BATCH
 
 ALIGNMENT_SIZE = 138.0

@@ -35,7 +35,7 @@ from dpgcl_core.accounting import composition
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 
 _CALIBRATION_TRIES = 8
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 
 
 @dataclass(frozen=True, kw_only=True)

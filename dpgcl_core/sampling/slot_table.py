@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError
-from dpgcl_core.noise.sources import Draws
-from dpgcl_core.sampling.records import Ids
+from dpgcl_core.noise.randomness import Draws
+from dpgcl_core.sampling.record_ids import Ids
 from dpgcl_core.sampling.slots import more_records_than_slots
 
 
@@ -39,7 +39,7 @@ class SlotTable:
     Raises:
       DataError: ids and slots do not make an injection into N slots.
 
-    >>> from dpgcl_core.sampling.records import ids_from_names
+    >>> from dpgcl_core.sampling.record_ids import ids_from_names
     >>> ids = ids_from_names(["a", "b", "c"])
     >>> table = SlotTable.empty(4).holding(ids, np.random.default_rng())
     >>> set(table.slots_of(ids).tolist()) < {0, 1, 2, 3}, len(table.holding(ids[:2], None).ids)

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.sampling.poisson import PoissonSampler
 from dpgcl_core.sampling.stage import DrawnGroups
 

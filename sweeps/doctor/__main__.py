@@ -13,7 +13,7 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.console.display import displayed
 from sweeps.service.options.data import data_path
-from sweeps.service.storage.runs import tracking_address
+from sweeps.service.storage.mlflow_location import tracking_address
 from trainers.data.loading import check_dataset_name
 from trainers.files.storage import storage_root
 

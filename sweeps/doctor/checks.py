@@ -16,7 +16,7 @@ from sweeps.service.cluster.ray_session import connected_ray
 from sweeps.service.console.terminal import count
 from sweeps.service.storage.probe import TO_LOCK, TO_SHARE, StorageProbe, probe_storage
 from trainers.files.storage import check_writable
-from trainers.tracking.server import connect, database_file, is_database
+from trainers.tracking.mlflow_server import connect, database_file, is_database
 
 
 def check_machines(data_path: str | None, root: Path) -> list[Finding]:

@@ -37,7 +37,7 @@ def settle_command(
     """
     from dpgcl_core.ledger.ledger import Ledger
     from sweeps.service.privacy.settling import close_reservations
-    from sweeps.service.storage.folder import named_folder
+    from sweeps.service.storage.sweep_folder import named_folder
     from trainers.files.storage import storage_root
 
     url = ledger or os.environ.get("DPGCL_LEDGER")

@@ -27,11 +27,11 @@ from dpgcl_core.clipping.types import no_sum, trainable_parameters
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
 from dpgcl_core.workers import SingleWorker
 from trainers.config.nodes import OptimizerConfig
-from trainers.config.optimizers import OPTIMIZERS
+from trainers.config.optimizer_registry import OPTIMIZERS
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.files.checkpoint import CheckpointFolder
-from trainers.models.clip.published import CLIP_TINY
+from trainers.models.clip.published_models import CLIP_TINY
 from trainers.models.encoder import build_encoder
 from trainers.training.callbacks import Checkpointing
 from trainers.training.optimizers import build_optimizer, load_optimizer, take_step

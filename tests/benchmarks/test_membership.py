@@ -24,7 +24,7 @@ from trainers.data.dataset import Dataset
 from trainers.data.loading import load_dataset
 from trainers.data.records import Records
 from trainers.models.encoder import build_encoder
-from trainers.views.images import make_views
+from trainers.views.image_views import make_views
 
 _ENCODER = build_encoder(NetworkConfig(name="tiny_cnn", embedding_dim=8), (1, 8, 8), seed=0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from dashboards.__main__ import main
 from dashboards.compose.burn_down import burn_down_of
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.ledger.account import PlannedTraining
 from dpgcl_core.ledger.cap import Cap

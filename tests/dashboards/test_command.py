@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dashboards.__main__ import main
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.errors import ConfigError, TrackingError
 
 pytestmark = pytest.mark.ci

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dpgcl_core.errors import DpgclError, StorageError
-from sweeps.service.running import planner, tuning
+from sweeps.service.running import planner, two_stage_policy
 from sweeps.service.running import sweep as running
 from sweeps.service.running.sweep import Outcome
 from tests.docs.commands import ROOT, Command, commands
@@ -43,7 +43,7 @@ def _parse(monkeypatch: pytest.MonkeyPatch, program: str, arguments: tuple[str, 
     path = list(sys.path)
     sweep: ModuleType = importlib.import_module(name)
     sys.path[:] = path  # a sweep puts its own copy of the code first
-    for module, run in ((running, "execute"), (tuning, "run_tuned_sweep")):
+    for module, run in ((running, "execute"), (two_stage_policy, "run_tuned_sweep")):
         monkeypatch.setattr(module, run, _stop)
     monkeypatch.setattr(planner, "run_plan", _stop)
     monkeypatch.setattr(sys, "argv", [program, *arguments])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
+from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClipper
 
 MARGIN = 1 - 1e-4
 

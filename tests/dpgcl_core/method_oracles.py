@@ -19,7 +19,7 @@ from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.registry import METHODS
-from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
+from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClipper
 from tests.dpgcl_core.adversary import embed_of
 from tests.dpgcl_core.dpcl_oracle import GivenNormals, Normals, slow_barlow, slow_nt_xent
 from tests.dpgcl_core.logit_oracle import coefficients

@@ -21,7 +21,7 @@ from dpgcl_core.errors import DpgclError, LedgerError, TrackingError
 from dpgcl_core.ledger.store import LedgerStore
 from trainers.data.loading import check_dataset_name
 from trainers.files.storage import storage_root
-from trainers.tracking.server import check_address
+from trainers.tracking.mlflow_server import check_address
 
 # Whatever surrounds it, a piece of the secret that a reader could use begins so.
 _MARK = "Xq7"

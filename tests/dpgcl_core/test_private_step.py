@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.noise.sources import SeededNonPrivateRandomness
+from dpgcl_core.noise.randomness import SeededNonPrivateRandomness
 from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.sampling.stage import DrawnGroups
 

@@ -29,7 +29,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
-from dpgcl_core.noise.sources import SeededNonPrivateRandomness
+from dpgcl_core.noise.randomness import SeededNonPrivateRandomness
 from dpgcl_core.private_training import PrivateTraining, make_private
 
 NUM_RECORDS, VIEWS, DIM = 60, 2, 5

@@ -56,17 +56,17 @@ BREAKAGES = (
     ),
     Breakage(
         name="all parts of the noise vector have one generator",
-        file="dpgcl_core/noise/parts.py",
+        file="dpgcl_core/noise/chunked_draw.py",
         before='    return f"noise {index}" if index else "noise"\n',
         after='    return "noise"\n',
-        tests=("tests/dpgcl_core/noise/test_parts.py::test_no_two_coordinates_share_noise",),
+        tests=("tests/dpgcl_core/noise/test_chunked_draw.py::test_no_two_coordinates_share_noise",),
     ),
     Breakage(
         name="the parts of the noise vector but the first are not added",
-        file="dpgcl_core/noise/parts.py",
+        file="dpgcl_core/noise/chunked_draw.py",
         before="    parts = parts_of(len(total))\n    squares",
         after="    parts = parts_of(len(total))[:1]\n    squares",
-        tests=("tests/dpgcl_core/noise/test_parts.py::test_no_two_coordinates_share_noise",),
+        tests=("tests/dpgcl_core/noise/test_chunked_draw.py::test_no_two_coordinates_share_noise",),
     ),
     Breakage(
         name="summed normals are divided by their number, not its root",
@@ -113,7 +113,7 @@ BREAKAGES = (
     # Secrets
     Breakage(
         name="secret draws are seeded by step and purpose",
-        file="dpgcl_core/noise/sources.py",
+        file="dpgcl_core/noise/randomness.py",
         before="np.random.SeedSequence(secrets.randbits(256), pool_size=8)",
         after="np.random.SeedSequence([step, *purpose.encode()], pool_size=8)",
         tests=(
@@ -123,7 +123,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="secret draws are seeded with 32 bits",
-        file="dpgcl_core/noise/sources.py",
+        file="dpgcl_core/noise/randomness.py",
         before="secrets.randbits(256)",
         after="secrets.randbits(32)",
         tests=(
@@ -136,7 +136,7 @@ BREAKAGES = (
         before="key = secrets.token_bytes(_KEY_BYTES) if",
         after="key = bytes(_KEY_BYTES) if",
         tests=(
-            "tests/dpgcl_core/noise/test_sources.py"
+            "tests/dpgcl_core/noise/test_randomness.py"
             "::test_two_generators_with_the_same_arguments_are_independent",
         ),
     ),
@@ -175,7 +175,7 @@ BREAKAGES = (
         before="np.flatnonzero(generator.random(num_records) < self.sampling_prob).astype(np.int64)",
         after="np.sort(generator.permutation(np.arange(num_records))"
         "[: round(self.sampling_prob * num_records)])",
-        tests=("tests/dpgcl_core/noise/test_sources.py::test_sample_sizes_are_binomial",),
+        tests=("tests/dpgcl_core/noise/test_randomness.py::test_sample_sizes_are_binomial",),
     ),
     Breakage(
         name="batch above the cap keeps its first records",
@@ -201,11 +201,11 @@ BREAKAGES = (
     ),
     Breakage(
         name="id of a record depends on its position",
-        file="dpgcl_core/sampling/records.py",
+        file="dpgcl_core/sampling/record_ids.py",
         before='_digest64(digest + copy.to_bytes(8, "little"))',
         after='_digest64(digest + len(ids).to_bytes(8, "little"))',
         tests=(
-            "tests/dpgcl_core/sampling/test_records.py::test_content_ids_of_others_survive_removal_of_any_copy",
+            "tests/dpgcl_core/sampling/test_record_ids.py::test_content_ids_of_others_survive_removal_of_any_copy",
         ),
     ),
     # Sampled groups
@@ -385,7 +385,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="DPCL's gradient with the published sensitivity, called proven",
-        file="dpgcl_core/methods/baselines/dpcl/method.py",
+        file="dpgcl_core/methods/baselines/dpcl/dpcl_method.py",
         before="return 4 * numbers.l2_clip_norm * size",
         after="return 4 * numbers.l2_clip_norm",
         tests=("tests/dpgcl_core/methods/test_methods.py::test_sensitivity_is_the_stated_formula",),
@@ -396,7 +396,7 @@ BREAKAGES = (
         before="        return None  # no GPU has the stream",
         after="        return 7",
         tests=(
-            "tests/dpgcl_core/noise/test_sources.py::test_a_gpu_draws_noise_of_public_data_alone",
+            "tests/dpgcl_core/noise/test_randomness.py::test_a_gpu_draws_noise_of_public_data_alone",
             "tests/trainers/training/test_loop_randomness.py"
             "::test_noise_of_private_data_comes_from_the_stream_beside_a_gpu_too",
         ),
@@ -407,7 +407,7 @@ BREAKAGES = (
         before="return noise.mul_(self.std / math.sqrt(self.num_summed))",
         after="return noise.mul_(self.std / self.num_summed)",
         tests=(
-            "tests/dpgcl_core/noise/test_parts.py"
+            "tests/dpgcl_core/noise/test_chunked_draw.py"
             "::test_noise_that_a_device_draws_itself_has_a_seed_for_each_part",
         ),
     ),
@@ -1061,7 +1061,7 @@ BREAKAGES = (
         before="            training.num_steps_done = saved.step\n",
         after=(
             "            training.num_steps_done = saved.step\n"
-            "            from dpgcl_core.noise.sources import SeededNonPrivateRandomness\n"
+            "            from dpgcl_core.noise.randomness import SeededNonPrivateRandomness\n"
             "\n"
             "            again = SeededNonPrivateRandomness(saved.step)\n"
             '            object.__setattr__(training.private_step, "randomness", again)\n'
@@ -1154,7 +1154,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a sweep's count of steps lies among the checkpoints",
-        file="sweeps/service/storage/folder.py",
+        file="sweeps/service/storage/sweep_folder.py",
         before='return self.path / f"drawn/{trial}.json"',
         after='return self.checkpoint_folder(trial) / "drawn.json"',
         tests=("tests/sweeps/test_storage.py::test_starts_are_counted_and_those_without_a_trace",),
@@ -1212,14 +1212,14 @@ BREAKAGES = (
     ),
     Breakage(
         name="a total ε that the ledger alone decides",
-        file="sweeps/service/running/total.py",
+        file="sweeps/service/running/total_epsilon.py",
         before="if self.total_epsilon is None or of_ledger > 1:",
         after="if self.total_epsilon or of_ledger > 1:",
         tests=("tests/sweeps/test_total.py::test_given_noise_lowers_the_repeats",),
     ),
     Breakage(
         name="batches that follow the true number of private records",
-        file="sweeps/service/planning/size.py",
+        file="sweeps/service/planning/size_to_data.py",
         before="split_public(declared or num_records,",
         after="split_public(num_records,",
         tests=("tests/sweeps/test_size.py::test_declared_number_decides_and_not_that_of_the_records",),
@@ -1367,7 +1367,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="sweep goes on with an old copy of its ledger",
-        file="sweeps/service/privacy/account.py",
+        file="sweeps/service/privacy/ledger_choice.py",
         before='if ledger is not None and "head" in plan:',
         after="if ledger is None:",
         tests=("tests/sweeps/test_budget.py::test_sweep_does_not_go_on_with_an_old_copy_of_its_ledger",),
@@ -1391,7 +1391,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="outcomes of single private evaluation records are kept",
-        file="trainers/tasks/scoring.py",
+        file="trainers/tasks/task_scores.py",
         before="    if not data.evaluation_is_public:\n        return None\n",
         after="",
         tests=(
@@ -1451,7 +1451,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="the kept study of a search tells of trainings that stopped",
-        file="sweeps/service/running/search.py",
+        file="sweeps/service/running/search_policy.py",
         before="        if result is not None:\n            self._record({name: result})",
         after="        self._record({name: result or {'metrics': {}}})",
         tests=(
@@ -1571,22 +1571,22 @@ BREAKAGES = (
     ),
     Breakage(
         name="raw pixels and HOG of private records are scored",
-        file="trainers/evaluation/references.py",
+        file="trainers/evaluation/untrained_scores.py",
         before="if not (data.train_is_public or data.evaluation_is_public):",
         after="if False:",
         tests=(
-            "tests/trainers/evaluation/test_references.py::"
+            "tests/trainers/evaluation/test_untrained_scores.py::"
             "test_reference_scores_of_private_records_are_not_even_computed",
         ),
     ),
     # Objectives of one record
     Breakage(
         name="masks follow the place in the batch",
-        file="trainers/tasks/masked_images.py",
+        file="trainers/tasks/masked_task.py",
         before="patch_orders(ids, network.num_patches, seed=seed",
         after="patch_orders(np.arange(len(rows), dtype=np.uint64), network.num_patches, seed=seed",
         tests=(
-            "tests/trainers/tasks/test_masked_images.py::"
+            "tests/trainers/tasks/test_masked_task.py::"
             "test_mask_of_a_record_follows_neither_its_companions_nor_its_place",
         ),
     ),
@@ -1601,7 +1601,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="methods of single records take groups of several",
-        file="dpgcl_core/methods/per_record.py",
+        file="dpgcl_core/methods/record_methods.py",
         before="if numbers.group_size != 1:",
         after="if False:",
         tests=("tests/dpgcl_core/methods/test_methods.py::test_method_refuses_numbers_it_cannot_use",),
@@ -1622,9 +1622,9 @@ BREAKAGES = (
         before="self.log_likelihoods.sum(1) / self.counts.sum(1).clamp_min(1)",
         after="self.log_likelihoods.sum(1) / self.counts.float().sum(1).mean()",
         tests=(
-            "tests/trainers/tasks/test_captions.py::"
+            "tests/trainers/tasks/test_caption_task.py::"
             "test_clipped_sum_equals_oracle_with_every_layer_in_the_fast_path",
-            "tests/trainers/tasks/test_captions.py::test_private_training_has_the_epsilon_of_its_steps_and_scores",
+            "tests/trainers/tasks/test_caption_task.py::test_private_training_has_the_epsilon_of_its_steps_and_scores",
         ),
     ),
     Breakage(
@@ -1646,24 +1646,24 @@ BREAKAGES = (
     ),
     Breakage(
         name="captions are padded to the longest of the batch",
-        file="trainers/tasks/captions.py",
+        file="trainers/tasks/caption_task.py",
         before="        return images, tokens\n",
         after=(
             "        tokens = tokens[..., : int((tokens == network.end_token).int().argmax(-1).max()) + 1]\n"
             "        return images, tokens\n"
         ),
         tests=(
-            "tests/trainers/tasks/test_captions.py::"
+            "tests/trainers/tasks/test_caption_task.py::"
             "test_tokens_are_padded_to_the_same_length_however_short_the_captions_are",
         ),
     ),
     Breakage(
         name="views of captions follow the place in the batch",
-        file="trainers/tasks/pairs.py",
+        file="trainers/tasks/pair_task.py",
         before="captions, ids, config=config.text_views",
         after="captions, np.arange(len(rows), dtype=np.uint64), config=config.text_views",
         tests=(
-            "tests/trainers/tasks/test_captions.py::"
+            "tests/trainers/tasks/test_caption_task.py::"
             "test_inputs_of_a_record_follow_neither_its_companions_nor_its_place",
         ),
     ),
@@ -1673,16 +1673,16 @@ BREAKAGES = (
         before="first=shapes.FIRST_UNUSED_SHAPE + step * recipe.batch_size",
         after="first=step * recipe.batch_size",
         tests=(
-            "tests/trainers/tasks/test_captions.py::test_public_start_is_of_pairs_that_no_data_set_holds",
+            "tests/trainers/tasks/test_caption_task.py::test_public_start_is_of_pairs_that_no_data_set_holds",
         ),
     ),
     Breakage(
         name="labels come from another record of the batch",
-        file="trainers/tasks/classes.py",
+        file="trainers/tasks/class_task.py",
         before="records.labels_at(rows, seed=seed, step=step)",
         after="records.labels_at(np.roll(rows, 1), seed=seed, step=step)",
         tests=(
-            "tests/trainers/tasks/test_classes.py::test_views_and_labels_of_a_record_follow_neither_its_companions_nor_its_place",
+            "tests/trainers/tasks/test_class_task.py::test_views_and_labels_of_a_record_follow_neither_its_companions_nor_its_place",
         ),
     ),
     Breakage(
@@ -1691,17 +1691,17 @@ BREAKAGES = (
         before="return self.labels[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]",
         after="return self.labels[row_of_each(self.row_starts, self.ids, records, seed=seed)]",
         tests=(
-            "tests/trainers/tasks/test_classes.py::test_label_is_that_of_the_row_which_stands_for_the_record",
+            "tests/trainers/tasks/test_class_task.py::test_label_is_that_of_the_row_which_stands_for_the_record",
         ),
     ),
     Breakage(
         name="loss of a classifier is the mean over the batch",
-        file="trainers/tasks/classes.py",
+        file="trainers/tasks/class_task.py",
         before="return own.reshape(len(inputs[0]), -1).mean(1)",
         after="return own.mean().expand(len(inputs[0]))",
         tests=(
-            "tests/trainers/tasks/test_classes.py::test_label_of_a_record_moves_its_own_loss_alone",
-            "tests/trainers/tasks/test_classes.py::test_network_in_which_labels_or_images_meet_is_refused",
+            "tests/trainers/tasks/test_class_task.py::test_label_of_a_record_moves_its_own_loss_alone",
+            "tests/trainers/tasks/test_class_task.py::test_network_in_which_labels_or_images_meet_is_refused",
         ),
     ),
     Breakage(
@@ -1710,8 +1710,8 @@ BREAKAGES = (
         before="self.feature_dim).requires_grad_(False)",
         after="self.feature_dim)",
         tests=(
-            "tests/trainers/tasks/test_classes.py::test_no_noise_falls_on_the_fixed_map",
-            "tests/trainers/tasks/test_classes.py::test_fixed_map_is_the_same_whatever_the_records_and_after_training",
+            "tests/trainers/tasks/test_class_task.py::test_no_noise_falls_on_the_fixed_map",
+            "tests/trainers/tasks/test_class_task.py::test_fixed_map_is_the_same_whatever_the_records_and_after_training",
         ),
     ),
     Breakage(
@@ -1729,7 +1729,7 @@ BREAKAGES = (
         before="if not data.train_is_public and train.classes_from_data:",
         after="if False:",
         tests=(
-            "tests/trainers/tasks/test_classes.py::test_private_labels_that_are_numbered_by_the_data_are_refused",
+            "tests/trainers/tasks/test_class_task.py::test_private_labels_that_are_numbered_by_the_data_are_refused",
         ),
     ),
     Breakage(
@@ -1738,7 +1738,7 @@ BREAKAGES = (
         before="if not data.train_is_public or labels is None or not len(labels):",
         after="if labels is None or not len(labels):",
         tests=(
-            "tests/trainers/tasks/test_classes.py::test_number_of_classes_is_that_of_public_data_and_never_read_from_private_ones",
+            "tests/trainers/tasks/test_class_task.py::test_number_of_classes_is_that_of_public_data_and_never_read_from_private_ones",
         ),
     ),
     Breakage(
@@ -1752,7 +1752,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a private encoder is started from whatever ledger paid for it",
-        file="sweeps/service/privacy/account.py",
+        file="sweeps/service/privacy/ledger_choice.py",
         before='ledger.check_has(start.head, f"the privacy statement beside {path}")',
         after="_ = start.head",
         tests=("tests/sweeps/test_classify.py::test_private_encoder_that_another_ledger_paid_is_refused",),
@@ -1767,7 +1767,7 @@ BREAKAGES = (
     # Noised releases, and what is charged for them
     Breakage(
         name="noise of a noised SNR of C alone where records are sampled",
-        file="trainers/training/observe.py",
+        file="trainers/training/observation.py",
         before="released = noised_norm(norm, mechanism.sensitivity, multiplier",
         after="released = noised_norm(norm, mechanism.l2_clip_norm, multiplier",
         tests=("tests/trainers/training/test_release.py::test_noised_snr_has_the_noise_of_the_sensitivity",),
@@ -1828,7 +1828,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="series keep private-only numbers",
-        file="trainers/training/observe.py",
+        file="trainers/training/observation.py",
         before="for name, value in self.visible(values).items():",
         after="for name, value in values.items():",
         tests=(
@@ -1928,7 +1928,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="folders are more open than the one they lie in",
-        file="trainers/files/durable.py",
+        file="trainers/files/durable_files.py",
         before="folder.mkdir(mode=mode & _mode_in(folder), exist_ok=True)",
         after="folder.mkdir(mode=mode, exist_ok=True)",
         tests=(
@@ -1937,7 +1937,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="files are more open than the folder they lie in",
-        file="trainers/files/durable.py",
+        file="trainers/files/durable_files.py",
         before="os.open(path, flags, mode & _mode_in(Path(path)))",
         after="os.open(path, flags, mode)",
         tests=(
@@ -1972,34 +1972,34 @@ BREAKAGES = (
     ),
     Breakage(
         name="a sealed sweep ends trainings by the clock",
-        file="sweeps/service/options/sweep.py",
+        file="sweeps/service/options/sweep_options.py",
         before="if not self.release.is_open and any(limit is not None for limit in limits):",
         after="if False and any(limit is not None for limit in limits):",
         tests=("tests/sweeps/test_supervision.py::test_sealed_sweep_ends_no_training_by_the_clock",),
     ),
     Breakage(
         name="a report shows all that MLflow holds of private data",
-        file="dashboards/report/content.py",
+        file="dashboards/report/report_content.py",
         before="shown = record.trials if record.trials.empty else released_trials(record.trials)",
         after='shown = record.trials.assign(guarantee="proven")',
         tests=(
-            "tests/dashboards/report/test_content.py::"
+            "tests/dashboards/report/test_report_content.py::"
             "test_private_data_without_any_proven_trial_show_nothing",
         ),
     ),
     Breakage(
         name="a report of a sweep under way tells the ε of its earlier statement",
-        file="dashboards/report/content.py",
+        file="dashboards/report/report_content.py",
         before="return (record.statement or {}) if record.status in (FINISHED, FAILED) else {}",
         after="return record.statement or {}",
         tests=(
-            "tests/dashboards/report/test_content.py::"
+            "tests/dashboards/report/test_report_content.py::"
             "test_sweep_under_way_has_the_answer_of_its_trials_so_far_and_no_earlier_statement",
         ),
     ),
     Breakage(
         name="texts of users are markup in a report's table",
-        file="dashboards/render/tables.py",
+        file="dashboards/render/table_markup.py",
         before="    shown = html.escape(cell.text)\n    if cell.link:",
         after="    shown = cell.text\n    if cell.link:",
         tests=("tests/dashboards/report/test_page.py::test_page_of_hostile_names_has_no_element_of_theirs",),
@@ -2052,7 +2052,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a sealed sweep is ended by the clock",
-        file="sweeps/service/options/sweep.py",
+        file="sweeps/service/options/sweep_options.py",
         before="self.service.stall_timeout, self.service.time_budget\n",
         after="self.service.stall_timeout\n",
         tests=("tests/sweeps/test_stopping.py::test_what_a_sweep_may_not_be_ended_by_is_refused",),
@@ -2060,7 +2060,7 @@ BREAKAGES = (
     # What goes on now
     Breakage(
         name="trainings of a sealed sweep tell their steps",
-        file="sweeps/service/cluster/tune.py",
+        file="sweeps/service/cluster/ray_tune.py",
         before="progress_file=folder.progress_file(trial.name) if is_open else None",
         after="progress_file=folder.progress_file(trial.name)",
         tests=("tests/sweeps/test_execution.py::test_trainings_of_a_sealed_sweep_tell_no_steps",),
@@ -2132,7 +2132,7 @@ BREAKAGES = (
     # What is sent elsewhere, and by whom
     Breakage(
         name="ε of a sweep is of the steps that a training ended by scores has made",
-        file="sweeps/service/privacy/statement.py",
+        file="sweeps/service/privacy/sweep_statement.py",
         before='return max(0, trial.config.mechanism.num_steps - int(metrics["num_steps_done"]))',
         after="return 0",
         tests=(
@@ -2190,7 +2190,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a file that could not be written stays beside the old one",
-        file="trainers/files/durable.py",
+        file="trainers/files/durable_files.py",
         before="        temporary.unlink(missing_ok=True)\n",
         after="        pass\n",
         tests=("tests/sweeps/test_room.py::test_file_that_finds_no_room_leaves_the_old_one_alone",),
@@ -2246,7 +2246,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a resume takes other options than the sweep was started with",
-        file="sweeps/service/options/resuming.py",
+        file="sweeps/service/options/resume_options.py",
         before="if not passes(kind, option) and not is_same(value, before):",
         after="if False:",
         tests=(

@@ -19,7 +19,7 @@ from sweeps.service.planning import trial_configs
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.running import outbox, reporting
 from tests.sweeps import support
-from trainers.tracking.server import connect
+from trainers.tracking.mlflow_server import connect
 
 
 @pytest.fixture(autouse=True)

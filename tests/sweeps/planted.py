@@ -29,8 +29,8 @@ from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.workers import SingleWorker
 from trainers.files.checkpoint import Attempt, CheckpointFolder
 from trainers.training import loop
-from trainers.training.observe import Observer
-from trainers.views.images import PIXEL_MEAN, PIXEL_STD
+from trainers.training.observation import Observer
+from trainers.views.image_views import PIXEL_MEAN, PIXEL_STD
 
 NUM_STEPS = 8
 

@@ -23,17 +23,17 @@ from sweeps import group_size
 from sweeps.service.cluster.execution import OnResult
 from sweeps.service.cluster.trial_failure import TrialFailure
 from sweeps.service.cluster.trial_queue import TrialSource
-from sweeps.service.options.command_line import parse_options
-from sweeps.service.options.sweep import SweepOptions, errors_in_flags
+from sweeps.service.options.sweep_command_line import parse_options
+from sweeps.service.options.sweep_options import SweepOptions, errors_in_flags
 from sweeps.service.planning.inputs import Earlier, PlanInputs
 from sweeps.service.planning.plan import SweepPlan, build_plan
-from sweeps.service.planning.records import load_training_data
+from sweeps.service.planning.sweep_data import load_training_data
 from sweeps.service.planning.trials import Point, Trial
-from sweeps.service.privacy.account import check_ledger_options
+from sweeps.service.privacy.ledger_choice import check_ledger_options
 from sweeps.service.running import driver
 from sweeps.service.running.conclude import Figure
 from sweeps.service.running.sweep import execute
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers import ray_worker
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError, LedgerError, unknown_choice
 from tests.sweeps.planted import PIXELS
-from trainers.views.images import PIXEL_MEAN, PIXEL_STD
+from trainers.views.image_views import PIXEL_MEAN, PIXEL_STD
 
 SECRET = "OmbreluneQuillfeather"
 TEXT, TEXT_OF_THE_LEDGER, OWN_FUNCTION, NAME, AS_IT_IS_BUILT = 1, 2, 3, 4, 5

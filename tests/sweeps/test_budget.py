@@ -22,7 +22,8 @@ from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.data import data_path
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged
-from sweeps.service.privacy.account import (
+from sweeps.service.privacy.budget import SweepBudget, sweep_budget, what_is_left
+from sweeps.service.privacy.ledger_choice import (
     account_of,
     check_account,
     ledger_missing,
@@ -30,9 +31,8 @@ from sweeps.service.privacy.account import (
     open_ledger,
     unit_of,
 )
-from sweeps.service.privacy.budget import SweepBudget, sweep_budget, what_is_left
-from sweeps.service.privacy.statement import what_was_drawn
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.privacy.sweep_statement import what_was_drawn
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import check_ledger, options, write_npz
 from trainers.files.checkpoint import Checkpoint, CheckpointFolder, Grant, read_grant, write_grant
 

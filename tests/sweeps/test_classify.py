@@ -15,11 +15,11 @@ from dpgcl_core.errors import ConfigError, LedgerError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps import classify
-from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
-from sweeps.service.privacy.account import check_starts
-from sweeps.service.privacy.statement import build_statement
+from sweeps.service.privacy.ledger_choice import check_starts
+from sweeps.service.privacy.sweep_statement import build_statement
 from tests.sweeps.support import plan_of, run_script, train_here, write_npz
 from tests.trainers.data.test_data import encoded, noise, write_parquet
 from tests.trainers.exporting import write_small_model

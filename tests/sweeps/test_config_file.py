@@ -22,9 +22,9 @@ from sweeps.methods import MethodsOptions
 from sweeps.noise_multiplier import NoiseMultiplierOptions
 from sweeps.num_augmentations import NumAugmentationsOptions
 from sweeps.privacy_budget import PrivacyBudgetOptions
-from sweeps.service.options.command_line import parse_options
-from sweeps.service.options.file import options_text
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.options_file import options_text
+from sweeps.service.options.sweep_command_line import parse_options
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.space import SearchOptions
 from sweeps.temperature import TemperatureOptions
 from sweeps.transfer import TransferOptions

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sweeps.service.cluster.watching import SweepWatch
+from sweeps.service.cluster.training_progress import SweepWatch
 from sweeps.service.console import display as displays
 from sweeps.service.console.display import LATER_SECONDS, SILENCE_SECONDS, Display
 from sweeps.service.console.terminal import say, say_link, warn

@@ -16,9 +16,9 @@ from PIL import Image
 
 from sweeps import noise_multiplier
 from sweeps.group_size import GroupSizeOptions, points
-from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.planning.points import along, of_methods
-from sweeps.service.questions import run_question
+from sweeps.service.script_runner import run_question
 from tests.sweeps.screen import screen_of, shown_in_terminal
 from tests.sweeps.support import ROOT, plan_of, run_script, train_here, write_npz
 from trainers import ray_worker

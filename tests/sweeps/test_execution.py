@@ -21,11 +21,11 @@ from sweeps.service.cluster.execution import Execution
 from sweeps.service.cluster.interruption import Stopped
 from sweeps.service.cluster.stopping import Stopping
 from sweeps.service.cluster.supervision import Supervisor
+from sweeps.service.cluster.training_progress import SweepWatch
 from sweeps.service.cluster.trial_failure import FailureKind, TrialFailure
 from sweeps.service.cluster.trial_queue import ListedTrials, TrialQueue
-from sweeps.service.cluster.watching import SweepWatch
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.storage.folder import Starts, SweepFolder
+from sweeps.service.storage.sweep_folder import Starts, SweepFolder
 from trainers.config.training import PerformanceConfig
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.files.oversight import Oversight
@@ -79,7 +79,7 @@ def callback(heard: list[tuple[str, dict[str, Any]]], budget: Budget, tmp_path: 
         watch=None,
         is_open=False,
     )
-    from sweeps.service.cluster.tune import TrialCallback  # imports Ray
+    from sweeps.service.cluster.ray_tune import TrialCallback  # imports Ray
 
     return TrialCallback(running)
 
@@ -272,7 +272,7 @@ def given_to_worker(tmp_path: Path, *, is_open: bool) -> Any:
     folder = SweepFolder(tmp_path)
     stopping = Stopping(folder, ServiceOptions(), "image")
     running: Any = SimpleNamespace(folder=folder, budget=None, stopping=stopping, is_open=is_open)
-    from sweeps.service.cluster.tune import ray_trial
+    from sweeps.service.cluster.ray_tune import ray_trial
 
     return ray_trial(running, session, trial, data_are_public=True)
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.release.statement import epsilon_text
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.free_options import ALL, free_options
 from sweeps.service.planning.trials import Point
 from tests.sweeps.support import options, plan_of

@@ -18,7 +18,7 @@ from sweeps import Between, Point, SweepOptions, run, search
 from sweeps.service.planning.space import SearchOptions, space_of
 from sweeps.service.running import from_python
 from sweeps.service.running.from_python import _name_of, _result
-from sweeps.service.running.search import OwnScore, SearchTrials
+from sweeps.service.running.search_policy import OwnScore, SearchTrials
 from sweeps.service.running.sweep import Outcome
 from sweeps.service.running.sweep_trials import SweepTrials
 from trainers.config.tree import changed

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from dashboards.query.trials import load_trials
-from sweeps.service.storage.folder import SweepFolder
+from dashboards.query.trial_frames import load_trials
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps import watched
 from tests.sweeps.support import ROOT, Driver, contents, tracked_runs
-from trainers.files.resuming import resume_line
-from trainers.tracking.server import connect
+from trainers.files.launch_record import resume_line
+from trainers.tracking.mlflow_server import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

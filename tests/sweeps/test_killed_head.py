@@ -13,7 +13,7 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from tests.sweeps.head import Head
 from tests.sweeps.support import Driver, tracked_runs, write_npz
-from trainers.tracking.server import connect
+from trainers.tracking.mlflow_server import connect
 
 pytestmark = [
     pytest.mark.ray,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboards.query.trials import load_trials
+from dashboards.query.trial_frames import load_trials
 from dpgcl_core.errors import BudgetExceeded, ConfigError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
@@ -25,18 +25,18 @@ from dpgcl_core.mechanism.method import ADD_OR_REMOVE_ONE
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.release.statement import rounded_up
 from sweeps import methods
-from sweeps.service.options.command_line import parse_options
-from sweeps.service.planning.cost import cost_of
+from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.planning.inputs import Earlier
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.points import check_groups
+from sweeps.service.planning.sweep_cost import cost_of
 from sweeps.service.planning.trials import Charged, Point
-from sweeps.service.privacy.statement import build_statement
+from sweeps.service.privacy.sweep_statement import build_statement
 from sweeps.service.running import mlflow_listener
-from sweeps.service.running.tuning import run_tuned_sweep
+from sweeps.service.running.two_stage_policy import run_tuned_sweep
 from tests.sweeps.support import options, plan_of, run_sweep, tracked_runs, without_ray, write_npz
 from trainers.config.tree import changed
-from trainers.tracking.server import connect
+from trainers.tracking.mlflow_server import connect
 
 pytestmark = pytest.mark.ci
 

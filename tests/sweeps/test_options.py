@@ -20,7 +20,7 @@ from tests.sweeps.support import SCRIPT, environment, options, run_script, run_s
 from trainers.config.presets import SETTINGS
 from trainers.config.tree import changed, leaves
 from trainers.data.pair_options import PairOptions
-from trainers.models.clip.published import SHIPPED
+from trainers.models.clip.published_models import SHIPPED
 
 Refusal = Callable[..., str]
 

@@ -11,7 +11,7 @@ import pytest
 from dpgcl_core.errors import TrackingError
 from sweeps.service.running import outbox
 from sweeps.service.running.outbox import Outbox, Patience, patiently
-from trainers.tracking.server import NoAnswer, server_errors
+from trainers.tracking.mlflow_server import NoAnswer, server_errors
 
 PATIENT = Patience(tries=3, seconds=300.0)
 

@@ -15,9 +15,9 @@ from PIL import Image
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.data import data_path
-from sweeps.service.options.scores import visible_scores
-from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning import records as service_data
+from sweeps.service.options.score_options import visible_scores
+from sweeps.service.options.sweep_options import SweepOptions
+from sweeps.service.planning import sweep_data as service_data
 from tests.sweeps.support import check_ledger, loaded, write_npz
 from trainers.config.tree import changed
 from trainers.data.faults import RecordsError

@@ -14,12 +14,12 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.marks import mark_path, read_mark, read_mark_above
 from sweeps.service.options.data import data_path
-from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning import records as service_data
-from sweeps.service.privacy.account import bind_images
+from sweeps.service.options.sweep_options import SweepOptions
+from sweeps.service.planning import sweep_data as service_data
 from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.privacy.ledger_choice import bind_images
 from sweeps.service.privacy.reservations import TrialReservations
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import check_ledger, loaded
 from tests.sweeps.test_pairs_data import encoded, random_images, write_csv, write_shard
 from trainers.config.tree import changed

@@ -13,7 +13,7 @@ from dpgcl_core.errors import ConfigError
 from sweeps.service.planning import trial_configs
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
-from sweeps.service.privacy.statement import build_statement
+from sweeps.service.privacy.sweep_statement import build_statement
 from tests.sweeps.support import options, plan_of
 from tests.sweeps.test_plan import PAIRS_ALONE
 

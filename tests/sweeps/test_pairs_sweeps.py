@@ -15,23 +15,23 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import METHODS
 from sweeps import architectures, augmentations, lora_layers
 from sweeps.service.console.terminal import headline
-from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.data import DataOptions
-from sweeps.service.options.scores import final_scores, scores_to_compare, visible_scores
-from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.augmentations import combinations
+from sweeps.service.options.score_options import final_scores, scores_to_compare, visible_scores
+from sweeps.service.options.sweep_command_line import parse_options
+from sweeps.service.options.sweep_options import SweepOptions
+from sweeps.service.planning.augmentation_sets import combinations
 from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.search import plan_search
+from sweeps.service.planning.search_plan import plan_search
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.tuning import _best, compared
+from sweeps.service.running.two_stage_policy import _best, compared
 from tests.sweeps.support import loaded, plan_of
 from trainers.config.networks import TextViewConfig, ViewConfig
 from trainers.config.presets import CPU, PAIRS_CPU
 from trainers.config.training import ClipNetworkConfig
 from trainers.config.tree import changed
-from trainers.models.clip.published import SMALL_MODELS, ClipConfig, find_clip
+from trainers.models.clip.published_models import SMALL_MODELS, ClipConfig, find_clip
 
 RECALL = "image_to_text_recall_at_10"
 QUICK = ("--dataset", "shapes:200", "--expected-batch-size", "64", "--num-steps", "2", "--repeats", "1")

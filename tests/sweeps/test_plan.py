@@ -15,12 +15,12 @@ from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.numbers import default_delta
-from dpgcl_core.sampling.records import Ids
+from dpgcl_core.sampling.record_ids import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
-from sweeps.service.planning import records
+from sweeps.service.planning import sweep_data
 from sweeps.service.planning.plan import SweepPlan, _data_params, cross_checks
 from sweeps.service.planning.trials import Charged, Point, trial_class
-from sweeps.service.privacy.statement import build_statement
+from sweeps.service.privacy.sweep_statement import build_statement
 from tests.sweeps import support
 from tests.sweeps.support import plan_of, write_npz
 from trainers.config.tree import leaves
@@ -586,7 +586,7 @@ def one_table(monkeypatch: pytest.MonkeyPatch) -> None:
             tables[capacity] = known = SlotTable.empty(capacity).holding(ids, np.random.default_rng(6))
         return known.holding(ids, None)
 
-    monkeypatch.setattr(records, "_fresh_slots", slots_for)
+    monkeypatch.setattr(sweep_data, "_fresh_slots", slots_for)
 
 
 @pytest.mark.ci

@@ -18,15 +18,15 @@ from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.planning.snr import expected_snr
 from sweeps.group_size import GroupSizeOptions
 from sweeps.privacy_budget import PrivacyBudgetOptions
-from sweeps.service.options.command_line import parse_options
-from sweeps.service.options.planner import PlannerOptions
+from sweeps.service.options.planner_options import PlannerOptions
+from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.planning import resources
 from sweeps.service.planning.resources import wanted_of
 from sweeps.service.running.planner import run_plan
 from tests.sweeps.support import ROOT, run_script
 from tests.sweeps.support import plan as sweep_plan
+from trainers.data.dataset_registry import DATA_SOURCES
 from trainers.data.loading import load_dataset
-from trainers.data.registry import DATA_SOURCES
 from trainers.models.encoder import build_encoder
 
 GRID = ("--batch-sizes", "256", "1024", "--num-steps-grid", "50", "200", "--group-sizes", "4", "16")

@@ -13,8 +13,8 @@ from dpgcl_core.errors import DataError
 from sweeps.service.planning.plan import SweepPlan
 from tests.sweeps.support import write_npz
 from trainers.data.dataset import TrainingData
+from trainers.data.dataset_registry import DATA_SOURCES
 from trainers.data.loading import load_dataset
-from trainers.data.registry import DATA_SOURCES
 from trainers.data.shapes import SHAPE_NAMES
 
 SECRET_CLASSES = ("secret-axolotl", "secret-basilisk", "secret-capybara")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.query.trials import load_trials
+from dashboards.query.trial_frames import load_trials
 from dpgcl_core.release.metrics import is_reference
 from sweeps import group_size
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.running import conclude
 from tests.sweeps import support
 from trainers.tracking.runs import Tracker
@@ -90,5 +90,5 @@ def test_references_are_left_out_where_asked(run: Run) -> None:
 
 @pytest.mark.ci
 def test_references_of_private_records_are_never_scored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainers.evaluation.references._described", lambda *_: pytest.fail("seen"))
+    monkeypatch.setattr("trainers.evaluation.untrained_scores._described", lambda *_: pytest.fail("seen"))
     assert run("--data-is", "private", "--no-ledger", "--num-records-public", "1797") == {}

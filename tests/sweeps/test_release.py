@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from dp_accounting import dp_event
 
-from dashboards.query.trials import load_trials
+from dashboards.query.trial_frames import load_trials
 from dpgcl_core.accounting.composition import epsilon_pld, epsilon_rdp
 from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost, sealed_cost, sealed_threshold_cost
 from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
@@ -23,12 +23,12 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.release.metrics import METRICS, Release
 from sweeps.group_size import points
-from sweeps.service.options.release import MODES
-from sweeps.service.planning.cost import cost_line, cost_of, cost_tags, open_trials, trial_classes
+from sweeps.service.options.release_options import MODES
 from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.sweep_cost import cost_line, cost_of, cost_tags, open_trials, trial_classes
 from sweeps.service.planning.trials import Charged
-from sweeps.service.privacy.statement import _score_text as score_text
-from sweeps.service.privacy.statement import build_statement
+from sweeps.service.privacy.sweep_statement import _score_text as score_text
+from sweeps.service.privacy.sweep_statement import build_statement
 from sweeps.service.running import driver
 from tests.sweeps.support import check_ledger, options, run_sweep, write_npz
 from trainers.config.settings import TrainingOptions

@@ -20,7 +20,7 @@ from sweeps.service.options.restarts import num_restart_steps
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import mlflow_listener
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import Driver, given, options, run_sweep, without_ray, write_npz
 from trainers.config.training import TrainingConfig
 

@@ -19,8 +19,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from dashboards.compose.answer import answer_of
-from dashboards.errors import DashboardError
-from dashboards.query.trials import load_trials
+from dashboards.dashboard_error import DashboardError
+from dashboards.query.trial_frames import load_trials
 from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import (
     BudgetExceeded,
@@ -37,15 +37,15 @@ from dpgcl_core.release.markdown import escaped
 from sweeps.group_size import points
 from sweeps.service.cluster.interruption import Stopped
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import driver
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import contents, options, run_sweep, tracked_runs, without_ray
 from trainers.config.training import PerformanceConfig
+from trainers.tracking.mlflow_server import connect
 from trainers.tracking.runs import NOTE_TAG, Tracker
-from trainers.tracking.server import connect
 
 pytestmark = pytest.mark.ci
 

@@ -15,9 +15,9 @@ from dpgcl_core.errors import ConfigError, StorageError
 from sweeps.service.cluster.interruption import Stopped
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import ROOT, options, run_script, without_ray, write_npz
-from trainers.files.resuming import resume_line
+from trainers.files.launch_record import resume_line
 
 pytestmark = pytest.mark.ci  # each plans a sweep or two
 

@@ -20,17 +20,17 @@ from typing import Any
 
 import pytest
 
-from dashboards.query.trials import load_trials
+from dashboards.query.trial_frames import load_trials
 from dpgcl_core.sampling.slots import SampledGroups
 from sweeps.service.cluster.ray_session import RaySession, capacity_of, ray_session
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import driver as running
 from sweeps.service.running.clock import SystemClock
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import contents, plan, run, run_script, tracked_runs, train_here, write_npz
 from trainers.config.training import PerformanceConfig
-from trainers.files.outcomes import OUTCOMES_FILE
-from trainers.tracking.server import connect
+from trainers.files.outcome_file import OUTCOMES_FILE
+from trainers.tracking.mlflow_server import connect
 
 pytestmark = pytest.mark.ray
 

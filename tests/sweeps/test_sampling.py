@@ -14,9 +14,9 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, GROUPS, RECORDS, ZERO_OUT_ONE
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
-from sweeps.service.privacy.account import with_registered_number
-from sweeps.service.privacy.statement import build_statement
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.privacy.ledger_choice import with_registered_number
+from sweeps.service.privacy.sweep_statement import build_statement
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps import support
 from tests.sweeps.support import plan_of, write_npz
 from tests.sweeps.test_budget import open_budget

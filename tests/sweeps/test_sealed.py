@@ -34,11 +34,11 @@ from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.sealed_charge import rdp_of_best
 from sweeps.service.running import prepare
 from sweeps.service.running.sealed_draws import Draw, SealedFolder, choose, draw_trials, drawn_trials
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import options, run_sweep, without_ray, write_npz
-from trainers.files.outcomes import OUTCOMES_FILE, Outcomes, write_outcomes
+from trainers.files.outcome_file import OUTCOMES_FILE, Outcomes, write_outcomes
+from trainers.tracking.mlflow_server import connect
 from trainers.tracking.runs import MASKED_TIMES, SEALED_TIME_MS, Tracker
-from trainers.tracking.server import connect
 
 SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed", "--name", "one")
 LAW = TruncatedNegativeBinomial.from_mean(20, eta=1)

@@ -27,17 +27,17 @@ from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, StorageEr
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.cluster.interruption import Stopped
-from sweeps.service.options.command_line import parse_options
-from sweeps.service.planning.cost import trial_classes
+from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.planning.inputs import PlanInputs
-from sweeps.service.planning.search import SearchPlan, plan_search, searched_trial
+from sweeps.service.planning.search_plan import SearchPlan, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
+from sweeps.service.planning.sweep_cost import trial_classes
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
 from sweeps.service.running.proposals import Proposals
-from sweeps.service.running.search import SearchPolicy, SearchTrials
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.running.search_policy import SearchPolicy, SearchTrials
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import loaded, write_npz
 
 pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each

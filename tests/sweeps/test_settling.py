@@ -13,10 +13,10 @@ from dpgcl_core.errors import ConfigError, LedgerError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
+from sweeps.service.privacy.ledger_choice import account_of
 from sweeps.service.privacy.settling import close_reservations
-from sweeps.service.storage.folder import LAYOUT, SweepFolder, find_folder
+from sweeps.service.storage.sweep_folder import LAYOUT, SweepFolder, find_folder
 from sweeps.service.storage.sweep_lock import hold_sweep
 from sweeps.settle import __main__ as command
 from trainers.files.attempts import Drawn

@@ -10,8 +10,8 @@ import pytest
 
 from dpgcl_core.errors import ConfigError
 from sweeps import group_size
-from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.size import fitted_to_size
+from sweeps.service.options.sweep_options import SweepOptions
+from sweeps.service.planning.size_to_data import fitted_to_size
 from sweeps.service.planning.trials import Point
 from tests.sweeps import support
 from trainers.config.tree import changed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpgcl_core.errors import ConfigError, StorageError
-from dpgcl_core.sampling.records import ids_from_names
+from dpgcl_core.sampling.record_ids import ids_from_names
 from sweeps.service.options.data import DataOptions
 from sweeps.service.storage.slot_files import SlotFiles
 

@@ -22,14 +22,14 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.cluster.stopping import Stopping, TuneRule, stopped_at
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.planning.cost import cost_of
 from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.sweep_cost import cost_of
 from sweeps.service.planning.trials import Charged, Trial
-from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
-from sweeps.service.privacy.statement import build_statement, what_was_drawn
+from sweeps.service.privacy.ledger_choice import account_of
+from sweeps.service.privacy.sweep_statement import build_statement, what_was_drawn
 from sweeps.service.running import mlflow_listener
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import Driver, environment, given, run
 from trainers.files.checkpoint import Drawn, write_drawn
 from trainers.files.oversight import Oversight

@@ -22,21 +22,21 @@ import pytest
 from dpgcl_core.errors import StorageError, TrackingError, exit_on_bad_input
 from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.privacy.statement import write_statement
+from sweeps.service.privacy.sweep_statement import write_statement
 from sweeps.service.running import prepare, trial_policy
-from sweeps.service.running.search import write_suggestion
+from sweeps.service.running.search_policy import write_suggestion
 from sweeps.service.storage.calibrations import calibrations
-from sweeps.service.storage.folder import Repetition, Starts, SweepFolder, config_hash, find_folder
 from sweeps.service.storage.log import SweepLog
-from sweeps.service.storage.runs import tracking_address
+from sweeps.service.storage.mlflow_location import tracking_address
+from sweeps.service.storage.sweep_folder import Repetition, Starts, SweepFolder, config_hash, find_folder
 from sweeps.service.storage.sweep_lock import check_not_running, hold_sweep
 from tests.sweeps.support import contents, options, run_script, run_sweep, write_npz
 from trainers.config.training import PerformanceConfig
 from trainers.files import storage
 from trainers.files.checkpoint import Checkpoint, Grant, write_grant
+from trainers.files.launch_record import Command
 from trainers.files.oversight import Oversight, Question
 from trainers.files.progress import ProgressWriter
-from trainers.files.resuming import Command
 from trainers.files.storage import check_writable, storage_root
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
@@ -356,7 +356,7 @@ def test_starts_are_counted_and_those_without_a_trace(tmp_path: Path) -> None:
 def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
     """Tune calls this before it asks the trial's process to train."""
     folder = create(tmp_path, "one")
-    from sweeps.service.cluster.tune import TrialCallback
+    from sweeps.service.cluster.ray_tune import TrialCallback
 
     nothing: Any = SimpleNamespace(started=lambda *_, **__: None)
     running: Any = SimpleNamespace(

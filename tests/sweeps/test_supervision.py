@@ -18,8 +18,8 @@ from sweeps.service.cluster.trial_failure import TrialFailure, why_lost
 from sweeps.service.cluster.trial_runner import log_of
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running.mlflow_listener import MlflowListener
-from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import RESTARTED, SweepLog
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import given, run
 from trainers.config.training import PerformanceConfig
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpgcl_core.errors import ConfigError
 from sweeps import tan
-from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.planning.plan import SweepPlan
 from tests.sweeps.support import plan_of, write_npz
 from trainers.config.settings import TrainingOptions

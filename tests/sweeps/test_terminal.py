@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import DataError, exit_on_bad_input
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions
 from tests.sweeps.support import loaded
 from tests.sweeps.test_pairs_data import random_images, write_csv
 from trainers.config.tree import changed

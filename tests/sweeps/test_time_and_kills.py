@@ -18,9 +18,9 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
-from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.privacy.ledger_choice import account_of
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.trainers.conftest import drawn_groups
 from trainers.files.oversight import Oversight, TrainingStopped
 from trainers.training.callbacks import Supervision

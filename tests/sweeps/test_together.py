@@ -19,7 +19,7 @@ from sweeps.service.running.outbox import patiently
 from tests.sweeps.head import Head
 from tests.sweeps.support import Driver, tracked_runs, write_npz
 from tests.trainers.tracking.test_tracking import end, free_port, start_server
-from trainers.tracking.server import connect
+from trainers.tracking.mlflow_server import connect
 
 pytestmark = [
     pytest.mark.ray,

@@ -12,16 +12,16 @@ from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps import group_size, methods
-from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.cost import cost_of
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.plan import planned_trials
+from sweeps.service.planning.sweep_cost import cost_of
 from sweeps.service.planning.trials import Trial
-from sweeps.service.privacy.account import open_ledger
+from sweeps.service.privacy.ledger_choice import open_ledger
 from sweeps.service.privacy.reservations import planned_trainings
-from sweeps.service.running import prepare, total
-from sweeps.service.running.total import Limits, TrialsOf, fixes_noise
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.running import prepare, total_epsilon
+from sweeps.service.running.total_epsilon import Limits, TrialsOf, fixes_noise
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps import support
 from trainers.config.tree import changed
 
@@ -70,7 +70,7 @@ def limits_of(
         options=options,
         points=group_size.points(options),
         trials_of=trials_of,
-        total_epsilon=total,
+        total_epsilon=total_epsilon,
         account=None if ledger is None else (ledger, "scans"),
     )
 
@@ -150,7 +150,7 @@ def test_comparison_of_methods_leaves_its_epsilon_to_be_found() -> None:
 
 
 def test_resumed_sweep_keeps_its_fit(tmp_path: Path, chosen: group_size.GroupSizeOptions) -> None:
-    fit = total.Fit(total_epsilon=3.0, epsilon=1.23, repeats=2)
+    fit = total_epsilon.Fit(total_epsilon=3.0, epsilon=1.23, repeats=2)
     for name, params in (("other", {}), ("one", fit.params())):
         SweepFolder(tmp_path / "sweeps" / name).create({"params": params})
 

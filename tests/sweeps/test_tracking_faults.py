@@ -22,7 +22,7 @@ from tests.sweeps.gateway import HANG, PASS, SLOW, Gateway
 from tests.sweeps.support import Driver, tracked_runs, write_npz
 from tests.trainers.tracking.test_tracking import end, free_port, start_server
 from trainers.files.checkpoint import read_grant
-from trainers.tracking.server import connect
+from trainers.tracking.mlflow_server import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.server, pytest.mark.ci, pytest.mark.timeout(900)]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from dpgcl_core.clipping.types import Objective
 from dpgcl_core.losses.image_text import image_text_group_loss
 from trainers.models.clip.adapters import ClipLora
-from trainers.models.clip.encoder import ImageTextEncoder, Pairs, build_image_text_encoder, pack_views
-from trainers.models.clip.published import ClipConfig, find_clip
+from trainers.models.clip.clip_encoder import ImageTextEncoder, Pairs, build_image_text_encoder, pack_views
+from trainers.models.clip.published_models import ClipConfig, find_clip
 from trainers.models.clip.tokens import ClipTokenizer
 
 TINY = find_clip(ClipConfig())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.sampling.records import ids_from_names
+from dpgcl_core.sampling.record_ids import ids_from_names
 from dpgcl_core.sampling.slot_table import SlotTable
 from dpgcl_core.sampling.stage import DrawnGroups
 from trainers.config.training import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig

@@ -38,7 +38,7 @@ from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running import driver, mlflow_listener, trial_policy
 from sweeps.service.running import sweep as service
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import options, plan, run_sweep
 from tests.trainers.conftest import make_data, make_records
 from trainers.training.loop import train

@@ -26,17 +26,17 @@ from sweeps.service.planning.trials import Trial
 from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
 from sweeps.service.running.clock import SystemClock
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import options, run_sweep
 from tests.trainers.clip_models import moved
 from trainers.config.training import NetworkConfig
 from trainers.export.description import CLIP, ClipDescription, ModelDescription
-from trainers.export.folder import Statement, write_model
+from trainers.export.export_folder import Statement, write_model
 from trainers.models.clip.adapters import ClipLora
-from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
-from trainers.models.clip.published import ClipConfig
+from trainers.models.clip.clip_encoder import ImageTextEncoder, build_image_text_encoder
+from trainers.models.clip.published_models import ClipConfig
 from trainers.models.encoder import Encoder, ImageShape, build_encoder
-from trainers.models.networks import AnyEncoder
+from trainers.models.task_networks import AnyEncoder
 from trainers.training.loop import train
 
 SMALL = ("--tiny", "--num-steps", "2", "--network", "tiny_cnn", "--embedding-dim", "8")

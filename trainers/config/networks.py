@@ -90,7 +90,7 @@ class ViewConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextViewConfig:
-    """How a caption becomes views (stage 4); `trainers.views.captions` says what each augmentation does."""
+    """How a caption becomes views (stage 4), by the augmentations of `trainers.views.caption_views`."""
 
     sentence_swap_prob: float = 0.5
     """Probability that two sentences of a caption change places."""
@@ -302,7 +302,8 @@ class ClipNetworkConfig(ClipNetwork, _OfThisPackage):
     """Both towers of a CLIP model, and what of it trains (stage 5), for pairs of images and texts.
 
     Attributes:
-      name: as `trainers.models.clip.published.ClipConfig.model`: open_clip's name, "clip-tiny", or a file.
+      name: as `trainers.models.clip.published_models.ClipConfig.model`: open_clip's name, "clip-tiny", or a
+        file.
       pretrained: "random", or open_clip's name of published weights; a file of one's own is a warm start.
     """
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.networks import require, require_each, require_least, require_positive
-from trainers.config.removed import check_removed_choice
+from trainers.config.removed_options import check_removed_choice
 from trainers.config.tree import option
 
 POOLED, GRID4 = "pooled", "grid4"

@@ -18,7 +18,7 @@ from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule, GroupLoss, LossSettings
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.noise.chacha20 import choose_randomness
-from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.noise.randomness import DrawSource
 from dpgcl_core.release import noised_counts
 from trainers.config.networks import (
     AnyNetworkConfig,

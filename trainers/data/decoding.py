@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError, show_on_a_terminal
-from dpgcl_core.sampling.records import Ids, ids_from_contents
+from dpgcl_core.sampling.record_ids import Ids, ids_from_contents
 from trainers.data.faults import RecordsError, check_one_size
 
 if TYPE_CHECKING:

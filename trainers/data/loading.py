@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 
 from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError, DataError, unknown_choice
-from dpgcl_core.sampling.records import held_out
+from dpgcl_core.sampling.record_ids import held_out
 from dpgcl_core.sampling.slot_table import SlotTable
 from trainers.data.class_captions import with_class_captions
 from trainers.data.dataset import AnyRecords, Dataset, Modality
-from trainers.data.decoding import MAX_IMAGE_PIXELS, MOST_IMAGE_PIXELS
-from trainers.data.image_text import has_captions
-from trainers.data.pair_options import PairOptions
-from trainers.data.pairs import ImageTextRecords, LoadedData
-from trainers.data.records import Records
-from trainers.data.registry import (
+from trainers.data.dataset_registry import (
     BUILTIN_DATASETS,
     CLASS_CAPTIONS,
     DATA_SOURCES,
     IN_A_COLUMN,
     source_of,
 )
+from trainers.data.decoding import MAX_IMAGE_PIXELS, MOST_IMAGE_PIXELS
+from trainers.data.pair_options import PairOptions
+from trainers.data.pair_tables import has_captions
+from trainers.data.pairs import ImageTextRecords, LoadedData
+from trainers.data.records import Records
 from trainers.data.request import Request
 from trainers.data.shapes import shapes_name
 
@@ -213,7 +213,7 @@ def split_held_out(
       DataError: a record has no slot.
 
     >>> import numpy as np
-    >>> from dpgcl_core.sampling.records import ids_from_names
+    >>> from dpgcl_core.sampling.record_ids import ids_from_names
     >>> ids = ids_from_names([f"r{i}" for i in range(100)])
     >>> records = Records(images=np.zeros((100, 1, 8, 8), dtype=np.uint8), ids=ids)
     >>> slots = SlotTable.empty(100).holding(ids, np.random.default_rng())

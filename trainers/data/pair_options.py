@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dpgcl_core.errors import ConfigError, DataError
 from trainers.config.tree import option
-from trainers.data.registry import source_of
+from trainers.data.dataset_registry import source_of
 
 IMAGE_COLUMNS, CAPTION_COLUMNS = ("filepath", "image"), ("title", "caption")
 

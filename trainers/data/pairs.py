@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.sampling.records import ids_from_names, keyed_uniform
-from trainers.data.classes import ClassNames, class_indices, encodable
+from dpgcl_core.sampling.record_ids import ids_from_names, keyed_uniform
+from trainers.data.class_names import ClassNames, class_indices, encodable
 from trainers.data.decoding import MAX_IMAGE_PIXELS, decode_image, in_threads, silence_decoders, stacked
 from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.records import Records, RecordsOfRows

@@ -14,7 +14,7 @@ from trainers.data.channels import with_channels
 from trainers.data.dataset import AnyRecords, Dataset, Probe
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import load_dataset, split_train_test
-from trainers.data.own import label_place
+from trainers.data.own_images import label_place
 from trainers.data.pair_options import PairOptions
 from trainers.data.records import Records
 

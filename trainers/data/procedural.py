@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.sampling.records import Ids, keyed_uniform
+from dpgcl_core.sampling.record_ids import Ids, keyed_uniform
 
 VERSION = 1
 """Of the images: raised whenever one of them changes."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.sampling.records import Ids
+from dpgcl_core.sampling.record_ids import Ids
 from trainers.data.rows import check_row_starts, row_of_each, rows_of
 
 

@@ -1,4 +1,4 @@
-"""What is asked of the reader of a data source, see `trainers.data.registry`."""
+"""What is asked of the reader of a data source, see `trainers.data.dataset_registry`."""
 
 from __future__ import annotations
 

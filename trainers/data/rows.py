@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.sampling.records import Ids, keyed_uniform
+from dpgcl_core.sampling.record_ids import Ids, keyed_uniform
 
 NO_STEP = -1
 """The step of what is chosen once: other choices than at any step."""

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.sampling.records import Ids, ids_from_names, keyed_uniform
+from dpgcl_core.sampling.record_ids import Ids, ids_from_names, keyed_uniform
 from trainers.data.pairs import ImageTextRecords, LoadedData
 from trainers.data.request import Request
 

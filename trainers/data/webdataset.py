@@ -37,7 +37,7 @@ from trainers.data.decoding import MAX_IMAGE_PIXELS, in_threads
 from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, decode_each, stack_images
 from trainers.data.request import Request
-from trainers.files.durable import replacing
+from trainers.files.durable_files import replacing
 
 _FORMAT = 4
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp"))

@@ -35,13 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: EmbedOptions = run_command(
         EmbedOptions, prog="python -m trainers.embed", description=__doc__, arguments=arguments
     )
-    from trainers.embed.files import (
+    from trainers.embed.embed_images import embed_alone, embed_with_towers
+    from trainers.embed.embedding_files import (
         NOTE,
         NPZ,
         PARQUET,
         check_target,
     )  # here, with torch: help needs none of it
-    from trainers.embed.images import embed_alone, embed_with_towers
     from trainers.export.description import CLIP, read_description
 
     check_target(options.to, PARQUET, NPZ)

@@ -1,6 +1,7 @@
 """Scores of frozen features: k-NN, linear probe and, without labels, retrieval of a record's other view.
 
-Image-text networks are scored by both towers, and with labels by these as well: `trainers.evaluation.pairs`.
+Image-text networks are scored by both towers, and with labels by these as well:
+`trainers.evaluation.pair_scores`.
 
 Scores are computed from evaluation records, not from the mechanism's output alone; whether they may
 leave the training is decided by `dpgcl_core.release.metrics.visible`, not here. A network that diverged gives
@@ -20,16 +21,16 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.isolation import isolated
 from dpgcl_core.errors import DataError
-from dpgcl_core.sampling.records import Ids, keyed_uniform
+from dpgcl_core.sampling.record_ids import Ids, keyed_uniform
 from trainers.config.nodes import POOLED, EvaluationConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import Images
 from trainers.evaluation.linear_probe import Features, Labels, fit_linear_probe
 from trainers.evaluation.outcomes import Score, auc_score, balanced_score, mean_score, needs_balance
 from trainers.evaluation.readout import read_out
-from trainers.evaluation.scoring import Scoring
-from trainers.models.networks import AnyEncoder
-from trainers.views.images import make_views, normalise
+from trainers.evaluation.scorer import Scoring
+from trainers.models.task_networks import AnyEncoder
+from trainers.views.image_views import make_views, normalise
 
 Describe = Callable[[Images | Tensor], Features]
 """Features `[n, feature_dim]` of n images."""

@@ -7,7 +7,7 @@ function (Hampel, 1974), centred on the ratio, whose variance over n is that of 
 are of a balanced accuracy, and of an AUC, where these are the components of DeLong et al. (1988).
 
 Outcomes tell more of the scored records than their mean. They leave a training only where these are public
-(`trainers.tasks.scoring.public_outcomes`), and where nobody asks for them a score is a plain number.
+(`trainers.tasks.task_scores.public_outcomes`), and where nobody asks for them a score is a plain number.
 """
 
 from __future__ import annotations

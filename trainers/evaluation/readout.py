@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpgcl_core.errors import ConfigError
 from trainers.config.nodes import GRID4, POOLED
 from trainers.models.encoder import Encoder
-from trainers.models.networks import AnyEncoder
+from trainers.models.task_networks import AnyEncoder
 
 GRID_SIDE = 4
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.sampling.records import Ids
+from dpgcl_core.sampling.record_ids import Ids
 from trainers.evaluation.outcomes import Score, mean_score, ratio_score
 
 Rows = NDArray[np.int64]

@@ -15,9 +15,9 @@ from dpgcl_core.errors import StorageError, unknown_choice
 from trainers.config.networks import TRAINED_LAYERS
 from trainers.files.weights import read_weights
 from trainers.models.clip.adapters import ClipLora, lora_of
-from trainers.models.clip.published import WEIGHTS_FILE, Colours
+from trainers.models.clip.published_models import WEIGHTS_FILE, Colours
 from trainers.models.encoder import ImageShape
-from trainers.views.images import PIXEL_MEAN, PIXEL_STD
+from trainers.views.image_views import PIXEL_MEAN, PIXEL_STD
 
 IMAGE_ENCODER, CLIP, MASKED, CAPTIONER = "image_encoder", "clip", "masked_auto_encoder", "captioner"
 CLASSIFIER = "classifier"

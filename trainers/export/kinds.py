@@ -42,14 +42,14 @@ from trainers.files.weights import misfits, write_weights
 from trainers.models.captioner import build_captioner
 from trainers.models.classifier import Classifier
 from trainers.models.clip.adapters import make_trainable
-from trainers.models.clip.encoder import ImageTextEncoder
-from trainers.models.clip.files import (
+from trainers.models.clip.clip_encoder import ImageTextEncoder
+from trainers.models.clip.clip_files import (
     export_adapter,
     export_merged,
     trained_encoder,
     write_config,
 )
-from trainers.models.clip.published import ClipConfig, ClipSpec, build_clip, find_clip
+from trainers.models.clip.published_models import ClipConfig, ClipSpec, build_clip, find_clip
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder
 from trainers.models.masked import build_masked
 from trainers.models.transformer import ImageShape, PatchEncoder

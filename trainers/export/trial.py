@@ -30,13 +30,13 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE, is_final_score
 from dpgcl_core.release.statement import PROVEN, delta_text, epsilon_text, software_versions
-from trainers.config.removed import removed_option_line
+from trainers.config.removed_options import removed_option_line
 from trainers.files.storage import storage_root
-from trainers.tracking.server import database_address
+from trainers.tracking.mlflow_server import database_address
 
 if TYPE_CHECKING:  # the command loads torch, not its help
     from trainers.export.description import ModelDescription
-    from trainers.export.finished import FinishedSweep, FinishedTrial, TakenSetting
+    from trainers.export.sweep_results import FinishedSweep, FinishedTrial, TakenSetting
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", CLASSIFIER_SCORE, "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
@@ -87,12 +87,12 @@ def export_command(
     Raises:
       ConfigError: there is no such trial or score, both are given, or as `write_model`.
       StorageError: as `read_sweep` and `write_model`.
-      TrackingError: as `trainers.export.registry.register`.
+      TrackingError: as `trainers.export.model_registry.register`.
     """
     from trainers.export.description import read_description
-    from trainers.export.finished import read_sweep
-    from trainers.export.folder import write_model
+    from trainers.export.export_folder import write_model
     from trainers.export.kinds import kind_of
+    from trainers.export.sweep_results import read_sweep
 
     if not register and (registered_name or tracking_uri):
         raise ConfigError(
@@ -131,7 +131,7 @@ def tracking_address(root: Path) -> str:
 
 
 def _register(folder: Path, tracking_uri: str, name: str | None) -> None:
-    from trainers.export.registry import register as register_model
+    from trainers.export.model_registry import register as register_model
 
     found = register_model(folder, tracking_uri, name)
     print(f"{'registered' if found.is_new else 'registered before'}: {found.name}, version {found.version}")

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpgcl_core.errors import StorageError
-from trainers.files.durable import make_folder, new_file, replacing, sync_folder
+from trainers.files.durable_files import make_folder, new_file, replacing, sync_folder
 
 _NAME = re.compile(r"(\d{6})\.json")
 

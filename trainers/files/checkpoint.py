@@ -34,9 +34,9 @@ import torch
 from filelock import FileLock, Timeout
 
 from dpgcl_core.errors import LedgerError, StorageError
-from trainers.config.removed import check_removed_field
+from trainers.config.removed_options import check_removed_field
 from trainers.files.attempts import Attempts, Drawn
-from trainers.files.durable import make_folder, replacing, sync_folder
+from trainers.files.durable_files import make_folder, replacing, sync_folder
 
 _WAIT_SECONDS = 900.0
 """An attempt that is outdated ends with its step, and a large one takes minutes."""

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainers.config.networks import CaptionerConfig
-from trainers.models.clip.published import ClipSpec
+from trainers.models.clip.published_models import ClipSpec
 from trainers.models.clip.tokens import ClipTokenizer
 from trainers.models.transformer import (
     Blocks,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trainers.tasks.captions import CAPTIONS
-from trainers.tasks.classes import CLASSES
-from trainers.tasks.images import IMAGES
-from trainers.tasks.masked_images import MASKED_IMAGES
-from trainers.tasks.pairs import PAIRS
+from trainers.tasks.caption_task import CAPTIONS
+from trainers.tasks.class_task import CLASSES
+from trainers.tasks.image_task import IMAGES
+from trainers.tasks.masked_task import MASKED_IMAGES
+from trainers.tasks.pair_task import PAIRS
 from trainers.tasks.task import register_task
 
 for _task in (IMAGES, PAIRS, MASKED_IMAGES, CAPTIONS, CLASSES):

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.sampling.records import Ids
+from dpgcl_core.sampling.record_ids import Ids
 from trainers.config.networks import AnyNetworkConfig
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.records import Records
-from trainers.evaluation.scoring import Scoring
+from trainers.evaluation.scorer import Scoring
 from trainers.models.encoder import ImageShape
-from trainers.views.images import make_views
+from trainers.views.image_views import make_views
 
 NetworkT = TypeVar("NetworkT", bound=nn.Module)
 

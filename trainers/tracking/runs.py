@@ -22,8 +22,8 @@ from dpgcl_core.addresses import masked, masked_text
 from dpgcl_core.errors import ConfigError, TrackingError
 from dpgcl_core.release.markdown import escaped
 from dpgcl_core.release.metrics import declared_name, is_reference, tracked_name
-from trainers.config.applicable import applying
-from trainers.tracking.server import (
+from trainers.config.active_settings import applying
+from trainers.tracking.mlflow_server import (
     connect,
     database_address,
     is_database,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dpgcl_core.errors import StorageError
 from dpgcl_core.losses.byol import update_target
 from trainers.config.training import TrainingConfig
-from trainers.models.networks import AnyEncoder
+from trainers.models.task_networks import AnyEncoder
 
 _Network = TypeVar("_Network", bound=nn.Module)
 

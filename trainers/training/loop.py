@@ -15,11 +15,11 @@ from dpgcl_core.workers import SingleWorker, Workers
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData as TrainingData
 from trainers.files.checkpoint import Attempt, CheckpointFolder
-from trainers.files.outcomes import Outcomes
+from trainers.files.outcome_file import Outcomes
 from trainers.files.oversight import Oversight
-from trainers.models.networks import AnyEncoder
+from trainers.models.task_networks import AnyEncoder
 from trainers.training.callbacks import Checkpointing, Supervision, TrainingCallback
-from trainers.training.observe import Series
+from trainers.training.observation import Series
 from trainers.training.scores import Scorer
 from trainers.training.step import Training, prepare
 

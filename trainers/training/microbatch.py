@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.training import TrainingConfig
-from trainers.models.networks import AnyEncoder
+from trainers.models.task_networks import AnyEncoder
 from trainers.tasks.task import AnyTask, task_of
 
 # Measured on two cores (tiny_cnn and small_cnn at 28 × 28, resnet18 at 32 × 32): small networks gain up to

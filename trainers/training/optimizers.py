@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from dpgcl_core.clipping.types import set_gradients
 from trainers.config.nodes import OptimizerConfig
-from trainers.config.optimizers import optimizer_named
+from trainers.config.optimizer_registry import optimizer_named
 
 Parameters = Iterable[nn.Parameter]
 

@@ -58,16 +58,16 @@ from trainers.data.procedural import procedural_images
 from trainers.files.weights import SAFETENSORS, read_note, read_weights, write_weights
 from trainers.models import captioner, masked
 from trainers.models.captioner import Captioner, build_captioner
-from trainers.models.clip.encoder import ImageTextEncoder
-from trainers.models.clip.published import CLIP_NANO, SMALL_MODELS, ClipConfig, build_clip, find_clip
+from trainers.models.clip.clip_encoder import ImageTextEncoder
+from trainers.models.clip.published_models import CLIP_NANO, SMALL_MODELS, ClipConfig, build_clip, find_clip
 from trainers.models.encoder import NETWORKS as BACKBONES
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
 from trainers.models.masked import MaskedAutoEncoder, build_masked
-from trainers.tasks.captions import caption_losses
-from trainers.tasks.masked_images import masked_losses, patch_orders
+from trainers.tasks.caption_task import caption_losses
+from trainers.tasks.masked_task import masked_losses, patch_orders
 from trainers.training.optimizers import build_optimizer, learning_rate_at
-from trainers.views.captions import make_text_views
-from trainers.views.images import make_views
+from trainers.views.caption_views import make_text_views
+from trainers.views.image_views import make_views
 
 VERSION = 1
 """Of the pre-training: raised whenever other weights come of the same recipe."""

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.release.noised_counts import noised_count, public_share, split_public
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords, TrainingData, images_alone
 from trainers.data.loading import is_split_held_out
 from trainers.evaluation.features import embed_features, first_by_hash, knn_rule, linear_probe_rule
-from trainers.models.networks import AnyEncoder
+from trainers.models.task_networks import AnyEncoder
 
 PROVEN = "proven"
 

@@ -13,7 +13,7 @@ from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, check_delta, default_delta
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.methods.baselines.capped import default_cap
+from dpgcl_core.methods.baselines.capped_batch import default_cap
 from dpgcl_core.release import noised_counts
 from dpgcl_core.sampling.groups import BATCH, GroupSize, expected_dropped_share
 from trainers.config.networks import (
@@ -32,7 +32,7 @@ from trainers.config.settings import MechanismOptions, TrainingOptions
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import Modality
 from trainers.models import captioner, masked
-from trainers.models.clip.published import SMALL_MODELS, is_clip_name
+from trainers.models.clip.published_models import SMALL_MODELS, is_clip_name
 from trainers.models.encoder import NETWORKS, ImageShape
 from trainers.training.public_start import recipe_of
 from trainers.training.warm_start import made_warm_start, read_warm_start

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from trainers.data.dataset import image_shape_of
 from trainers.files.checkpoint import holds_noised_scores
-from trainers.files.outcomes import Outcomes
-from trainers.models.networks import AnyEncoder
-from trainers.tasks.scoring import all_scores, public_outcomes
+from trainers.files.outcome_file import Outcomes
+from trainers.models.task_networks import AnyEncoder
+from trainers.tasks.task_scores import all_scores, public_outcomes
 from trainers.training.release import noised_scores
 from trainers.training.step import Training
 from trainers.training.warm_start import starting_encoder

@@ -28,13 +28,13 @@ from dpgcl_core.workers import Workers
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.models.encoder import device_named
-from trainers.models.networks import AnyEncoder
+from trainers.models.task_networks import AnyEncoder
 from trainers.tasks.task import AnyTask, task_of
 from trainers.training.allocation import keep_freed_memory
 from trainers.training.averaging import WeightAverage, average_of
-from trainers.training.foreign import refuse_mixing_network
+from trainers.training.foreign_network import refuse_mixing_network
 from trainers.training.microbatch import max_views
-from trainers.training.observe import ObservedStep, Observer
+from trainers.training.observation import ObservedStep, Observer
 from trainers.training.optimizers import build_optimizer, learning_rate_at, take_step
 from trainers.training.release import check_release
 from trainers.training.warm_start import starting_encoder

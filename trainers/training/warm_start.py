@@ -36,12 +36,12 @@ from dpgcl_core.release.statement import RESEARCH
 from trainers.config.networks import PrivateStart, WarmStart
 from trainers.config.training import TrainingConfig
 from trainers.export.description import DESCRIPTION, WEIGHTS, read_description, read_model_weights
-from trainers.export.folder import STATEMENT
+from trainers.export.export_folder import STATEMENT
 from trainers.files.weights import read_note, read_weights
-from trainers.models.clip.published import WEIGHTS_FILE
+from trainers.models.clip.published_models import WEIGHTS_FILE
 from trainers.models.encoder import ImageShape
-from trainers.models.networks import AnyEncoder
-from trainers.models.starting import head_width, is_classifier
+from trainers.models.initial_encoder import head_width, is_classifier
+from trainers.models.task_networks import AnyEncoder
 from trainers.tasks.task import task_of
 from trainers.training.public_start import Recipe, public_start
 

@@ -51,8 +51,8 @@ from dpgcl_core.accounting.tuning.bounds import (
 from dpgcl_core.accounting.tuning.laws import TrialCountLaw
 from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD, THEOREMS, Mode
 from dpgcl_core.accounting.tuning.profile import PrivacyProfile, check_probabilities
-from dpgcl_core.accounting.tuning.trials import TrialClass as TrialClass
-from dpgcl_core.accounting.tuning.trials import cases_of
+from dpgcl_core.accounting.tuning.trial_release import TrialClass as TrialClass
+from dpgcl_core.accounting.tuning.trial_release import cases_of
 from dpgcl_core.errors import ConfigError, unknown_choice
 
 Array = NDArray[np.float64]

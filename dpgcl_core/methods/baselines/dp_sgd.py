@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dpgcl_core.clipping.clipper import gamma_of
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.numbers import PublicNumbers
-from dpgcl_core.methods.baselines.capped import Capped, OfOneBatch, cap_of
+from dpgcl_core.methods.baselines.capped_batch import Capped, OfOneBatch, cap_of
 from dpgcl_core.methods.baselines.path_clipping import PathClipping
 
 

@@ -11,7 +11,7 @@ from dpgcl_core.clipping.clipper import gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import LossSettings, Method
 from dpgcl_core.mechanism.numbers import PublicNumbers
-from dpgcl_core.methods.baselines.capped import Capped, OfOneBatch, cap_of
+from dpgcl_core.methods.baselines.capped_batch import Capped, OfOneBatch, cap_of
 from dpgcl_core.methods.baselines.path_clipping import FullBatchGroupClipping
 from dpgcl_core.sampling.groups import BATCH, Grouper
 

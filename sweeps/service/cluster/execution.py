@@ -8,10 +8,10 @@ from typing import Any
 
 from sweeps.service.cluster.stopping import Stopping
 from sweeps.service.cluster.supervision import Supervisor
+from sweeps.service.cluster.training_progress import SweepWatch
 from sweeps.service.cluster.trial_queue import TrialQueue
-from sweeps.service.cluster.watching import SweepWatch
 from sweeps.service.privacy.budget import SweepBudget
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 
 OnResult = Callable[[str, dict[str, Any]], None]
 

@@ -16,8 +16,8 @@ from sweeps.service.cluster.supervision import Supervisor
 from sweeps.service.cluster.trial_queue import TrialQueue
 from sweeps.service.console.display import leave_terminal_usable
 from sweeps.service.console.terminal import count, warn
-from sweeps.service.storage.folder import SweepFolder
-from trainers.files.resuming import resume_line
+from sweeps.service.storage.sweep_folder import SweepFolder
+from trainers.files.launch_record import resume_line
 
 _PATIENCE_SECONDS = {signal.SIGINT: math.inf, signal.SIGTERM: 2.0}
 """How long a stop waits until trainings have saved: who presses Ctrl-C can do so again; who sends SIGTERM

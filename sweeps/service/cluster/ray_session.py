@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from dpgcl_core.addresses import masked, text_of_error
 from dpgcl_core.errors import ClusterError, ConfigError
 from sweeps.service.cluster.capacity import Capacity, Cluster, Node, TrialNeeds, max_concurrent_trials
-from sweeps.service.cluster.seen import NeededFile, check_seen
+from sweeps.service.cluster.file_visibility import NeededFile, check_seen
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import say
 from sweeps.service.options.service import ServiceOptions

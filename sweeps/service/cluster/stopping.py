@@ -29,10 +29,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from sweeps.service.options.scores import default_score
+from sweeps.service.options.score_options import default_score
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.trials import Trial
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.data.dataset import Modality
 from trainers.files.oversight import Oversight, Question
 

@@ -15,8 +15,8 @@ from dpgcl_core.errors import DpgclError
 from sweeps.service.cluster.trial_failure import FailureKind, TrialFailure, why_lost
 from sweeps.service.console.terminal import count, warn
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import LOST, RESTARTED, SweepLog
+from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import CheckpointFolder
 

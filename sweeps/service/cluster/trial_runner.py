@@ -8,15 +8,15 @@ from sweeps.service.cluster.execution import Execution, OnResult
 from sweeps.service.cluster.ray_session import RaySession, joins_cluster
 from sweeps.service.cluster.stopping import Stopping
 from sweeps.service.cluster.supervision import Supervisor
+from sweeps.service.cluster.training_progress import SweepWatch
 from sweeps.service.cluster.trial_failure import TrialFailure
 from sweeps.service.cluster.trial_queue import TrialQueue, TrialSource
-from sweeps.service.cluster.watching import SweepWatch
 from sweeps.service.console.display import doing, watching
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
-from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import SweepLog
+from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.data.dataset import modality_of
 
 
@@ -43,7 +43,7 @@ def run_trials(
       Stopped: a signal came; everything finished has been reported.
       DiskFull: no space is left; every result that could be kept has been.
     """
-    from sweeps.service.cluster.tune import tune_trials
+    from sweeps.service.cluster.ray_tune import tune_trials
     from trainers.ray_internals import logs_folder
 
     is_open = plan.release.is_open

@@ -11,13 +11,13 @@ from dpgcl_core.addresses import masked_text
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.release.statement import delta_text, epsilon_text, rounded_up
 from sweeps.service.console.display import put
-from sweeps.service.options.release import ReleaseOptions
-from sweeps.service.options.scores import shown_scores
-from sweeps.service.planning.cost import cost_line, cost_of, open_trials
+from sweeps.service.options.release_options import ReleaseOptions
+from sweeps.service.options.score_options import shown_scores
 from sweeps.service.planning.duration import estimate_seconds
 from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.sweep_cost import cost_line, cost_of, open_trials
 from sweeps.service.planning.trials import Trial
-from sweeps.service.storage.names import fit_for_name
+from sweeps.service.storage.sweep_names import fit_for_name
 from trainers.tracking.runs import trial_run_name
 
 _RESTARTS = " for restarts (charged though not drawn; --restart-steps 0 turns it off)"

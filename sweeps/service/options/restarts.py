@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dpgcl_core.errors import ConfigError
 from sweeps.service.options.service import ledger_url
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions
 
 
 def num_restart_steps(options: SweepOptions) -> int | None:

@@ -10,7 +10,7 @@ import torch
 
 from dpgcl_core.clipping.types import no_sum
 from dpgcl_core.mechanism.passes import groups_of_a_pass
-from dpgcl_core.noise.sources import SecretRandomness
+from dpgcl_core.noise.randomness import SecretRandomness
 from dpgcl_core.sampling.groups import BATCH
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
@@ -21,7 +21,7 @@ from trainers.tasks.task import task_of
 from trainers.training.averaging import target_of
 from trainers.training.microbatch import max_views
 from trainers.training.warm_start import starting_encoder
-from trainers.views.images import normalise
+from trainers.views.image_views import normalise
 
 
 def estimate_seconds(plan: SweepPlan) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, unknown_choice
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions
 
 ALL, WARM_START = "all", "warm-start"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.trials import Charged, Point, Trial
 from trainers.data.dataset import TrainingData
 

@@ -12,7 +12,7 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.planning.inputs import PlanInputs
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData, modality_of
-from trainers.training.foreign import foreign_note
+from trainers.training.foreign_network import foreign_note
 from trainers.training.warm_start import warm_start_note
 
 _WEAK_DELTA = 1e-3

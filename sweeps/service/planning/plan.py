@@ -17,20 +17,20 @@ import numpy as np
 from dpgcl_core.accounting.composition import epsilon_prv, epsilon_rdp
 from dpgcl_core.accounting.filters import composed_event
 from dpgcl_core.accounting.tuning.cost import TrialClass, TuningCost
-from dpgcl_core.accounting.tuning.trials import cases_of
+from dpgcl_core.accounting.tuning.trial_release import cases_of
 from dpgcl_core.errors import ConfigError
 from sweeps.service.options.data import DataOptions
-from sweeps.service.options.release import ReleaseOptions
-from sweeps.service.options.scores import visible_scores
-from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.cost import cost_of, cost_tags
+from sweeps.service.options.release_options import ReleaseOptions
+from sweeps.service.options.score_options import visible_scores
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.inputs import Earlier, PlanInputs
 from sweeps.service.planning.notes import plan_notes
 from sweeps.service.planning.publication import Publication
+from sweeps.service.planning.sweep_cost import cost_of, cost_tags
 from sweeps.service.planning.trial_configs import check_networks, trial_configs
 from sweeps.service.planning.trials import Point, Trial, is_proven
-from sweeps.service.planning.unread import unread_note, unread_options
-from sweeps.service.storage.folder import config_hash
+from sweeps.service.planning.unused_options import unread_note, unread_options
+from sweeps.service.storage.sweep_folder import config_hash
 from trainers.config.networks import PrivateStart
 from trainers.config.nodes import EvaluationConfig
 from trainers.config.training import TrainingConfig

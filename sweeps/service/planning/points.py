@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import BATCH, GroupSize
-from sweeps.service.options.sweep import SYMBOL, VARIES, SweepOptions
+from sweeps.service.options.sweep_options import SYMBOL, VARIES, SweepOptions
 from sweeps.service.planning.trials import Point
-from sweeps.service.storage.names import fit_for_name
+from sweeps.service.storage.sweep_names import fit_for_name
 from trainers.config.networks import NetworkOptions
 from trainers.config.presets import OWN_NETWORKS
 from trainers.config.settings import MechanismOptions
@@ -30,7 +30,7 @@ def along(options: SweepOptions) -> list[Point]:
     Where the sweep has the option `non_private`, it decides on points without noise and clipping.
 
     >>> from dataclasses import dataclass, field
-    >>> from sweeps.service.options.sweep import SweepOptions, varies
+    >>> from sweeps.service.options.sweep_options import SweepOptions, varies
     >>> @dataclass(frozen=True, kw_only=True)
     ... class Temperatures(SweepOptions):
     ...     values: tuple[float, ...] = field(default=(0.1, 0.5, 0.1), metadata=varies("temperature", "tau"))

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from dpgcl_core.accounting.tuning.laws import MAX_TRUNCATED_TRIALS
 from dpgcl_core.errors import ConfigError, StorageError
-from sweeps.service.options.release import ReleaseOptions, trial_law
+from sweeps.service.options.release_options import ReleaseOptions, trial_law
 
 _MARGIN = 2.0
 """How much longer than estimated a trial may take: on another machine, or beside others."""

@@ -14,15 +14,15 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning.feasible import Wanted
 from dpgcl_core.sampling.groups import BATCH, GroupSize
-from sweeps.service.options.planner import PlannerOptions
-from trainers.config.optimizers import optimizer_named
+from sweeps.service.options.planner_options import PlannerOptions
+from trainers.config.optimizer_registry import optimizer_named
 from trainers.config.settings import DEFAULT_EPSILON
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
-from trainers.data.registry import source_of
+from trainers.data.dataset_registry import source_of
 from trainers.models.encoder import ImageShape
-from trainers.models.networks import AnyEncoder
+from trainers.models.task_networks import AnyEncoder
 from trainers.tasks.task import task_of
 from trainers.training.loop import train
 from trainers.training.microbatch import pass_bytes

@@ -13,13 +13,13 @@ from typing import Any, Self
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import GroupSize
-from sweeps.service.options.scores import default_score
+from sweeps.service.options.score_options import default_score
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.samplers import SAMPLERS
 from trainers.config.networks import NetworkOptions, TextViewConfig, ViewConfig
 from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
-from trainers.config.removed import check_removed_choice
+from trainers.config.removed_options import check_removed_choice
 from trainers.config.tree import changed, leaves
 
 EPSILON = "epsilon"

@@ -11,19 +11,19 @@ import torch
 from dpgcl_core.errors import ConfigError, DpgclError
 from dpgcl_core.mechanism.registry import method_named
 from sweeps.service.options.restarts import num_restart_steps
-from sweeps.service.options.scores import default_score, visible_scores
+from sweeps.service.options.score_options import default_score, visible_scores
 from sweeps.service.options.service import ledger_url
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.inputs import PlanInputs, num_records
 from sweeps.service.planning.trials import Point
-from trainers.config.optimizers import optimizer_named
+from trainers.config.optimizer_registry import optimizer_named
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of, num_public_classes
-from trainers.data.own import label_place
+from trainers.data.own_images import label_place
 from trainers.data.records import Records
 from trainers.tasks.task import task_of
-from trainers.training.foreign import refuse_mixing_network
+from trainers.training.foreign_network import refuse_mixing_network
 from trainers.training.microbatch import max_views
 from trainers.training.release import check_release
 from trainers.training.resolve import training_config

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpgcl_core.accounting.tuning.trials import TrialClass
+    from dpgcl_core.accounting.tuning.trial_release import TrialClass
     from trainers.config.training import TrainingConfig
 
 
@@ -65,7 +65,7 @@ class Charged:
 
 def trial_class(trial: Trial, charged: Charged | None = None) -> TrialClass:
     """Return what one training releases, as the accountants see it: what is planned, and charged on top."""
-    from dpgcl_core.accounting.tuning.trials import TrialClass  # here, for a script's points need none
+    from dpgcl_core.accounting.tuning.trial_release import TrialClass  # here, for a script's points need none
     from dpgcl_core.release import noised_counts
 
     mechanism, evaluation = trial.config.mechanism, trial.config.evaluation

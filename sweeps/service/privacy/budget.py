@@ -30,9 +30,9 @@ from dpgcl_core.ledger.report import LedgerStatement
 from sweeps.service.options.data import DataOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial, is_proven
-from sweeps.service.privacy.account import bind_images, check_account, unit_of
+from sweeps.service.privacy.ledger_choice import bind_images, check_account, unit_of
 from sweeps.service.privacy.reservations import TrialReservations, planned_trainings
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 
 CONFIRM_EVERY_SECONDS = 5.0
 _log = logging.getLogger(__name__)

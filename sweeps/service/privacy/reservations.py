@@ -28,7 +28,7 @@ from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger.account import PlannedTraining, Reservation
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.planning.trials import Trial, trial_class
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.files.checkpoint import CheckpointFolder, Grant, read_grant, write_grant
 
 SNR, SCORES = "/snr", "/scores"

@@ -13,17 +13,17 @@ from dp_accounting.rdp import RdpAccountant
 from dpgcl_core.accounting.filters import FILTER_ORDERS, StepClass, composed_event
 from dpgcl_core.accounting.tuning.bounds import papernot_steinke_rdp
 from dpgcl_core.accounting.tuning.modes import SEALED
-from dpgcl_core.accounting.tuning.trials import cases_of
+from dpgcl_core.accounting.tuning.trial_release import cases_of
 from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import LedgerStatement
 from sweeps.service.options.data import data_path
-from sweeps.service.options.release import ReleaseOptions, trial_law
-from sweeps.service.planning.cost import candidates_of
+from sweeps.service.options.release_options import ReleaseOptions, trial_law
 from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.sweep_cost import candidates_of
 from sweeps.service.planning.trials import Trial
-from sweeps.service.privacy.account import bind_images, unit_of
+from sweeps.service.privacy.ledger_choice import bind_images, unit_of
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,8 @@ def rdp_of_best(
 ) -> Callable[[float], float]:
     """Return the RDP curve of the best of a secret number of trials, by Papernot and Steinke (2022).
 
-    With noised scores it is the larger curve of the two cases of `dpgcl_core.accounting.tuning.trials`.
+    With noised scores it is the larger curve of the two cases of
+    `dpgcl_core.accounting.tuning.trial_release`.
     """
     candidates, weights = candidates_of(trials)
     law = trial_law(release, max_trials)

@@ -27,9 +27,9 @@ from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger.account import Reservation
 from dpgcl_core.ledger.chain import Head
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.service.privacy.account import account_of
+from sweeps.service.privacy.ledger_choice import account_of
 from sweeps.service.privacy.reservations import SCORES, SNR
-from sweeps.service.storage.folder import SweepFolder, storage_errors
+from sweeps.service.storage.sweep_folder import SweepFolder, storage_errors
 from sweeps.service.storage.sweep_lock import hold_sweep
 from trainers.files.checkpoint import GRANT_FILE, Grant, attempts_of, read_grant, write_grant
 

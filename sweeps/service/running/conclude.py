@@ -15,14 +15,14 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import say, say_link, warn
-from sweeps.service.privacy.statement import statement_text, what_was_drawn, write_statement
-from sweeps.service.running.answer import answer_text, sweep_answer, write_answer
+from sweeps.service.privacy.sweep_statement import statement_text, what_was_drawn, write_statement
+from sweeps.service.running.answer_file import answer_text, sweep_answer, write_answer
 from sweeps.service.running.mlflow_listener import MlflowListener
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.sweep_trials import SweepTrials
-from trainers.evaluation.references import reference_scores
+from trainers.evaluation.untrained_scores import reference_scores
+from trainers.tracking.mlflow_server import is_database, runs_link
 from trainers.tracking.runs import ROLE_TAG, SWEEP_TAG, TRIAL_ROLE
-from trainers.tracking.server import is_database, runs_link
 
 Figure = Callable[[str, str, Path], Sequence[Path]]
 """Draws a sweep's figure from MLflow alone: (tracking uri, sweep name, folder) → files."""

@@ -10,9 +10,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from sweeps.service.cluster.file_visibility import files_of_workers
 from sweeps.service.cluster.interruption import DiskFull, Stopped, no_room_text
 from sweeps.service.cluster.ray_session import ray_session
-from sweeps.service.cluster.seen import files_of_workers
 from sweeps.service.cluster.trial_failure import TrialFailure
 from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.cluster.trial_runner import run_trials
@@ -22,8 +22,8 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running.prepare import PreparedSweep
-from sweeps.service.storage.folder import SweepFolder
-from trainers.files.resuming import resume_line
+from sweeps.service.storage.sweep_folder import SweepFolder
+from trainers.files.launch_record import resume_line
 
 
 class ReleasePolicy(Protocol):

@@ -16,12 +16,12 @@ from dashboards.compose.answer import Answer
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.release.metrics import find_metric
 from dpgcl_core.release.statement import PrivacyStatement
-from sweeps.service.options.scores import default_score
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.score_options import default_score
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.space import EPSILON, Between, SearchOptions, space_of
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.conclude import Figure
-from sweeps.service.running.search import OwnScore, SearchPolicy, read_suggestions
+from sweeps.service.running.search_policy import OwnScore, SearchPolicy, read_suggestions
 from sweeps.service.running.sweep import Outcome, execute
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def search(
     """Search one's own space for the setting with the highest score of one's own, and return all trials.
 
     Guarantee: as `run`, whatever is chosen while the search runs, with the cost of `num_trials` trainings at
-    the least noise of the space (proof: `sweeps.service.planning.search`).
+    the least noise of the space (proof: `sweeps.service.planning.search_plan`).
 
     Args:
       options: of the sweep; the space replaces some of them. Each setting is trained once.

@@ -9,21 +9,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dashboards.report.content import LEFT_BEFORE
+from dashboards.report.report_content import LEFT_BEFORE
 from dpgcl_core.errors import LedgerError, TrackingError
 from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.terminal import question_text, run_name, warn
 from sweeps.service.planning.plan import cross_checks
 from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
-from sweeps.service.privacy.statement import steps_left_out, what_one_drew
+from sweeps.service.privacy.sweep_statement import steps_left_out, what_one_drew
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.outbox import Outbox, Patience, patiently
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.sweep_trials import SweepTrials
 from sweeps.service.storage.log import SweepLog
-from trainers.files.resuming import CONFIG_FILE
+from trainers.files.launch_record import CONFIG_FILE
+from trainers.tracking.mlflow_server import NoAnswer
 from trainers.tracking.runs import STOPPED_TAG, Tracker
-from trainers.tracking.server import NoAnswer
 
 _BEGINNING = ""
 """What the server gets before the first trial, in the queue of their names."""

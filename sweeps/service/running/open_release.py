@@ -14,7 +14,7 @@ from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import count, say, warn
 from sweeps.service.options.data import data_path
 from sweeps.service.planning.trials import Trial
-from sweeps.service.privacy.statement import what_one_drew, withdraw_statement
+from sweeps.service.privacy.sweep_statement import what_one_drew, withdraw_statement
 from sweeps.service.running.conclude import Conclusion, Figure, conclude
 from sweeps.service.running.listeners import (
     Listeners,
@@ -29,7 +29,7 @@ from sweeps.service.running.progress_listeners import LogListener, TerminalListe
 from sweeps.service.running.reporting import ReportListener
 from sweeps.service.storage.log import FAILED, SweepLog
 from trainers.config.training import TrainingConfig
-from trainers.files.resuming import resume_line
+from trainers.files.launch_record import resume_line
 from trainers.tracking.runs import Tracker
 
 

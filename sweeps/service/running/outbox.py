@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from dpgcl_core.addresses import masked_text
 from dpgcl_core.errors import DpgclError
 from sweeps.service.console.terminal import count, duration
-from trainers.tracking.server import NoAnswer
+from trainers.tracking.mlflow_server import NoAnswer
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 _START_TRIES = 7

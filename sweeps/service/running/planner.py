@@ -24,13 +24,13 @@ from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD
 from dpgcl_core.command_line import table_width
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
 from dpgcl_core.planning.snr import too_small
+from dpgcl_core.planning.tradeoff_curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.release.statement import delta_text, rounded_up
 from sweeps.service.console.terminal import count, say
-from sweeps.service.options.command_line import words_of_options
-from sweeps.service.options.planner import PlannerOptions
+from sweeps.service.options.planner_options import PlannerOptions
+from sweeps.service.options.sweep_command_line import words_of_options
 from sweeps.service.planning.resources import wanted_of
 from trainers.config.settings import DEFAULT_EPSILON
 

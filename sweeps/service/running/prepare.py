@@ -15,18 +15,19 @@ from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.cluster.ray_session import check_this_machine, trials_at_once
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import estimate_text, name_suffix, say, short_name, warn
-from sweeps.service.options.file import options_text
-from sweeps.service.options.resuming import command_of
+from sweeps.service.options.options_file import options_text
+from sweeps.service.options.resume_options import command_of
 from sweeps.service.options.service import ServiceOptions, StorageOptions
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.duration import seconds_of_trials
 from sweeps.service.planning.inputs import Earlier, PlanInputs, num_records
 from sweeps.service.planning.plan import Fit, SweepPlan
 from sweeps.service.planning.publication import Publication
-from sweeps.service.planning.records import load_training_data
-from sweeps.service.planning.size import fitted_to_size
+from sweeps.service.planning.size_to_data import fitted_to_size
+from sweeps.service.planning.sweep_data import load_training_data
 from sweeps.service.planning.trials import Point
-from sweeps.service.privacy.account import (
+from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
+from sweeps.service.privacy.ledger_choice import (
     account_of,
     check_ledger_options,
     check_starts,
@@ -35,19 +36,18 @@ from sweeps.service.privacy.account import (
     open_ledger,
     with_registered_number,
 )
-from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
 from sweeps.service.running.listeners import Listener, own_listener
 from sweeps.service.running.outbox import patiently
-from sweeps.service.running.total import Limits
+from sweeps.service.running.total_epsilon import Limits
 from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
-from sweeps.service.storage.folder import Repetition, SweepFolder, find_folder, named_folder
-from sweeps.service.storage.runs import tracking_address
+from sweeps.service.storage.mlflow_location import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
+from sweeps.service.storage.sweep_folder import Repetition, SweepFolder, find_folder, named_folder
 from sweeps.service.storage.sweep_lock import check_not_running, hold_sweep
 from trainers.config.tree import changed
 from trainers.files.storage import check_writable, details_kept, storage_root
-from trainers.tracking.server import check_address, connect, is_database
+from trainers.tracking.mlflow_server import check_address, connect, is_database
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from datetime import datetime
 from typing import Any
 
 from dashboards.compose.answer import Answer
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dpgcl_core.accounting.tuning.modes import SEALED_THRESHOLD
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import RESEARCH, PrivacyStatement
@@ -38,14 +38,14 @@ from sweeps.service.cluster.trial_queue import ListedTrials, TrialSource
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import duration, say, warn
 from sweeps.service.planning.trials import Trial
-from sweeps.service.privacy.statement import STATEMENT, build_statement, statement_text, write_statement
-from sweeps.service.running.answer import answer_text, sweep_answer, write_answer
+from sweeps.service.privacy.sweep_statement import STATEMENT, build_statement, statement_text, write_statement
+from sweeps.service.running.answer_file import answer_text, sweep_answer, write_answer
 from sweeps.service.running.clock import Clock
 from sweeps.service.running.listeners import Listeners, SweepEnd
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.sealed_draws import RESULT, SealedFolder, choose, drawn_trials
-from sweeps.service.storage.folder import config_hash, write_json
-from trainers.export.finished import PUBLISHED, released_state
+from sweeps.service.storage.sweep_folder import config_hash, write_json
+from trainers.export.sweep_results import PUBLISHED, released_state
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.files.weights import write_weights
 from trainers.tracking.runs import SEALED_TIME_MS, Tracker

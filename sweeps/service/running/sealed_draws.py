@@ -17,14 +17,14 @@ from dpgcl_core.errors import ConfigError, LedgerError, StorageError
 from dpgcl_core.ledger.chain import Head
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import LedgerStatement
-from sweeps.service.options.release import trial_law
+from sweeps.service.options.release_options import trial_law
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
-from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import what_is_left
+from sweeps.service.privacy.ledger_choice import account_of
 from sweeps.service.privacy.sealed_charge import reserve
-from sweeps.service.storage.folder import Repetition, SweepFolder, write_json
-from trainers.files.durable import make_folder
+from sweeps.service.storage.sweep_folder import Repetition, SweepFolder, write_json
+from trainers.files.durable_files import make_folder
 
 RESULT = "result.json"
 """What is published, in `release/`: its last file."""

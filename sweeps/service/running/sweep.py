@@ -12,7 +12,7 @@ from dashboards.compose.questions import QUESTIONS
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.console.display import displayed
 from sweeps.service.console.terminal import short_name, warn
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.inputs import Earlier
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
@@ -24,7 +24,7 @@ from sweeps.service.running.outbox import patiently
 from sweeps.service.running.prepare import prepared
 from sweeps.service.running.sealed import SealedRelease
 from sweeps.service.running.trial_policy import ALL_POINTS, TrialPolicy
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.tracking.runs import Tracker
 
 SEALED_EXPERIMENT = "dpgcl"

@@ -13,8 +13,8 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.cluster.trial_queue import ListedTrials, TrialSource
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged, Trial
-from sweeps.service.privacy.statement import build_statement
-from sweeps.service.storage.folder import SweepFolder, config_hash
+from sweeps.service.privacy.sweep_statement import build_statement
+from sweeps.service.storage.sweep_folder import SweepFolder, config_hash
 from trainers.files.checkpoint import CheckpointFolder
 
 Results = Mapping[str, Mapping[str, Any]]

@@ -10,9 +10,9 @@ from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.plan import SweepPlan, build_plan, planned_trials
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running.sweep_trials import SweepTrials
-from sweeps.service.running.total import fixes_noise
+from sweeps.service.running.total_epsilon import fixes_noise
 from sweeps.service.storage.calibrations import CalibrationCache
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.sweep_folder import SweepFolder
 
 
 @dataclass(frozen=True, kw_only=True)

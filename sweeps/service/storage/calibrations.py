@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.service.storage.folder import storage_errors, write_json
+from sweeps.service.storage.sweep_folder import storage_errors, write_json
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainers.files.durable import new_file
+from trainers.files.durable_files import new_file
 
 BEGUN, FINISHED, FAILED, RESTARTED, LOST, ENDED = "begun", "finished", "failed", "restarted", "lost", "ended"
 

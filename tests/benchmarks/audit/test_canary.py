@@ -25,7 +25,7 @@ from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import PublicNumbers
 from dpgcl_core.methods.in_groups import DP_GCL, InGroups
 from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.noise.sources import Draws, SeededNonPrivateRandomness
+from dpgcl_core.noise.randomness import Draws, SeededNonPrivateRandomness
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
 
 _RUNS = 1000

@@ -19,7 +19,7 @@ from benchmarks.audit.result import AuditResult
 from benchmarks.audit.worst_cases import CANARY, Crafted, crafted_inputs, foreign
 from dpgcl_core.clipping.types import GroupReport
 from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.noise.sources import SeededNonPrivateRandomness
+from dpgcl_core.noise.randomness import SeededNonPrivateRandomness
 from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.private_training import PrivateTraining
 

@@ -14,7 +14,7 @@ import pytest
 from dashboards.compose.answer import OWN, Answer, PrivacyNumbers, answer_of
 from dashboards.compose.answer_table import settings_table
 from dashboards.compose.decision import LOWER
-from trainers.files.outcomes import Outcomes
+from trainers.files.outcome_file import Outcomes
 
 NOISE = 0.002
 PRIVACY = PrivacyNumbers(

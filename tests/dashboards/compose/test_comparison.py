@@ -13,7 +13,7 @@ from dashboards.compose.comparison import (
     question_of,
     settings_that_differ,
 )
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dashboards.figures import write_drawing
 
 NAMES = ("one, two; 'three'", 'quo"te <b>&amp;</b> |ε=∞ 猫 $x$ \\input{a}')

@@ -9,9 +9,9 @@ import pytest
 
 from dashboards.__main__ import main
 from dashboards.compose.figure import content_of, numbers_of
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dashboards.figures import load_for
-from dashboards.query.trials import load_trials, series_of
+from dashboards.query.trial_frames import load_trials, series_of
 from tests.trainers.databases import open_tracker
 
 PARAMS = {"target_epsilon": 10.0, "dataset": "digits", "target_delta": 1e-5}

@@ -14,7 +14,7 @@ from dashboards.compose.panels import GRADIENT_SNR, SCORES
 from dashboards.compose.questions import QUESTIONS
 from dashboards.compose.selection import shown_trials
 from dashboards.compose.tables import summary_table
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dashboards.figures import as_markdown
 from dashboards.render.pictures import pictures_of
 from tests.dashboards.conftest import TUNING_COST, by_hand

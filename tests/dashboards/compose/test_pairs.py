@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dashboards.compose.figure import content_of, numbers_of
-from dashboards.compose.search import objective
-from dashboards.errors import DashboardError
+from dashboards.compose.search_trials import objective
+from dashboards.dashboard_error import DashboardError
 from dashboards.figures import draw, load_for
 from dpgcl_core.release.metrics import METRICS, Family, Release, scores_of
 from tests.dashboards.conftest import ALL_SCORES, log_trials

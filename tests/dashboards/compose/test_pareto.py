@@ -9,7 +9,7 @@ import pytest
 
 from dashboards.compose.fronts import ONE, WHOLE
 from dashboards.compose.pareto import pareto_of
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 
 SHARED = {"data_is": "public", "target_delta": 1e-5, "dataset": "digits", "scored_on": "digits", "repeat": 0}
 

@@ -10,7 +10,7 @@ import pytest
 from dashboards.compose.curves import PRIVATE_COLOURS
 from dashboards.compose.figure import content_of
 from dashboards.compose.questions import QUESTIONS, find_question
-from dashboards.errors import DashboardError
+from dashboards.dashboard_error import DashboardError
 from dashboards.figures import as_markdown
 
 BATCHES = (16.0, 64.0, 1024.0)

@@ -15,8 +15,8 @@ from dashboards.compose.content import REFERENCE_COLOUR
 from dashboards.compose.curves import NON_PRIVATE_COLOUR, PRIVATE_COLOURS, UNPROVEN_COLOURS
 from dashboards.compose.figure import content_of
 from dashboards.render.specification import DARK_COLOURS, page_specification
-from dashboards.report.content import Report
 from dashboards.report.page import report_page
+from dashboards.report.report_content import Report
 from tests.dashboards.conftest import TUNING_COST, by_hand
 
 NUM_SCRIPTS = 5

@@ -11,7 +11,7 @@ import pytest
 
 from dashboards.compose.figure import content_of
 from dashboards.compose.questions import QUESTIONS
-from dashboards.query.trials import load_trials
+from dashboards.query.trial_frames import load_trials
 from dashboards.render.specification import page_specification, print_specification
 from tests.dashboards.conftest import by_hand
 from tests.dashboards.render.drawn import (

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from dashboards.query.trials import typed
-from dashboards.report.content import report_of
+from dashboards.query.trial_frames import typed
 from dashboards.report.page import report_page
+from dashboards.report.report_content import report_of
 from dpgcl_core.release.metrics import tracked_name
 from tests.browser import THEMES, chromium, needs_chromium, page_in, serious
 from tests.dashboards.report.conftest import HOSTILE
 from tests.trainers.databases import copy_empty_database
 from tests.trainers.tracking.test_tracking import end, free_port, start_server
-from trainers.tracking.server import connect, search_runs
+from trainers.tracking.mlflow_server import connect, search_runs
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [pytest.mark.ci, pytest.mark.ray, pytest.mark.server, needs_chromium]

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dashboards.report.content import report_of
 from dashboards.report.page import report_page
+from dashboards.report.report_content import report_of
 from tests.dashboards.report.conftest import CONFIG, HOSTILE, STATEMENT
 
 MOST_BYTES = 2_000_000

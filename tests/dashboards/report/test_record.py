@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from dashboards.__main__ import main
-from dashboards.errors import DashboardError
-from dashboards.report.content import report_of
+from dashboards.dashboard_error import DashboardError
 from dashboards.report.page import report_page
 from dashboards.report.record import load_record
+from dashboards.report.report_content import report_of
 from dashboards.report.write import write_report
 from tests.dashboards.report.conftest import CONFIG, STATEMENT
 from trainers.tracking.runs import STOPPED_TAG

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dashboards.report import page
-from dashboards.report.content import Report
 from dashboards.report.page import report_page
+from dashboards.report.report_content import Report
 from tests.browser import THEMES, chromium, needs_chromium, page_in, serious
 from tests.dashboards.serve.storage import Storage
 

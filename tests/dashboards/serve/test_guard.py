@@ -9,10 +9,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from dashboards import __main__ as command
-from dashboards.errors import DashboardError
-from dashboards.serve import server
+from dashboards.dashboard_error import DashboardError
+from dashboards.serve import dashboard_server
+from dashboards.serve.dashboard_server import application
 from dashboards.serve.index import SweepIndex
-from dashboards.serve.server import application
 from tests.dashboards.serve.storage import Storage, sealed
 
 TOKEN = "secret-token"
@@ -146,10 +146,10 @@ def test_token_is_made_and_shown_where_others_reach_the_dashboard(
         def getsockname(self) -> tuple[str, int]:
             return host, 8421
 
-    monkeypatch.setattr(server, "_bind", lambda *_: Socket())
-    monkeypatch.setattr(server, "application", lambda *each: given.extend(each))
+    monkeypatch.setattr(dashboard_server, "_bind", lambda *_: Socket())
+    monkeypatch.setattr(dashboard_server, "application", lambda *each: given.extend(each))
     monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
-    server.serve(SweepIndex(tmp_path), (), host, 8421)
+    dashboard_server.serve(SweepIndex(tmp_path), (), host, 8421)
     told, token = capsys.readouterr().out, given[2]
     assert (token is not None) is needs
     if needs:
@@ -158,7 +158,7 @@ def test_token_is_made_and_shown_where_others_reach_the_dashboard(
 
 
 def test_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
-    with server._bind("127.0.0.1", 0) as taken:
+    with dashboard_server._bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(DashboardError, match=r"^.*cannot listen at 127.0.0.1.*$"):
             command.main(["serve", "--storage", str(tmp_path), "--port", str(port)])

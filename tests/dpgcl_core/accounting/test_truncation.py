@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpgcl_core.accounting.composition import CALIBRATION_TOLERANCE, epsilon_pld, poisson_gaussian_event
-from dpgcl_core.accounting.fixed_size import FixedSizeGaussians, calibrate_fixed_size
+from dpgcl_core.accounting.fixed_size_accounting import FixedSizeGaussians, calibrate_fixed_size
 from dpgcl_core.accounting.truncation import added_delta
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism

@@ -18,7 +18,7 @@ from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.methods.baselines.dpcl.statistics import DpSimClr
-from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
+from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClipper
 from dpgcl_core.methods.baselines.path_clipping import FullBatchGroupClipping, PathClipping
 from tests.dpgcl_core import logit_oracle
 from tests.dpgcl_core.adversary import embed_of

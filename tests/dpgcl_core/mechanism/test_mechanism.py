@@ -13,7 +13,7 @@ from scipy import stats
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, default_delta
-from dpgcl_core.noise.sources import SecretRandomness, SeededNonPrivateRandomness
+from dpgcl_core.noise.randomness import SecretRandomness, SeededNonPrivateRandomness
 from dpgcl_core.sampling.groups import expected_dropped_share, expected_num_groups
 from dpgcl_core.sampling.slots import SampledGroups
 

@@ -7,15 +7,15 @@ import math
 
 import pytest
 
-from dpgcl_core.accounting import composition, fixed_size
+from dpgcl_core.accounting import composition, fixed_size_accounting
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, GROUPS, RECORDS, ZERO_OUT_ONE
 from dpgcl_core.mechanism.registry import METHODS, method_named
 from dpgcl_core.methods.__main__ import main
-from dpgcl_core.methods.baselines.capped import default_cap
-from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
+from dpgcl_core.methods.baselines.capped_batch import default_cap
+from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClipper
 from tests.dpgcl_core.method_oracles import TAU, TRAINING, mechanism_of
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed
@@ -268,7 +268,9 @@ def test_tiny_budget_is_searched_on_coarse_grids_and_met_on_a_fine_one(
 def test_budget_of_a_fixed_size_batch_that_protects_nothing_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fixed_size, "_epsilon_replace_one", lambda what, delta: 1 / what.noise_multiplier)
+    monkeypatch.setattr(
+        fixed_size_accounting, "_epsilon_replace_one", lambda what, delta: 1 / what.noise_multiplier
+    )
     with pytest.raises(ConfigError, match="such a budget protects nothing"):
         mechanism_of("dpcl_simclr_rigorous").calibrated(1e6)
 

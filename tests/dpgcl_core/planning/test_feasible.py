@@ -12,8 +12,8 @@ from dpgcl_core.accounting.composition import epsilon_of_steps
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.planning import Wanted, enough_records, feasible, verified
 from dpgcl_core.planning.feasible import WORTH_MORE_STEPS, Plan
+from dpgcl_core.planning.root_finding import solve
 from dpgcl_core.planning.snr import ENOUGH_TRAINING_SNR
-from dpgcl_core.planning.solving import solve
 
 
 def wanted(**changes: Any) -> Wanted:

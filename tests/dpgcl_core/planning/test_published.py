@@ -11,7 +11,7 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 from dpgcl_core.accounting.composition import epsilon_of_steps
 from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.planning import Wanted, epochs_by_batch, epsilon_by_records
-from dpgcl_core.planning.curves import most_steps
+from dpgcl_core.planning.tradeoff_curves import most_steps
 
 LAION = Wanted(num_records_public=233_000_000, target_epsilon=8.0, num_weights=1, target_delta=1 / 233e6)
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"

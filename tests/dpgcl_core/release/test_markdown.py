@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from dashboards.compose.content import Table
-from dashboards.render.tables import to_markdown
+from dashboards.render.table_markup import to_markdown
 from dpgcl_core.release.markdown import escaped
 from tests.dpgcl_core.release.test_statement import STATEMENT
 from trainers.tracking.runs import _note

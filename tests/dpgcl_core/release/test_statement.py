@@ -25,7 +25,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import read_head
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.noise.chacha20 import SecureRandomness
-from dpgcl_core.noise.sources import SecretRandomness
+from dpgcl_core.noise.randomness import SecretRandomness
 from dpgcl_core.release.statement import OpenTrials, PrivacyStatement, rounded_up
 
 MECHANISM = Mechanism(

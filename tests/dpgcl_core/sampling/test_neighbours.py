@@ -17,7 +17,7 @@ from dp_accounting import dp_event
 from dpgcl_core.accounting.composition import epsilon_pld
 from dpgcl_core.sampling.groups import FixedSizeGroups
 from dpgcl_core.sampling.poisson import PoissonSampler
-from dpgcl_core.sampling.records import ids_from_names, shard_of
+from dpgcl_core.sampling.record_ids import ids_from_names, shard_of
 from tests.oracles import coupling_distance, grouping_law, positional_shard_law
 
 CLAIMED = 2  # sensitivity 2C: at most two group gradients of norm C in the symmetric difference

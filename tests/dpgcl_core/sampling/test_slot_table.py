@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpgcl_core.errors import ConfigError, DataError
-from dpgcl_core.sampling.records import ids_from_names
+from dpgcl_core.sampling.record_ids import ids_from_names
 from dpgcl_core.sampling.slot_table import SlotTable
 
 IDS = ids_from_names([f"record {i}" for i in range(9)])

@@ -22,7 +22,7 @@ from scipy import stats
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.chacha20 import SecureGenerator
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.sampling.slots import (
     MOST_BLOCKS_LOST,
     SampledGroups,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainers.data import image_text, webdataset
+from trainers.data import pair_tables, webdataset
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.pair_options import PairOptions
 from trainers.data.pairs import LoadedData
@@ -25,13 +25,13 @@ def _request(path: Path, options: PairOptions | None, image_size: int | None) ->
 def load_csv_pairs(
     path: Path, options: PairOptions | None = None, image_size: int | None = None
 ) -> LoadedData:
-    return image_text.load_csv_pairs(_request(path, options, image_size))
+    return pair_tables.load_csv_pairs(_request(path, options, image_size))
 
 
 def load_parquet_pairs(
     path: Path, options: PairOptions | None = None, image_size: int | None = None
 ) -> LoadedData:
-    return image_text.load_parquet_pairs(_request(path, options, image_size))
+    return pair_tables.load_parquet_pairs(_request(path, options, image_size))
 
 
 def load_webdataset(

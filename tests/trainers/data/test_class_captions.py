@@ -10,7 +10,7 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
 from sweeps.service.options.data import DataOptions
-from sweeps.service.planning.records import load_training_data
+from sweeps.service.planning.sweep_data import load_training_data
 from trainers.data.class_captions import with_class_captions
 from trainers.data.loading import load_dataset, modality_of_name
 from trainers.data.pair_options import PairOptions

@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
-from dpgcl_core.sampling.records import ids_from_names
+from dpgcl_core.sampling.record_ids import ids_from_names
 from trainers.data.dataset import Dataset
+from trainers.data.dataset_registry import BUILTIN_DATASETS, DATA_SOURCES
 from trainers.data.faults import RecordsError
 from trainers.data.loading import check_dataset_name, load_dataset, split_train_test
 from trainers.data.records import Records
-from trainers.data.registry import BUILTIN_DATASETS, DATA_SOURCES
 from trainers.data.shapes import SHAPE_NAMES
 
 SECRET = "secret-name"

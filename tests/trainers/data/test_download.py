@@ -27,7 +27,7 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
-from trainers.data import download, sources
+from trainers.data import builtin_datasets, download
 from trainers.data.dataset import Dataset
 from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download
 from trainers.data.faults import RecordsError
@@ -313,8 +313,10 @@ def publish(monkeypatch, folder: Path, name: str, contents: dict[str, bytes]) ->
     for file_name, content in contents.items():
         (folder / file_name).write_bytes(content)
         checksum = f"md5:{hashlib.md5(content).hexdigest()}"
-        files.append(sources.RemoteFile(name=file_name, urls=("http://127.0.0.1:9/",), checksum=checksum))
-    monkeypatch.setitem(sources.FILES, name, tuple(files))
+        files.append(
+            builtin_datasets.RemoteFile(name=file_name, urls=("http://127.0.0.1:9/",), checksum=checksum)
+        )
+    monkeypatch.setitem(builtin_datasets.FILES, name, tuple(files))
 
 
 @pytest.mark.skipif(not USERS_DATA, reason="DPGCL_DATA is not set")
@@ -325,7 +327,7 @@ def test_fashion_mnist_is_found_in_the_users_data(monkeypatch):
     assert np.bincount(loaded.train.labels).tolist() == [6_000] * 10
 
 
-IDX_NAMES = [file.name for file in sources.FILES["fashion-mnist"]]
+IDX_NAMES = [file.name for file in builtin_datasets.FILES["fashion-mnist"]]
 
 
 def idx_files() -> tuple[dict[str, bytes], list[np.ndarray]]:
@@ -472,7 +474,7 @@ def test_eurosat_is_decoded_to_32_pixels(data, monkeypatch):
 def test_eurosat_is_decoded_only_once(data, monkeypatch):
     first = load_eurosat(monkeypatch, data, eurosat_zip())
     (data / "eurosat" / "EuroSAT.zip").unlink()
-    monkeypatch.setattr(sources, "decode_images", None)
+    monkeypatch.setattr(builtin_datasets, "decode_images", None)
     assert pairs(load_dataset("eurosat").train) == pairs(first.train)
 
 

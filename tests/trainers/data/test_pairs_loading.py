@@ -14,12 +14,11 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
-from dpgcl_core.sampling.records import ids_from_names
+from dpgcl_core.sampling.record_ids import ids_from_names
 from tests.trainers.conftest import make_config, make_slots
 from trainers.config.training import EvaluationConfig
 from trainers.data.dataset import Dataset, TrainingData
 from trainers.data.faults import RecordsError
-from trainers.data.image_text import image_folders
 from trainers.data.loading import (
     is_builtin_name,
     is_split_held_out,
@@ -29,6 +28,7 @@ from trainers.data.loading import (
     split_train_test,
 )
 from trainers.data.pair_options import PairOptions
+from trainers.data.pair_tables import image_folders
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.probes import load_probe
 from trainers.data.records import Records

@@ -11,7 +11,7 @@ from dpgcl_core.errors import ConfigError
 from trainers.data import shapes
 from trainers.data.loading import load_dataset
 from trainers.data.shapes import draw_scenes, make_shape_pairs
-from trainers.models.clip.published import CLIP_NANO, ClipConfig, find_clip
+from trainers.models.clip.published_models import CLIP_NANO, ClipConfig, find_clip
 from trainers.models.clip.tokens import ClipTokenizer
 
 COUNTS = {"a": 1, "two": 2, "three": 3}

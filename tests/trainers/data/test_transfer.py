@@ -11,20 +11,20 @@ import pytest
 import torch
 from PIL import Image
 
-from dashboards.compose.names import score_names
-from dashboards.compose.transfer import by_probe
+from dashboards.compose.display_names import score_names
+from dashboards.compose.transfer_rows import by_probe
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.release.metrics import METRICS_PER_DATASET, Release, find_metric, visible
 from tests.trainers.conftest import make_config, make_data, make_records
 from trainers.config.training import EvaluationConfig
 from trainers.data.channels import with_channels
 from trainers.data.dataset import Probe, TrainingData
+from trainers.data.dataset_registry import DATA_SOURCES
 from trainers.data.loading import load_dataset
 from trainers.data.probes import load_probe, load_probes
-from trainers.data.registry import DATA_SOURCES
 from trainers.data.shapes import SHAPE_NAMES
 from trainers.evaluation import features as evaluation
-from trainers.evaluation.scoring import Scoring
+from trainers.evaluation.scorer import Scoring
 from trainers.models.encoder import Encoder
 from trainers.training.loop import train
 

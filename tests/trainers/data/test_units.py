@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpgcl_core.errors import ConfigError, DataError
-from dpgcl_core.sampling.records import ids_from_names
+from dpgcl_core.sampling.record_ids import ids_from_names
 from tests.trainers.conftest import make_slots
 from tests.trainers.data.test_data import encoded
 from trainers.data.loading import load_dataset, split_held_out

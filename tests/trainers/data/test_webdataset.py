@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.sampling.records import ids_from_names
+from dpgcl_core.sampling.record_ids import ids_from_names
 from tests.trainers.data.readers import load_webdataset
 from trainers.data.faults import RecordsError
 from trainers.data.pairs import ImageTextRecords

@@ -29,9 +29,9 @@ from trainers.evaluation.features import (
     view_retrieval,
 )
 from trainers.evaluation.linear_probe import PENALTY, fit_linear_probe, standardization_of
-from trainers.evaluation.scoring import Scoring
+from trainers.evaluation.scorer import Scoring
 from trainers.models.encoder import Encoder, build_encoder
-from trainers.views.images import make_views, normalise
+from trainers.views.image_views import make_views, normalise
 
 SHAPE = (1, 8, 8)
 NO_AUGMENTATION = ViewConfig(

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from dashboards.compose.names import score_title
+from dashboards.compose.display_names import score_title
 from dpgcl_core.release.metrics import Release, find_metric, is_reference
-from tests.trainers.evaluation.test_captions import network_of
-from tests.trainers.evaluation.test_pairs import tiny_encoder
+from tests.trainers.evaluation.test_caption_scores import network_of
+from tests.trainers.evaluation.test_pair_scores import tiny_encoder
 from trainers.config.training import ClassifierConfig, EvaluationConfig, NetworkConfig, ViewConfig
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
@@ -32,9 +32,9 @@ from trainers.evaluation.outcomes import (
     mean_score,
     ratio_score,
 )
-from trainers.evaluation.references import reference_scores
 from trainers.evaluation.retrieval import share_of_texts
-from trainers.evaluation.scoring import Scoring
+from trainers.evaluation.scorer import Scoring
+from trainers.evaluation.untrained_scores import reference_scores
 from trainers.models.classifier import Classifier
 from trainers.models.encoder import build_encoder
 from trainers.tasks import CAPTIONS, CLASSES, IMAGES, PAIRS

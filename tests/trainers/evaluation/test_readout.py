@@ -24,7 +24,7 @@ from trainers.config.training import (
 )
 from trainers.evaluation.features import embed_features, evaluate
 from trainers.evaluation.readout import read_out
-from trainers.evaluation.scoring import Scoring
+from trainers.evaluation.scorer import Scoring
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.tasks import PAIRS
 from trainers.training.release import correct_counts

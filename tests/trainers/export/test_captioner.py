@@ -14,12 +14,12 @@ from tests.trainers.exporting import run_small_sweep, same_weights
 from trainers.caption import main as caption
 from trainers.data.shapes import make_shape_pairs
 from trainers.embed.command import main as embed
-from trainers.embed.images import embed_images
-from trainers.export.folder import load_captioner, load_clip, load_encoder
+from trainers.embed.embed_images import embed_images
+from trainers.export.export_folder import load_captioner, load_clip, load_encoder
 from trainers.export.trial import main as export
 from trainers.models.captioner import Captioner
 from trainers.training.warm_start import read_warm_start
-from trainers.views.images import normalise
+from trainers.views.image_views import normalise
 
 pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
 

@@ -19,14 +19,14 @@ from trainers.classify import main as classify
 from trainers.classify import probabilities
 from trainers.config.training import NetworkConfig
 from trainers.embed.command import main as embed
-from trainers.embed.images import embed_images
+from trainers.embed.embed_images import embed_images
 from trainers.export.description import ClassifierDescription, ModelDescription
-from trainers.export.folder import Statement, load_classifier, load_clip, load_encoder, write_model
+from trainers.export.export_folder import Statement, load_classifier, load_clip, load_encoder, write_model
 from trainers.export.trial import main as export
 from trainers.models.classifier import Classifier
 from trainers.models.encoder import build_encoder
 from trainers.training.warm_start import read_warm_start
-from trainers.views.images import normalise
+from trainers.views.image_views import normalise
 
 ENCODERS = {
     "tiny_cnn": (),

@@ -17,7 +17,8 @@ from tests.sweeps.support import write_npz
 from tests.trainers.exporting import run_small_sweep, same_weights, stop_small_sweep
 from trainers.export.card import model_card
 from trainers.export.description import read_description
-from trainers.export.finished import (
+from trainers.export.export_folder import Statement, load_encoder, write_model
+from trainers.export.sweep_results import (
     ANSWER,
     FinishedSweep,
     FinishedTrial,
@@ -25,7 +26,6 @@ from trainers.export.finished import (
     read_sweep,
     released_state,
 )
-from trainers.export.folder import Statement, load_encoder, write_model
 from trainers.export.trial import choose_trial, main
 from trainers.files.checkpoint import CheckpointFolder, Grant, write_grant
 from trainers.files.weights import read_note, read_weights

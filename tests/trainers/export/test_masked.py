@@ -14,8 +14,8 @@ from dpgcl_core.errors import ConfigError, StorageError
 from tests.sweeps.support import write_npz
 from tests.trainers.exporting import run_small_sweep, same_weights
 from trainers.embed.command import main as embed
-from trainers.embed.images import embed_images
-from trainers.export.folder import load_encoder, read_description
+from trainers.embed.embed_images import embed_images
+from trainers.export.export_folder import load_encoder, read_description
 from trainers.export.trial import main as export
 from trainers.models.masked import MaskedAutoEncoder
 from trainers.training.warm_start import read_warm_start

@@ -21,14 +21,14 @@ from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.release.statement import RESEARCH
 from tests.trainers.exporting import LORA, PAIRS, run_small_sweep, write_pairs, write_small_clip
 from trainers.export.description import read_description
-from trainers.export.finished import read_sweep
-from trainers.export.folder import Statement, load_clip, load_encoder, write_model
+from trainers.export.export_folder import Statement, load_clip, load_encoder, write_model
 from trainers.export.kinds import CLIP_MODELS
+from trainers.export.sweep_results import read_sweep
 from trainers.export.trial import main
 from trainers.files.weights import read_note, read_weights
-from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder, synthetic_pairs
-from trainers.models.clip.published import ClipConfig, build_clip, find_clip
-from trainers.models.networks import AnyEncoder
+from trainers.models.clip.clip_encoder import ImageTextEncoder, build_image_text_encoder, synthetic_pairs
+from trainers.models.clip.published_models import ClipConfig, build_clip, find_clip
+from trainers.models.task_networks import AnyEncoder
 from trainers.torchvision_import import ensure_torchvision_import
 
 pytestmark = pytest.mark.ci  # three sweeps of pairs; exported encoders of images are tested by test_export

@@ -19,7 +19,7 @@ import torch
 from dpgcl_core import private_step
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError, StorageError
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.sampling.slots import SampledGroups
 from tests.trainers.conftest import drawn_groups, make_config, make_data

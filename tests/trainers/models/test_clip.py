@@ -19,14 +19,15 @@ from dpgcl_core.errors import ConfigError, StorageError
 from tests.trainers.clip_models import ALL, CAPTIONS, TINY, moved, pairs_of, tiny_encoder
 from trainers.config.networks import ClipNetworkConfig
 from trainers.models.attention import SeparateAttention, fused_state_dict
-from trainers.models.clip import published
-from trainers.models.clip.encoder import (
+from trainers.models.clip import published_models
+from trainers.models.clip.clip_encoder import (
     ImageTextEncoder,
     build_image_text_encoder,
     refuse_mixed_pairs,
     synthetic_pairs,
 )
-from trainers.models.clip.published import (
+from trainers.models.clip.initial_clip import published_note
+from trainers.models.clip.published_models import (
     CLIP_NANO,
     COMMON_WORDS,
     CONFIG_FILE,
@@ -37,7 +38,6 @@ from trainers.models.clip.published import (
     build_clip,
     find_clip,
 )
-from trainers.models.clip.starting import published_note
 from trainers.models.clip.tokens import ClipTokenizer, write_merges
 from trainers.torchvision_import import ensure_torchvision_import
 
@@ -179,8 +179,8 @@ def test_weights_that_are_not_those_that_came_with_the_package_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "other.safetensors"
-    path.write_bytes(published.shipped_path(CLIP_NANO, COMMON_WORDS).read_bytes())
-    monkeypatch.setattr(published, "shipped_path", lambda *_: path)
+    path.write_bytes(published_models.shipped_path(CLIP_NANO, COMMON_WORDS).read_bytes())
+    monkeypatch.setattr(published_models, "shipped_path", lambda *_: path)
     assert find_clip(ClipConfig(model=CLIP_NANO, weights=COMMON_WORDS)).weights == path
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

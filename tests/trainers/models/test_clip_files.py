@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from dpgcl_core.errors import ConfigError, StorageError
 from trainers.files.weights import read_note
 from trainers.models.attention import separate_attention
-from trainers.models.clip import published as clip_module
+from trainers.models.clip import published_models as clip_module
 from trainers.models.clip.adapters import ClipLora
-from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder, synthetic_pairs
-from trainers.models.clip.files import (
+from trainers.models.clip.clip_encoder import ImageTextEncoder, build_image_text_encoder, synthetic_pairs
+from trainers.models.clip.clip_files import (
     ADAPTER_FILE,
     MERGES_FILE,
     export_adapter,
@@ -25,7 +25,7 @@ from trainers.models.clip.files import (
     merged_state_dict,
     trained_encoder,
 )
-from trainers.models.clip.published import CONFIG_FILE, WEIGHTS_FILE, ClipConfig, build_clip, find_clip
+from trainers.models.clip.published_models import CONFIG_FILE, WEIGHTS_FILE, ClipConfig, build_clip, find_clip
 from trainers.models.clip.tokens import ClipTokenizer
 from trainers.torchvision_import import ensure_torchvision_import
 

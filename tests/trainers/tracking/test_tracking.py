@@ -17,8 +17,8 @@ import pytest
 from dpgcl_core.errors import ConfigError, TrackingError
 from dpgcl_core.release.markdown import escaped
 from tests.trainers.databases import copy_empty_database
+from trainers.tracking import mlflow_server as mlflow_server
 from trainers.tracking import runs as tracking_runs
-from trainers.tracking import server as mlflow_server
 from trainers.tracking.runs import (
     CHANGED_TAG,
     MASKED_TIMES,

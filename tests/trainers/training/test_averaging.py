@@ -13,7 +13,7 @@ from dpgcl_core.workers import SingleWorker
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.files.test_checkpoint import _crashed, _folder
 from trainers.config.training import NetworkConfig, OptimizerConfig, TrainingConfig
-from trainers.export.finished import released_state
+from trainers.export.sweep_results import released_state
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.training import scores
 from trainers.training.averaging import WeightAverage

@@ -27,7 +27,7 @@ from tests.trainers.clip_models import (
     tiny_encoder,
 )
 from trainers.models.clip.adapters import ClipLora, make_trainable
-from trainers.models.clip.encoder import (
+from trainers.models.clip.clip_encoder import (
     ImageTextEncoder,
     _tokens_of,
     build_image_text_encoder,
@@ -35,7 +35,7 @@ from trainers.models.clip.encoder import (
     prove_towers_train,
     synthetic_pairs,
 )
-from trainers.models.clip.published import ClipConfig, build_clip, find_clip
+from trainers.models.clip.published_models import ClipConfig, build_clip, find_clip
 
 # --- what trains ---
 

@@ -23,7 +23,7 @@ from trainers.config.training import (
 from trainers.data.dataset import TrainingData
 from trainers.models.encoder import NETWORKS
 from trainers.tasks import IMAGES, PAIRS
-from trainers.training.foreign import foreign_note
+from trainers.training.foreign_network import foreign_note
 from trainers.training.step import prepare
 
 SIZE, AT_ONCE = 2, 3

@@ -16,7 +16,7 @@ from dpgcl_core.mechanism import registry
 from dpgcl_core.mechanism.numbers import PublicNumbers
 from dpgcl_core.methods.baselines.dp_sgd import DP_SGD, PathMethod
 from dpgcl_core.methods.in_groups import DP_GCL, InGroups
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
 from dpgcl_core.workers import SingleWorker, current_workers
 from tests.trainers.conftest import add_clipped_sum, drawn_groups, make_config, make_data

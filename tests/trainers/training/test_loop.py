@@ -20,9 +20,9 @@ from dpgcl_core.clipping import capture
 from dpgcl_core.clipping.types import GroupBatch, GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
-from dpgcl_core.noise import parts
+from dpgcl_core.noise import chunked_draw
 from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.noise.sources import SecretRandomness
+from dpgcl_core.noise.randomness import SecretRandomness
 from dpgcl_core.private_step import PrivateStep, make_ahead
 from dpgcl_core.release.metrics import METRICS, Release
 from dpgcl_core.sampling.poisson import PoissonSampler
@@ -43,10 +43,10 @@ from trainers.config.training import (
     OptimizerConfig,
     PerformanceConfig,
 )
-from trainers.tasks import images
+from trainers.tasks import image_task
 from trainers.training import step
 from trainers.training.loop import train
-from trainers.training.observe import Observer
+from trainers.training.observation import Observer
 from trainers.training.step import Training, prepare
 
 
@@ -147,7 +147,7 @@ def test_failure_to_make_views_ends_the_training_as_it_is(
     def fail(*given: object, **named: object) -> torch.Tensor:
         raise KeyError("a record")
 
-    monkeypatch.setattr(images, "image_views", fail)
+    monkeypatch.setattr(image_task, "image_views", fail)
     performance = PerformanceConfig(max_views_per_microbatch=24, device="cpu", prefetch=prefetch)
     with pytest.raises(KeyError, match="a record"):
         train(make_config(performance=performance, sampling_prob=1.0), make_data())
@@ -162,9 +162,9 @@ def test_noise_drawn_in_threads_is_that_of_the_step(monkeypatch: pytest.MonkeyPa
         return original(self, n, generator)
 
     monkeypatch.setattr(GaussianNoise, "draw", spy)
-    monkeypatch.setattr(parts, "PART", 1000)
+    monkeypatch.setattr(chunked_draw, "PART", 1000)
     for beside in (None, ThreadPoolExecutor(2)):
-        add = partial(parts.add_in_parts, beside=beside)
+        add = partial(chunked_draw.add_in_parts, beside=beside)
         monkeypatch.setattr(private_step, "add_in_parts", lambda *args, add=add, **_: add(*args))
         results.append(_weights(train(make_config(seeded_non_private=True), make_data()).encoder))
     assert threads == {True, False}
@@ -234,7 +234,7 @@ def test_passes_are_captured_before_a_record_is_seen_and_replayed_in_every_step(
 
 
 def test_beside_a_gpu_the_noise_is_drawn_in_a_thread_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART", 1000)
+    monkeypatch.setattr(chunked_draw, "PART", 1000)
     run = _run(seeded_non_private=True)
     law = run.config.mechanism.noise()
     start_noise, length = run.private_step._start_noise, num_trainable(run.encoder)
@@ -250,9 +250,9 @@ def test_beside_a_gpu_the_noise_is_drawn_in_a_thread_part_by_part(monkeypatch: p
     beside = start_noise(0, law, Elsewhere("cuda", run))
     assert on_the_cpu is not None
     assert beside is not None
-    found = [beside(part) for part in reversed(parts.parts_of(length))]
+    found = [beside(part) for part in reversed(chunked_draw.parts_of(length))]
     assert threads == {False}
-    expected = [on_the_cpu(part) for part in parts.parts_of(length)]
+    expected = [on_the_cpu(part) for part in chunked_draw.parts_of(length)]
     assert len(found) > 1
     assert torch.equal(torch.cat(found[::-1]), torch.cat(expected))
 

@@ -15,10 +15,10 @@ from scipy import stats
 from dpgcl_core import private_step
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise import parts
+from dpgcl_core.noise import chunked_draw
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
-from dpgcl_core.noise.sources import Draws, SecretRandomness
+from dpgcl_core.noise.randomness import Draws, SecretRandomness
 from dpgcl_core.workers import SingleWorker
 from tests.trainers.conftest import Elsewhere, make_config, make_data, make_held_out, make_records
 from trainers.config.training import EvaluationConfig, TrainingConfig
@@ -121,14 +121,14 @@ def test_noise_of_private_data_comes_from_the_stream_beside_a_gpu_too(
         assert not drawn
         return
     assert callable(noise_of)
-    for part in parts.parts_of(num_trainable(run.encoder)):
+    for part in chunked_draw.parts_of(num_trainable(run.encoder)):
         noise_of(part)
     assert drawn == {(SecureRandomness, "noise"): 1}
 
 
 def test_seeded_noise_is_the_same_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
     run = prepare(make_config(seeded_non_private=True), make_data(), SingleWorker())
-    law, (part, *_) = run.config.mechanism.noise(), parts.parts_of(num_trainable(run.encoder))
+    law, (part, *_) = run.config.mechanism.noise(), chunked_draw.parts_of(num_trainable(run.encoder))
     found = []
     for device in ("cpu", "cuda"):
         noise_of = run.private_step._start_noise(0, law, Elsewhere(device, run))
@@ -154,7 +154,7 @@ def _clean_and_released(
     )
     clean: list[torch.Tensor] = []
     released: list[torch.Tensor] = []
-    own = parts.add_in_parts
+    own = chunked_draw.add_in_parts
 
     def spy(total: torch.Tensor, *args: Any, **kwargs: Any) -> float:
         clean.append(total.clone())
@@ -203,6 +203,6 @@ def test_released_sum_of_public_data_is_not_rounded_to_a_grid(monkeypatch: pytes
 
 
 def test_noise_of_the_stream_is_drawn_in_parts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART", 1000)
+    monkeypatch.setattr(chunked_draw, "PART", 1000)
     clean, released = _clean_and_released(monkeypatch)
     assert stats.kstest((released - clean).numpy() / STD, "norm").pvalue > 1e-6

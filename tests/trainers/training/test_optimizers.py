@@ -14,7 +14,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.workers import SingleWorker
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.files.test_checkpoint import _crashed, _folder
-from trainers.config.optimizers import OPTIMIZERS
+from trainers.config.optimizer_registry import OPTIMIZERS
 from trainers.config.training import (
     OptimizerConfig,
 )

@@ -21,7 +21,7 @@ from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import NetworkConfig
 from trainers.models import precision as network_precision
 from trainers.models.encoder import Encoder, build_encoder
-from trainers.tasks.images import IMAGES
+from trainers.tasks.image_task import IMAGES
 from trainers.training.loop import train
 from trainers.training.step import prepare
 

@@ -18,7 +18,7 @@ from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.losses.image_text import image_text_group_loss
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.release.statement import RESEARCH
-from sweeps.service.storage.folder import config_hash
+from sweeps.service.storage.sweep_folder import config_hash
 from tests.sweeps import support
 from tests.trainers.exporting import SMALL, same_weights
 from trainers.config.networks import ClipNetworkConfig, NetworkConfig, NetworkOptions, ViewConfig
@@ -35,15 +35,15 @@ from trainers.data.shapes import (
     make_shape_pairs,
 )
 from trainers.files.weights import read_note, read_weights, write_weights
-from trainers.models.clip.encoder import ImageTextEncoder
-from trainers.models.clip.published import CLIP_NANO, COMMON_WORDS, ClipConfig, find_clip, shipped_path
+from trainers.models.clip.clip_encoder import ImageTextEncoder
+from trainers.models.clip.published_models import CLIP_NANO, COMMON_WORDS, ClipConfig, find_clip, shipped_path
 from trainers.models.clip.tokens import ClipTokenizer
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.training import public_start as made
 from trainers.training.public_start import Recipe, pretrained, public_start, recipe_of
 from trainers.training.resolve import training_config
 from trainers.training.warm_start import starting_encoder, warm_start_note
-from trainers.views.images import make_views, normalise
+from trainers.views.image_views import make_views, normalise
 
 pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
 

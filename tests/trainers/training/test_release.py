@@ -17,7 +17,7 @@ from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.release import metrics as metric_policy
 from dpgcl_core.release.metrics import METRICS, Release
 from dpgcl_core.release.noised_counts import noised_count, split_public
-from dpgcl_core.sampling.records import ids_from_names
+from dpgcl_core.sampling.record_ids import ids_from_names
 from dpgcl_core.workers import SingleWorker
 from tests.trainers.conftest import make_config, make_data, make_held_out, make_records, make_slots
 from trainers.config.training import EvaluationConfig, NetworkConfig, TrainingConfig
@@ -28,7 +28,7 @@ from trainers.files.checkpoint import CheckpointFolder, Grant, write_grant
 from trainers.models.encoder import build_encoder
 from trainers.training import release
 from trainers.training.loop import train
-from trainers.training.observe import Observer
+from trainers.training.observation import Observer
 from trainers.training.release import correct_counts
 from trainers.training.step import Training, prepare
 

@@ -16,7 +16,7 @@ from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.ledger.chain import Head
 from dpgcl_core.release.metrics import is_reference
 from dpgcl_core.workers import SingleWorker
-from sweeps.service.storage.folder import config_hash
+from sweeps.service.storage.sweep_folder import config_hash
 from tests.sweeps import support
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.exporting import LORA, SMALL, same_weights, write_small_clip, write_small_model
@@ -31,10 +31,10 @@ from trainers.config.training import (
     TrainingConfig,
 )
 from trainers.config.tree import changed
-from trainers.models.clip.encoder import ImageTextEncoder, synthetic_pairs
+from trainers.models.clip.clip_encoder import ImageTextEncoder, synthetic_pairs
 from trainers.models.encoder import build_encoder
-from trainers.tasks.scoring import all_scores
 from trainers.tasks.task import task_of
+from trainers.tasks.task_scores import all_scores
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
 from trainers.training.step import prepare

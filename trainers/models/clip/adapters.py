@@ -79,7 +79,8 @@ def make_trainable(clip: nn.Module, lora: ClipLora | None, *, seed: int, train_l
     train but the bias of a sigmoid loss, on which no loss here depends.
 
     Args:
-      clip: as `trainers.models.clip.published.build_clip` makes it, on the device it will be trained on.
+      clip: as `trainers.models.clip.published_models.build_clip` makes it, on the device it will be trained
+        on.
       lora: the adapters; None trains everything.
       seed: public seed of the adapters' first weights.
       train_logit_scale: whether 1/τ trains, too. It then stands among the parameters of every group's

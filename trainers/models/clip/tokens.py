@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
-from trainers.models.clip.published import ClipSpec
+from trainers.models.clip.published_models import ClipSpec
 from trainers.torchvision_import import open_clip
 
 CLIP_VOCABULARY = 49_408
@@ -57,7 +57,7 @@ class ClipTokenizer:
     Raises:
       ConfigError: a vocabulary too small for any text, or a tokeniser of transformers that cannot be loaded.
 
-    >>> from trainers.models.clip.published import ClipConfig, find_clip
+    >>> from trainers.models.clip.published_models import ClipConfig, find_clip
     >>> ClipTokenizer(find_clip(ClipConfig()))(["a red square", "red " * 99]).num_truncated
     1
     """
@@ -79,7 +79,7 @@ class ClipTokenizer:
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text that tokens spell, in lower case as CLIP's vocabulary has it.
 
-        >>> from trainers.models.clip.published import ClipConfig, find_clip
+        >>> from trainers.models.clip.published_models import ClipConfig, find_clip
         >>> tokenizer = ClipTokenizer(find_clip(ClipConfig()))
         >>> tokenizer.text(tokenizer(["A red ring."]).tokens[0, 1:6].tolist())
         'a red ring.'

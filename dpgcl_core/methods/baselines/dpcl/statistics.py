@@ -4,7 +4,7 @@ Both draw batches of a fixed size |B| without replacement, **replacing one recor
 record. Some statistic that couples the records is released with noise first; the loss is taken at its noised
 value; every **view's** own-path gradient is clipped to C; the sum gets noise of its own. All of a step's
 mechanisms look at the same sample: their noise multipliers go into one event of
-`dpgcl_core.accounting.fixed_size.FixedSizeGaussians`.
+`dpgcl_core.accounting.fixed_size_accounting.FixedSizeGaussians`.
 
 **What is claimed and what is true.** The paper says that once the statistic is noised the sum of gradients
 has sensitivity 4C: two views change, by 2C each. That treats the other records' gradients as unchanged. But
@@ -42,7 +42,7 @@ from dpgcl_core.methods.baselines.path_clipping import (
     finite_rows,
 )
 from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.noise.sources import Draws
+from dpgcl_core.noise.randomness import Draws
 
 AS_PUBLISHED: Literal["as-published"] = "as-published"
 PROVEN: Literal["proven"] = "proven"

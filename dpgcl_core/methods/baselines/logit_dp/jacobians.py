@@ -33,7 +33,13 @@ from dpgcl_core.clipping.isolation import perturbed
 from dpgcl_core.clipping.types import Embed, trainable_parameters
 from dpgcl_core.clipping.verification import Verdicts, smallest_vocabulary, synthetic_inputs
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods.baselines.logit_dp.layers import Collector, Share, factors_of, has_factors, of_output
+from dpgcl_core.methods.baselines.logit_dp.layer_factors import (
+    Collector,
+    Share,
+    factors_of,
+    has_factors,
+    of_output,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods.baselines.logit_dp import clipper as logit_dp
 from dpgcl_core.methods.baselines.logit_dp import jacobians as logit_jacobians
-from dpgcl_core.methods.baselines.logit_dp import layers as logit_layers
-from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
+from dpgcl_core.methods.baselines.logit_dp import layer_factors as logit_layers
+from dpgcl_core.methods.baselines.logit_dp import similarity_clipper as logit_dp
 from dpgcl_core.methods.baselines.logit_dp.jacobians import BY_LAYER, ROW_BY_ROW
+from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClipper
 from tests.dpgcl_core.logit_oracle import Pairs, clipped_sum, pairs_of
 from tests.dpgcl_core.models import (
     AroundForward,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import num_trainable
-from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
 from dpgcl_core.methods.baselines.logit_dp.jacobians import Jacobians
+from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClipper
 from trainers.config.training import NetworkConfig
 from trainers.models.encoder import build_encoder
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
+from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClipper
 from tests.dpgcl_core.models import TinyEncoder
 
 TAU, N = 0.2, 200

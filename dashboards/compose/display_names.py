@@ -1,0 +1,271 @@
+"""Names for readers: of data sets, methods, scores, columns and values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from dpgcl_core.mechanism.registry import METHODS
+from dpgcl_core.release.metrics import DURING, REFERENCE_PREFIXES, Family, Metric, find_metric, scores_of
+from trainers.data.dataset_registry import DATA_SOURCES
+
+SNR = "snr_first_step"
+SNR_PLAIN = "snr_first_step_no_augmentation"
+SNR_NOISED = "noised_snr_first_step"
+UNTRAINED = "untrained"
+SWEEP = "sweep"
+"""Column of the sweep's name; tells curves apart where several sweeps are compared."""
+
+OPTION_TITLES = {
+    "ema": "averaged weights",
+    "schedule": "learning-rate schedule",
+    "automatic-clipping": "automatic clipping",
+    "warm-start": "warm start",
+}
+"""Of the ablation's options."""
+_SIGNED_COLUMNS = {
+    "group_size": ("Group size", "S"),
+    "expected_batch_size": ("Expected batch size", "B"),
+    "num_augmentations": ("Augmented copies", "Nₐ"),
+    "l2_clip_norm": ("Clip norm", "C"),
+    "noise_multiplier": ("Noise multiplier", "σ"),
+    "target_epsilon": ("Target", "ε"),
+    "temperature": ("Temperature", "τ"),
+    "tan_factor": ("B and σ divided by", "k"),
+    "num_steps": ("Steps", "T"),
+}
+"""Name and sign of each column that labels such as "S = 8" show by its sign."""
+_COLUMN_NAMES = {
+    **{column: f"{name} {sign}" for column, (name, sign) in _SIGNED_COLUMNS.items()},
+    "sampling_prob": "Sampling probability q",
+    "sampled": "Sampled",
+    "learning_rate": "Learning rate",
+    "weight_decay": "Weight decay",
+    "embedding_dim": "Embedding width",
+    "network_name": "Network",
+    "trained_layers": "Trained layers",
+    "num_classes": "Classes",
+    "optimizer_name": "Optimizer",
+    "lora_layers": "Adapted layers",
+    "lora_rank": "LoRA rank",
+    "probe_dataset": "Probing data set",
+    "method": "Method",
+    SWEEP: "Sweep",
+    "guarantee": "Guarantee",
+    "num_trials": "Trials",
+    "epsilon_max": "ε spent, at most",
+    "step": "Step",
+    "relative_loss": "Relative loss",
+}
+_WORDS = {
+    **{"num": "number of", "prob": "probability", "max": "largest", "min": "smallest", "l2": "L2"},
+    **{"ema": "weight-averaging", "lora": "LoRA", "snr": "SNR", "public": "public"},
+}
+_MOST_NAMES = 5
+
+
+def has_values(trials: pd.DataFrame, name: str) -> bool:
+    """Return whether a column exists and holds anything."""
+    return name in trials and bool(trials[name].notna().any())
+
+
+def score_title(name: str) -> str | None:
+    """Return the title of a score, a fraction drawn in per cent, or None for any other column.
+
+    >>> score_title("image_to_text_recall_at_10"), score_title("knn_accuracy_during"), score_title("snr")
+    ('Image → text recall at 10', 'k-NN accuracy', None)
+    """
+    metric = _metric_of(name)
+    return metric.title if metric is not None and metric.family is not None else None
+
+
+def _metric_of(column: str) -> Metric | None:
+    """The metric of a column; one after a number of steps is that of the final score."""
+    return find_metric(column.removesuffix(DURING))
+
+
+def without_prefix(name: str) -> str:
+    """Return the score that a reference's column is of; any other name as it is.
+
+    >>> without_prefix("public_start_knn_accuracy"), without_prefix("knn_accuracy")
+    ('knn_accuracy', 'knn_accuracy')
+    """
+    return next((name.removeprefix(prefix) for prefix in REFERENCE_PREFIXES if name.startswith(prefix)), name)
+
+
+def score_names(trials: pd.DataFrame) -> list[str]:
+    """Return the final scores of trials, those of view retrieval only where there are no others."""
+    names = [name for name in scores_of(*Family) if has_values(trials, name)]
+    views = scores_of(Family.VIEWS)
+    return [name for name in names if name not in views] or names
+
+
+def common_scores(trials: pd.DataFrame) -> list[str]:
+    """Return the final scores that every trial has, for methods of different kinds; all where none is such.
+
+    >>> common_scores(pd.DataFrame({"zero_shot_accuracy": [0.1, None], "knn_accuracy": [0.5, 0.6]}))
+    ['knn_accuracy']
+    """
+    names = score_names(trials)
+    return [name for name in names if trials[name].notna().all()] or names
+
+
+def panel_scores(names: Iterable[str]) -> list[str]:
+    """Return which of these scores, final or on the way, have a panel.
+
+    >>> panel_scores(["knn_accuracy", "linear_probe_accuracy"])
+    ['knn_accuracy', 'linear_probe_accuracy']
+    >>> panel_scores(["image_to_text_recall_at_1", "image_to_text_recall_at_10", "knn_accuracy"])
+    ['image_to_text_recall_at_10']
+    >>> panel_scores(["knn_accuracy", "knn_balanced_accuracy"])
+    ['knn_accuracy']
+    """
+    metrics = {name: _metric_of(name) for name in names}
+    drawn = {name: metric for name, metric in metrics.items() if metric is None or metric.has_panel}
+    recalls = [name for name, metric in drawn.items() if metric and metric.family is Family.PAIRS]
+    return recalls or list(drawn) or list(metrics)
+
+
+def method_title(name: str) -> str:
+    """Return a method's title; the name itself where no such method is registered, as in older runs."""
+    return METHODS[name].title if name in METHODS else name
+
+
+def method_place(name: str) -> int:
+    """Return a method's place in tables and figures: unknown ones come last."""
+    names = list(METHODS)
+    return names.index(name) if name in names else len(names)
+
+
+def column_title(column: str) -> str:
+    """Return a column's name for readers.
+
+    >>> column_title("l2_clip_norm"), column_title("some_new_option")
+    ('Clip norm C', 'Some new option')
+    """
+    metric = _metric_of(column)
+    if title := (metric.title if metric is not None else None) or _COLUMN_NAMES.get(column):
+        return title
+    words = _in_words(column)
+    return words[:1].upper() + words[1:]
+
+
+def _in_words(column: str) -> str:
+    """Return an option's name in words.
+
+    >>> [_in_words(name) for name in ("num_noised_scores", "flip_prob", "max_blur_sigma", "some_new_option")]
+    ['number of noised scores', 'flip probability', 'largest blur sigma', 'some new option']
+    """
+    return " ".join(_WORDS.get(word, word) for word in column.split("_"))
+
+
+def dataset_titles(names: Iterable[str]) -> list[str]:
+    """Return the titles of several data sets, told apart by as much of their paths as that takes.
+
+    >>> dataset_titles(["images:/a/train/scans", "images:/b/public/scans", "cifar10"])
+    ['train/scans', 'public/scans', 'CIFAR-10']
+    >>> dataset_titles(["images:/a/scans", "images:/b/scans", "images:/a/scans"])
+    ['a/scans', 'b/scans', 'a/scans']
+    """
+    given = list(names)
+    found = [dataset_title(name) for name in given]
+    paths = [name.partition(":")[2].replace("\\", "/").rstrip("/").split("/") for name in given]
+    for place, (name, title) in enumerate(zip(given, found, strict=True)):
+        same = [i for i, other in enumerate(given) if other != name and dataset_title(other) == title]
+        for length in range(2, len(paths[place]) + 1):
+            if same and all(paths[i][-length:] != paths[place][-length:] for i in same):
+                found[place] = "/".join(paths[place][-length:])
+                break
+        else:
+            found[place] = name if same else title
+    return found
+
+
+def dataset_title(name: str) -> str:
+    """Return a data set's name for titles: of your own files the last part of the path.
+
+    >>> [dataset_title(name) for name in ("cifar10", "shapes:400", "shapes:400:7", "npz:/data/scans.npz")]
+    ['CIFAR-10', 'Shapes (400)', 'Shapes (400, seed 7)', 'scans.npz']
+    >>> dataset_title("shapes:400:7:common")
+    'Shapes (400, seed 7, common words)'
+    >>> dataset_title("csv:mine.csv")
+    'mine.csv'
+    """
+    kind, _, numbers = name.partition(":")
+    if kind == "shapes" and numbers:
+        num_records, *others = numbers.split(":")
+        kinds = {"common": "common words", "short": "short captions"}
+        words = [kinds.get(other, f"seed {other}") for other in others]
+        return f"{DATA_SOURCES[kind].title} ({', '.join([num_records, *words])})"
+    last = name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].removeprefix(f"{kind}:")
+    return _source_title(last) or last
+
+
+def _source_title(name: str) -> str:
+    source = DATA_SOURCES.get(name.replace("_", "-"))  # earlier versions wrote fashion_mnist
+    return source.title if source is not None else ""
+
+
+def symbol(column: str) -> str:
+    """Return the sign of a column in labels such as "S = 8"."""
+    return _SIGNED_COLUMNS[column][1] if column in _SIGNED_COLUMNS else _in_words(column)
+
+
+def value_text(value: Any) -> str:
+    """Return a value for readers.
+
+    >>> [value_text(value) for value in (1024.0, 0.0707107, float("inf"), "dp_gcl", "batch", None)]
+    ['1024', '0.0707107', '∞', 'DP-GCL', 'batch', 'none']
+    >>> value_text("shapes:400")
+    'Shapes (400)'
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "none"
+    if isinstance(value, str):
+        if value.startswith("shapes:"):
+            return dataset_title(value)
+        return _source_title(value) or OPTION_TITLES.get(value) or method_title(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if math.isinf(value):
+        return "∞"
+    return str(int(value)) if value == int(value) and abs(value) < 1e7 else f"{value:.6g}"
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return all names in a row, apart even where one holds a comma.
+
+    >>> joined(["raw pixels", "HOG"]), joined(["DP-SGD", "DPCL, SimCLR"])
+    ('raw pixels, HOG', 'DP-SGD; DPCL, SimCLR')
+    """
+    return ("; " if any("," in name for name in names) else ", ").join(names)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in a sentence, some of many.
+
+    >>> listed(["S = 2"]), listed(["S = 2", "S = 4"]), listed([str(i) for i in range(9)])
+    ('S = 2', 'S = 2 and S = 4', '0, 1, 2, 3, 4 and 4 others')
+    >>> listed(["crop, blur", "crop", "none"])
+    'crop, blur; crop; and none'
+    >>> listed(["DP-GCL", "DP-SGD", "DPCL, SimCLR"])
+    'DP-GCL; DP-SGD; and DPCL, SimCLR'
+    """
+    shown = list(names) if len(names) <= _MOST_NAMES + 1 else list(names[:_MOST_NAMES])
+    apart = "; " if any("," in name for name in shown) else ", "
+    last = f"{len(names) - _MOST_NAMES} others" if len(shown) < len(names) else shown.pop()
+    return f"{apart.join(shown)}{apart.strip() if apart == '; ' else ''} and {last}" if shown else last
+
+
+def natural_key(text: str) -> list[tuple[int, float | str]]:
+    """Sort text with its numbers as numbers.
+
+    >>> sorted(["t10", "t9", "b"], key=natural_key)
+    ['b', 't9', 't10']
+    """
+    parts = re.split(r"(\d+)", text)
+    return [(0, float(part)) if part.isdigit() else (1, part) for part in parts if part]

@@ -1,0 +1,169 @@
+"""The table of methods, as the paper's Table 1: scores for each ε, and what each guarantee rests on.
+
+Bold is the best private score at an ε where the answer distinguishes it from all others, of the score that
+the answer is decided by. What is as published, or has no guarantee, never is, however good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from dashboards.compose.answer import Answer
+from dashboards.compose.content import Table
+from dashboards.compose.display_names import has_values, joined, score_title, value_text
+from dashboards.compose.gains import GAIN, with_gains
+from dashboards.compose.questions import Question
+from dashboards.compose.references import REFERENCE, reference_rows
+from dashboards.compose.repeats import mean_and_error
+from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN
+from dashboards.compose.tables import NO_SCORE, gain_text, mean_text
+
+_SETTINGS = (
+    ("neighboring_relation", "Neighbours"),
+    ("sampling", "Sampling"),
+    ("sensitivity", "Sensitivity"),
+    ("expected_batch_size", "B"),
+    ("noise_multiplier", "σ"),
+    ("epsilon", "ε spent"),
+)
+# Param of each trial: how many settings were tried for this method before this one was chosen.
+_GRID_SIZE = "tuning_grid_size"
+
+
+def score_table(
+    shown: pd.DataFrame, question: Question, scores: Sequence[str], answer: Answer | None
+) -> Table:
+    """Return one row per method, or other category, and guarantee; each score at each ε; references below.
+
+    Args:
+      shown: from `dashboards.compose.selection.shown_trials`.
+      question: with a categorical axis.
+      scores: that the table has columns for.
+      answer: of the sweep.
+    """
+    columns, winners = _columns(shown, scores), _winners(answer)
+    heading = [question.axis.label, "Guarantee", *(f"{_column_title(*each)} (%)" for each in columns)]
+    rows, bold = [], set[tuple[int, int]]()
+    for number, (row, cell) in enumerate(_cells(shown, question)):
+        for place, (epsilon, score) in enumerate(columns, start=2):
+            part = cell[cell["target_epsilon"] == epsilon]
+            mean, error, n = mean_and_error(part, score)
+            row.append(mean_text(mean, error, n, scale=100))
+            if row[1] == PROVEN and (score, _epsilon_text(epsilon), row[0]) in winners:
+                bold.add((number, place))
+        rows.append(row)
+    for reference in reference_rows(shown, question):
+        known = [mean_text(*reference.scores.get(score, NO_SCORE), scale=100) for _, score in columns]
+        if any(text != "–" for text in known):
+            rows.append([reference.label, REFERENCE, *known])
+    return Table(heading=heading, rows=rows, bold=frozenset(bold))
+
+
+def _winners(answer: Answer | None) -> set[tuple[str, str, str]]:
+    """Return score, ε and name of the settings that the answer distinguishes from all others."""
+    if answer is None:
+        return set()
+    return {
+        (answer.score, _epsilon_text(choice.best_setting.cost.epsilon), choice.best)
+        for choice in answer.choices
+        if len(choice.contenders) == 1 < len(choice.settings)
+    }
+
+
+def gain_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) -> Table | None:
+    """Return the private gain of each cell of `score_table`; None without repeats or starts."""
+    gained = with_gains(shown)
+    columns = [each for each in _columns(gained, scores) if has_values(gained, f"{each[1]}{GAIN}")]
+    if not columns:
+        return None
+    titles = (f"Private gain, {_column_title(*each)} (points)" for each in columns)
+    rows = []
+    for row, cell in _cells(gained, question):
+        for epsilon, score in columns:
+            part = cell[cell["target_epsilon"] == epsilon]
+            row.append(gain_text(*mean_and_error(part, f"{score}{GAIN}"), guarantee=row[1]))
+        rows.append(row)
+    return Table(heading=[question.axis.label, "Guarantee", *titles], rows=rows)
+
+
+def _columns(shown: pd.DataFrame, scores: Sequence[str]) -> list[tuple[float, str]]:
+    """Return the columns of a table, ε and score."""
+    epsilons = sorted(shown["target_epsilon"].unique())
+    return [(epsilon, score) for epsilon in epsilons for score in scores]
+
+
+def _column_title(epsilon: float, score: str) -> str:
+    return f"{_epsilon_text(epsilon)}: {score_title(score)}"
+
+
+def _cells(shown: pd.DataFrame, question: Question) -> Iterator[tuple[list[str], pd.DataFrame]]:
+    """Yield the first texts of each row of a table, and its trials."""
+    others = [name for name in question.curve_columns if name in shown and name != "target_epsilon"]
+    others = [name for name in others if shown[name].nunique() > 1]
+    for _, cell in shown.groupby([ORDER, *others, "guarantee"]):
+        first = cell.iloc[0]
+        name = joined([value_text(first[column]) for column in (question.axis.column, *others)])
+        yield [name, str(first["guarantee"])], cell
+
+
+def guarantee_table(shown: pd.DataFrame, question: Question) -> Table:
+    """Return one row per method and ε: what its guarantee rests on, and how much was tried."""
+    present = [(name, title) for name, title in _SETTINGS if has_values(shown, name)]
+    heading = [
+        question.axis.label,
+        "Guarantee",
+        "Target ε",
+        *(title for _, title in present),
+        "Settings tried",
+    ]
+    rows = []
+    for _, cell in shown.groupby([ORDER, "target_epsilon", "guarantee"]):
+        first = cell.iloc[0]
+        guarantee = str(first["guarantee"])
+        row = [value_text(first[question.axis.column]), guarantee, value_text(first["target_epsilon"])]
+        for name, _ in present:
+            text = _span(cell, name)
+            if name == "epsilon" and guarantee != PROVEN:
+                text = f"claimed {text}" if guarantee == AS_PUBLISHED and text != "–" else "none"
+            row.append(text)
+        row.append(_grid_size(cell))
+        rows.append(row)
+    return Table(heading=heading, rows=rows)
+
+
+def without_guarantee(shown: pd.DataFrame, column: str) -> list[str]:
+    """Return sentences that name what is not private among the trials; none where all are."""
+    found = []
+    for guarantee, sentence in (
+        (AS_PUBLISHED, "As published, not proven, and so not counted as private: {}."),
+        ("none", "No guarantee at all: {}."),
+    ):
+        proven = set(shown.loc[shown["guarantee"] == PROVEN, column])
+        rows = shown[(shown["guarantee"] == guarantee) & ~shown[column].isin(proven)].sort_values(ORDER)
+        names = list(dict.fromkeys(value_text(value) for value in rows[column]))
+        if names:
+            found.append(sentence.format(joined(names)))
+    return found
+
+
+def _epsilon_text(epsilon: float) -> str:
+    return "no noise" if math.isinf(epsilon) else f"ε = {value_text(epsilon)}"
+
+
+def _span(cell: pd.DataFrame, name: str) -> str:
+    """Return the values of a column, from the smallest to the largest."""
+    values = sorted(cell[name].dropna().unique(), key=lambda value: (isinstance(value, str), value))
+    shown = list(
+        dict.fromkeys(f"{v:.4g}" if isinstance(v, float) and v < 1e4 else value_text(v) for v in values)
+    )
+    shown = [text.replace("inf", "∞") for text in shown]
+    if not shown:
+        return "–"
+    return shown[0] if len(shown) == 1 else f"{shown[0]} to {shown[-1]}"
+
+
+def _grid_size(cell: pd.DataFrame) -> str:
+    return _span(cell, _GRID_SIZE) if has_values(cell, _GRID_SIZE) else "not recorded"

@@ -1,0 +1,79 @@
+"""Trials of a search → what was searched and maximised, and which trials no other one beats."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards.compose.display_names import has_values, natural_key, panel_scores, score_names, score_title
+from dashboards.compose.selection import PROVEN
+from dpgcl_core.release.metrics import find_metric
+
+# Params and tags that are no setting, or follow from one.
+NOT_SEARCHED = (
+    *("repeat", "public_seed", "sensitivity", "sampling_prob", "randomness", "neighboring_relation"),
+    *("num_records_public_source", "guarantee_label", "guarantee", "data_is", "notes", "research", "sweep"),
+    *("trial", "role", "release_mode", "tuning_cost", "tuned_epsilon", "tuned_delta", "tuning_theorem"),
+    *("run_id", "run_name", "axis_order", "trial_number", "group_size_order", "searched", "objective"),
+    "sweep_run_id",
+)
+
+
+def number_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials in the order they were proposed, by number in `trial_number`.
+
+    Where a sweep records no number it is the place among their names, from 1.
+    """
+    if "trial_number" in trials and trials["trial_number"].notna().all():
+        return trials.sort_values("trial_number", ignore_index=True)
+    if "trial" in trials:
+        names = sorted(range(len(trials)), key=lambda i: natural_key(str(trials["trial"].iloc[i])))
+        trials = trials.iloc[names].reset_index(drop=True)
+    return trials.assign(trial_number=range(1, len(trials) + 1))
+
+
+def searched_columns(shown: pd.DataFrame) -> list[str]:
+    """Return the settings that were searched: those the sweep names in `searched`, else those that vary."""
+    if has_values(shown, "searched"):
+        named = [name.strip() for name in str(shown["searched"].iloc[0]).split(",")]
+        return [name for name in named if has_values(shown, name)]
+    shown = shown[is_private(shown)] if is_private(shown).any() else shown
+    found = [name for name in map(str, shown) if is_setting(name) and shown[name].map(str).nunique() > 1]
+    # σ is calibrated to the target, and so no setting of its own.
+    return [name for name in found if name != "noise_multiplier" or "target_epsilon" not in found]
+
+
+def is_setting(name: str) -> bool:
+    """Return whether a column may be a setting of trials: it is no number of theirs, and names no run."""
+    if name in NOT_SEARCHED or find_metric(name) is not None or score_title(name):
+        return False
+    return not name.startswith("epsilon_")
+
+
+def objective(shown: pd.DataFrame) -> str | None:
+    """Return the score that was maximised, by the param `objective`, else the first one drawn."""
+    if has_values(shown, "objective") and has_values(shown, str(shown["objective"].iloc[0])):
+        return str(shown["objective"].iloc[0])
+    return next(iter(panel_scores(score_names(shown))), None)
+
+
+def on_the_front(epsilons: list[float], scores: list[float]) -> list[bool]:
+    """Return whether no other point has at most this ε and at least this score, one of them better.
+
+    >>> on_the_front([1.0, 2.0, 2.0, 4.0], [0.5, 0.7, 0.6, 0.7])
+    [True, True, False, False]
+    """
+    points = list(zip(epsilons, scores, strict=True))
+    return [
+        not any(e <= epsilon and s >= score and (e, s) != (epsilon, score) for e, s in points)
+        for epsilon, score in points
+    ]
+
+
+def is_private(shown: pd.DataFrame) -> pd.Series:
+    """Return which trials have a proven guarantee."""
+    return shown["guarantee"] == PROVEN
+
+
+def epsilon_spent(shown: pd.DataFrame) -> pd.Series:
+    """Return ε of every trial: what was spent, else the target."""
+    return shown["epsilon"].fillna(shown["target_epsilon"]) if "epsilon" in shown else shown["target_epsilon"]

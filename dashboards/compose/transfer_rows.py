@@ -1,0 +1,64 @@
+"""Trials → one row per trial and data set that its features were scored on."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+
+from dashboards.compose.display_names import score_title, without_prefix
+from dashboards.dashboard_error import DashboardError
+from dpgcl_core.release.metrics import DURING, REFERENCE_PREFIXES, Family, scores_of
+
+PROBE = "probe_dataset"
+_TRANSFER = re.compile(
+    rf"(?P<reference>{'|'.join(REFERENCE_PREFIXES)}|)transfer_(?P<score>\w+)/(?P<dataset>.+)"
+)
+
+
+def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for every trial and data set it was scored on, named in `probe_dataset`.
+
+    `transfer_knn_accuracy/digits` becomes `knn_accuracy` of the row of digits, and likewise the references.
+    The scores of the trial itself stay in a row of their own, named by the data they are of. Those of
+    pairs that no other data set has do not: the recalls, and zero-shot accuracy without names of classes.
+
+    Args:
+      trials: from `dashboards.query.trial_frames.load_trials`.
+
+    Raises:
+      DashboardError: no trial was scored on another data set.
+    """
+    found = {str(name): match for name in trials if (match := _TRANSFER.fullmatch(str(name)))}
+    if not found:
+        raise DashboardError(
+            "no trial was scored on another data set; run a sweep with --probe-datasets, or draw another "
+            "question"
+        )
+    own = [name for name in trials if score_title(without_prefix(str(name)))]
+    settings = trials.drop(columns=[*found, *own])
+    other_kinds = scores_of(Family.PAIRS, Family.CLASS_NAMES, Family.CAPTIONS)
+    alone = {*other_kinds} - {match["score"] for match in found.values()}
+    of_pairs = [name for name in own if without_prefix(str(name)).removesuffix(DURING) in alone]
+    parts = []
+    if len(own) > len(of_pairs) and "scored_on" in trials:
+        scored = trials[trials["scored_on"].notna()].drop(columns=[*found, *of_pairs])
+        parts.append(scored.assign(**{PROBE: scored["scored_on"].map(_short)}))
+    for dataset in dict.fromkeys(match["dataset"] for match in found.values()):
+        renamed = {
+            match["reference"] + match["score"]: trials[name]
+            for name, match in found.items()
+            if match["dataset"] == dataset
+        }
+        scored = settings.assign(**renamed, **{PROBE: dataset})
+        parts.append(scored[scored[list(renamed)].notna().any(axis=1)])
+    return pd.concat([part for part in parts if len(part)], ignore_index=True)
+
+
+def _short(dataset: str) -> str:
+    """Return the last part of a path.
+
+    >>> _short("npz:/data/faces.npz"), _short("digits")
+    ('faces.npz', 'digits')
+    """
+    return re.split(r"[\\/]", dataset.rstrip("/\\"))[-1]

@@ -1,0 +1,164 @@
+"""MLflow → tables of trials: one row per finished trial, or per trial and recorded step."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dashboards.dashboard_error import DashboardError
+from dashboards.query.sweeps import find_parent
+from dpgcl_core.addresses import masked
+from dpgcl_core.release.metrics import declared_name, is_reference, tracked_name
+from trainers.tracking.mlflow_server import connect, search_runs, server_errors
+from trainers.tracking.runs import AXIS_PREFIX, PARENT_TAG, STOPPED_TAG, SWEEP_TAG
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+# MLflow's databases hold ±inf as the largest double.
+_STORED_INFINITY = 1.79e308
+
+
+def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
+    """Return one row per finished trial of a sweep; those that were ended early by their scores are left out.
+
+    Columns: `run_id`, `run_name`; every tag that is not MLflow's own (`dpgcl.` removed); every param, as int,
+    float, bool, None or str; every metric's last value. Where the trial has no param or tag of a name, the
+    sweep's parent run, `sweep_run_id`, fills in; so do its scores of raw pixels and of HOG.
+    `group_size_order` sorts sizes, "batch" last. Rows are sorted by group size, ε, num_augmentations and
+    repeat, as far as these exist.
+
+    Args:
+      tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
+      sweep: the sweep's name, or the id of its run; None is the one started last.
+
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: there is no such sweep, it is sealed, or none of its trials has finished.
+    """
+    _, parent, runs = find_runs(tracking_uri, sweep, doing="reading the runs")
+    trials = trials_of(parent, runs)
+    if trials.empty:
+        where = f"{parent.data.tags[SWEEP_TAG]!r} at {masked(tracking_uri)}"
+        raise DashboardError(f"the sweep {where} has no finished trial yet ({len(runs)} begun)")
+    return trials
+
+
+def find_runs(tracking_uri: str, sweep: str | None, *, doing: str) -> tuple[MlflowClient, Run, list[Run]]:
+    """Return MLflow's client, the parent run of a sweep and the runs of its trials, in whatever state.
+
+    Args:
+      tracking_uri, sweep: as of `load_trials`, and raises so.
+      doing: what is done, for messages.
+    """
+    client = connect(tracking_uri)
+    with server_errors(tracking_uri, doing):
+        parent = find_parent(client, masked(tracking_uri), sweep)
+        return (
+            client,
+            parent,
+            search_runs(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id}),
+        )
+
+
+def trials_of(parent: Run, runs: list[Run]) -> pd.DataFrame:
+    """Return one row per finished trial among the runs of a sweep, as `load_trials`; none where none has."""
+    finished = [run for run in runs if run.info.status == "FINISHED" and STOPPED_TAG not in run.data.tags]
+    if not finished:
+        return pd.DataFrame()
+    references = {name: value for name, value in metrics_of(parent).items() if is_reference(name)}
+    shared = {**own_tags(parent), **typed_params(parent), **references}
+    shared["sweep_run_id"] = parent.info.run_id
+    trials = pd.DataFrame([{**shared, **_row(run)} for run in finished])
+    if "group_size" in trials:
+        # object keeps 8 and "batch" as they are, whatever pandas would infer
+        trials["group_size"] = trials["group_size"].astype(object)
+        trials["group_size_order"] = [group_size_order(size) for size in trials["group_size"]]
+    keys = ("group_size_order", "target_epsilon", "num_augmentations", "repeat", "run_name")
+    return trials.sort_values([key for key in keys if key in trials], ignore_index=True)
+
+
+def series_of(tracking_uri: str, trials: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return one row per trial and recorded step of a metric; none where nothing was recorded.
+
+    Columns: those of `load_trials`, `step`, and the value in a column of the metric's name.
+
+    Args:
+      tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
+      trials: from `load_trials`.
+      metric: name of a series, for example `train_loss`.
+
+    Raises:
+      TrackingError: the server does not answer.
+    """
+    if metric not in trials:
+        return trials[:0].assign(step=pd.Series(dtype=float), **{metric: pd.Series(dtype=float)})
+    client = connect(tracking_uri)
+    points = []
+    with server_errors(tracking_uri, f"reading the history of {metric}"):
+        for run_id in trials.loc[trials[metric].notna(), "run_id"]:
+            points_of = client.get_metric_history
+            for point in points_of(run_id, tracked_name(metric)) or points_of(run_id, metric):
+                points.append(
+                    {"run_id": run_id, "step": point.step, metric: _finite_or_infinite(point.value)}
+                )
+    history = pd.DataFrame(points).sort_values(["run_id", "step"], kind="stable")
+    return trials.drop(columns=metric).merge(history, on="run_id")
+
+
+def group_size_order(group_size: int | str) -> float:
+    """Return a number that sorts group sizes with "batch" last.
+
+    >>> sorted(["batch", 16, 2], key=group_size_order)
+    [2, 16, 'batch']
+    """
+    return math.inf if isinstance(group_size, str) else float(group_size)
+
+
+def typed(text: str) -> int | float | bool | str | None:
+    """Return the value that MLflow turned into `text`.
+
+    >>> [typed(text) for text in ("8", "inf", "1.5e-06", "True", "None", "batch")]
+    [8, inf, 1.5e-06, True, None, 'batch']
+    """
+    words: dict[str, bool | None] = {"True": True, "False": False, "None": None}
+    if text in words:
+        return words[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def own_tags(run: Run) -> dict[str, str]:
+    """Return a run's tags that are not MLflow's own, `dpgcl.` removed."""
+    return {
+        name.removeprefix("dpgcl."): value
+        for name, value in run.data.tags.items()
+        if not name.startswith("mlflow.")
+    }
+
+
+def typed_params(run: Run) -> dict[str, Any]:
+    """Return a run's params, each as the value that it was, without those that repeat others."""
+    own = {name: value for name, value in run.data.params.items() if not name.startswith(AXIS_PREFIX)}
+    return {name: typed(value) for name, value in own.items()}
+
+
+def _row(run: Run) -> dict[str, Any]:
+    names = {"run_id": run.info.run_id, "run_name": run.info.run_name}
+    return {**own_tags(run), **typed_params(run), **metrics_of(run), **names}
+
+
+def metrics_of(run: Run) -> dict[str, float]:
+    """Return the last values of a run's metrics, by their declared names."""
+    return {declared_name(name): _finite_or_infinite(value) for name, value in run.data.metrics.items()}
+
+
+def _finite_or_infinite(value: float) -> float:
+    return math.copysign(math.inf, value) if abs(value) > _STORED_INFINITY else value

@@ -1,0 +1,289 @@
+"""A sweep → what its report says: answer, figure, trials, privacy, and how to repeat it.
+
+Nothing is judged here: the answer is the recorded one, or of a sweep under way what
+`dashboards.compose.answer.answer_of` makes of the trials so far. Nothing is released here either: trials pass
+`dashboards.compose.selection.released_trials` before anything of them is shown. Whatever is missing, of
+another version or damaged leaves a note in its place, and the rest of the report as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dashboards.compose.answer import OWN, Answer, PrivacyNumbers, answer_of
+from dashboards.compose.content import Content, SortableTable
+from dashboards.compose.display_names import dataset_title, listed
+from dashboards.compose.figure import content_of
+from dashboards.compose.questions import QUESTIONS, Question
+from dashboards.compose.selection import data_are_private, guarantees, released_trials
+from dashboards.compose.trial_table import trial_table, withheld_names
+from dashboards.dashboard_error import DashboardError
+from dashboards.report.record import SweepRecord
+from dpgcl_core.addresses import masked_text
+from dpgcl_core.release.statement import delta_text, epsilon_text
+
+RUNNING, FINISHED, FAILED = "RUNNING", "FINISHED", "FAILED"
+LEFT_BEFORE, LEFT_AFTER = "epsilon_remaining_before", "epsilon_remaining"
+"""Metrics of the parent run: what the ledger had left before the sweep was charged, and has after it."""
+MOST_TRIALS = 1000
+"""Rows of the table, for the file to stay below 2 MB."""
+_STATUS = {
+    RUNNING: "under way",
+    FINISHED: "finished",
+    FAILED: "not finished: some trials failed, or their results were not taken",
+    "KILLED": "stopped before its end",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything that a report shows.
+
+    Attributes:
+      name: of the sweep.
+      title: its question and data set.
+      status: how far it is, in a sentence.
+      answer: the answer; None where there is none yet.
+      is_final: whether all trials are behind the answer.
+      is_running: whether more trials are to come, and the page with them.
+      figures: what is drawn.
+      trials: one row each; None where none may be shown.
+      promise: what the sweep promises, in a sentence.
+      privacy: names and values.
+      command: that repeats the sweep; empty where no script does.
+      config: the file that it needs; None where it was not logged.
+      link: MLflow's page of the sweep's runs; empty without a server.
+      notes: what could not be shown, and why.
+    """
+
+    name: str
+    title: str
+    status: str
+    answer: Answer | None = None
+    is_final: bool = False
+    is_running: bool = False
+    figures: Sequence[Content] = ()
+    trials: SortableTable | None = None
+    promise: str = ""
+    privacy: Sequence[tuple[str, str]] = ()
+    command: str = ""
+    config: str | None = None
+    link: str = ""
+    notes: Sequence[str] = ()
+
+
+def question_of(record: SweepRecord) -> Question:
+    """Return the question of a sweep; that of somebody's own points where it is none of the known ones."""
+    return QUESTIONS.get(str(record.params.get("question", "")).removesuffix("-tuning"), OWN)
+
+
+def _statement(record: SweepRecord) -> Mapping[str, Any]:
+    """Return the privacy statement; of a sweep under way none, for an earlier one tells of fewer steps."""
+    return (record.statement or {}) if record.status in (FINISHED, FAILED) else {}
+
+
+def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report:
+    """Return the report of a sweep, whatever state it is in.
+
+    Args:
+      record: from `dashboards.report.record.load_record`.
+      series: from `dashboards.figures.load_for`, for a question whose figure follows steps.
+    """
+    question, notes = question_of(record), list[str]()
+    shown = record.trials if record.trials.empty else released_trials(record.trials)
+    answer = _answer(record, question, notes)
+    figures = _figures(record, question, series, answer, notes)
+    notes += _left_out(record, shown)
+    if record.stopped:
+        notes.append(
+            "Not compared, for their scores ended them early; ε counts all their planned steps: "
+            f"{listed(record.stopped)}."
+        )
+    if len(shown) > MOST_TRIALS:
+        notes.append(f"The table has the first {MOST_TRIALS} of {len(shown)} trials; MLflow has all of them.")
+    if record.status == FAILED and record.statement is not None:
+        notes.append("The privacy numbers are those of the last privacy statement; --resume writes it anew.")
+    return Report(
+        name=record.name,
+        title=f"{question.asked} {dataset_title(str(record.params.get('dataset', '')))}".strip(),
+        status=_status(record),
+        answer=answer,
+        is_final=record.status == FINISHED,
+        is_running=record.status == RUNNING,
+        figures=figures,
+        trials=None if shown.empty else trial_table(shown[:MOST_TRIALS], question, record.links),
+        promise=_promise(record),
+        privacy=_privacy(record, answer),
+        command=_command(record),
+        config=record.config,
+        link=record.sweep_link,
+        notes=notes,
+    )
+
+
+def _status(record: SweepRecord) -> str:
+    num_finished, others = len(record.trials), dict(record.unfinished)
+    planned = f" of {record.num_planned}" if record.num_planned is not None else ""
+    failed = [f"{count} {status.lower()}" for status, count in sorted(others.items()) if status != RUNNING]
+    words = _STATUS.get(record.status, record.status.lower())
+    stopped = [f"{len(record.stopped)} ended early by their scores"] if record.stopped else []
+    ended = "; ".join([f"{num_finished}{planned} trials finished", *stopped, *failed])
+    return f"Sweep {words}: {ended}."
+
+
+def _answer(record: SweepRecord, question: Question, notes: list[str]) -> Answer | None:
+    """Return the recorded answer of a finished sweep, else that of the trials so far."""
+    if record.trials.empty:
+        notes.append("There is no answer yet: no trial has finished.")
+        return None
+    if record.status == FINISHED and record.answer is not None:
+        try:
+            return Answer.read(record.answer)
+        except DashboardError as error:
+            notes.append(f"The answer is made of the trials anew, for {error}.")
+    try:
+        answer = answer_of(record.trials, question, _numbers(record))
+    except DashboardError as error:
+        notes.append(f"There is no answer: {error}.")
+        return None
+    if answer is None:
+        notes.append("There is no answer: no trial has a score that may be shown.")
+    return answer
+
+
+def _numbers(record: SweepRecord) -> PrivacyNumbers | None:
+    """Return what the sweep cost, as far as it was recorded."""
+    cost = _cost(record)
+    if not cost:
+        return None
+    names = ("training_epsilon", "tuned_epsilon", "delta")
+    return PrivacyNumbers(
+        **{name: cost.get(name) for name in names}, epsilon_remaining=record.metrics.get(LEFT_AFTER)
+    )
+
+
+def _cost(record: SweepRecord) -> Mapping[str, Any]:
+    """Return what the privacy statement says of the cost; nothing without one."""
+    cost = _statement(record).get("cost")
+    return cost if isinstance(cost, Mapping) else {}
+
+
+def _figures(
+    record: SweepRecord,
+    question: Question,
+    series: pd.DataFrame | None,
+    answer: Answer | None,
+    notes: list[str],
+) -> list[Content]:
+    if record.trials.empty:
+        return []
+    if question.kind == "convergence" and series is None:
+        notes.append("There is no figure: no series was recorded on the way.")
+        return []
+    try:
+        return [content_of(record.trials if series is None else series, question, answer)]
+    except DashboardError as error:
+        notes.append(f"There is no figure: {error}.")
+        return []
+
+
+def _left_out(record: SweepRecord, shown: pd.DataFrame) -> list[str]:
+    """Say what the release policy keeps out of the report."""
+    if record.trials.empty or not data_are_private(record.trials):
+        return []
+    found = []
+    if missing := len(record.trials) - len(shown):
+        found.append(
+            f"Not shown: {missing} of {len(record.trials)} trials, for the data are private and these have "
+            "no proven guarantee."
+        )
+    if names := withheld_names(record.trials, shown):
+        found.append(
+            f"Not shown, for the data are private and the release policy forbids it: {listed(names)}."
+        )
+    return found
+
+
+def _promise(record: SweepRecord) -> str:
+    if isinstance(told := _statement(record).get("headline"), str):
+        return told
+    if record.tags.get("tuning_cost"):
+        return f"As planned; the privacy statement follows at the end. {record.tags['tuning_cost']}"
+    return "No privacy statement was recorded."
+
+
+def _privacy(record: SweepRecord, answer: Answer | None) -> list[tuple[str, str]]:
+    """Return the rows of the privacy panel; of a sweep without a statement what was planned."""
+    statement, cost = _statement(record), _cost(record)
+    relation = cost.get("neighboring_relation") or record.params.get("neighboring_relation")
+    rows = [
+        ("ε of one training", _epsilon(cost.get("training_epsilon"))),
+        ("ε of the whole sweep, tuning included", _tuned(record, cost)),
+        ("δ", _delta(cost.get("delta", record.tags.get("tuned_delta")))),
+        ("Theorem", cost.get("theorem") or record.tags.get("tuning_theorem")),
+        ("Guarantee", _labels(record)),
+        ("Neighbouring data sets", relation),
+        ("One record", statement.get("unit")),
+        ("Release mode", statement.get("released") or record.tags.get("release_mode")),
+        ("Data", statement.get("data") or record.tags.get("data_is")),
+        *_ledger_rows(record, statement, answer),
+    ]
+    return [(name, masked_text(str(value))) for name, value in rows if value not in (None, "")]
+
+
+def _ledger_rows(
+    record: SweepRecord, statement: Mapping[str, Any], answer: Answer | None
+) -> list[tuple[str, str | None]]:
+    ledger = statement.get("ledger")
+    if not isinstance(ledger, Mapping):
+        return [("Ledger", statement.get("ledger_note"))]
+    cap = f"ε = {ledger.get('epsilon')} at δ = {_delta(ledger.get('delta'))}, by {ledger.get('rule')}"
+    left = answer.privacy.trainings_remaining if answer is not None and answer.privacy is not None else None
+    more = "" if left is None else f"; {left} more trainings like the costliest of these"
+    return [
+        ("Ledger: data set and cap", f"{ledger.get('dataset_id')}: {cap}"),
+        ("Ledger: ε left before the sweep", _left(record.metrics.get(LEFT_BEFORE))),
+        ("Ledger: ε left after the sweep", f"{_left(record.metrics.get(LEFT_AFTER))}{more}"),
+    ]
+
+
+def _left(value: float | None) -> str:
+    """Return what is left, rounded down: a text must not promise too much."""
+    return "not recorded" if value is None else f"{int(value * 10_000) / 10_000:g}"
+
+
+def _epsilon(value: Any) -> str | None:
+    return epsilon_text(value) if isinstance(value, (int, float)) else None
+
+
+def _tuned(record: SweepRecord, cost: Mapping[str, Any]) -> str | None:
+    if cost:
+        return _epsilon(cost.get("tuned_epsilon")) or "not accounted"
+    planned = record.tags.get("tuned_epsilon")
+    return f"{planned} (planned)" if planned not in (None, "none") else planned
+
+
+def _delta(value: Any) -> str | None:
+    try:
+        return delta_text(float(value))
+    except (TypeError, ValueError):
+        return None
+
+
+def _labels(record: SweepRecord) -> str:
+    """Return how many of the trials that may be seen have which guarantee."""
+    if record.trials.empty:
+        return ""
+    shown = released_trials(record.trials)
+    counts = Counter(guarantees(shown)) if len(shown) else Counter[str]()
+    return ", ".join(f"{name}: {count} trial{'s' * (count != 1)}" for name, count in sorted(counts.items()))
+
+
+def _command(record: SweepRecord) -> str:
+    question = question_of(record)
+    return "" if question is OWN else f"python sweeps/{question.stem}.py --config config.yaml"

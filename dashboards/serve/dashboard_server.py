@@ -1,0 +1,96 @@
+"""The dashboard's server: the list of sweeps, the report that each one has written, and the ledgers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from dashboards.dashboard_error import DashboardError
+from dashboards.render.document import policy_of
+from dashboards.serve.guard import Guard, is_loopback, new_token
+from dashboards.serve.index import INDEX_SCRIPTS, SweepIndex, ledgers_page
+
+_REPORT_POLICY = (
+    "sandbox allow-scripts allow-downloads allow-popups; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""Of a report, which has a stricter one of its own: apart from this server's pages, and sending nothing."""
+
+
+def application(index: SweepIndex, ledgers: Sequence[str], token: str | None = None) -> ASGIApp:
+    """Return the server as an application.
+
+    Args:
+      index: of the storage folder.
+      ledgers: addresses of the ledgers to show.
+      token: that is needed; None for a server that this machine alone reaches.
+    """
+
+    def sweeps(request: Request) -> Response:
+        return _page(index.page(), INDEX_SCRIPTS)
+
+    def budgets(request: Request) -> Response:
+        return _page(ledgers_page(ledgers))
+
+    def report(request: Request) -> Response:
+        path = index.report(request.path_params["name"])
+        if path is None:
+            return PlainTextResponse("There is no report of this name here.\n", status_code=404)
+        headers = {"Content-Security-Policy": _REPORT_POLICY}
+        return FileResponse(path, media_type="text/html; charset=utf-8", headers=headers)
+
+    routes = {"/": sweeps, "/ledgers": budgets, "/reports/{name}": report}
+    app = Starlette(routes=[Route(path, answer, methods=["GET"]) for path, answer in routes.items()])
+    return Guard(app, token)
+
+
+def _page(document: str, scripts: Sequence[str] = ()) -> Response:
+    headers = {"Content-Security-Policy": policy_of(scripts) + "; frame-ancestors 'none'"}
+    return HTMLResponse(document, headers=headers)
+
+
+def serve(index: SweepIndex, ledgers: Sequence[str], host: str, port: int) -> None:
+    """Serve the pages until the process is stopped.
+
+    Raises:
+      DashboardError: the address cannot be listened at.
+    """
+    import uvicorn
+
+    token = None if is_loopback(host) else new_token()
+    app = application(index, ledgers, token)
+    config = uvicorn.Config(app, access_log=False, log_config=None, server_header=False, proxy_headers=False)
+    with _bind(host, port) as listener:
+        print(_link_text(host, listener.getsockname()[1], token), flush=True)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _link_text(host: str, port: int, token: str | None) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    if token is None:
+        return f"dashboard: http://{shown}:{port}/ (Ctrl-C ends it)"
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else shown
+    return (
+        f"dashboard, for whoever has this link, shown once: http://{name}:{port}/?token={token}\n"
+        "note: HTTP is not encrypted: whoever reads the network reads the pages and the token; an SSH tunnel "
+        "to a dashboard on 127.0.0.1 is safer"
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    is_ipv6 = ":" in host
+    family, both = socket.AF_INET6 if is_ipv6 else socket.AF_INET, is_ipv6 and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DashboardError(
+            f"the dashboard cannot listen at {host}:{port} ({reason}); give another --port"
+        ) from error

@@ -1,0 +1,189 @@
+"""Options from a YAML or JSON file, and the file that repeats a sweep.
+
+A file has one section per node of the options, named as its field, and in it one key per option; the axes
+of a sweep stand beside the sections:
+
+    version: 1
+    mechanism: {epsilon: 3.0, num_steps: 200}
+    data: {dataset: fashion-mnist}
+    group_sizes: [2, 8, batch]
+
+What a file leaves out has the default of the option. With `setting: auto` (or another name) it has that of
+the named setting instead. An option of an earlier version may still stand in it with the value at which it
+did nothing (`trainers.config.removed_options`). JSON is YAML, so one reader does for both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from dpgcl_core.addresses import masked
+from dpgcl_core.errors import ConfigError, unknown_choice
+from sweeps.service.options.sweep_options import SweepOptions
+from trainers.config.removed_options import REMOVED_FIELDS, check_removed_field, is_removed_section
+from trainers.config.tree import Leaf, leaves, values_of
+
+VERSION = 1
+OF_ONE_RUN = (
+    *("storage", "name", "resume", "tracking_uri", "ledger", "no_ledger", "dry_run"),
+    *("quiet", "time_budget", "listener"),
+)
+"""Where results of one run go, perhaps with passwords, how it goes on and how long, and whether private data
+are trained on without a ledger: a repetition says that anew."""
+_SECRET = ("ledger", "tracking_uri")
+"""May hold a password: no message repeats a value of theirs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsFile:
+    """What a file says.
+
+    Attributes:
+      setting: name of the setting that its options start from; None for the plain defaults.
+      values: by option.
+    """
+
+    setting: str | None
+    values: Mapping[str, Any]
+
+
+def read_options(kind: type[SweepOptions], path: Path) -> OptionsFile:
+    """Return the options of a file, each of its declared type.
+
+    Raises:
+      ConfigError: the file cannot be read, is of another version, or has a key or a value that is not one;
+        the message names the key with its path.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"the configuration {path} must be YAML or JSON{_place(error)}"
+        ) from None  # no line of it
+    if not isinstance(content, dict):
+        raise ConfigError(f"the configuration {path} must hold sections of options, the first key version")
+    try:
+        return _checked(kind, content)
+    except ConfigError as error:
+        raise ConfigError(f"in the configuration {path}: {error}") from error.__cause__
+
+
+def options_text(options: SweepOptions) -> str:
+    """Return the file that repeats a sweep: axes, data set, and all options that differ from the defaults.
+
+    Where results go, credentials, and whether it is a dry run or a resume, are no part of it.
+    """
+    defaults = values_of(type(options)())
+    content: dict[str, Any] = {"version": VERSION}
+    for name, leaf in leaves(type(options)).items():
+        value = leaf.of(options)
+        is_always_said = len(leaf.path) == 1 or name == "dataset"
+        if name not in OF_ONE_RUN and (is_always_said or value != defaults[name]):
+            place = content
+            for section in leaf.path[:-1]:
+                place = place.setdefault(section, {})
+            place[leaf.path[-1]] = _plain(value)
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def is_same(value: Any, recorded: Any) -> bool:
+    """Whether a value is the one that a file keeps, which has no secret of an address."""
+    return bool(_plain(value) == _plain(recorded))
+
+
+def _place(error: yaml.YAMLError) -> str:
+    """What is wrong and where, without the text of the line, which may hold a password."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return ""
+    return f": {error.problem} in line {error.problem_mark.line + 1}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, (str, Path)):  # an address has no place in it, whichever option holds one
+        return masked(str(value)) if "://" in str(value) else str(value)
+    return value
+
+
+def _checked(kind: type[SweepOptions], content: dict[Any, Any]) -> OptionsFile:
+    version = content.pop("version", None)
+    if version != VERSION or type(version) is not int:
+        found = "none is given" if version is None else f"got {version!r}"
+        raise ConfigError(f"version must be {VERSION}, for keys mean other things in others; {found}")
+    setting = content.pop("setting", None)
+    if not (setting is None or isinstance(setting, str)):
+        raise ConfigError(f"setting must be the name of a setting; got {setting!r}")
+    known = {leaf.path: leaf for leaf in leaves(kind).values()}
+    return OptionsFile(setting=setting, values=dict(_values(known, (), content)))
+
+
+def _values(
+    known: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], content: Mapping[Any, Any]
+) -> list[tuple[str, Any]]:
+    """The options of a section, by name; of removed ones those are left out that did nothing."""
+    found: list[tuple[str, Any]] = []
+    below = {path[len(section)] for path in known if path[: len(section)] == section and path != section}
+    for key, value in content.items():
+        path = (*section, str(key))
+        shown = ".".join(path)
+        if path in known:
+            found.append((known[path].option, _typed(known[path], value)))
+        elif shown in REMOVED_FIELDS:
+            check_removed_field(shown, value)
+        elif key not in below and not is_removed_section(shown):
+            raise ConfigError(_unknown_key(known, section, shown, str(key), below))
+        elif isinstance(value, dict):
+            found += _values(known, path, value)
+        else:
+            raise ConfigError(f"{shown} is a section of options, by name; got {value!r}")
+    return found
+
+
+def _unknown_key(
+    known: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], shown: str, key: str, below: set[str]
+) -> str:
+    """Name the nearest key of the section, or where the option of this name belongs."""
+    elsewhere = [leaf.key for leaf in known.values() if key in (leaf.option, leaf.path[-1])]
+    if elsewhere:
+        return f"unknown key {shown!r}; did you mean {elsewhere[0]!r}?"
+    return unknown_choice("key", shown, [".".join((*section, each)) for each in below])
+
+
+def _typed(leaf: Leaf, value: Any) -> Any:
+    """The value as the option's type, by JSON's rules: a list for a tuple, text for a path."""
+    try:
+        return TypeAdapter(leaf.type).validate_json(json.dumps(value), strict=True)
+    except (ValidationError, TypeError) as error:
+        rules = error.errors(include_url=False) if isinstance(error, ValidationError) else []
+        said = "; ".join(dict.fromkeys(rule["msg"] for rule in rules)) or "the type is none of the option's"
+        got = "" if leaf.option in _SECRET else f"; got {value!r}"
+        raise ConfigError(f"{leaf.key} is mistyped: {said}{got}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without a key twice, and with 1e-3 as a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
+        if twice is not None:
+            raise yaml.MarkedYAMLError(
+                problem=f"the key {twice!r} is given twice", problem_mark=node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)

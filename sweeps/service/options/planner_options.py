@@ -1,0 +1,91 @@
+"""The options of the planner: those of a sweep, grids for some, and what a training may take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.grids import GROUP_SIZES, NUM_STEPS
+from dpgcl_core.sampling.groups import GroupSize
+from sweeps.service.options.sweep_options import SweepOptions, varies
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerOptions(SweepOptions):
+    """What to plan with: the grid, the budget, and what is known of the machine."""
+
+    batch_sizes: tuple[int, ...] = field(default=(), metadata=varies("expected_batch_size"))
+    """Values of B; powers of two up to an eighth of N unless given."""
+    num_steps_grid: tuple[int, ...] = field(default=NUM_STEPS, metadata=varies("num_steps"))
+    """Values of T."""
+    group_sizes: tuple[GroupSize, ...] = field(default=GROUP_SIZES, metadata=varies("group_size"))
+    """Values of S."""
+    core_hours: float | None = None
+    """Budget of one training in hours of a core; any unless given."""
+    gpu_hours: float | None = None
+    """Budget of one training in hours of a GPU, with --records-per-second of one; any unless given."""
+    records_per_second: float | None = None
+    """Records that one core (or GPU, with --gpu-hours) trains on in a second; measured here unless given."""
+    memory_gib: float | None = None
+    """Memory of one worker, in GiB; any unless given."""
+    num_weights: int | None = None
+    """d, trained weights; those of the network, which is then built, unless given."""
+    image_shape: tuple[int, int, int] | None = None
+    """Channels, height and width of the images; those of the named public data set unless given."""
+    num_trials: int = 10
+    """m, trainings among which the settings are chosen, for the cost of tuning."""
+    json: bool = False
+    """Print one JSON object."""
+    output: Path | None = None
+    """Folder for the curves of DP-Cap's Figures 5 and 6: pictures, a page and a CSV file."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("core_hours", "gpu_hours", "records_per_second", "memory_gib"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive and finite; got {value}")
+        for name in ("num_weights", "num_trials"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1; got {value}")
+        for name in ("batch_sizes", "num_steps_grid"):
+            if any(value < 1 for value in getattr(self, name)):
+                raise ConfigError(f"{name} must be at least 1 each; got {list(getattr(self, name))}")
+        if not self.num_steps_grid or not self.group_sizes:
+            raise ConfigError("num_steps_grid and group_sizes need at least one value each")
+        if self.image_shape is not None and min(self.image_shape) < 1:
+            raise ConfigError(f"image_shape must be three positive numbers; got {list(self.image_shape)}")
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        if self.core_hours is not None and self.gpu_hours is not None:
+            raise ConfigError("give core_hours or gpu_hours, not both")
+        if self.gpu_hours is not None and self.records_per_second is None:
+            raise ConfigError(
+                "gpu_hours needs --records-per-second of one GPU, for a throughput is measured on a core"
+            )
+        if self.mechanism.noise_multiplier is not None or self.mechanism.sampling_prob is not None:
+            raise ConfigError(
+                "the planner finds noise_multiplier and sampling_prob from epsilon and the batch sizes: "
+                "leave them out, and give --epsilon"
+            )
+        if self.mechanism.tan_factor != 1:
+            raise ConfigError(
+                "a plan is of the full training: leave --tan-factor out, which sweeps take; got "
+                f"{self.mechanism.tan_factor:g}"
+            )
+        if self.mechanism.epsilon == math.inf:
+            raise ConfigError("a plan needs a finite epsilon; got inf")
+
+    @property
+    def hours(self) -> float | None:
+        """The budget of time of one training."""
+        return self.core_hours if self.gpu_hours is None else self.gpu_hours
+
+    @property
+    def unit(self) -> str:
+        """What an hour is an hour of."""
+        return "core-hours" if self.gpu_hours is None else "GPU-hours"

@@ -1,0 +1,109 @@
+"""Release modes: what leaves of a sweep, and what it may do in each.
+
+*Open* is the default, for a tracking page that shows trials is a release of them. *Sealed* and
+*sealed-threshold* publish one trial, each a random draw from the grid's settings; how many there were stays
+secret (`sweeps.service.running.sealed`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dpgcl_core.accounting.tuning.laws import TrialCountLaw, TruncatedNegativeBinomial, TruncatedTrials
+from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD, THEOREMS
+from dpgcl_core.errors import ConfigError, unknown_choice
+from sweeps.service.options.score_options import NOISED_SCORES, final_scores
+from trainers.config.tree import option
+
+MODES = (OPEN, SEALED, SEALED_THRESHOLD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOptions:
+    """What leaves of a sweep, and how a sealed one chooses it."""
+
+    mode: Literal["open", "sealed", "sealed-threshold"] = field(default=OPEN, metadata=option("release"))
+    """What leaves: every trial (open), or one trial out of a secret number (sealed, sealed-threshold)."""
+    mean_trials: float = 10.0
+    """Sealed: mean of the secret number of trials."""
+    eta: float = 1.0
+    """Sealed: shape of the law of that number; 1 geometric, 0 logarithmic."""
+    bound: str = "profile"
+    """Sealed: the theorem that bounds the cost: profile, pointwise or ps22."""
+    halting_prob: float = 0.1
+    """Sealed-threshold: probability to halt after each miss; the number of trials has mean 1 over it."""
+    min_score: float | None = None
+    """Sealed-threshold: the public score that a trial must reach."""
+    publish_after_seconds: float | None = field(default=None, metadata=option("publish_after"))
+    """Sealed: seconds from the start to publication; as most draws of the number need unless given."""
+    select_by: str = "auto"
+    """Sealed: the public score that the released trial is chosen by; auto: k-NN accuracy, of pairs recall."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every trial is released."""
+        return self.mode == OPEN
+
+
+def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_private: bool) -> None:
+    """Refuse options that contradict the release mode.
+
+    Args:
+      options: of the release; `select_by` names a score.
+      scores_held_out: whether private records are held out and scored with noise.
+      seeded_non_private: whether the trainings have no guarantee.
+
+    Raises:
+      ConfigError: the mode is unknown, or the selection's law, bound or score breaks a rule.
+    """
+    if options.mode not in MODES:
+        raise ConfigError(unknown_choice("release mode", options.mode, MODES))
+    threshold = options.mode == SEALED_THRESHOLD
+    if threshold != (options.min_score is not None):
+        raise ConfigError(
+            "min_score is the public score that ends a sealed-threshold sweep: give it with --release "
+            f"{SEALED_THRESHOLD} and with no other; got {options.min_score} with --release {options.mode}"
+        )
+    if options.mode == OPEN:
+        if options.publish_after_seconds is not None:
+            raise ConfigError(
+                "--publish-after is the moment at which a sealed sweep is published, and an open one shows "
+                "every trial as it ends: leave it out, or give --release sealed"
+            )
+        return
+    if not 0 < (options.publish_after_seconds or 1.0) < math.inf:
+        raise ConfigError(f"--publish-after must be positive and finite; got {options.publish_after_seconds}")
+    if options.bound not in THEOREMS:
+        raise ConfigError(unknown_choice("bound", options.bound, THEOREMS))
+    trial_law(options)
+    if options.select_by not in final_scores():
+        raise ConfigError(unknown_choice("score to select by", options.select_by, final_scores()))
+    if options.select_by in NOISED_SCORES and not scores_held_out:
+        raise ConfigError(
+            f"{options.select_by} is a noised score of held-out private records: give --score-on-held-out "
+            "and --score-noise-multiplier, too, or select by a score on public data"
+        )
+    if seeded_non_private:
+        raise ConfigError(
+            f"--release {options.mode} needs trainings with a guarantee; leave seeded_non_private out"
+        )
+
+
+def trial_law(options: ReleaseOptions, max_trials: int | None = None) -> TrialCountLaw:
+    """Return the public law of the secret number of trials, given that it is at most `max_trials`.
+
+    For a threshold, halting with probability γ after each miss is a geometric number of trials of which
+    the first good one is released: the number can be drawn first.
+
+    Raises:
+      ConfigError: a parameter is out of range.
+    """
+    if options.mode == SEALED_THRESHOLD:
+        if not 0 < options.halting_prob < 1:
+            raise ConfigError(f"halting_prob must be in (0, 1); got {options.halting_prob}")
+        law = TruncatedNegativeBinomial(eta=1.0, gamma=options.halting_prob)
+    else:
+        law = TruncatedNegativeBinomial.from_mean(options.mean_trials, eta=options.eta)
+    return law if max_trials is None else TruncatedTrials(law=law, max_trials=max_trials)

@@ -1,0 +1,129 @@
+"""Resuming a sweep by its name: its options are those in its folder, and what is given besides must agree.
+
+What no result depends on may be another: where, how fast and how long it runs. Addresses are
+in the sweep's plan, for config.yaml is published; those with a password are kept nowhere, and are given
+again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.addresses import has_secret
+from dpgcl_core.errors import ConfigError, StorageError
+from sweeps.service.options.options_file import OF_ONE_RUN, is_same
+from sweeps.service.options.service import ledger_url
+from sweeps.service.options.sweep_options import SweepOptions, flags_of
+from trainers.config.tree import leaves
+from trainers.files.launch_record import CONFIG_FILE, Command, ResumableSweep, resumable_sweeps, resume_line
+from trainers.files.storage import inside_ray_job, storage_root
+
+_OF_RESOURCES = (
+    *("gpus_per_worker", "max_concurrent_trials", "wait_for_resources", "max_restarts"),
+    *("trial_timeout", "stall_timeout", "references", "dataset_id"),
+)
+"""Options of the sweep as a whole that no result depends on; another data set's id is refused by the plan."""
+OptionsOf = Callable[[Path], SweepOptions]
+
+
+def command_of(options: SweepOptions, name: str) -> Command:
+    """Return what a sweep's plan keeps of how it was started.
+
+    Args:
+      options: the user's.
+      name: that it is continued by.
+    """
+    script: tuple[str, ...] = () if options.given is None else ("python", sys.argv[0])
+    if script and inside_ray_job():
+        script = ("ray", "job", "submit", "--working-dir", ".", "--", *script)
+    ledger = ledger_url(options.data, options.ledger)
+    if ledger is not None and "://" not in ledger:
+        ledger = str(Path(ledger).expanduser().absolute())
+    addresses = {"ledger": ledger, "tracking_uri": options.storage.tracking_uri}
+    kept: dict[str, Any] = {
+        option: each for option, each in addresses.items() if each is not None and not has_secret(each)
+    }
+    if options.ledger.no_ledger:
+        kept["no_ledger"] = True
+    return Command(name=name, words=script, options=type(options).__name__, addresses=kept)
+
+
+def passes(kind: type[SweepOptions], option: str) -> bool:
+    """Whether an option may be another when a sweep is resumed."""
+    in_performance = leaves(kind)[option].path[0] == "performance"
+    return in_performance or option in OF_ONE_RUN or option in _OF_RESOURCES
+
+
+def resumed_sweep(
+    kind: type[SweepOptions], given: Mapping[str, Any], stated: Mapping[str, Any], options_of: OptionsOf
+) -> ResumableSweep | None:
+    """Return the sweep that a command line resumes; None where the storage folder keeps no options of it.
+
+    Args:
+      kind: of the script's options.
+      given: what the command line gives, by option.
+      stated: all that it says, by option: what is given, and what a file, a setting or a preset says.
+      options_of: the options of a config.yaml.
+
+    Raises:
+      ConfigError: what is stated differs from what the sweep was started with.
+      StorageError: the sweep of this name is another script's or not there, or no name is given and none is
+        unfinished.
+    """
+    root = storage_root(given.get("storage"))
+    sweeps = [each for each in resumable_sweeps(root) if (each.folder / CONFIG_FILE).is_file()]
+    if (name := given.get("name")) is not None:
+        sweep = next((each for each in sweeps if each.name == name), None)
+        if sweep is None:
+            if not (root / "sweeps" / name).exists():
+                raise StorageError(f"nothing to resume: there is no sweep {name!r} in {root / 'sweeps'}")
+            return None
+        if sweep.command is not None and sweep.command.options != kind.__name__:
+            raise StorageError(
+                f"the sweep {name!r} was started by another script; continue it with "
+                f"{resume_line(sweep.folder)}"
+            )
+        _check_agreement(sweep, stated, options_of)
+        return sweep
+    own = [each for each in sweeps if each.command is not None and each.command.options == kind.__name__]
+    agreeing = [each for each in own if not _differences(each, stated, options_of)]
+    unfinished = [each for each in agreeing if not each.is_finished]
+    if unfinished or all(passes(kind, option) for option in stated):
+        if not unfinished:
+            raise StorageError(
+                f"nothing to resume: no sweep of this script in {root / 'sweeps'} is unfinished; give --name "
+                "to have a finished one's figures drawn again"
+            )
+        return unfinished[0]
+    if not agreeing and own:
+        _check_agreement(own[0], stated, options_of)
+    return agreeing[0] if agreeing else None
+
+
+def _check_agreement(sweep: ResumableSweep, stated: Mapping[str, Any], options_of: OptionsOf) -> None:
+    if lines := _differences(sweep, stated, options_of):
+        raise ConfigError(
+            f"the sweep {sweep.name!r} goes on with the options that it was started with, and these differ; "
+            "leave them out, or start another sweep without --resume:",
+            lines=lines,
+        )
+
+
+def _differences(sweep: ResumableSweep, stated: Mapping[str, Any], options_of: OptionsOf) -> list[str]:
+    """Tell what is stated otherwise than it was recorded, a line for each option."""
+    recorded = options_of(sweep.folder / CONFIG_FILE)
+    kind, found = type(recorded), list[str]()
+    known, flags = leaves(kind), flags_of(kind)
+    for option, value in stated.items():
+        before = known[option].of(recorded)
+        if not passes(kind, option) and not is_same(value, before):
+            earlier = "without it" if before is None else f"with {_shown(before)}"
+            found.append(f"{flags[option]} {_shown(value)}: it was started {earlier}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

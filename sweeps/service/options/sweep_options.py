@@ -1,0 +1,162 @@
+"""The options that every sweep has; a sweep adds its own axes to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+from dpgcl_core.command_line import in_flags
+from dpgcl_core.errors import ConfigError, DpgclError
+from dpgcl_core.noise.chacha20 import choose_randomness
+from sweeps.service.options.data import DataOptions
+from sweeps.service.options.release_options import ReleaseOptions, check_release
+from sweeps.service.options.score_options import default_score
+from sweeps.service.options.service import LedgerOptions, ServiceOptions, StorageOptions
+from trainers.config.settings import TrainingOptions
+from trainers.config.tree import changed, leaves, option
+
+VARIES, SYMBOL = "varies", "symbol"
+
+
+def varies(option: str, symbol: str = "") -> Mapping[str, Any]:
+    """Return the metadata of an axis that takes the place of an option in this sweep.
+
+    For example, `temperatures: tuple[float, ...] = field(default=(0.5,), metadata=varies("temperature"))`.
+
+    Args:
+      option: its name.
+      symbol: of its values in trial names, where this axis alone makes the points of the sweep.
+    """
+    return MappingProxyType({VARIES: option, SYMBOL: symbol})
+
+
+def varied_by(kind: type[SweepOptions]) -> dict[str, str]:
+    """Return the options that a sweep varies, each with the axis that holds its values.
+
+    >>> varied_by(SweepOptions)
+    {}
+    """
+    fields = dataclasses.fields(kind)
+    return {each.metadata[VARIES]: each.name for each in fields if VARIES in each.metadata}
+
+
+def flags_of(kind: type[SweepOptions]) -> dict[str, str]:
+    """Return how every option is typed, by name; of one that the sweep varies, its axis.
+
+    >>> flags_of(SweepOptions)["num_steps"]
+    '--num-steps'
+    """
+    axes = varied_by(kind)
+    return {name: "--" + axes.get(name, name).replace("_", "-") for name in leaves(kind)}
+
+
+@contextmanager
+def errors_in_flags(kind: type[SweepOptions]) -> Iterator[None]:
+    """Let errors name options as a command line has them."""
+    try:
+        yield
+    except DpgclError as error:
+        if str(error).startswith("in the configuration "):  # a file's keys are what they are
+            raise
+        told = [in_flags(each, flags_of(kind)) if isinstance(each, str) else each for each in error.args]
+        error.args = tuple(told)
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(TrainingOptions):
+    """The options of a sweep: those of its trainings, of the sweep as a whole, and its axes.
+
+    Attributes:
+      always_adapts: whether every trial has adapters, of a rank that the sweep chooses where none is given.
+      given: options that the command line or a file gives; None where that is unknown, as from Python.
+    """
+
+    always_adapts: ClassVar[bool] = False
+
+    data: DataOptions = field(default_factory=DataOptions)
+    service: ServiceOptions = field(default_factory=ServiceOptions)
+    release: ReleaseOptions = field(default_factory=ReleaseOptions)
+    ledger: LedgerOptions = field(default_factory=LedgerOptions)
+    storage: StorageOptions = field(default_factory=StorageOptions)
+    given: frozenset[str] | None = field(default=None, metadata=option(None), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.release.select_by == "auto" and not self.release.is_open:
+            score = default_score(self.data.modality, self.mechanism.method)
+            object.__setattr__(self, "release", dataclasses.replace(self.release, select_by=score))
+        check_release(
+            self.release,
+            scores_held_out=self.evaluation.score_on_held_out > 0,
+            seeded_non_private=self.randomness.seeded_non_private,
+        )
+        limits = self.service.trial_timeout, self.service.stall_timeout, self.service.time_budget
+        if not self.release.is_open and any(limit is not None for limit in limits):
+            raise ConfigError(
+                "a sealed sweep may end no training by the clock: which one is published would follow how "
+                "long records take; leave --trial-timeout, --stall-timeout and --time-budget out"
+            )
+        if not self.release.is_open and self.service.early_stopping != "none":
+            raise ConfigError(
+                "a sealed sweep's trainings are independent of each other, and --early-stopping compares "
+                "them as they run: leave it out, or give --release open"
+            )
+        seeded, private = self.randomness.seeded_non_private, self.data.are_private
+        if private and seeded:
+            raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
+        choose_randomness(
+            secure_noise=self.randomness.secure_noise,
+            data_are_private=private,
+            public_seed=self.service.seed if seeded else None,
+        )
+
+    def training(self) -> TrainingOptions:
+        """Return the options of its trainings alone."""
+        names = [each.name for each in dataclasses.fields(TrainingOptions)]
+        return TrainingOptions(**{name: getattr(self, name) for name in names})
+
+    def tiny(self) -> Self:
+        """Return the options of a small run of the sweep, to see that everything works."""
+        return changed(
+            self,
+            repeats=1,
+            num_steps=10,
+            expected_batch_size=64,
+            max_index_records=500,
+            max_query_records=500,
+        )
+
+    def full(self) -> Self:
+        """Return the options of the paper's grid; the paper's setting goes with it."""
+        return changed(self, dataset="fashion-mnist", repeats=5)
+
+    def of_dataset(self) -> Self:
+        """Return the options with the grid of their data set, where a sweep has one."""
+        return self
+
+    def completed(self, given: Collection[str]) -> Self:
+        """Return the options with what follows from others.
+
+        Args:
+          given: options that the user gives, by name.
+        """
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSweepOptions(SweepOptions):
+    """The options of a sweep whose question is about images with captions."""
+
+    data: DataOptions = field(default_factory=partial(DataOptions, dataset="shapes"))
+
+    def tiny(self) -> Self:
+        of_pairs = {"max_index_records": 200, "max_query_records": 200}
+        return changed(super().tiny(), dataset="shapes:400", num_steps=5, **of_pairs)
+
+    def full(self) -> Self:
+        return changed(super().full(), dataset="shapes", image_size=224)

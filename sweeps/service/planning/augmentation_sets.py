@@ -1,0 +1,82 @@
+"""Combinations of augmentations, as the values of a training's options that switch them on and off."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+from trainers.config.networks import TextViewConfig, ViewConfig
+from trainers.views.caption_views import TEXT_AUGMENTATIONS
+
+NONE = "none"
+
+# On where the setting has it off: the paper's crop, and SimCLR's colours and blur (Chen et al. 2020, at half
+# strength; appendix A).
+_ON: dict[str, dict[str, float]] = {
+    "crop": {"min_crop_area": 0.8, "max_crop_area": 0.8},
+    "jitter": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
+    "blur": {"blur_prob": 0.5},
+}
+_OFF: dict[str, dict[str, float]] = {
+    "crop": {"min_crop_area": 1.0, "max_crop_area": 1.0, "flip_prob": 0.0},
+    "jitter": {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0},
+    "blur": {"blur_prob": 0.0},
+}
+IMAGE_AUGMENTATIONS = tuple(_ON)
+
+
+def combinations(
+    views: ViewConfig, text_views: TextViewConfig, images: Sequence[str], texts: Sequence[str] | None
+) -> dict[str, dict[str, Any]]:
+    """Return the changes of every combination of image and text augmentations, by its name.
+
+    Args:
+      views, text_views: whose strengths are taken, where they have an augmentation on.
+      images: names of image augmentations, several joined by +, or "none".
+      texts: likewise; None where there are no captions.
+
+    Raises:
+      ConfigError: a name is unknown or given twice, or two would be the same training.
+
+    >>> found = combinations(ViewConfig(), TextViewConfig(), ["none", "crop+blur"], ["word_swap"])
+    >>> list(found), found["none, word_swap"]["max_crop_area"], found["crop+blur, word_swap"]["blur_prob"]
+    (['none, word_swap', 'crop+blur, word_swap'], 1.0, 0.5)
+    """
+    found = {}
+    of_texts = [None] if texts is None else [_parts("text", each, TEXT_AUGMENTATIONS) for each in texts]
+    for image in (_parts("image", each, IMAGE_AUGMENTATIONS) for each in images):
+        for text in of_texts:
+            chosen = [image] if text is None else [image, text]
+            name = ", ".join("+".join(parts) or NONE for parts in chosen)
+            found[name] = _of_images(views, image) | ({} if text is None else _of_texts(text_views, text))
+    return found
+
+
+def _parts(kind: str, given: str, known: Collection[str]) -> list[str]:
+    """The augmentations of one name, in the order of `known`."""
+    parts = [] if given == NONE else given.split("+")
+    for part in parts:
+        if part not in known:
+            raise ConfigError(unknown_choice(f"{kind} augmentation", part, [*known, NONE]))
+    if len(set(parts)) != len(parts):
+        raise ConfigError(f"an augmentation is on or off; got {given!r}: name each once")
+    return [name for name in known if name in parts]
+
+
+def _of_images(views: ViewConfig, chosen: Sequence[str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for name, off in _OFF.items():
+        given = {option: getattr(views, option) for option in off}
+        if name not in chosen:
+            changes |= off
+        elif all(given[option] == off[option] for option in _ON[name]):
+            changes |= _ON[name]
+    return changes
+
+
+def _of_texts(text_views: TextViewConfig, chosen: Sequence[str]) -> dict[str, Any]:
+    return {
+        f"{name}_prob": (getattr(text_views, f"{name}_prob") or usual) if name in chosen else 0.0
+        for name, usual in TEXT_AUGMENTATIONS.items()
+    }

@@ -1,0 +1,194 @@
+"""An adaptive search: each trial is chosen by what earlier ones scored, and all of it is paid in advance.
+
+Guarantee. Let σ be the smallest noise multiplier that any trial of the space may have. All that an open
+search of K trials releases, the choices among them included, is (ε, δ)-DP for adding or removing one record,
+with the ε of K·T steps of the Poisson-subsampled Gaussian of (q, σ). That is what `SearchPlan.cost` states
+and what a ledger reserves before the first trial starts.
+
+Proof. The settings of a trial are a function of public numbers, the public seed and earlier trials' visible
+scores: what public records say of released models, or noised scores, which are charged themselves. Given all
+that was released before,
+1. the next step is one of a training with this q (all trials share q and T), some sensitivity Δ and some
+   noise multiplier σ' ≥ σ. Its divergences are those of the pair of `dpgcl_core.mechanism.mechanism`,
+   whatever S, N_a, C, τ and learning rate are: ((1 − q)·N(0, σ'²) + q·N(1, σ'²), N(0, σ'²)), in units of Δ.
+2. Adding an independent N(0, σ'² − σ²) to both sides of the pair of σ gives the pair of σ'. So the pair of σ
+   dominates it, for adding and for removing alike: the other one is post-processing.
+3. Mechanisms that one fixed pair dominates, whatever came before, are dominated together by its K·T-fold
+   product (adaptive composition of dominating pairs, Zhu, Dong and Wang 2022). K and T are set in advance,
+   and a trial that fails or never starts only takes away.
+A step that also releases its noised norm has the joint noise multiplier of σ', which rises with σ'; noised
+counts have the same noise in all trials. So 2 holds for them, too. The methods are those whose steps are of
+this kind (`Method.plain_event`); `searched_trial` takes no less noise than σ, and steps that restarts
+repeat are charged on top at σ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+from sweeps.service.options.score_options import visible_scores
+from sweeps.service.planning.inputs import PlanInputs, num_records
+from sweeps.service.planning.plan import SweepPlan, build_plan, trial_at
+from sweeps.service.planning.space import EPSILON, SearchOptions, Space, without_invalid
+from sweeps.service.planning.trials import Point, Trial, is_proven
+from trainers.config.networks import NetworkOptions
+from trainers.config.tree import leaves
+from trainers.data.dataset import TrainingData
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan(SweepPlan):
+    """A search before it runs: `trials` are as many as it will have, each one the costliest of the space.
+
+    Attributes:
+      options: of the search.
+      inputs: what each of its trials is planned from.
+      space: what is chosen from.
+    """
+
+    options: SearchOptions
+    inputs: PlanInputs
+    space: Space
+
+    @property
+    def fingerprint(self) -> str:
+        """As of every sweep; the space, the sampler and the objectives decide the results, too."""
+        space = [dataclasses.astuple(each) for each in self.space.searched]
+        text = json.dumps([super().fingerprint, space, self.options.sampler, self.options.objectives])
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def params(self) -> dict[str, Any]:
+        """Return the params of the parent run: what all trials share, and what is searched."""
+        varied = {*self.space.columns, "sensitivity", "sampling"}
+        if self.space.moves_epsilon:
+            varied |= {"noise_multiplier", "target_epsilon"}
+        shared = {name: value for name, value in super().params().items() if name not in varied}
+        scores = [name for name in self.options.objectives if name != EPSILON]
+        return shared | {
+            "searched": ", ".join(self.space.columns),
+            "space": self.space.text,
+            "objective": scores[0],
+            "objectives": ", ".join(self.options.objectives),
+            "sampler": self.options.sampler,
+        }
+
+
+def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequence[str] = ()) -> SearchPlan:
+    """Return the plan of a search: every setting it may come to is known to be one, and all are paid for.
+
+    Args:
+      inputs: of the search, with `SearchOptions`.
+      space: what is searched, in place of the options' own lists and ranges.
+      own_scores: names of scores that the caller computes of each trial's visible metrics.
+
+    Raises:
+      ConfigError: an option breaks a rule, an objective cannot be had, or the method's steps are not those
+        of the guarantee.
+    """
+    options = inputs.options
+    assert isinstance(options, SearchOptions)
+    space, left_out = without_invalid(space or Space.of(options), options, num_records(inputs.data))
+    check_objectives(options, inputs.data, space, own_scores)
+    point = Point(label="trial", changes=space.costliest())
+    plan = build_plan(dataclasses.replace(inputs, points=[point], notes=[*inputs.notes, *left_out]))
+    mechanism = plan.trials[0].config.mechanism
+    if not mechanism.rules.plain_event:
+        raise ConfigError(
+            "an adaptive choice is accounted for Poisson-sampled Gaussian steps and adding or removing one "
+            f"record, and {mechanism.method} has others: give another method, or a grid sweep"
+        )
+    for each in space.searched:
+        if each.option == EPSILON:  # the largest one is met: see whether the smallest one is
+            trial_at(inputs, Point(label="trial", changes=space.corner(epsilon=each.low)))
+        for value in each.choices if each.option in leaves(NetworkOptions) else ():
+            trial_at(inputs, Point(label="trial", changes=space.corner(**{each.option: value})))
+    trials = tuple(_repeated(plan.trials[0], options))
+    told = list(plan.notes)
+    if is_proven(trials[0]):
+        told.append(
+            f"Settings are chosen while the search runs, by {options.sampler}; its cost is that of "
+            f"{len(trials)} trainings with the least noise of all, σ = {mechanism.noise_multiplier:.5g}, "
+            "whatever is chosen."
+        )
+    planned = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    changed = {"trials": trials, "notes": tuple(told)}
+    return SearchPlan(**{**planned, **changed}, options=options, inputs=inputs, space=space)
+
+
+def costliest_trials(inputs: PlanInputs, space: Space) -> list[Trial]:
+    """Return what a search costs at most: its number of trials, each the costliest of its space."""
+    assert isinstance(inputs.options, SearchOptions)
+    space, _ = without_invalid(space, inputs.options, num_records(inputs.data))
+    return _repeated(trial_at(inputs, Point(label="trial", changes=space.costliest())), inputs.options)
+
+
+def _repeated(trial: Trial, options: SearchOptions) -> list[Trial]:
+    return [dataclasses.replace(trial, name=f"trial-{k}") for k in range(1, options.num_trials + 1)]
+
+
+def check_objectives(
+    options: SearchOptions, data: TrainingData, space: Space, own_scores: Sequence[str] = ()
+) -> None:
+    """Refuse objectives that no trial will have.
+
+    Raises:
+      ConfigError: there is none, one is named twice or unknown, or ε is one and does not differ.
+    """
+    given = options.objectives
+    if len(set(given)) != len(given) or not set(given) - {EPSILON}:
+        raise ConfigError(
+            "objectives must be one or more different scores, and epsilon beside them for a Pareto front; "
+            f"got {' '.join(given) or 'none'}"
+        )
+    possible = [*visible_scores(data, options.mechanism.method), *own_scores, EPSILON]
+    for name in given:
+        if name not in possible:
+            raise ConfigError(unknown_choice("objective", name, possible))
+    if EPSILON in given and options.randomness.seeded_non_private:
+        raise ConfigError("a seeded training has no ε: leave epsilon out of the objectives")
+    if EPSILON in given and not space.moves_epsilon:
+        raise ConfigError(
+            "epsilon is the same in all trials and no objective: give --epsilon-range or "
+            "--noise-multiplier-range, or leave it out"
+        )
+
+
+def searched_trial(plan: SearchPlan, number: int, values: Mapping[str, Any]) -> Trial:
+    """Return trial `number` at these values, with no less noise than the budget is for.
+
+    A calibration is exact to its tolerance only, so that of a target just below the largest one may find
+    less noise; such a trial takes the noise of the largest one.
+    """
+    least = plan.trials[0].config.mechanism.noise_multiplier
+    changes, params = plan.space.changes(values), {"trial_number": number, **plan.space.own(values)}
+    point = Point(label=f"trial-{number}", changes=changes, params=params)
+    trial = trial_at(plan.inputs, point)
+    if trial.config.mechanism.noise_multiplier < least:
+        given = _before_division(least, plan.options.mechanism.tan_factor)
+        point = dataclasses.replace(point, changes={**changes, EPSILON: None, "noise_multiplier": given})
+        trial = trial_at(plan.inputs, point)
+    if trial.config.mechanism.noise_multiplier < least:
+        raise ConfigError(
+            f"every trial must have the budgeted noise_multiplier {least:.6g} at least; trial {number} would "
+            f"have {trial.config.mechanism.noise_multiplier:.6g}: nothing was trained of it"
+        )
+    return trial
+
+
+def _before_division(noise_multiplier: float, factor: float) -> float:
+    """Return the σ that, divided by k, is this one or more by a rounding.
+
+    >>> _before_division(0.3, 3.0) / 3.0 >= 0.3
+    True
+    """
+    given = noise_multiplier * factor
+    while given / factor < noise_multiplier:
+        given = math.nextafter(given, math.inf)
+    return given

@@ -1,0 +1,225 @@
+"""What the whole of a sweep costs in privacy, in each release mode, and in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from dpgcl_core.accounting.tuning.cost import (
+    TrialClass,
+    TuningCost,
+    not_accounted,
+    open_cost,
+    sealed_cost,
+    sealed_threshold_cost,
+)
+from dpgcl_core.accounting.tuning.modes import OPEN, SEALED
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
+from dpgcl_core.release.statement import OpenTrials, delta_text, rounded_up
+from sweeps.service.options.release_options import ReleaseOptions, trial_law
+from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
+
+_NOTHING_DRAWN: Mapping[str, Charged] = MappingProxyType({})
+
+
+def delta_of(trials: Sequence[Trial]) -> float:
+    """Return the δ of the whole sweep: the smallest one of its trials."""
+    return min(trial.config.mechanism.target_delta for trial in trials)
+
+
+def trial_classes(trials: Sequence[Trial], charged: Mapping[str, Charged] | None = None) -> list[TrialClass]:
+    """Return the proven trials, those that cost the same together.
+
+    Args:
+      trials: of an open sweep.
+      charged: what was drawn by trial name, where more than planned.
+    """
+    found = charged or {}
+    counts = Counter(trial_class(trial, found.get(trial.name)) for trial in filter(is_proven, trials))
+    return [replace(each, count=count) for each, count in counts.items()]
+
+
+def candidates_of(trials: Sequence[Trial]) -> tuple[list[TrialClass], list[float]]:
+    """Return the distinct candidates of a sealed sweep and the probability of each."""
+    classes = trial_classes(trials)
+    total = sum(each.count for each in classes)
+    return [replace(each, count=1) for each in classes], [each.count / total for each in classes]
+
+
+def cost_of(
+    release: ReleaseOptions,
+    trials: Sequence[Trial],
+    charged: Mapping[str, Charged] | None = None,
+    max_trials: int | None = None,
+    delta: float | None = None,
+) -> TuningCost | None:
+    """Return what the whole sweep costs; None where no trial has a guarantee.
+
+    Args:
+      release: the sweep's mode, and the parameters of a sealed one.
+      trials: all trials of an open sweep, or the candidates of a sealed one, equally probable.
+      charged: what was drawn by trial name, where more than planned; for open sweeps.
+      max_trials: at which the law of a sealed one is cut off.
+      delta: δ; the smallest one of the trials unless given.
+    """
+    proven = [trial for trial in trials if is_proven(trial)]
+    if not proven:
+        return None
+    delta = delta_of(proven) if delta is None else delta
+    try:
+        if release.mode == OPEN:
+            return _open_cost(proven, charged or {}, delta)
+        relation = proven[0].config.mechanism.neighboring_relation  # plain events, all of them
+        return replace(_sealed_cost(release, proven, delta, max_trials), neighboring_relation=relation)
+    except ConfigError as error:  # so much that no finite ε holds: said, never hidden
+        worst = max(trial.config.epsilon() for trial in proven)
+        return not_accounted(release.mode, reason=str(error), delta=delta, training_epsilon=worst)
+
+
+def _sealed_cost(
+    release: ReleaseOptions, trials: Sequence[Trial], delta: float, max_trials: int | None
+) -> TuningCost:
+    candidates, probabilities = candidates_of(trials)
+    if release.mode == SEALED:
+        return sealed_cost(
+            candidates,
+            law=trial_law(release, max_trials),
+            delta=delta,
+            bound=release.bound,
+            probabilities=probabilities,
+        )
+    return sealed_threshold_cost(
+        candidates,
+        halting_prob=release.halting_prob,
+        delta=delta,
+        probabilities=probabilities,
+        max_trials=max_trials,
+    )
+
+
+def _open_cost(trials: Sequence[Trial], charged: Mapping[str, Charged], delta: float) -> TuningCost:
+    """Return the cost of releasing all trials, of whatever methods.
+
+    One relation: add or remove, or zero out, whose dominating pair is the same. Steps are Poisson-subsampled
+    Gaussians and compose as such, at what is left of δ once the δ that caps take (`Method.added_delta`) is
+    set aside for every trial: the probability that any cap ever exchanges a record is at most their sum, and
+    otherwise the steps are what the event says.
+    One relation: replace. (ε, δ/k) of each of k trainings add up, by basic composition. Two relations:
+    nothing is claimed, for neighbours by one are none by the other.
+    """
+    relations = sorted({trial.config.mechanism.neighboring_relation for trial in trials})
+    worst = max(trial.config.epsilon() for trial in trials)
+    if len(relations) > 1:
+        reason = (
+            f"some trainings are accounted to {relations[0]}, others to {relations[1]}; run the methods of "
+            "each in a sweep of their own"
+        )
+        cost = not_accounted(OPEN, reason=reason, delta=delta, training_epsilon=worst)
+        return replace(cost, neighboring_relation=" or ".join(relations))
+    if relations not in ([ADD_OR_REMOVE_ONE], [ZERO_OUT_ONE]):
+        return _basic_composition(trials, charged, delta, relations[0])
+    set_aside = sum(_added_delta(trial, charged.get(trial.name)) for trial in trials)
+    if set_aside >= delta:
+        raise ConfigError(f"the caps of all trials together take δ = {set_aside:.2g} of {delta:.2g}")
+    cost = open_cost(trial_classes(trials, charged), delta=delta - set_aside)
+    cost = replace(cost, neighboring_relation=relations[0])
+    if not set_aside:
+        return cost
+    theorem = f"{cost.theorem}, at δ less {set_aside:.2g} for batches that reach their cap"
+    return replace(cost, delta=delta, theorem=theorem)
+
+
+def _added_delta(trial: Trial, charged: Charged | None) -> float:
+    mechanism = trial.config.mechanism
+    num_steps = max(mechanism.num_steps_charged, charged.num_steps if charged else 0)
+    return mechanism.rules.added_delta(mechanism, num_steps)
+
+
+def _basic_composition(
+    trials: Sequence[Trial], charged: Mapping[str, Charged], delta: float, relation: str
+) -> TuningCost:
+    kinds: Counter[tuple[Mechanism, int]] = Counter()
+    for trial in trials:
+        mechanism, drawn = trial.config.mechanism, charged.get(trial.name)
+        num_steps = max(mechanism.num_steps_charged, drawn.num_steps if drawn else 0)
+        kinds[replace(mechanism, target_delta=delta / len(trials)), num_steps] += 1
+    total = sum(count * mechanism.epsilon(steps) for (mechanism, steps), count in kinds.items())
+    return TuningCost(
+        mode=OPEN,
+        delta=delta,
+        training_epsilon=max(trial.config.epsilon() for trial in trials),
+        tuned_epsilon=total,
+        theorem="basic composition of the trainings, each at its share of δ",
+        rdp_epsilon=None,
+        planned=tuple(
+            {"method": m.method, "noise_multiplier": m.noise_multiplier, "num_steps": steps, "count": count}
+            for (m, steps), count in kinds.items()
+        ),
+        neighboring_relation=relation,
+    )
+
+
+def cost_tags(release: ReleaseOptions, trials: Sequence[Trial], cost: TuningCost | None) -> dict[str, str]:
+    """Return what every run says of the tuning cost."""
+    tags = {
+        "release_mode": release.mode,
+        "tuning_cost": cost_line(release.mode, cost, open_trials(trials)),
+        "tuned_epsilon": "none",
+        "tuning_theorem": "none",
+    }
+    if cost is not None:
+        tuned = "not accounted" if cost.tuned_epsilon is None else rounded_up(cost.tuned_epsilon, 6)
+        delta = rounded_up(cost.delta, 6)
+        tags |= {"tuned_epsilon": tuned, "tuned_delta": delta, "tuning_theorem": cost.theorem}
+    return tags
+
+
+def cost_line(mode: str, cost: TuningCost | None, trials: OpenTrials) -> str:
+    """Return the tuning cost in one sentence, for figures, tags and the terminal."""
+    if cost is None:
+        return "Tuning cost: none, for no trial has a guarantee."
+    if cost.tuned_epsilon is None:
+        return f"Tuning cost not accounted: {cost.reason}."
+    tuned, delta = rounded_up(cost.tuned_epsilon, 4), delta_text(cost.delta)
+    if mode != OPEN:
+        return (
+            f"{mode.capitalize()} release: with the choice among secret trials ε = {tuned} at δ = {delta} "
+            f"({cost.theorem}); one trial alone ε = {rounded_up(cost.training_epsilon, 4)}."
+        )
+    count = sum(planned["count"] for planned in cost.planned)
+    everything = f"all {count} trials together" if count > 1 else "its one trial"
+    others = f"; besides {trials.without_guarantee_text()}" if trials.without_guarantee else ""
+    return (
+        f"Open release: {everything} ε = {tuned} at δ = {delta} ({cost.theorem}){others}; "
+        "each ε shown is that of one training."
+    )
+
+
+def open_trials(
+    trials: Sequence[Trial], charged: Mapping[str, Charged] = _NOTHING_DRAWN, num_started: int = 0
+) -> OpenTrials:
+    """Return the numbers of an open sweep's statement.
+
+    Args:
+      trials: all that were planned.
+      charged: what was drawn by trial name, where more than planned.
+      num_started: trials that may have drawn a step.
+    """
+    proven = [trial for trial in trials if is_proven(trial)]
+    planned = {trial.name: trial.config.mechanism.num_steps_charged for trial in proven}
+    drawn = {name: charged[name].num_steps if name in charged else 0 for name in planned}
+    repeated = sum(max(0, drawn[name] - steps) for name, steps in planned.items())
+    others = [trial.config for trial in trials if not is_proven(trial)]
+    return OpenTrials(
+        planned=len(trials),
+        without_guarantee=len(trials) - len(proven),
+        started=num_started,
+        steps_planned=sum(planned.values()),
+        steps_repeated=repeated,
+        references=sum(not config.mechanism.is_private for config in others),
+        as_published=sum(config.guarantee_label == "as-published" for config in others),
+    )

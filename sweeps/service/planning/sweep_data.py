@@ -1,0 +1,302 @@
+"""The records of a sweep: loaded, split, and refused where their scores would tell of private ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError, DataError, DpgclError, show_on_a_terminal
+from dpgcl_core.noise.chacha20 import SecureGenerator
+from dpgcl_core.sampling.record_ids import Ids
+from dpgcl_core.sampling.slot_table import SlotTable
+from sweeps.service.options.data import DataOptions, data_path
+from trainers.data.dataset import AnyRecords, Dataset, TrainingData
+from trainers.data.faults import RecordsError
+from trainers.data.loading import load_dataset, split_held_out, split_train_test
+from trainers.data.own_images import label_place
+from trainers.data.probes import load_probes
+from trainers.data.shapes import shapes_name
+from trainers.failures import describe_error
+
+_IMAGES_AT_ONCE = 1024
+
+
+SlotsFor = Callable[[int, Ids], SlotTable]
+"""Gives the records of these ids their slots, of a capacity."""
+
+
+def load_training_data(
+    options: DataOptions,
+    *,
+    score_on_held_out: float = 0.0,
+    num_records_public: int | None = None,
+    slots_for: SlotsFor | None = None,
+) -> tuple[TrainingData, list[str]]:
+    """Return the records of a sweep and what must be said about them.
+
+    Public data are split for scoring, by their own split or by record id. Private data are trained on
+    whole, and scored on `evaluate_on` alone, which is public; but for the share that is held out to be
+    scored with noise, by slot.
+
+    Args:
+      options: of the data.
+      score_on_held_out: that share, see `trainers.config.training.EvaluationConfig`.
+      num_records_public: N, the number of slots where some are held out; that of the records unless given.
+      slots_for: gives them their slots then; fresh ones, that nobody keeps, unless given.
+
+    Raises:
+      ConfigError: the options do not fit the data, or each other.
+      DataError: the data cannot be used; of private data any other exception, too, by its type alone, for its
+        text and its traceback may carry a record.
+    """
+    try:
+        return _load(options, score_on_held_out, num_records_public, slots_for or _fresh_slots)
+    except DpgclError:
+        raise
+    except Exception as error:
+        if not options.are_private:
+            raise
+        withheld = describe_error(error, data_are_public=False)
+    raise DataError(f"the data of this sweep must be readable; loading them ended in {withheld}")
+
+
+def _fresh_slots(capacity: int, ids: Ids) -> SlotTable:
+    return SlotTable.empty(capacity).holding(ids, SecureGenerator())
+
+
+def _load_own(options: DataOptions) -> Dataset:
+    """Load the data to train on; of private ones a refusal tells no number outside its details."""
+    try:
+        return load_dataset(
+            options.dataset,
+            image_size=options.image_size,
+            unit_column=options.unit_column,
+            pairs=options.pairs_of_training,
+            max_image_pixels=options.max_image_pixels,
+        )
+    except RecordsError as error:
+        if not options.are_private:
+            raise
+        counted = error
+    raise _without_counts(counted)  # out here: an error shows what it was raised in the handling of
+
+
+def _without_counts(error: RecordsError) -> RecordsError:
+    """The same of private records: how many break the rule is in the details alone, as which ones is."""
+    rule, _, found = str(error).partition(";")
+    _, _, fix = found.partition(". ")
+    return RecordsError(
+        f"{rule}; some of the training data do not{'. ' * bool(fix)}{fix}",
+        {"in full": str(error)} | dict(error.details),
+    )
+
+
+def _load(
+    options: DataOptions, score_on_held_out: float, num_records_public: int | None, slots_for: SlotsFor
+) -> tuple[TrainingData, list[str]]:
+    _check_data_options(options, score_on_held_out)
+    dataset = _load_own(options)
+    private = options.are_private
+    index = queries = other = None
+    train = dataset.train
+    if options.evaluate_on is not None:
+        other = load_dataset(
+            options.evaluate_on,
+            image_size=options.image_size,
+            pairs=options.pairs_of(options.evaluate_on),
+            max_image_pixels=options.max_image_pixels,
+        )
+        _check_alike(dataset, other)
+        if other.modality == "image" and other.train.labels is None:
+            raise ConfigError(
+                f"evaluate_on is scored by its classes, and {other.name} has no labels: give "
+                f"{label_place(other.name)}, or leave it out"
+            )
+        index, queries = _split_to_score(other, options.test_fraction)
+    elif not private:
+        train, queries = split_train_test(dataset, options.test_fraction)
+        index = train
+    if private and dataset.num_skipped:
+        show_on_a_terminal(
+            {"corrupt rows of the training data, left out (--skip-corrupt)": dataset.num_skipped}
+        )
+    slots = scored = None
+    if score_on_held_out:
+        slots = slots_for(num_records_public or len(train), train.ids)
+        train, scored = split_held_out(train, score_on_held_out, slots)
+    probes = load_probes(
+        options.probe_datasets,
+        dataset,
+        test_fraction=options.test_fraction,
+        pairs=options.pairs,
+        max_image_pixels=options.max_image_pixels,
+    )
+    if private:
+        public = (
+            {} if other is None else {"evaluate_on": [other.train, *([other.test] if other.test else [])]}
+        )
+        if probes:
+            public["probe_datasets"] = [part for probe in probes for part in (probe.index, probe.queries)]
+        _refuse_shared_images(dataset, public)
+    data = TrainingData(
+        train=train,
+        index=index,
+        queries=queries,
+        train_is_public=not private,
+        evaluation_is_public=options.evaluate_on is not None or bool(probes) or not private,
+        scored=scored,
+        slots=slots,
+        probes=probes,
+        # Of what is scored, which is public: names of private classes go nowhere.
+        class_names=() if queries is None else (other or dataset).class_names,
+        train_class_names=() if private else dataset.class_names,
+    )
+    return data, _data_notes(options) + _scorable_notes(data) + _skipped_notes(options, dataset, other)
+
+
+def _split_to_score(other: Dataset, test_fraction: float) -> tuple[AnyRecords | None, AnyRecords]:
+    """Return the index for k-NN and the probe, and what is scored: all, where an index would be no use."""
+    if other.test is None and other.train.labels is None:
+        return None, other.train
+    return split_train_test(other, test_fraction)
+
+
+def _check_alike(dataset: Dataset, other: Dataset) -> None:
+    if other.modality != dataset.modality:
+        raise ConfigError(
+            f"evaluate_on must hold {_KINDS[dataset.modality]}, as the training data do; {other.name} holds "
+            f"{_KINDS[other.modality]} (--probe-datasets takes labelled images beside either)"
+        )
+    if other.image_shape != dataset.image_shape:
+        raise ConfigError(
+            f"evaluate_on must have images of the training data's shape {dataset.image_shape}; "
+            f"got {other.image_shape} (give --image-size, and data of as many channels)"
+        )
+
+
+def _scorable_notes(data: TrainingData) -> list[str]:
+    """Say which share of what is scored, which is public, no classifier can answer rightly."""
+    index, queries = data.index, data.queries
+    if index is None or queries is None or index.labels is None or queries.labels is None:
+        return []
+    unknown = ~np.isin(queries.labels, index.labels)
+    if not unknown.any():
+        return []
+    num_classes = len(np.unique(queries.labels[unknown]))
+    return [
+        f"Of the {len(queries)} public records that are scored, {int(unknown.sum())} are of {num_classes} "
+        "classes without an image to learn from, so no answer to them can be right: add images of every "
+        "class, or give another --test-fraction."
+    ]
+
+
+_KINDS = {"image": "images", "image-text": "images with captions"}
+
+
+def _skipped_notes(options: DataOptions, dataset: Dataset, other: Dataset | None) -> list[str]:
+    """How many corrupt rows were dropped, of public data alone: of private data it tells of the records."""
+    public = [] if options.are_private else [dataset]
+    return [
+        f"Of {each.name} {each.num_skipped} corrupt rows are left out (--skip-corrupt)."
+        for each in (*public, *([other] if other is not None else []))
+        if each.num_skipped
+    ]
+
+
+def _data_notes(options: DataOptions) -> list[str]:
+    notes = []
+    if options.evaluate_on is not None:
+        notes.append(f"Scores are on the public data set {options.evaluate_on}.")
+    if options.probe_datasets:
+        names = ", ".join(options.probe_datasets)
+        notes.append(f"Features are also scored on {names}, taken to be public because they are named.")
+    if options.are_private:
+        notes.append(
+            "The training data are private: no ε = ∞ trials, no un-noised SNR or loss of private records."
+        )
+        if options.evaluate_on is None and not options.probe_datasets:
+            notes.append(
+                "No scores: give --evaluate-on a public data set, or nothing tells the trials apart."
+            )
+    return notes
+
+
+def _check_data_options(options: DataOptions, share: float) -> None:
+    """Refuse data that cannot be scored as the options ask, before any are read."""
+    other = options.evaluate_on
+    if share and options.modality != "image":
+        raise ConfigError(
+            "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
+            "which each record is a candidate of every query, so one record can change all answers and no "
+            f"noise for one count covers it; got {share}: leave it out, and give --evaluate-on public pairs"
+        )
+    for name in options.probe_datasets:
+        if any(each and _same_source(name, each) for each in (options.dataset, other)):
+            raise ConfigError(
+                "probe_datasets must be public data sets other than those trained and scored on already; got "
+                f"{name} for both"
+            )
+    if options.are_private and other and _same_source(other, options.dataset):
+        raise ConfigError(
+            f"evaluate_on must be a public data set, other than the private training data; got {other} for "
+            "both"
+        )
+    if share and not options.are_private:
+        raise ConfigError(
+            "score_on_held_out is for private training data, for scores of public data need no noise; got "
+            f"{share} with public data: leave it out, or declare --data-is private"
+        )
+    if share and other is None:
+        raise ConfigError(
+            "score_on_held_out scores private records against a public index, for a noised count to move by "
+            f"one only; got {share}: give --evaluate-on a public labelled data set, too"
+        )
+
+
+def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRecords]]) -> None:
+    """Refuse public data sets, given by their option, with private images in them, whatever their names.
+
+    The private test records, which nothing is trained on, are as private as the others.
+
+    Images that are stored are read some at a time, once. Two different images have one digest with a
+    probability of 2^-64; then public data are refused.
+    """
+    if not any(public.values()):
+        return
+    own = _image_digests([private.train, *([private.test] if private.test else [])])
+    for option, records in public.items():
+        if np.isin(_image_digests(records), own).any():
+            raise ConfigError(f"{option} must be public; it holds images of the private training data")
+
+
+def _image_digests(parts: Sequence[AnyRecords]) -> NDArray[np.uint64]:
+    """One digest of each image's shape and pixels, `[num_images of all parts]`."""
+    digests = (
+        hashlib.blake2b(image.tobytes(), digest_size=8, key=str(image.shape).encode()).digest()
+        for part in parts
+        for images in _some_at_a_time(part)
+        for image in images
+    )
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
+
+
+def _some_at_a_time(records: AnyRecords) -> Iterator[NDArray[np.uint8]]:
+    num_images = records.images.shape[0]
+    for start in range(0, num_images, _IMAGES_AT_ONCE):
+        yield records.images[np.arange(start, min(start + _IMAGES_AT_ONCE, num_images))]
+
+
+def _same_source(one: str, other: str) -> bool:
+    """Whether two names lead to the same records, or to parts of them."""
+
+    def place(name: str) -> Path | str | int:
+        if name.startswith("shapes"):  # of one seed the fewer pairs are among the more,
+            return shapes_name(name).seed  # and a few pairs of both vocabularies are equal
+        path = data_path(name)
+        return name if path is None else path.resolve()
+
+    return place(one) == place(other)

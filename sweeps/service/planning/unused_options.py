@@ -1,0 +1,46 @@
+"""Options with a value of their own that no training of a sweep reads, as adapters of a CNN."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from trainers.config.active_settings import applying
+from trainers.config.networks import NetworkOptions
+from trainers.config.presets import SETTINGS
+from trainers.config.tree import leaves, values_of
+
+_ALWAYS_READ = frozenset({"network", "warm_start"})
+
+
+def unread_options(network: NetworkOptions, params: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the options of the network that were given and do nothing.
+
+    Those at a value that some setting has are taken for not given.
+
+    Args:
+      network: the sweep's options.
+      params: of every training, `TrainingConfig.as_params`.
+
+    >>> unread_options(NetworkOptions(lora_rank=4), [{"method": "dp_gcl", "embedding_dim": 16}])
+    ['lora_rank']
+    >>> unread_options(NetworkOptions(lora_rank=4), [{"method": "dp_gcl", "lora_rank": 4}])
+    []
+    """
+    read = _ALWAYS_READ.union(*map(applying, params))
+    given = values_of(network)
+    usual = {name: [values_of(each.network)[name] for each in SETTINGS.values()] for name in given}
+    return [name for name in leaves(NetworkOptions) if name not in read and given[name] not in usual[name]]
+
+
+def unread_note(names: Collection[str]) -> list[str]:
+    """Return the advice about such options; none where there are none.
+
+    >>> unread_note(["lora_rank", "lora_targets"])
+    ['No training of this sweep reads --lora-rank and --lora-targets: the network has no use for them.']
+    """
+    if not names:
+        return []
+    flags = " and ".join("--" + name.replace("_", "-") for name in names)
+    them = "them" if len(names) > 1 else "it"
+    return [f"No training of this sweep reads {flags}: the network has no use for {them}."]

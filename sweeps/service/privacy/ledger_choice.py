@@ -1,0 +1,277 @@
+"""Which ledger and data set a sweep is charged to: the user's decision, checked before anything is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, LedgerError, LedgerMissing
+from dpgcl_core.ledger.cap import line_to_register
+from dpgcl_core.ledger.chain import RECORD, Head
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.marks import (
+    MARK,
+    check_owner,
+    check_unmarked,
+    check_unmarked_above,
+    heads_of_marks,
+    is_read_only,
+    read_mark,
+    read_mark_above,
+)
+from sweeps.service.options.data import DataOptions, data_path
+from sweeps.service.options.service import LedgerOptions, ledger_url
+from sweeps.service.storage.sweep_folder import SweepFolder
+from trainers.config.networks import PrivateStart
+from trainers.config.settings import MechanismOptions
+from trainers.data.pair_tables import image_files, image_folders
+
+
+def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: bool = False) -> None:
+    """Refuse private data without a decision about the ledger, and half a decision.
+
+    Args:
+      data: what is trained and scored on.
+      options: of the ledger.
+      dry_run: nothing will be trained.
+
+    Raises:
+      ConfigError: the rule and the fix.
+      LedgerError: the data carry the mark of a ledger, and none is given or they are called public; or
+        data that are scored on carry one.
+    """
+    for name in (data.evaluate_on or "", *data.probe_datasets):
+        if path := data_path(name):
+            check_unmarked(path)
+            for folder in image_folders(name, data.pairs.fitting(name)):
+                check_unmarked_above(folder, named_in=path)
+    url, (path, mark) = ledger_url(data, options), _marked(data)
+    if mark is not None and not data.are_private:
+        raise LedgerError(
+            f"the data in {path} are charged to a ledger as data set {mark[0]!r}, so they are private: leave "
+            "out --data-is public"
+        )
+    if url is None:
+        if options.dataset_id is not None:
+            raise ConfigError(
+                f"dataset_id = {options.dataset_id!r} is an id in a ledger: give --ledger or $DPGCL_LEDGER"
+            )
+        missing = ledger_missing(data, options)
+        if missing and not dry_run:
+            raise ConfigError(missing) if mark is None else LedgerError(missing)
+    elif options.dataset_id is None:
+        raise ConfigError("which data set in the ledger is charged? give --dataset-id NAME")
+    elif path is not None and mark is not None:
+        check_owner(path, mark, options.dataset_id)
+
+
+def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
+    """Return what is wrong where private data are to be charged to no ledger; a dry run may do without."""
+    if not data.are_private or ledger_url(data, options) is not None:
+        return None
+    path, mark = _marked(data)
+    if mark is not None:
+        return (
+            f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
+            "give that ledger with --ledger and --dataset-id"
+        )
+    if options.no_ledger:
+        return None
+    return (
+        "training on private data is charged to a budget ledger: give --ledger URL (or "
+        "$DPGCL_LEDGER) and --dataset-id NAME, or --no-ledger, which the privacy statement will say. A new "
+        f"ledger is made once: {line_to_register(unit=unit_of(data), create=True)}"
+    )
+
+
+def _marked(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
+    """The training data's own file or folder with its mark, else with that on a folder of their images.
+
+    A file that names its images is not all of the data: another list of the same images has no mark itself.
+    Where the images lie is the content of records, and is returned to nobody.
+    """
+    path = data_path(data.dataset)
+    if path is None:
+        return None, None
+    if mark := read_mark(path):
+        return path, mark
+    for folder in image_folders(data.dataset, data.pairs_of_training):
+        if mark := read_mark_above(folder):
+            return path, mark
+    return path, None
+
+
+def marks_note(data: DataOptions, ledger: Ledger | None) -> list[str]:
+    """Return what a plan and a statement say of private data that no mark can lie beside."""
+    path = data_path(data.dataset)
+    if ledger is None or path is None or not data.are_private or not is_read_only(path):
+        return []
+    return [
+        "The folder of the training data cannot be written, so the ledger's mark lies with the ledger: "
+        "charges to another ledger, or to none, would not be recognised, nor an old copy of the ledger that "
+        "was put back together with its marks."
+    ]
+
+
+def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
+    """Leave the ledger's mark on the folders of the images that a list of private data names.
+
+    A list's own mark is no help against a second list of the same images. A mark on a folder holds for all
+    that lies in it, so only those are marked that hold nothing but images of the list (and the list, and
+    hidden files): public data beside them would not be usable any more. Call it before the first charge and
+    after it, for these marks do not follow the ledger by themselves.
+
+    Returns:
+      Whether all images are protected so; True where the data are no list.
+
+    Raises:
+      LedgerError: as `Ledger.bind`; no message names a folder, which is the content of records.
+    """
+    path, pairs = data_path(data.dataset), data.pairs_of_training
+    files = {os.path.realpath(file) for file in image_files(data.dataset, pairs)}
+    folders = {os.path.dirname(file) for file in files}
+    known = files if path is None else {*files, os.path.realpath(path)}
+    alone = [Path(each) for each in sorted(folders) if os.access(each, os.W_OK) and _holds_only(each, known)]
+    heads: set[Head] | None = set()
+    try:
+        heads = {head for folder in alone for head in heads_of_marks(folder, dataset_id)}
+    except (LedgerError, OSError):
+        heads = None
+    if heads is None:  # raised out here: the other message names the folder
+        raise LedgerError(
+            f"images of {path} carry a mark of another data set or ledger than {dataset_id!r}, or one that "
+            "cannot be read: give the data set that they are charged to, or restore the mark"
+        )
+    for head in heads:
+        ledger.check_has(head, f"a mark on images of {path}")
+    try:
+        if alone:
+            ledger.bind(dataset_id, *alone, follow=False)
+    except LedgerError:  # a disk that is full, say
+        return False
+    return len(alone) == len(folders)
+
+
+def _holds_only(folder: str, known: set[str]) -> bool:
+    return all(
+        name.startswith(".") or name.endswith(MARK) or os.path.join(root, name) in known
+        for root, _, names in os.walk(folder)
+        for name in names
+    )
+
+
+def unit_of(data: DataOptions) -> str:
+    """Return what one record stands for, as it must be registered in the ledger: the unit column's name.
+
+    Raises:
+      ConfigError: the column has the name that stands for single rows.
+    """
+    if data.unit_column == RECORD:
+        raise ConfigError(
+            f"in a ledger the unit {RECORD!r} stands for single rows; rename the unit column {RECORD!r}"
+        )
+    return data.unit_column or RECORD
+
+
+def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
+    """Return the sweep's ledger, opened and checked; None without one.
+
+    Raises:
+      LedgerError: it is missing, out of reach or tampered with, or lacks rows that the marks on private data
+        know.
+    """
+    url, path = ledger_url(data, options), data_path(data.dataset)
+    if url is None:
+        return None
+    try:
+        ledger = Ledger.open(url)
+        if options.dataset_id is not None:
+            ledger.num_records_public(options.dataset_id)
+    except LedgerMissing as error:
+        missing = str(error).partition("; give another")[0].partition(" (register")[0]
+        is_new = not missing.startswith("unknown")
+        line = line_to_register(url, str(options.dataset_id), unit=unit_of(data), create=is_new)
+        raise LedgerError(
+            f"{missing}. Before the data are used they are registered, once, with the ε, δ and most records "
+            f"N that you decide on: {line} (docs/ledger.md)"
+        ) from None
+    if path is not None and data.are_private and options.dataset_id is not None:
+        ledger.check_marks(options.dataset_id, path)
+    return ledger
+
+
+def with_registered_number(
+    options: MechanismOptions, ledger: Ledger | None, dataset_id: str | None
+) -> MechanismOptions:
+    """Return the options with the number of records N that the data set was registered with.
+
+    Everything that is charged to a data set is stated together, for data sets of at most N records; so all of
+    it assumes one N, which the data decide nothing of.
+
+    Raises:
+      ConfigError: another number is given.
+      LedgerError: no such data set is registered.
+    """
+    if ledger is None or dataset_id is None:
+        return options
+    registered, given = ledger.num_records_public(dataset_id), options.num_records_public
+    if given not in (None, registered):
+        raise ConfigError(
+            f"data set {dataset_id!r} is registered with num_records_public = {registered}, and everything "
+            f"charged to it assumes that; got {given}: leave --num-records-public out"
+        )
+    return dataclasses.replace(options, num_records_public=registered)
+
+
+def account_of(ledger: Ledger | None, dataset_id: str | None) -> dict[str, Any] | None:
+    """Return what a sweep's plan keeps of where it is charged: the ids of ledger and data set."""
+    if ledger is None:
+        return None
+    return {"ledger_id": ledger.head().ledger_id, "dataset_id": dataset_id}
+
+
+def check_starts(starts: Mapping[Path, PrivateStart], ledger: Ledger | None) -> None:
+    """Refuse models of the private data that were charged to another ledger, or to rows that this one lost.
+
+    Args:
+      starts: by the file of their weights.
+      ledger: that the sweep is charged to.
+
+    Raises:
+      LedgerError: as said, or there is no ledger.
+    """
+    for path, start in starts.items():
+        if ledger is None:
+            raise LedgerError(f"{path} comes from private data, and needs the ledger that it was charged to")
+        ledger.check_has(start.head, f"the privacy statement beside {path}")
+
+
+def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | None) -> None:
+    """Refuse to resume a sweep with another ledger or data set than it was begun with, or without any.
+
+    Earlier steps would not be charged where later ones are. An old copy of the ledger is refused, too, by the
+    head that the plan keeps; a plan of version 0.1.0 has none, and gets one with its next charge.
+
+    Raises:
+      LedgerError: as said.
+    """
+    plan = folder.read_plan()
+    if plan is None:
+        return
+    before = plan.get("account")
+    if before == account_of(ledger, dataset_id):
+        if ledger is not None and "head" in plan:
+            ledger.check_has(Head(**plan["head"]), f"the plan of the sweep {folder.name!r}")
+        return
+    if before is None:
+        raise LedgerError(
+            f"the sweep {folder.name!r} was begun without a ledger, and cannot be charged before it draws "
+            "any more; resume it as it was begun, or start another one under a new --name"
+        )
+    raise LedgerError(
+        f"the sweep {folder.name!r} is charged to a ledger; resume it with --ledger and --dataset-id of "
+        f"ledger {before['ledger_id']} and data set {before['dataset_id']!r}"
+    )

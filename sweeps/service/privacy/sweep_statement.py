@@ -1,0 +1,196 @@
+"""The privacy statement of a sweep: put together, written as JSON and as a page, and printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.accounting.tuning.cost import TuningCost
+from dpgcl_core.accounting.tuning.modes import SEALED_THRESHOLD
+from dpgcl_core.errors import StorageError
+from dpgcl_core.ledger.report import LedgerStatement
+from dpgcl_core.release.statement import PrivacyStatement
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.sweep_cost import cost_of, open_trials
+from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
+from sweeps.service.privacy.budget import NO_LEDGER
+from sweeps.service.storage.sweep_folder import SweepFolder, is_drawn, replace_text, storage_errors
+from trainers.export.sweep_results import ANSWER
+from trainers.files.checkpoint import read_grant
+
+STATEMENT = "privacy_statement"
+
+
+def what_was_drawn(
+    plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Charged]:
+    """Return an upper bound on what each begun trial of an open sweep, and of an earlier one, has drawn."""
+    drawn = {t.name: what_one_drew(t, folder, results.get(t.name)) for t in plan.trials}
+    if plan.earlier is not None:
+        drawn |= plan.earlier.drawn
+    return {name: charged for name, charged in drawn.items() if charged is not None}
+
+
+def what_one_drew(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] | None) -> Charged | None:
+    """Return an upper bound on what a trial has drawn; None where it has not begun.
+
+    Of attempts whose traces were lost only the number of steps is known: each of them may have been a first
+    one, and as many scorings may have been among them as starts or as whole trainings. One that was ended
+    early counts as if it had not been (`steps_left_out`).
+    """
+    path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
+    counted, grant, starts = folder.drawn(trial.name), read_grant(path), folder.starts(trial.name)
+    lost_by_grant = grant.num_steps_lost if grant is not None else 0
+    lost = max(lost_by_grant, starts.num_lost * planned)
+    if result is not None:
+        num_steps = int(result["metrics"]["num_steps_charged"]) + steps_left_out(trial, result["metrics"])
+        num_restarts = max(0, num_steps - planned) if counted is None else counted.num_attempts - 1
+    elif counted is not None:
+        num_steps, num_restarts = counted.num_steps, counted.num_attempts - 1
+    elif lost:  # a grant says that another attempt may have begun since
+        num_steps, num_restarts = planned if lost_by_grant else 0, 0
+    else:
+        return None
+    num_scorings = max(1, counted.num_scorings) if counted is not None else 1 + num_restarts
+    return Charged(
+        num_steps=num_steps + lost,
+        num_first_steps=min(num_steps + lost, 1 + num_restarts + lost),
+        num_scorings=num_scorings + max(starts.num_lost, lost // max(1, planned)),
+    )
+
+
+def steps_left_out(trial: Trial, metrics: Mapping[str, float]) -> int:
+    """Return the planned steps that a finished training was ended before, for its scores.
+
+    Every ε has them beside what was drawn. Scores chose the step s that a training ended at, so the s + r
+    steps that it made, r of them repeated for a restart, are a number that follows the private data, and no
+    ε of so many is a guarantee. Whatever the scores, it would have made at most T + r: all that it released
+    is a function of so many steps. Where R steps for restarts are charged in advance, the T + R that its
+    metrics tell are that number already.
+    """
+    if trial.config.mechanism.num_restart_steps is not None or "num_steps_done" not in metrics:
+        return 0
+    return max(0, trial.config.mechanism.num_steps - int(metrics["num_steps_done"]))
+
+
+def cost_charged(plan: SweepPlan, drawn: Mapping[str, Charged]) -> TuningCost | None:
+    """Return the cost of an open sweep with what restarts repeated."""
+    proven = filter(is_proven, plan.charged_trials)
+    if all(trial_class(trial, drawn.get(trial.name)) == trial_class(trial) for trial in proven):
+        return plan.cost
+    return cost_of(plan.release, plan.charged_trials, drawn)
+
+
+def build_statement(
+    plan: SweepPlan,
+    sweep: str,
+    *,
+    drawn: Mapping[str, Charged] | None = None,
+    ledger: LedgerStatement | None = None,
+) -> PrivacyStatement:
+    """Return the statement of a sweep.
+
+    Args:
+      plan: the sweep's; of a sealed one, its candidates.
+      sweep: the sweep's name.
+      drawn: what each begun trial may have drawn, for an open sweep.
+      ledger: the ledger's lines.
+    """
+    source, is_open = plan.source, plan.release.is_open
+    charged = drawn or {}
+    proven = [trial for trial in plan.charged_trials if is_proven(trial)]
+    return PrivacyStatement(
+        sweep=sweep,
+        dataset=source.dataset,
+        data_are_private=source.are_private,
+        guarantee_label=_weakest_label(plan),
+        num_records_public=plan.num_records_public,
+        num_records_source=str(plan.trials[0].params["num_records_public_source"]),
+        mode=plan.release.mode,
+        cost=cost_charged(plan, charged) if is_open else plan.cost,
+        budget=plan.cost,
+        mechanisms=list(dict.fromkeys(trial.config.mechanism for trial in proven)),
+        randomness="; ".join(dict.fromkeys(str(trial.params["randomness"]) for trial in plan.trials)),
+        scores=_score_text(plan),
+        unit_column=source.unit_column,
+        row=plan.row,
+        starts=tuple(dict.fromkeys(start.sweep for start in plan.private_starts.values())),
+        trials=open_trials(plan.charged_trials, charged, len(charged)) if is_open else None,
+        ledger=ledger,
+        ledger_note=NO_LEDGER if source.are_private else "no ledger: public data need none",
+        notes=plan.notes,
+    )
+
+
+def _weakest_label(plan: SweepPlan) -> str:
+    labels = {trial.config.guarantee_label for trial in plan.charged_trials}
+    return next(label for label in ("none", "as-published", "proven") if label in labels)
+
+
+def _score_text(plan: SweepPlan) -> str:
+    """How scores were evaluated."""
+    source, release = plan.source, plan.release
+    probes = ", ".join(source.probe_datasets)
+    if plan.data.queries is None:
+        return f"on {probes} (public data), without noise" if probes else "none were computed"
+    where = source.evaluate_on or f"the held-out part of {source.dataset}"
+    kind = "public data" if plan.data.evaluation_is_public else "no public data"
+    chosen = "" if release.is_open else f"; the score that selects is {release.select_by}"
+    if release.mode == SEALED_THRESHOLD:
+        chosen += f", at least {release.min_score:g}"
+    also = f"; features also on {probes} (public data)" if probes else ""
+    return f"on {where} ({kind}), without noise{also}{_noised_text(plan)}{chosen}"
+
+
+def _noised_text(plan: SweepPlan) -> str:
+    noises = {trial.config.evaluation.score_noise_multiplier for trial in plan.trials} - {None}
+    if not noises:
+        return ""
+    shown = ", ".join(f"{noise:g}" for noise in sorted(noise for noise in noises if noise is not None))
+    share = plan.trials[0].config.evaluation.score_on_held_out
+    return (
+        f"; and on {share:.3g} of the private records' slots, that no trial trains on, "
+        f"as counts with Gaussian noise of standard deviation {shown}, charged in ε"
+    )
+
+
+def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Path]:
+    """Write `privacy_statement.json` and `.md`, in place of earlier ones; return their paths.
+
+    Raises:
+      StorageError: they cannot be written, on a full disk for example; then none of them is there.
+    """
+    paths = folder / f"{STATEMENT}.json", folder / f"{STATEMENT}.md"
+    try:
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, text in zip(paths, (statement.to_json(), statement.to_markdown()), strict=True):
+                replace_text(path, text)
+    except StorageError:
+        withdraw_statement(folder)
+        raise
+    return paths
+
+
+def withdraw_statement(folder: Path, question: str | None = None) -> None:
+    """Take what states the sweep's cost away before more is drawn: it would promise less than is spent.
+
+    That is the statement, the answer, and the figure and tables of its question, whose captions have it.
+    """
+    drawn = () if question is None else folder.glob(f"{question.replace('-', '_')}.*")
+    for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER), *filter(_is_figure, drawn)):
+        path.unlink()
+
+
+def _is_figure(path: Path) -> bool:
+    return is_drawn(path.name) and path.is_file()
+
+
+def statement_text(statement: PrivacyStatement) -> str:
+    """Return the statement's first lines for the terminal."""
+    shown = [f"privacy: {statement.headline()}"]
+    spends = statement.data_are_private or statement.ledger is not None
+    first = ("ε", "Ledger") if spends and statement.cost is not None else ()
+    shown += [f"  {name}: {value}" for name, value in statement.lines() if name.startswith(first)]
+    return "\n".join(shown)

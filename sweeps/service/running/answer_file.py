@@ -1,0 +1,79 @@
+"""The answer at the end of a sweep: computed from the results on disk, kept in a file, printed.
+
+`answer.json` lies in the sweep's folder, of a sealed sweep in `release/`; export reads it there. It is made
+of what is released alone: of an open sweep every trial, of a sealed one the published run, the statement's
+numbers, and what the ledger had left at the moment of the charge, before the number of trials was drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dashboards.compose.answer import OWN, Answer, PrivacyNumbers, answer_of
+from dashboards.compose.questions import QUESTIONS
+from dashboards.query.trial_frames import typed
+from dpgcl_core.accounting.tuning.cost import TuningCost
+from trainers.export.sweep_results import ANSWER
+from trainers.files.outcome_file import Outcomes
+
+
+def sweep_answer(
+    question: str,
+    rows: Sequence[Mapping[str, Any]],
+    tags: Mapping[str, Any],
+    cost: TuningCost | None,
+    left: tuple[float | None, int] | None = None,
+    outcomes: Mapping[str, Outcomes] | None = None,
+) -> Answer | None:
+    """Return the answer of a sweep, from results in place of MLflow; None where no trial has a score.
+
+    Args:
+      question: of the sweep.
+      rows: `trial`, `guarantee_label`, `params` and `metrics` of each trial.
+      tags: and other values that all of them share.
+      cost: of the sweep; None without a guarantee.
+      left: what a ledger has left: ε and trainings; None without one.
+      outcomes: on public test records, by the trial's name.
+
+    Raises:
+      DashboardError: as `dashboards.compose.answer.answer_of`.
+    """
+    found = []
+    for row in rows:
+        params = {name: typed(str(value)) for name, value in row["params"].items()}
+        own = {name: row[name] for name in ("trial", "guarantee_label") if row.get(name) is not None}
+        found.append({**tags, **params, **row["metrics"], **own})
+    frame = pd.DataFrame(found)
+    frame = frame.astype({"group_size": object}) if "group_size" in frame else frame
+    epsilon, num_trainings = left if left is not None else (None, None)
+    privacy = PrivacyNumbers(epsilon_remaining=epsilon, trainings_remaining=num_trainings)
+    if cost is not None:
+        privacy = dataclasses.replace(
+            privacy,
+            training_epsilon=cost.training_epsilon,
+            tuned_epsilon=cost.tuned_epsilon,
+            delta=cost.delta,
+        )
+    return answer_of(frame, QUESTIONS.get(question, OWN), privacy, outcomes)
+
+
+def write_answer(answer: Answer, folder: Path) -> Path:
+    """Write `answer.json` in place of an earlier one; return its path."""
+    path = folder / ANSWER
+    path.write_text(json.dumps(answer.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def answer_text(answer: Answer) -> str:
+    """Return the answer for the terminal, the privacy statement's numbers left out: they stand above it."""
+    first, *others = dataclasses.replace(answer, privacy=None).lines()
+    left = answer.privacy.trainings_remaining if answer.privacy is not None else None
+    such = "training" if left == 1 else "trainings"
+    more = [] if left is None else [f"The ledger holds {left} more {such} like the costliest of these."]
+    return "\n  ".join([f"answer: {first}", *others, *more])

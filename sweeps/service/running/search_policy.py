@@ -1,0 +1,280 @@
+"""An adaptive search under way: each trial is chosen by what earlier ones scored.
+
+What is proposed is written down before it is trained, one file per trial, `suggested/trial-3.json`. A resume
+proposes it again, tells the sampler what was found, and goes on. The study that is kept for Optuna's tools is
+written alone: whatever becomes of it, the search proposes the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import StorageError
+from dpgcl_core.ledger.report import LedgerStatement
+from dpgcl_core.release.statement import PrivacyStatement, rounded_up
+from sweeps.service.cluster.trial_queue import TrialSource
+from sweeps.service.console.terminal import count, print_notes, say, steps_text, warn
+from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.search_plan import SearchPlan, costliest_trials, plan_search, searched_trial
+from sweeps.service.planning.space import SearchOptions, Space
+from sweeps.service.planning.trials import Charged, Trial, is_proven
+from sweeps.service.running.mlflow_listener import times_ms
+from sweeps.service.running.proposals import Proposals
+from sweeps.service.running.study import SearchStudy
+from sweeps.service.running.sweep_trials import Results, SweepTrials
+from sweeps.service.running.trial_policy import TrialPolicy
+from sweeps.service.storage.calibrations import CalibrationCache
+from sweeps.service.storage.sweep_folder import SweepFolder, storage_errors, write_json
+from trainers.files.durable_files import make_folder, sync_folder
+
+
+@dataclass(frozen=True)
+class OwnScore:
+    """A score of the user's own.
+
+    Attributes:
+      name: of the metric that it becomes.
+      function: maps the visible metrics of a trial to a number, the larger the better.
+    """
+
+    name: str
+    function: Callable[[Mapping[str, float]], float]
+
+    def of(self, trial: str, metrics: Mapping[str, float]) -> float:
+        """Return the score of a trial; nan, with a warning, where the function fails: the search goes on."""
+        try:
+            return float(self.function(dict(metrics)))
+        except Exception as error:  # the user's own code
+            warn(f"warning: {trial} has no score: {type(error).__name__}: {error}")
+            return math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPolicy(TrialPolicy):
+    """Trials are proposed one after the other, each by what earlier ones scored.
+
+    Attributes:
+      space: that is searched; that of the options unless given.
+      own_score: computed of each trial, in place of a metric; None for none.
+    """
+
+    space: Space | None = None
+    own_score: OwnScore | None = None
+
+    def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
+        """Return as many trials as the search has, each with the least noise of the space."""
+        return costliest_trials(inputs, self._space_of(inputs))
+
+    def fixes_noise(self, inputs: PlanInputs) -> bool:
+        """Whether options or space give the noise of every private training."""
+        return super().fixes_noise(inputs) or self._space_of(inputs).moves_epsilon
+
+    def plan(self, inputs: PlanInputs) -> SweepPlan:
+        """Return the plan. Raises as `plan_search`."""
+        return plan_search(inputs, self.space, () if self.own_score is None else (self.own_score.name,))
+
+    def print_plan(self, plan: SweepPlan, *, in_full: bool) -> None:
+        """Print what is searched, by what, and what it costs at most."""
+        assert isinstance(plan, SearchPlan)
+        print_search(plan, in_full=in_full)
+
+    def start(self, plan: SweepPlan, folder: SweepFolder, calibrations: CalibrationCache) -> SweepTrials:
+        """Return the trials of the search, those that an earlier process had begun among them."""
+        assert isinstance(plan, SearchPlan)
+        return SearchTrials(plan, folder, calibrations, self.own_score)
+
+    def _space_of(self, inputs: PlanInputs) -> Space:
+        assert isinstance(inputs.options, SearchOptions)
+        return self.space or Space.of(inputs.options)
+
+
+class SearchTrials(SweepTrials):
+    """The trials of one search, which names them as it comes to them; it is their `TrialSource`, too.
+
+    Args:
+      plan: of the search.
+      folder: of the sweep, held by this process.
+      calibrations: the noise multipliers found before.
+      own_score: is kept with the metrics that it is made of, so that a resume and MLflow know it.
+
+    Raises:
+      StorageError: what was proposed is damaged, or of another search.
+    """
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        folder: SweepFolder,
+        calibrations: CalibrationCache,
+        own_score: OwnScore | None = None,
+    ) -> None:
+        super().__init__(plan, folder)
+        self._search, self._calibrations, self._own_score = plan, calibrations, own_score
+        self._proposals = Proposals(plan.space, plan.options)
+        self._values: dict[str, Mapping[str, Any]] = {}
+        self._study = SearchStudy(folder.path, plan.options.objectives, plan.space.searched)
+        self._to_repeat: list[Trial] = []
+        for number, values in enumerate(read_suggestions(folder), start=1):
+            try:
+                self._proposals.repeat(values)
+            except (ValueError, KeyError) as error:
+                raise StorageError(
+                    f"{suggestion_file(folder, number)} is of another search: {error}"
+                ) from error
+            self._to_repeat.append(self._named(number, values))
+
+    def source(self, remaining: Sequence[Trial]) -> TrialSource:
+        """Return itself."""
+        return self
+
+    def keep(self, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep a result with its own score, where that is a finite number."""
+        metrics, own = result["metrics"], self._own_score
+        if own is not None and math.isfinite(value := own.of(name, metrics)):
+            metrics = metrics | {own.name: value}
+        return super().keep(name, {**result, "metrics": metrics})
+
+    def next_trial(self) -> Trial:
+        """Return a trial that an earlier process had begun, or a new one, once it is written down."""
+        if self._to_repeat:
+            return self._to_repeat.pop(0)
+        number, values = self._proposals.num_asked + 1, self._proposals.ask()
+        trial = self._named(number, values)
+        write_suggestion(self._folder, number, values)
+        self._calibrations.keep()
+        return trial
+
+    def ended(self, name: str) -> None:
+        """Tell the sampler how a trial ended, by the result that was kept."""
+        result = self._folder.result(name, self._hashes[name])
+        metrics = None if result is None else result["metrics"]
+        self._proposals.tell(self.by_name[name].params["trial_number"], metrics)
+        if result is not None:
+            self._record({name: result})
+
+    def begin(self) -> None:
+        """Tell the sampler how earlier trials ended, and add to the kept study what it lacks of them."""
+        done, excluded = self.results(), self.excluded()
+        for known in (done, excluded):
+            for trial in self._to_repeat:
+                if trial.name in known:
+                    metrics = done[trial.name]["metrics"] if trial.name in done else None
+                    self._proposals.tell(trial.params["trial_number"], metrics)
+        over = done.keys() | excluded.keys()
+        self._to_repeat = [trial for trial in self._to_repeat if trial.name not in over]
+        self._record(done)
+
+    def axes(self, trial: Trial) -> dict[str, Any]:
+        """Return the settings that are searched."""
+        return {name: trial.params[name] for name in self._search.space.columns}
+
+    def statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
+        """As of every sweep, with the mechanisms that were trained in place of the costliest one."""
+        trained = [self.by_name[name] for name in drawn if is_proven(self.by_name[name])]
+        mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))
+        statement = super().statement(drawn, ledger)
+        notes, num_settings = statement.notes, len({str(self._values[name]) for name in drawn})
+        if num_settings < len(drawn):
+            counted = f"{count(len(drawn), 'training')} of {count(num_settings, 'setting')}"
+            notes = (
+                *notes,
+                f"{counted}: repeats of one setting are ranked by their mean, and all are charged.",
+            )
+        return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
+
+    def finish(self) -> None:
+        """Try once more to add to the kept study what it did not take."""
+        self._record(self.results())
+
+    def closing_lines(self) -> Iterator[str]:
+        """Yield what the search found, for people to type again."""
+        best, objectives = self._proposals.best(), self._search.options.objectives
+        if not best:
+            yield f"no trial has a value of {', '.join(objectives)}"
+            return
+        settings = count(len(best), "setting")
+        front = f"{settings} that none beats in all of {', '.join(objectives)}"
+        yield f"Pareto front, {front}:" if len(objectives) > 1 else f"highest {objectives[0]}:"
+        for numbers, values in best:
+            names = [f"trial-{number}" for number in numbers]
+            params = self.by_name[names[0]].params
+            scores = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            scores += f" (mean of {len(names)} trainings)" * (len(names) > 1)
+            settings = ", ".join(f"{name} = {params[name]}" for name in self._search.space.columns)
+            yield f"  {', '.join(names)}: {scores} with {settings}"
+
+    def _record(self, results: Results) -> None:
+        """Add trials with a result to the kept study; those that it does not take are tried at the end."""
+        try:
+            for name, result in results.items():
+                label = self.by_name[name].config.guarantee_label
+                self._study.add(name, self._values[name], result, label, times_ms(result))
+        except StorageError as error:
+            warn(f"warning: {error}; the end of the search, or --resume, adds it")
+
+    def _named(self, number: int, values: Mapping[str, Any]) -> Trial:
+        """Return trial `number`, which the sweep knows from now on by its real settings."""
+        trial = searched_trial(self._search, number, values)
+        self._values[trial.name] = values
+        self.add(trial)
+        return trial
+
+
+def suggestion_file(folder: SweepFolder, number: int) -> Path:
+    """Return where the settings of a trial are written down before it starts."""
+    return folder.path / "suggested" / f"trial-{number}.json"
+
+
+def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]) -> None:
+    """Write the settings of a trial down, durably.
+
+    Raises:
+      StorageError: they cannot be written.
+    """
+    path = suggestion_file(folder, number)
+    with storage_errors(path):
+        make_folder(path.parent)
+        sync_folder(folder.path)
+        write_json(path, values)
+
+
+def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
+    """Return the values of all trials that were written down, the first one first.
+
+    Raises:
+      StorageError: one is damaged or gone; a trial of other settings must not take its name.
+    """
+    count = len(list((folder.path / "suggested").glob("trial-*.json")))
+    found = []
+    for number in range(1, count + 1):
+        path = suggestion_file(folder, number)
+        try:
+            found.append(dict(json.loads(path.read_text())))
+        except (OSError, ValueError, TypeError) as error:
+            raise StorageError(f"{path} is gone or damaged; restore it, or choose another --name") from error
+    return found
+
+
+def print_search(plan: SearchPlan, *, in_full: bool) -> None:
+    """Print what is searched, by what, and what it costs at most."""
+    print_notes(plan, in_full=in_full)
+    config, options = plan.trials[0].config, plan.options
+    mechanism = config.mechanism
+    say(
+        f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, {steps_text(mechanism)}, "
+        f"to {mechanism.neighboring_relation}"
+    )
+    say(f"{options.num_trials} trials by {options.sampler}, for {', '.join(options.objectives)}, over")
+    for each in plan.space.searched:
+        say(f"  {each.option:<20} {each.text}")
+    if config.guarantee_label == "proven":
+        at_most = f"σ at least {mechanism.noise_multiplier:.5g}, ε at most {rounded_up(config.epsilon(), 5)}"
+        say(f"every trial: {at_most}; the whole search, whatever it chooses:")
+    say(plan.tags()["tuning_cost"])

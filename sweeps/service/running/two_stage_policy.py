@@ -1,0 +1,235 @@
+"""Tuning before comparing: each candidate gets a grid of settings, and the best one is trained afresh.
+
+A candidate is what a comparison has one row for, for example a method at one ε. A first sweep trains every
+setting of every candidate once; a second one trains the best setting of each, with seeds of its own, so
+that the scores shown are not those that the choice was made by. Both are open sweeps: all trials of both
+are released, and the cost stated for the second is that of both together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.mechanism.method import Method
+from dpgcl_core.mechanism.registry import METHODS, method_named
+from sweeps.service.console.terminal import say
+from sweeps.service.options.data import DataOptions
+from sweeps.service.options.score_options import default_score, scores_to_compare
+from sweeps.service.options.sweep_options import SweepOptions
+from sweeps.service.planning.inputs import Earlier, PlanInputs
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.privacy.sweep_statement import what_was_drawn
+from sweeps.service.running.conclude import Figure
+from sweeps.service.running.prepare import sweep_prefix
+from sweeps.service.running.sweep import Outcome, execute
+from sweeps.service.running.trial_policy import TrialPolicy
+from sweeps.service.storage.sweep_folder import named_folder, unused_name
+from sweeps.service.storage.sweep_lock import check_not_running
+from trainers.config.tree import changed
+from trainers.files.storage import storage_root
+
+_TUNING = "-tuning"
+"""The end of the first sweep's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstOfTwo(TrialPolicy):
+    """Every setting of a grid, in a sweep whose plan knows the comparison that follows.
+
+    Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T; so plan
+    and dry run tell the total, and a ledger that does not hold both refuses before anything is trained. A
+    resume does not ask again for what the comparison may have reserved already.
+
+    Attributes:
+      question, options, points: of the comparison, which has the answer.
+    """
+
+    question: str
+    options: SweepOptions
+    points: Sequence[Point]
+
+    def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
+        """Return the trials of both sweeps."""
+        return [*super().trials(inputs), *super().trials(self._second(inputs))]
+
+    def plan(self, inputs: PlanInputs) -> SweepPlan:
+        """Return the plan of the first sweep, with the trials that follow. Raises as `build_plan`."""
+        plan, after = super().plan(inputs), super().plan(self._second(inputs))
+        note = (
+            f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
+            "too, and is the one to sign."
+        )
+        later = () if inputs.options.storage.resume else after.trials
+        return dataclasses.replace(plan, notes=(*plan.notes, note), later=later)
+
+    def resumed_name(self, name: str) -> str:
+        """Return the name of the comparison."""
+        return name.removesuffix(_TUNING)
+
+    def _second(self, inputs: PlanInputs) -> PlanInputs:
+        """What the comparison is planned from, at the noise of the first sweep."""
+        second = dataclasses.replace(self.options, mechanism=inputs.options.mechanism)
+        return dataclasses.replace(
+            inputs, question=self.question, options=second, points=self.points, notes=(), earlier=None
+        )
+
+
+def run_tuned_sweep(
+    question: str,
+    options: SweepOptions,
+    candidates: Sequence[Point],
+    grid: Sequence[Mapping[str, Any]],
+    figure: Figure,
+) -> int:
+    """Tune every candidate on the same grid, run the best setting of each, and return the exit code.
+
+    Args:
+      question: name of the sweep.
+      options: the user's; `name` is that of the second sweep, and the first one's ends in `-tuning`.
+      candidates: what is compared: the changes that all settings of one share, and what MLflow shows besides.
+      grid: settings by option name, the same for all candidates.
+      figure: as in `execute`, of the second sweep.
+
+    Raises:
+      ConfigError: the release mode is not open, or nothing would be scored to choose by.
+    """
+    if not options.release.is_open:
+        raise ConfigError(
+            "a comparison shows every trial, so its release is open; got "
+            f"{options.release.mode}: for one private model use another sweep"
+        )
+    if options.data.are_private and options.data.evaluate_on is None:
+        raise ConfigError(
+            "settings are chosen by a score on public data, such as "
+            f"{default_score(options.data.modality, options.mechanism.method)}: give --evaluate-on a public "
+            "data set"
+        )
+    if options.data.are_private:
+        candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
+    name = _name_of_both(question, options)
+    methods = [candidate.changes.get("method", options.mechanism.method) for candidate in candidates]
+    settings = {
+        candidate.label: _points(candidate, grid if method_named(method).trains else grid[:1])
+        for candidate, method in zip(candidates, methods, strict=True)
+    }
+    first = changed(options, repeats=1, name=f"{name}{_TUNING}")
+    say(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
+    second = changed(options, seed=options.service.seed + 1)
+    likely = [_shown(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
+    tuning = execute(
+        f"{question}-tuning",
+        first,
+        [point for points in settings.values() for point in points],
+        None,
+        policy=FirstOfTwo(has_answer=False, question=question, options=second, points=likely),
+        repeat_options=options,
+    )
+    if tuning.code or options.service.dry_run:
+        return tuning.code
+    scores = scores_to_compare(tuning.plan.data, methods)
+    chosen = [
+        _best(settings[candidate.label], tuning, candidate, scores.get(method, ""))
+        for candidate, method in zip(candidates, methods, strict=True)
+    ]
+    assert tuning.folder is not None
+    begun = (tuning.folder.path.parent / name / "plan.json").is_file()
+    second = changed(second, name=name, resume=options.storage.resume and begun, total_epsilon=None)
+    if (fit := tuning.plan.fit) is not None and fit.epsilon is not None:
+        second = changed(second, epsilon=fit.epsilon)
+    return execute(
+        question, second, chosen, figure, earlier=_earlier(tuning, grid), repeat_options=options
+    ).code
+
+
+def compared(names: Sequence[str], data: DataOptions) -> list[Method]:
+    """Return the methods of these names, or of all, that can be compared on the sweep's data.
+
+    Of all, those that have a loss for what the records are, and that learn without labels. On private data
+    those whose guarantee is proven, and of these the ones with the neighbouring relation of the first:
+    trainings with two relations have no total ε.
+    """
+    found = [method_named(name) for name in dict.fromkeys(names)] or _fitting(data)
+    if not data.are_private:
+        return found
+    proven = [method for method in found if method.label == "proven"]
+    kept = [m for m in proven if m.neighboring_relation == proven[0].neighboring_relation]
+    left = ", ".join(method.name for method in found if method not in kept)
+    if left:
+        say(f"note: left out on private data, for want of a guarantee or of the others' relation: {left}")
+    return kept
+
+
+def _fitting(data: DataOptions) -> list[Method]:
+    """All methods that can be trained on records of the sweep's modality."""
+    of_images = data.modality == "image"
+    kind = "images without texts" if of_images else "pairs of images and texts"
+    unlabelled = [m for m in METHODS.values() if not m.takes_labels]
+    found = [m for m in unlabelled if (m.takes_images if of_images else m.takes_pairs)]
+    left = ", ".join(method.name for method in unlabelled if method not in found)
+    say(f"note: left out, for they have no loss for {kind}: {left}")
+    return found
+
+
+def _name_of_both(question: str, options: SweepOptions) -> str:
+    """Return the second sweep's name, which is given or new; one that is taken has spent nothing so far."""
+    storage, root = options.storage, storage_root(options.storage.folder)
+    if storage.name is None:
+        return unused_name(root / "sweeps", sweep_prefix(question, options), ends=("", _TUNING))
+    second = named_folder(root, storage.name)
+    check_not_running(second)
+    if not storage.resume and second.path.exists():
+        raise StorageError(
+            f"the sweep {storage.name!r} exists already; add --resume to continue it, or choose another "
+            "--name"
+        )
+    return storage.name
+
+
+def _points(candidate: Point, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """The settings to try."""
+    return [
+        Point(
+            label=f"tune-{candidate.label}-{number}",
+            changes={**setting, **candidate.changes},
+            params=candidate.params,
+        )
+        for number, setting in enumerate(grid)
+    ]
+
+
+def _best(points: Sequence[Point], tuning: Outcome, candidate: Point, name: str) -> Point:
+    """The setting of the highest score `name`; of equal ones the first, and no score counts as the lowest."""
+
+    def score(point: Point) -> float:
+        value = tuning.results[f"{point.label}-r0"]["metrics"].get(name, -math.inf)
+        return value if math.isfinite(value) else -math.inf
+
+    found = max((point for point in points if f"{point.label}-r0" in tuning.results), key=score, default=None)
+    if found is None:
+        raise ConfigError(
+            f"no setting of {candidate.label} may be run on these data; leave it out of the comparison"
+        )
+    return _shown(candidate, found, len(points))
+
+
+def _shown(candidate: Point, setting: Point, num_tried: int) -> Point:
+    """The point of the comparison."""
+    params = {**candidate.params, "tuning_grid_size": num_tried}
+    return Point(label=candidate.label, changes=setting.changes, params=params)
+
+
+def _earlier(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> Earlier:
+    assert tuning.folder is not None
+    return Earlier(
+        sweep=tuning.folder.name,
+        sweep_id=(tuning.folder.read_plan() or {})["sweep_id"],
+        trials=tuning.plan.trials,
+        drawn=what_was_drawn(tuning.plan, tuning.folder, tuning.results),
+        grid="; ".join(", ".join(f"{name} = {value:g}" for name, value in each.items()) for each in grid),
+    )

@@ -1,0 +1,65 @@
+"""What the script of a question runs, loaded once its command line was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sweeps.service.options.sweep_command_line import parse_options
+from sweeps.service.options.sweep_options import SweepOptions, errors_in_flags
+
+if TYPE_CHECKING:
+    from sweeps.service.planning.trials import Point
+    from sweeps.service.running.trial_policy import TrialPolicy
+
+
+Options = TypeVar("Options", bound=SweepOptions)
+
+
+def run_script(
+    question: str,
+    kind: type[Options],
+    points_of: Callable[[Options], Sequence[Point]],
+    *,
+    description: str | None,
+) -> int:
+    """Run a question's sweep as its script's command line says, and return the exit code.
+
+    Args:
+      question: its name.
+      kind: of the script's options.
+      points_of: what is compared, by the options.
+      description: for `--help`.
+    """
+    options = parse_options(kind, description=description)
+    return run_question(question, options, points_of(options))
+
+
+def run_question(
+    question: str, options: SweepOptions, points: Sequence[Point], policy: TrialPolicy | None = None
+) -> int:
+    """Run a question's sweep from plan to figure and return the exit code.
+
+    Args:
+      question, options, points: as of `sweeps.service.running.sweep.execute`.
+      policy: which trials it has; every point unless given.
+    """
+    from dashboards.figures import draw  # here, with pandas, torch and Ray
+    from sweeps.service.running.sweep import execute
+    from sweeps.service.running.trial_policy import ALL_POINTS
+
+    with errors_in_flags(type(options)):
+        return execute(question, options, points, partial(draw, question), policy=policy or ALL_POINTS).code
+
+
+def run_tuned_question(
+    question: str, options: SweepOptions, candidates: Sequence[Point], grid: Sequence[Mapping[str, Any]]
+) -> int:
+    """Tune every candidate, run the best of each and return the exit code, see `run_tuned_sweep`."""
+    from dashboards.figures import draw
+    from sweeps.service.console.display import displayed
+    from sweeps.service.running.two_stage_policy import run_tuned_sweep
+
+    with errors_in_flags(type(options)), displayed(quiet=options.service.is_quiet):
+        return run_tuned_sweep(question, options, candidates, grid, partial(draw, question))

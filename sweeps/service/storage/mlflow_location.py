@@ -1,0 +1,32 @@
+"""Where MLflow keeps the runs of sweeps."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from dpgcl_core.errors import StorageError
+from trainers.files.storage import in_throw_away_copy
+from trainers.tracking.mlflow_server import database_address
+
+
+def tracking_address(option: str | None, root: Path) -> str:
+    """Return where MLflow keeps the runs: the option, `$MLFLOW_TRACKING_URI`, or `mlflow.db` in `root`.
+
+    The path of an SQLite file is made absolute: the driver of a private Ray changes its folder.
+
+    Raises:
+      StorageError: the file lies in a job's throw-away copy.
+    """
+    uri = option or os.environ.get("MLFLOW_TRACKING_URI") or database_address(root)
+    file = re.fullmatch(r"(sqlite[^:]*:///)([^?]+)(.*)", uri, re.IGNORECASE)
+    if file is None:
+        return uri
+    path = Path(file[2]).absolute()
+    if in_throw_away_copy(path):
+        raise StorageError(
+            f"the MLflow database {path} lies in the job's throw-away copy of the code and would be lost; "
+            "give --tracking-uri (after --) an absolute path outside it, as sqlite:////home/me/mlflow.db"
+        )
+    return f"{file[1]}{path}{file[3]}"

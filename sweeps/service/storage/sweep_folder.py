@@ -1,0 +1,386 @@
+"""Where a sweep keeps what must last.
+
+Everything lies under one absolute storage folder:
+
+    mlflow.db, mlartifacts/      the embedded tracking store
+    calibration/                 noise multipliers found before (verified again when used)
+    sweeps/NAME/config.yaml      the options that repeat the sweep, for --config
+    sweeps/NAME/plan.json        the configuration this folder belongs to, whether its data are public, its
+                                 id, its account in a ledger, the head of that ledger after the last charge,
+                                 and how it was started
+    sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
+    sweeps/NAME/checkpoints/     one folder per trial; in an open sweep its progress.json tells the steps
+                                 done. outcomes.npz is what each public record contributed to the scores
+    sweeps/NAME/drawn/*.json     the steps of each trial, counted before they are drawn; apart from the
+                                 checkpoints, so that older ones put back do not take the count back
+    sweeps/NAME/started/*.json   how often each trial was started: what tells that its count is lost
+    sweeps/NAME/log.jsonl        what happened to an open sweep's trials, for its operator
+    sweeps/NAME/*.png *.csv …    the figure and its table; report.html, the report
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import StorageError
+from trainers.config.nodes import PerformanceConfig
+from trainers.config.training import TrainingConfig
+from trainers.files.attempts import Drawn
+from trainers.files.checkpoint import CheckpointFolder, read_drawn, write_drawn
+from trainers.files.durable_files import make_folder, replacing, sync_folder
+from trainers.files.launch_record import CONFIG_FILE, Command
+from trainers.files.outcome_file import Outcomes, read_outcomes
+from trainers.files.progress import PROGRESS_FILE
+
+LAYOUT = 5
+"""Of a sweep's folder; one of another layout is not continued."""
+_SETTLE = ("python", "-m", "sweeps.settle")
+_TRACES = ("trials", "checkpoints", "drawn", "started", "trusted", "release", "suggested")
+
+_DRAWN = (".png", ".svg", ".pdf", ".html", ".csv", ".md", ".tex")
+
+
+def is_drawn(name: str) -> bool:
+    """Whether a file at the top of a sweep's folder is a figure, a page or a table.
+
+    >>> is_drawn("group_size.png"), is_drawn("trials/S4-r0.csv"), is_drawn(".group_size.png.part")
+    (True, False, False)
+    """
+    return Path(name).suffix in _DRAWN and "/" not in name and not name.startswith(".")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starts:
+    """How often a trial was started, by the sweep's own count.
+
+    Attributes:
+      num_starts: processes that were let train.
+      num_lost: of these, ones of which the count knows nothing any more; each may have drawn all steps.
+    """
+
+    num_starts: int = 0
+    num_lost: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """What repeats a sweep, and continues it.
+
+    Attributes:
+      options: for `config.yaml`.
+      command: how it was started.
+    """
+
+    options: str
+    command: Command
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of one sweep."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The sweep's name."""
+        return self.path.name
+
+    @property
+    def root(self) -> Path:
+        """The storage folder that it lies in."""
+        return self.path.parents[1]
+
+    def create(self, plan: Mapping[str, Any], again: Repetition | None = None) -> None:
+        """Create the folder with its plan; `plan["fingerprint"]` identifies the configuration.
+
+        Args:
+          plan: what a resume must find again.
+          again: what repeats and continues the sweep.
+        """
+        facts = dict(plan)
+        with storage_errors(self.path):
+            make_folder(self.path)
+            if again is not None:
+                replace_text(self.path / CONFIG_FILE, again.options)
+                facts["command"] = dataclasses.asdict(again.command)
+            write_json(self.path / "plan.json", {**facts, "layout": LAYOUT})
+
+    def read_plan(self) -> dict[str, Any] | None:
+        """Return the plan, or None where there is none.
+
+        Raises:
+          StorageError: it is damaged.
+        """
+        path = self.path / "plan.json"
+        try:
+            plan = json.loads(path.read_text()) if path.is_file() else None
+        except ValueError:
+            plan = "damaged"
+        if plan is not None and not isinstance(plan, dict):
+            raise StorageError(f"{path} is damaged; choose another sweep name")
+        return plan
+
+    def keep_head(self, head: Mapping[str, Any]) -> None:
+        """Keep a ledger's head in the plan, durably; nothing is written where it stands there already."""
+        plan = self.read_plan() or {}
+        if plan.get("head") != head:
+            with storage_errors(self.path):
+                write_json(self.path / "plan.json", {**plan, "head": dict(head)})
+
+    def checkpoint_folder(self, trial: str) -> Path:
+        """Return the folder of a trial's checkpoints."""
+        return self.path / "checkpoints" / trial
+
+    def progress_file(self, trial: str) -> Path:
+        """Return where a training of an open sweep tells its steps."""
+        return self.checkpoint_folder(trial) / PROGRESS_FILE
+
+    def count_file(self, trial: str) -> Path:
+        """Return where a trial's steps are counted before they are drawn."""
+        return self.path / f"drawn/{trial}.json"
+
+    def drawn(self, trial: str) -> Drawn | None:
+        """Return what a trial may have drawn; None where it has drawn nothing, or its count is lost.
+
+        A StorageError tells that the count is damaged.
+        """
+        found = read_drawn(self.count_file(trial))
+        return found if found is not None and found.num_attempts else None
+
+    def checkpoints(self, trial: str, *, every_steps: int, charged: bool = False) -> CheckpointFolder:
+        """Return a trial's checkpoints, with the count that belongs to them."""
+        return CheckpointFolder(
+            self.checkpoint_folder(trial),
+            every_steps=every_steps,
+            charged=charged,
+            count_file=self.count_file(trial),
+        )
+
+    def starts(self, trial: str) -> Starts:
+        """Return how often a trial was started, and how many of these starts left no trace.
+
+        A StorageError tells that the count is damaged.
+        """
+        path = self._starts_file(trial)
+        try:
+            known = Starts(**json.loads(path.read_text())) if path.is_file() else Starts()
+        except (ValueError, TypeError) as error:
+            raise StorageError(f"{path} is damaged; restore it, or choose another --name") from error
+        traces = self.count_file(trial).is_file() or self._result_file(trial).exists()
+        return known if traces else dataclasses.replace(known, num_lost=known.num_starts)
+
+    def has_begun(self, trial: str) -> bool:
+        """Return whether a trial has any trace of a start. Raises as `starts`."""
+        return self.starts(trial).num_starts > 0 or self.drawn(trial) is not None
+
+    def mark_start(self, trial: str) -> None:
+        """Count one more start of a trial, durably, before it can draw a step.
+
+        The count of steps lies there first: a process that dies before its first step has drawn none, and
+        a count that is missing later was taken away.
+        """
+        known, path = self.starts(trial), self._starts_file(trial)
+        with storage_errors(path):
+            if known.num_starts == 0 and not self.count_file(trial).is_file():
+                write_drawn(self.count_file(trial), Drawn())
+            make_folder(path.parent)
+            sync_folder(self.path)
+            write_json(path, vars(dataclasses.replace(known, num_starts=known.num_starts + 1)))
+
+    def finished(self, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+        """Return the results of the finished trials by name.
+
+        Args:
+          hashes: `config_hash` of every trial, by name; without them any result is taken.
+
+        Raises:
+          StorageError: one is damaged (running its trial again would hide a spend), or another plan's.
+        """
+        names = sorted(file.stem for file in (self.path / "trials").glob("*.json"))
+        expected = {name: None if hashes is None else hashes.get(name, "") for name in names}
+        found = {name: self.result(name, expected[name]) for name in names}
+        return {name: result for name, result in found.items() if result is not None}
+
+    def result(self, trial: str, config_hash: str | None = None) -> dict[str, Any] | None:
+        """Return the result of one trial; None where it has not finished. Raises as `finished`."""
+        file = self._result_file(trial)
+        if not file.is_file():
+            return None
+        try:
+            result: dict[str, Any] = json.loads(file.read_text())
+        except ValueError as error:
+            raise StorageError(
+                f"{file} is damaged; restore it, or delete it to finish that training again"
+            ) from error
+        if config_hash is not None and result.get("config_hash") != config_hash:
+            raise StorageError(
+                f"{file} is the result of another configuration; move the folder {self.path} away, or "
+                "choose another --name"
+            )
+        return result
+
+    def keep(self, trial: str, result: dict[str, Any]) -> None:
+        """Keep a finished trial's result, durably and at once."""
+        with storage_errors(self._result_file(trial)):
+            make_folder(self._result_file(trial).parent)
+            write_json(self._result_file(trial), result)
+
+    def outcomes(self) -> dict[str, Outcomes]:
+        """Return the outcomes of finished trials by name, record by record; trials without are absent.
+
+        Raises:
+          StorageError: a file of outcomes is damaged.
+        """
+        names = sorted(file.stem for file in (self.path / "trials").glob("*.json"))
+        found = {name: read_outcomes(self.checkpoint_folder(name)) for name in names}
+        return {name: outcomes for name, outcomes in found.items() if outcomes is not None}
+
+    def _result_file(self, trial: str) -> Path:
+        return self.path / f"trials/{trial}.json"
+
+    def _starts_file(self, trial: str) -> Path:
+        return self.path / f"started/{trial}.json"
+
+
+def find_folder(
+    root: Path,
+    *,
+    name: str | None,
+    fingerprint: str,
+    resume: bool,
+    prefix: str,
+    params: Mapping[str, Any] | None = None,
+) -> SweepFolder:
+    """Return the folder to use for a sweep; write nothing.
+
+    Args:
+      root: the storage folder.
+      name: the sweep's name; None for a new one.
+      fingerprint: of the configuration.
+      resume: continue the sweep of that name.
+      prefix: of a new sweep's name, when none is given.
+      params: of the configuration, to tell where a folder's own differ.
+
+    Raises:
+      StorageError: the name is not one, the folder belongs to another configuration, exists already or
+        has lost its plan, or there is nothing to resume.
+    """
+    sweeps = root / "sweeps"
+    if name is None:
+        if resume:
+            raise StorageError(f"nothing to resume: give --name, of a sweep in {sweeps}")
+        return SweepFolder(sweeps / unused_name(sweeps, prefix))
+    folder = named_folder(root, name)
+    plan = folder.read_plan()
+    if plan is None:
+        _refuse_traces(folder)
+        if resume:
+            raise StorageError(f"nothing to resume: there is no sweep {name!r} in {sweeps}")
+        return folder
+    if plan.get("layout") != LAYOUT:
+        raise StorageError(
+            f"the sweep folder {folder.path} has layout {plan.get('layout')}, and this version continues "
+            f"only layout {LAYOUT}: choose another --name. What it has reserved in a ledger is closed by "
+            f"{shlex.join([*_SETTLE, '--name', name, '--storage', str(root)])}"
+        )
+    if plan.get("fingerprint") != fingerprint:
+        raise StorageError(
+            f"the sweep folder {folder.path} belongs to another configuration"
+            f"{_differences(plan.get('params'), params)}; "
+            "choose another --name, or the options it was started with"
+        )
+    if not resume:
+        raise StorageError(
+            f"the sweep {name!r} exists already in {sweeps}; "
+            "add --resume to continue it, or choose another --name"
+        )
+    return folder
+
+
+def named_folder(root: Path, name: str) -> SweepFolder:
+    """Return the folder of the sweep of a name, which need not exist.
+
+    Raises:
+      StorageError: the name is not one.
+    """
+    if not _NAME.fullmatch(name):
+        raise StorageError(
+            "the name of a sweep must be at most 100 letters, digits and . _ + = -, the first one a letter "
+            f"or a digit, for it names a folder; got {name!r}"
+        )
+    return SweepFolder(root / "sweeps" / name)
+
+
+def _refuse_traces(folder: SweepFolder) -> None:
+    """Refuse a folder with trials and without a plan: nobody knows any more with what settings they ran."""
+    traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]
+    if traces:
+        raise StorageError(
+            f"the sweep folder {folder.path} has no plan.json, but {' and '.join(traces)} of an earlier "
+            "sweep: move it away, or choose another --name"
+        )
+
+
+def config_hash(config: TrainingConfig) -> str:
+    """Return what tells a trial's configuration from others in its kept result; performance does not."""
+    values = dataclasses.asdict(config) | {"warm_start": config.warm_start_sha256}
+    del values["performance"], values["secure_noise"]  # for private data True and None are the same
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
+    """Where the params of two configurations differ, of those that decide the result.
+
+    >>> _differences({"num_steps": 5, "device": "cpu"}, {"num_steps": 7, "device": "cuda"})
+    ' (num_steps was 5, is 7)'
+    """
+    if not isinstance(before, dict) or now is None:
+        return ""
+    passing = {field.name for field in dataclasses.fields(PerformanceConfig)}
+    names = sorted((before.keys() | now.keys()) - passing)
+    known = json.loads(json.dumps(dict(now)))
+    pairs = [(name, before.get(name, "varied"), known.get(name, "varied")) for name in names]
+    told = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
+    return f" ({'; '.join(told)})" if told else " (another grid)"
+
+
+_NAME = re.compile(r"[^\W_][\w.+=-]{0,99}")
+
+
+def unused_name(sweeps: Path, prefix: str, ends: Sequence[str] = ("",)) -> str:
+    """Return a name for new folders in `sweeps`, which is free with each of the ends."""
+    name, number = prefix, 2
+    while any((sweeps / f"{name}{end}").exists() for end in ends):
+        name, number = f"{prefix}-{number}", number + 1
+    return name
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn what the system says of a path that cannot be written into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a JSON file durably and at once."""
+    replace_text(path, json.dumps(content, indent=1, sort_keys=True))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file durably and at once; where that fails, the old one stays and nothing lies beside it."""
+    with replacing(path) as file:
+        file.write(text.encode())

@@ -1,0 +1,113 @@
+"""Noise in parts: every coordinate has its own, the sum is rounded as a whole would be, memory is reused."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from dpgcl_core.noise import chunked_draw
+from dpgcl_core.noise.chunked_draw import (
+    add_in_parts,
+    drawn_of,
+    drawn_on_gpu,
+    in_float32,
+    parts_of,
+    purpose_of,
+)
+from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from dpgcl_core.noise.randomness import Draws, SeededNonPrivateRandomness
+
+PART = 1000
+LENGTHS = (1, PART - 1, PART, PART + 1, 3 * PART, 7 * PART + 3)
+
+
+@pytest.fixture(autouse=True)
+def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_draw, "PART", PART)
+
+
+def _generator_of(purpose: str) -> Draws:
+    return SeededNonPrivateRandomness(5).generator(3, purpose)
+
+
+def _clean(length: int) -> torch.Tensor:
+    return torch.randn(length, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("length", [0, *LENGTHS])
+def test_parts_hold_every_coordinate_once_and_have_purposes_of_their_own(length: int) -> None:
+    found = parts_of(length)
+    assert [i for part in found for i in range(part.start, part.stop)] == list(range(length))
+    assert len({purpose_of(part) for part in found}) == len(found)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("num_summed", [1, NUM_SUMMED])
+@pytest.mark.parametrize("threads", [0, 3])
+def test_sum_is_that_of_the_whole_noise_vector_rounded_once(
+    length: int, num_summed: int, threads: int
+) -> None:
+    law, total = GaussianNoise(std=1.5, num_summed=num_summed), _clean(length)
+    noise_of = drawn_of(law, _generator_of)
+    noise = torch.cat([noise_of(part) for part in parts_of(length)])
+    expected = total.clone()
+    law.add_rounded_once(expected, noise)
+    beside = ThreadPoolExecutor(threads) if threads else None
+    norm = add_in_parts(total, law, drawn_of(law, _generator_of), beside=beside)
+    assert torch.equal(total, expected)
+    assert norm == pytest.approx(float(noise.norm()), rel=1e-12)
+
+
+@pytest.mark.parametrize("num_summed", [1, NUM_SUMMED])
+def test_no_two_coordinates_share_noise(num_summed: int) -> None:
+    length = 8 * PART
+    total = torch.zeros(length, dtype=torch.float64)
+    law = GaussianNoise(std=2.0, num_summed=num_summed)
+    add_in_parts(total, law, drawn_of(law, _generator_of))
+    by_part = total.view(8, PART).numpy()
+    apart = np.corrcoef(by_part) - np.eye(8)
+    assert np.abs(apart).max() < 5 / PART**0.5  # that of parts with one generator is 1
+    assert abs(float(total.std()) / law.std - 1) < 5 / (2 * length) ** 0.5
+
+
+def test_noise_of_another_length_than_its_part_is_refused() -> None:
+    with pytest.raises(ValueError, match="one number per coordinate"):
+        add_in_parts(_clean(5), GaussianNoise(std=1.0), lambda part: torch.zeros(4, dtype=torch.float64))
+
+
+def test_without_noise_the_sum_stays() -> None:
+    total, law = _clean(2 * PART).float().double(), GaussianNoise(std=0.0)
+    kept = total.clone()
+    assert add_in_parts(total, law, drawn_of(law, _generator_of)) == 0
+    assert torch.equal(total, kept)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 2**17 - 1, 2**17, 2**17 + 1, 2**19 + 7])
+def test_float32_numbers_take_the_memory_of_the_float64_ones(length: int) -> None:
+    total = _clean(length)
+    expected = total.float()
+    narrow = in_float32(total)
+    assert torch.equal(narrow, expected)
+    assert narrow.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
+
+
+def test_noise_that_a_device_draws_itself_has_a_seed_for_each_part() -> None:
+    seeds = iter(range(10))
+    asked: list[str] = []
+
+    def seed_of(purpose: str) -> int:
+        asked.append(purpose)
+        return next(seeds)
+
+    law, length = GaussianNoise(std=2.0, num_summed=NUM_SUMMED), 8 * PART
+    noise_of = drawn_on_gpu(law, seed_of, "cpu")
+    total = torch.zeros(length, dtype=torch.float64)
+    norm = add_in_parts(total, law, noise_of)
+    assert asked == [purpose_of(part) for part in parts_of(length)]
+    assert norm == pytest.approx(float(total.norm()), rel=1e-5)
+    apart = np.corrcoef(total.view(8, PART).numpy()) - np.eye(8)
+    assert np.abs(apart).max() < 5 / PART**0.5
+    assert abs(float(total.std()) / law.std - 1) < 5 / (2 * length) ** 0.5

@@ -1,0 +1,58 @@
+"""Which settings of a training do something, given the others: what a run shows, and what it leaves out.
+
+A momentum of Adam or a temperature of a masked auto-encoder is a number that nothing reads. In a table of
+runs it would look like a setting, so MLflow does not get it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dpgcl_core.mechanism.registry import METHODS
+from trainers.config.optimizer_registry import OPTIMIZERS
+
+_GREY = 1
+
+_NEEDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "temperature": lambda params: _method_takes(params, "takes_temperature"),
+    "momentum": lambda params: _has_momentum(params),
+    "loss_scale": lambda params: params.get("precision") == "float16",
+    **dict.fromkeys(("min_blur_sigma", "max_blur_sigma"), lambda params: bool(params.get("blur_prob"))),
+    **dict.fromkeys(("saturation", "hue"), lambda params: _num_channels(params) != _GREY),
+    **dict.fromkeys(
+        ("lora_alpha", "lora_targets", "lora_towers", "lora_layers"),
+        lambda params: bool(params.get("lora_rank", 1)),
+    ),
+}
+"""What a setting needs to do anything; others always do."""
+
+
+def applying(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that do something: without those that are None or empty, or that nothing reads.
+
+    >>> applying({"optimizer_name": "adam", "momentum": 0.9, "lora_targets": (), "warm_start": None})
+    {'optimizer_name': 'adam'}
+    >>> applying({"method": "dp_gcl", "temperature": 0.5}), applying({"method": "dp_mae", "temperature": 0.5})
+    ({'method': 'dp_gcl', 'temperature': 0.5}, {'method': 'dp_mae'})
+    """
+    return {
+        name: value
+        for name, value in params.items()
+        if value is not None and value not in ((), []) and (name not in _NEEDS or _NEEDS[name](params))
+    }
+
+
+def _method_takes(params: Mapping[str, Any], what: str) -> bool:
+    method = METHODS.get(str(params.get("method")))
+    return method is None or bool(getattr(method, what))
+
+
+def _has_momentum(params: Mapping[str, Any]) -> bool:
+    optimizer = OPTIMIZERS.get(str(params.get("optimizer_name")))
+    return optimizer is None or optimizer.has_momentum
+
+
+def _num_channels(params: Mapping[str, Any]) -> int | None:
+    shape = params.get("image_shape")
+    return shape[0] if isinstance(shape, (list, tuple)) else None

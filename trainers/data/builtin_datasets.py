@@ -1,0 +1,196 @@
+"""The built-in public data sets.
+
+Addresses and checksums are the publishers'. A file is read once its checksum is that of the published one, so
+what is inside is known. Nothing is unpacked to disk, and the CIFAR-10 pickles may build arrays and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import logging
+import pickle
+import struct
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import DataError
+from trainers.data.decoding import content_ids, decode_images, resize_images
+from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download
+from trainers.data.pairs import LoadedData
+from trainers.data.records import Records
+from trainers.data.request import Request
+from trainers.files.durable_files import replacing
+
+_EUROSAT_SIZE = 32
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, zipfile.BadZipFile)
+_log = logging.getLogger(__name__)
+
+
+def _records(images: NDArray[np.uint8], labels: NDArray[Any], size: int | None) -> Records:
+    """Ids come from image and label as published, so the size leaves them as they are."""
+    whole = labels.astype(np.int64)
+    ids = content_ids((image.tobytes() for image in images), whole)
+    return Records(images=images if size is None else resize_images(images, size), labels=whole, ids=ids)
+
+
+def load_digits(request: Request) -> LoadedData:
+    """Return scikit-learn's 1,797 digits."""
+    from sklearn import datasets
+
+    digits = datasets.load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # published as 0 to 16
+    return LoadedData(train=_records(images[:, None], digits.target, request.image_size))
+
+
+def load_fashion_mnist(request: Request) -> LoadedData:
+    """Return Fashion-MNIST, from the publisher's four files or from all arrays in one `fashion_mnist.npz`.
+
+    Raises:
+      DataError: the data are not on this machine and cannot be downloaded, or are damaged.
+    """
+    packed = find_file("fashion_mnist.npz", "fashion-mnist")
+    if packed is None:
+        arrays = [_read_idx(find_or_download(file, "fashion-mnist")) for file in FILES["fashion-mnist"]]
+    else:
+        arrays = _read_packed(packed)
+    train, test = (
+        _records(images[:, None], labels, request.image_size) for images, labels in (arrays[:2], arrays[2:])
+    )
+    return LoadedData(train=train, test=test)
+
+
+def _read_packed(path: Path) -> list[NDArray[Any]]:
+    names = ("train_images", "train_labels", "test_images", "test_labels")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = [archive[name] for name in names]
+    except _DAMAGED as error:
+        raise DataError(f"{path} must be a readable .npz with the arrays {', '.join(names)}") from error
+    for images, labels in (arrays[:2], arrays[2:]):
+        if images.dtype != np.uint8 or images.shape != (len(labels), 28, 28) or labels.dtype.kind not in "iu":
+            raise DataError(
+                "Fashion-MNIST must be uint8 [N, 28, 28] images with [N] integer labels; "
+                f"got {images.dtype} {images.shape} with {labels.dtype} {labels.shape}"
+            )
+    return arrays
+
+
+def _read_idx(path: Path) -> NDArray[np.uint8]:
+    """An idx file: 0, 0, type 8 (uint8), number of axes, each axis as big-endian uint32, values."""
+    content = gzip.decompress(path.read_bytes())
+    start = 4 + 4 * content[3]
+    shape = struct.unpack(f">{content[3]}I", content[4:start])
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Loads pickled NumPy arrays; any other class or function is refused, so nothing can be run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return one of the three things an array is built from."""
+        allowed = {
+            ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+        }
+        if (module, name) not in allowed:
+            raise pickle.UnpicklingError("a class or function that no array needs")
+        return allowed[module, name]
+
+
+def load_cifar10(request: Request) -> LoadedData:
+    """Return CIFAR-10.
+
+    Raises:
+      DataError: the data are not on this machine and cannot be downloaded, or are damaged.
+    """
+    with tarfile.open(find_or_download(FILES["cifar10"][0], "cifar10"), "r:gz") as archive:
+        contents = {Path(m.name).name: cast(Any, archive.extractfile(m)).read() for m in archive if m.isreg()}
+    batches = []
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        # latin1 maps the byte strings of Python 2, which wrote these files, to text one to one.
+        batch = _ArraysOnly(io.BytesIO(contents[name]), encoding="latin1").load()
+        batches.append((batch["data"].reshape(-1, 3, 32, 32).copy(), np.array(batch["labels"])))
+    images, labels = (np.concatenate(column) for column in zip(*batches[:5], strict=True))
+    return LoadedData(
+        train=_records(images, labels, request.image_size), test=_records(*batches[5], request.image_size)
+    )
+
+
+def load_eurosat(request: Request) -> LoadedData:
+    """Return EuroSAT; decoding 27,000 JPEGs takes a while, so the result is cached for each size.
+
+    Raises:
+      DataError: the data are not on this machine and cannot be downloaded, or are damaged.
+    """
+    (file,), size = FILES["eurosat"], request.image_size or _EUROSAT_SIZE
+    digits = file.checksum.partition(":")[2]
+    cached = cache_folder() / "eurosat" / f"decoded-v1-{digits[:12]}-{size}.npz"
+    records = _read_decoded(cached)
+    if records is None:
+        records = _decode_eurosat(find_or_download(file, "eurosat"), size)
+        try:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(cached) as out:
+                np.savez(out, images=records.images, labels=cast(Any, records.labels), ids=records.ids)
+        except OSError as error:
+            _log.warning("the decoded EuroSAT images are not kept: %s", error)
+    return LoadedData(train=records)
+
+
+def _read_decoded(path: Path) -> Records | None:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return Records(images=archive["images"], labels=archive["labels"], ids=archive["ids"])
+    except _DAMAGED:  # absent or damaged: decoded again (DataError is a ValueError)
+        return None
+
+
+def _decode_eurosat(path: Path, size: int) -> Records:
+    with zipfile.ZipFile(path) as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
+        encoded = [archive.read(name) for name in names]
+    _, labels = np.unique([PurePosixPath(name).parent.name for name in names], return_inverse=True)
+    labels = labels.astype(np.int64)
+    return Records(images=decode_images(encoded, size), labels=labels, ids=content_ids(encoded, labels))
+
+
+def _fashion_file(name: str, md5: str) -> RemoteFile:
+    commit = "b2617bb6d3ffa2e429640350f613e3291e10b141"
+    return _file(
+        md5,
+        f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}",
+        f"https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/{commit}/data/fashion/{name}",
+    )
+
+
+def _file(md5: str, *urls: str) -> RemoteFile:
+    return RemoteFile(name=urls[0].rpartition("/")[2], urls=urls, checksum=f"md5:{md5}")
+
+
+FILES: dict[str, tuple[RemoteFile, ...]] = {
+    "fashion-mnist": (
+        _fashion_file("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        _fashion_file("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+        _fashion_file("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+        _fashion_file("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    "cifar10": (
+        _file("c58f30108f718f92721af3b95e74349a", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"),
+    ),
+    "eurosat": (
+        _file(
+            "c8fa014336c82ac7804f0398fcb19387",
+            "https://huggingface.co/datasets/torchgeo/eurosat/resolve/c877bcd43f099cd0196738f714544e355477f3fd/EuroSAT.zip",
+        ),
+    ),
+}
+"""What is published of each data set, in the order in which it is read."""

@@ -1,0 +1,435 @@
+"""The user's own data: `npz:PATH`, `parquet:PATH` and `folder:PATH`.
+
+Every record's id depends on that record alone (see `dpgcl_core.sampling.record_ids`): on the name its owner
+gave it, else on its bytes *as stored* and its label *as stored*. A class index or a resized image would
+depend on the other records or on options, and one removed record would then move the rest.
+
+The shape all images share (size, and grayscale or colour) is a property of the whole data set and is
+treated as public, like the data set's format. No message here holds a record's name or content; how
+the faults are distributed is in `RecordsError.details` alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import DataError, show_on_a_terminal
+from dpgcl_core.sampling.record_ids import Ids, ids_from_names
+from trainers.data.class_names import as_text, class_indices, encodable
+from trainers.data.decoding import content_ids, decode_images, resize_images
+from trainers.data.faults import RecordsError
+from trainers.data.pairs import LoadedData
+from trainers.data.records import Records
+from trainers.data.request import Request
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+_SPLIT_NAMES = frozenset(("train", "test", "val", "valid", "validation"))
+_UNREADABLE_NPZ = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """One split as stored: uint8 images `[num_rows, channels, height, width]`, labels as given."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[Any] | None
+    ids: Ids
+    row_starts: NDArray[np.int64] | None = None
+    names: Sequence[str | int] | None = None
+
+
+def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units: list[str]) -> _Part:
+    """Bring the rows of a unit together: they are one record, whose id is the unit's name."""
+    names = sorted(set(units))  # no array of strings: it would cut trailing NULs off, and merge two units
+    place = {name: number for number, name in enumerate(names)}
+    unit_of_row = np.array([place[unit] for unit in units], dtype=np.int64)
+    order = np.argsort(unit_of_row, kind="stable")
+    return _Part(
+        images=images[order],
+        labels=None if labels is None else labels[order],
+        ids=_name_ids(names),
+        row_starts=np.concatenate([[0], np.cumsum(np.bincount(unit_of_row))]).astype(np.int64),
+    )
+
+
+def load_npz(request: Request) -> LoadedData:
+    """Return the records of an `.npz` file.
+
+    It holds `images` (uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with 1 or 3 channels), perhaps
+    `labels` `[N]` and `ids` `[N]`; or the same with the prefixes `train_` and `test_`. The unit column is an
+    array `[N]`, prefixed likewise; all rows with one value in it are one record.
+
+    Raises:
+      DataError: the file cannot be read, or its arrays break a rule above.
+    """
+    unit_column = request.unit_column
+    arrays = _read_npz(request.path, unit_column, request.max_image_pixels)
+    prefixes = ("train_", "test_") if "train_images" in arrays else ("",)
+    parts = [_npz_part(arrays, prefix, unit_column) for prefix in prefixes if f"{prefix}images" in arrays]
+    return _to_splits(parts, request.image_size)
+
+
+def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str, NDArray[Any]]:
+    if not path.is_file():
+        raise DataError(f"npz:PATH must be an existing file; got {str(path)!r}")
+    columns = ["images", "labels", "ids", *([unit_column] if unit_column else [])]
+    wanted = [prefix + name for prefix in ("", "train_", "test_") for name in columns]
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError
+        with archive:
+            found = sorted(archive.files)
+            pixels = max((_check_member(archive, name) for name in wanted if name in found), default=0)
+            if pixels > max_pixels:
+                raise DataError(
+                    f"an image of npz:PATH must be of at most {max_pixels} pixels; got {pixels}: "
+                    "resize them, or allow more (--max-image-pixels)"
+                )
+            arrays = {name: archive[name] for name in wanted if name in found}
+    except DataError:
+        raise
+    except MemoryError:
+        raise DataError(
+            f"the arrays of npz:PATH must fit into memory, and do not; got {str(path)!r}"
+        ) from None
+    except _UNREADABLE_NPZ:
+        arrays = None
+    if arrays is None:  # raised out here: the reader's own message could quote the file's content
+        raise DataError(
+            f"npz:PATH must be a readable .npz of plain arrays, no Python objects; got {str(path)!r}"
+        )
+    if ("images" in arrays) == ("train_images" in arrays):
+        raise DataError(f"an .npz must hold either images or train_images; found {_listed(found)}")
+    for name in arrays:
+        prefix = name[: -len(max((c for c in columns if name.endswith(c)), key=len))]
+        if f"{prefix}images" not in arrays:
+            raise DataError(
+                f"an .npz with {name} must hold the images they belong to; found {_listed(found)}"
+            )
+    return arrays
+
+
+def _check_member(archive: np.lib.npyio.NpzFile, name: str) -> int:
+    """Return the pixels of one image of an array, or 0 where it holds none, by its header alone.
+
+    A header that declares more values than the archive holds would have memory set aside for all of them.
+    """
+    packed = archive.zip
+    if packed is None:
+        raise ValueError
+    stored = packed.getinfo(f"{name}.npy" if f"{name}.npy" in packed.namelist() else name)
+    with packed.open(stored) as opened:
+        major, _ = np.lib.format.read_magic(opened)
+        read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(opened)
+    if math.prod(shape) * dtype.itemsize > stored.file_size:
+        raise ValueError
+    return math.prod(sorted(shape[1:])[-2:]) if len(shape) in (3, 4) else 0
+
+
+def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | None) -> _Part:
+    images = _channels_first(arrays[f"{prefix}images"], f"{prefix}images")
+    labels, names = arrays.get(f"{prefix}labels"), arrays.get(f"{prefix}ids")
+    for column in ("labels", "ids", *([unit_column] if unit_column else [])):
+        values = arrays.get(prefix + column)
+        if values is not None and values.shape != (len(images),):
+            raise RecordsError(
+                f"{prefix}{column} must have one entry per image; got shape {values.shape} for "
+                f"{len(images)} images"
+            )
+    if unit_column is not None:
+        units = arrays.get(prefix + unit_column)
+        if units is None or units.dtype.kind not in "iuUS":
+            raise DataError(
+                f"unit_column must name an array of strings or integers; got {prefix + unit_column!r}, "
+                f"{'which is missing' if units is None else f'which holds {units.dtype}'}"
+            )
+        return _part_of_units(images, labels, as_text(units))
+    if names is None:
+        return _Part(images=images, labels=labels, ids=content_ids((i.tobytes() for i in images), labels))
+    if names.dtype.kind not in "iuUS":
+        raise DataError(f"{prefix}ids must be strings or integers; got {names.dtype}")
+    return _Part(images=images, labels=labels, ids=_name_ids(as_text(names)), names=names.tolist())
+
+
+def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    if images.dtype != np.uint8:
+        raise DataError(f"{name} must be uint8, 0 to 255; got {images.dtype}")
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim != 4:
+        raise DataError(f"{name} must be [N, H, W], [N, H, W, C] or [N, C, H, W]; got {images.ndim} axes")
+    first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
+    if first == last:
+        raise DataError(
+            f"{name} must have exactly one channel axis, of size 1 or 3, second or last; got "
+            f"{images.shape[1:]} for each"
+        )
+    return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def load_parquet(request: Request) -> LoadedData:
+    """Return the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
+
+    Rows have a column `image` (encoded image bytes, plain or as `{bytes, path}`) and perhaps `label`
+    (integers or strings) and `id` (unique integers or strings). Other columns are ignored; with captions the
+    rows are pairs, see `trainers.data.pair_tables`. All rows with one value in the unit column are one
+    record.
+
+    Raises:
+      DataError: a file cannot be read, or its columns break a rule above.
+    """
+    files, unit_column = existing_parquet_files(request.path), request.unit_column
+    header = parquet_header(files[0])
+    of_unit = f"unit_column must name one parquet column; got {unit_column!r}"
+    for name, rule in (("image", "parquet data must have one column image"), (unit_column, of_unit)):
+        if name is not None and header.count(name) != 1:
+            raise DataError(f"{rule}, found {_listed(header)}")
+    table = read_parquet(files, {"image", "label", unit_column or "id"})
+    encoded = unpacked(table.column("image"))
+    if {type(image) for image in encoded} - {bytes, type(None)}:
+        raise DataError(
+            "parquet column image must hold encoded image bytes, plain or as {bytes, path}; "
+            f"got {table.column('image').type}"
+        )
+    images = decode_images(encoded, request.image_size, max_pixels=request.max_image_pixels)
+    labels, names = _column(table, "label"), _column(table, unit_column or "id")
+    if unit_column is not None and names is not None:
+        part = _part_of_units(images, labels, as_text(names))
+    elif names is None:
+        part = _Part(images=images, labels=labels, ids=content_ids(encoded, labels))
+    else:
+        part = _Part(images=images, labels=labels, ids=_name_ids(as_text(names)), names=names.tolist())
+    return _to_splits([part], request.image_size)
+
+
+def parquet_files(path: Path) -> list[Path]:
+    """Return a parquet file, or those below a folder in order."""
+    return [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+
+
+def existing_parquet_files(path: Path) -> list[Path]:
+    """Return `parquet_files`.
+
+    Raises:
+      DataError: there are none.
+    """
+    files = parquet_files(path)
+    if not files:
+        raise DataError(f"parquet:PATH must be a .parquet file or a folder that has some; got {str(path)!r}")
+    return files
+
+
+def unreadable_parquet() -> tuple[type[Exception], ...]:
+    """Return what pyarrow raises of a file that is damaged, or of no kind that it knows."""
+    import pyarrow as pa
+
+    return (OSError, ValueError, NotImplementedError, KeyError, pa.ArrowException)
+
+
+def parquet_header(file: Path) -> list[str]:
+    """Return the names of a file's columns.
+
+    Raises:
+      DataError: it cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    header = None
+    with suppress(*unreadable_parquet()):
+        header = pq.read_schema(file).names
+    if header is None:  # raised out here: the reader's own message could quote the file's content
+        raise DataError("parquet files must be readable; the first one is not")
+    return list(header)
+
+
+def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
+    """Return those of `columns` that parquet files have, of all files in their order.
+
+    Raises:
+      RecordsError: some files cannot be read; their positions are in the error's details.
+      DataError: files differ in these columns or their types, or have one twice.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables, unreadable = [], []
+    for position, file in enumerate(files):
+        try:
+            with pq.ParquetFile(file) as opened:
+                tables.append(opened.read(columns=sorted({*columns} & {*opened.schema_arrow.names})))
+        except unreadable_parquet():
+            unreadable.append(position)
+    if unreadable:
+        raise RecordsError(
+            f"parquet files must be readable; {len(unreadable)} of {len(files)} are not",
+            {"files": unreadable},
+        )
+    kinds = [sorted(zip(table.column_names, map(str, table.schema.types), strict=True)) for table in tables]
+    names = [name for name, _ in kinds[0]]
+    if any(kind != kinds[0] for kind in kinds) or len({*names}) < len(names):
+        raise DataError(
+            "parquet files must have the same columns of the same types, each once; some differ in "
+            f"{_listed(list(columns))}"
+        )
+    return pa.concat_tables([table.select(names) for table in tables], promote_options="default")
+
+
+def unpacked(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column, of `{bytes, path}` the bytes."""
+    values = column.to_pylist()
+    return [value["bytes"] if isinstance(value, dict) and "bytes" in value else value for value in values]
+
+
+def _column(table: pa.Table, name: str) -> NDArray[Any] | None:
+    """Integers, or Python strings: numpy's own would lose the NULs at their ends."""
+    if name not in table.column_names:
+        return None
+    values = table.column(name).to_pylist()
+    missing = values.count(None)
+    if missing:
+        raise RecordsError(f"parquet column {name} must have a value in every row; {missing} have none")
+    kinds = {type(value) for value in values}
+    if kinds - {int, bool, str}:
+        raise DataError(f"parquet column {name} must hold integers or strings; got {table.column(name).type}")
+    return np.array(values, object) if str in kinds else table.column(name).to_numpy()
+
+
+def load_folder(request: Request) -> LoadedData:
+    """Return the images below a folder, in the order of their relative paths, which are their ids.
+
+    It holds one sub-folder per class, or only images (then there are no labels). Hidden files and files
+    without an image suffix are skipped.
+
+    Raises:
+      DataError: the folder cannot be read, holds no images or breaks a rule above.
+    """
+    path, image_size = request.path, request.image_size
+    if not path.is_dir():
+        raise DataError(f"folder:PATH must be an existing folder; got {str(path)!r}")
+    names = _image_names(path)
+    classes = [name.split("/", 1)[0] if "/" in name else None for name in names]
+    if None in classes and any(classes):
+        raise RecordsError(
+            "folder:PATH must hold images either all in class sub-folders or none; "
+            f"{classes.count(None)} of {len(classes)} lie outside"
+        )
+    if "train" in classes and _SPLIT_NAMES.issuperset(classes):
+        raise DataError(
+            "folder:PATH must hold class sub-folders, not splits; give its train sub-folder as PATH"
+        )
+    if any(name.count("/") > 1 for name in names):  # cats/tabby/1.png is of the class cats
+        found = sorted({str(name) for name in classes})
+        show_on_a_terminal({"classes, by the folder right below PATH alone": found})
+    files = [path / name for name in names]
+    images = decode_images(files, image_size, max_pixels=request.max_image_pixels)
+    labels = np.array(classes, dtype=np.str_) if any(classes) else None
+    shown = list(map(encodable, names))
+    return _to_splits([_Part(images=images, labels=labels, ids=_name_ids(names), names=shown)], image_size)
+
+
+def _image_names(path: Path) -> list[str]:
+    """Relative paths with forward slashes, sorted."""
+    names: list[str] = []
+    unusable, num_others = Counter[str](), 0
+
+    def note_closed(_: OSError) -> None:
+        unusable["closed"] += 1
+
+    # By default os.walk passes over a sub-folder that it may not open: records would be lost silently.
+    for root, folders, files in os.walk(path, onerror=note_closed):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        unusable["links"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
+        prefix = Path(root).relative_to(path)
+        seen = [name for name in files if not name.startswith(".")]
+        images = [name for name in seen if os.path.splitext(name)[1].lower() in _SUFFIXES]
+        num_others += len(seen) - len(images)
+        names += [(prefix / name).as_posix() for name in images]
+    if unusable.total():
+        raise RecordsError(
+            "sub-folders of folder:PATH must be readable and no links; "
+            f"{unusable['closed']} cannot be read, {unusable['links']} are links",
+            dict(unusable),
+        )
+    if num_others:
+        show_on_a_terminal({f"files of {path} that are no images, left out": num_others})
+    return sorted(names)
+
+
+def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
+    """Give all parts one image shape and one class index."""
+    if any(len(part.images) == 0 or 0 in part.images.shape for part in parts):
+        raise DataError(
+            "a data set must hold at least one record with at least one pixel, in every split; got none"
+        )
+    labels, class_names = class_indices([part.labels for part in parts])
+    images = [part.images if image_size is None else resize_images(part.images, image_size) for part in parts]
+    shapes = [split.shape[1:] for split in images]
+    if len(set(shapes)) > 1:
+        raise DataError(
+            "training and test images must have one shape (channels, height, width); "
+            f"got {shapes[0]} and {shapes[1]}"
+        )
+    records = [
+        Records(
+            images=split,
+            ids=part.ids,
+            labels=index,
+            row_starts=part.row_starts,
+            classes_from_data=part.labels is not None and part.labels.dtype.kind in "USO",
+        )
+        for split, part, index in zip(images, parts, labels, strict=True)
+    ]
+    names = [part.names for part in parts]
+    return LoadedData(
+        train=records[0],
+        test=records[1] if len(records) > 1 else None,
+        class_names=class_names,
+        names=None if None in names else [name for part in names for name in part or ()],
+    )
+
+
+def _name_ids(names: list[str]) -> Ids:
+    ids = ids_from_names(map(encodable, names))
+    repeated = len(ids) - len(np.unique(ids))
+    if repeated:
+        raise RecordsError(
+            f"ids must be unique, one per record; {repeated} of {len(ids)} repeat an earlier one. "
+            "Make them unique, or leave them out to identify records by their content"
+        )
+    return ids
+
+
+def label_place(name: str) -> str:
+    """Return where `load_dataset` looks for the labels of readable images of one's own, and what it found.
+
+    >>> label_place("folder:scans")
+    'sub-folders named after the classes'
+    """
+    import pyarrow.parquet as pq
+
+    scheme, _, path = name.partition(":")
+    if scheme == "parquet":
+        file = min(Path(path).expanduser().rglob("*.parquet"), default=Path(path).expanduser())
+        return f"a column named `label`; found {_listed(pq.read_schema(file).names)}"
+    return "sub-folders named after the classes" if scheme == "folder" else "an array named `labels`"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

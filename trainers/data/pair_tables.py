@@ -1,0 +1,274 @@
+"""Pairs of the user's own: `csv:PATH` and `parquet:PATH`, in open_clip's convention.
+
+A column `filepath` names the image, a column `title` holds a caption, and several rows with one image give
+it several captions. What a record and its id then are is in `trainers.data.pairs`: without a unit column, one
+image with all its captions, whatever other columns there are.
+
+An image that is named by its path is known by it: by the path from the file's own folder where the image lies
+in that folder, so that ids stay when the folder moves, else by the absolute path. So one image is one record
+however its path is spelled; through links a file has several paths, and is as many records.
+
+No message holds a line of the file: the first one, too, is a record where the columns have no names, or
+where the separator is another one.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, DataError
+from trainers.data.faults import RecordsError
+from trainers.data.own_images import (
+    existing_parquet_files,
+    load_parquet,
+    parquet_files,
+    parquet_header,
+    read_parquet,
+    unpacked,
+    unreadable_parquet,
+)
+from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
+from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, decode_each, stack_images
+from trainers.data.request import Request
+
+_END = "\x00end of file\x00"
+_ID = "id"
+
+
+def load_csv_pairs(request: Request) -> LoadedData:
+    """Return the pairs of a csv file, UTF-8, whose first line names the columns.
+
+    Relative image paths start from the file's folder.
+
+    Raises:
+      RecordsError: some rows are corrupt (their positions are in `details`), or images differ in size.
+      DataError: the file cannot be read, or its columns break a rule above.
+    """
+    path, options = request.path, request.pairs
+    header, lines = _read_csv(path, options.separator)
+    names = resolve_columns(options, header, "csv", options.separator)
+    sound = [line if len(line) == len(header) else None for line in lines]
+
+    def column(name: str | None) -> list[str] | None:
+        place = None if name is None else header.index(name)
+        return None if place is None else ["" if line is None else line[place] for line in sound]
+
+    keys, texts = column(names.image) or [], column(names.caption) or []
+    rows = PairRows(
+        keys=image_keys(keys, path.parent),
+        captions=[(text,) for text in texts],
+        faults=["malformed" if line is None else "" for line in sound],
+        units=column(names.unit),
+        splits=column(names.split),
+        labels=column(names.label),
+        names=column(_ID) if header.count(_ID) == 1 else _paths(keys),
+        max_pixels=request.max_image_pixels,
+    )
+    return _load(rows, [path.parent / key if key else None for key in keys], request)
+
+
+def load_parquet_pairs(request: Request) -> LoadedData:
+    """Return the pairs of a parquet file, or of all parquet files below a folder, in order.
+
+    The image column holds paths, relative to the file's or the given folder, or encoded bytes, plain or as
+    {bytes, path}; the caption column one caption or a list of them. Errors as for `load_csv_pairs`.
+    """
+    path = request.path
+    files = existing_parquet_files(path)
+    header = parquet_header(files[0])
+    names = resolve_columns(request.pairs, header, "parquet")
+    columns = (names.image, names.caption, names.unit, names.split, names.label)
+    wanted = {name for name in columns if name is not None}
+    table = read_parquet(files, wanted | {_ID} if header.count(_ID) == 1 else wanted)
+    values = {name: unpacked(table.column(name)) for name in table.column_names}
+    base = path.parent if path.is_file() else path
+    rows = _parquet_rows(values, names, base, request.max_image_pixels)
+    images = values[names.image or ""]
+    return _load(rows, [base / image if isinstance(image, str) else image for image in images], request)
+
+
+def load_parquet_of_either(request: Request) -> LoadedData:
+    """Return the records of parquet files: pairs where a column has captions, else images."""
+    return load_parquet_pairs(request) if request.has_captions else load_parquet(request)
+
+
+def has_captions(path: Path, options: PairOptions | None = None) -> bool:
+    """Whether parquet data hold captions: the column that is named, else `title` or `caption`.
+
+    Reads the first file's schema alone; False where that cannot be read, for loading tells why.
+    """
+    import pyarrow.parquet as pq
+
+    usual = CAPTION_COLUMNS if options is None or options.caption is None else (options.caption,)
+    try:
+        return any(not set(usual).isdisjoint(pq.read_schema(f).names) for f in parquet_files(path)[:1])
+    except unreadable_parquet():
+        return False
+
+
+def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
+    """Return the folders of the images that `csv:PATH` or `parquet:PATH` names, and where links lead to.
+
+    Reads no image. None where the images are in the file itself, and where it cannot be read, for loading
+    tells why.
+    """
+    folders = set()
+    for file in image_files(name, options):
+        folders.add(os.path.dirname(file))
+        if os.path.islink(file):
+            folders.add(os.path.dirname(os.path.realpath(file)))
+    return [Path(folder) for folder in sorted(folders)]
+
+
+def image_files(name: str, options: PairOptions | None = None) -> list[str]:
+    """Return the files of the images that `csv:PATH` or `parquet:PATH` names, as `image_folders`."""
+    scheme, _, rest = name.partition(":")
+    path, options = Path(rest).expanduser(), options or PairOptions()
+    if scheme not in ("csv", "parquet"):
+        return []
+    try:
+        files = _csv_paths(path, options) if scheme == "csv" else _parquet_paths(path, options)
+        return [file for file in files if "\0" not in file]
+    except (DataError, ConfigError):
+        return []
+
+
+def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
+    header, lines = _read_csv(path, options.separator)
+    place = header.index(image_column(options, header, "csv", options.separator))
+    for line in lines:
+        if len(line) == len(header) and line[place]:
+            yield os.path.join(path.parent, line[place])
+
+
+def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
+    import pyarrow.parquet as pq
+    import pyarrow.types as kinds
+
+    base = path.parent if path.is_file() else path
+    try:
+        for file in parquet_files(path):
+            schema = pq.read_schema(file)
+            image = image_column(options, schema.names, "parquet")
+            kind = schema.field(image).type
+            if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
+                values = pq.ParquetFile(file).read(columns=[image]).column(image).to_pylist()
+                yield from (os.path.join(base, value) for value in values if value)
+    except unreadable_parquet():
+        return
+
+
+def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, max_pixels: int) -> PairRows:
+    images, captions = values[names.image or ""], values[names.caption or ""]
+    kinds = {type(image) for image in images if image is not None}
+    texts = [text for entry in captions for text in (entry if isinstance(entry, list) else [entry])]
+    if not kinds <= {bytes} and not kinds <= {str}:
+        raise DataError(f"parquet column {names.image} must hold paths or encoded image bytes")
+    if {type(text) for text in texts} - {str, type(None)}:
+        raise DataError(f"parquet column {names.caption} must hold strings or lists of strings")
+
+    def named(name: str | None) -> list[str] | None:
+        # NaN, which alone differs from itself, is how a table writes that there is nothing.
+        return None if name is None else ["" if v is None or v != v else str(v) for v in values[name]]
+
+    return PairRows(
+        keys=image_keys(images, base),
+        captions=[tuple(c or "" for c in (e if isinstance(e, list) else [e])) for e in captions],
+        faults=[""] * len(images),
+        units=named(names.unit),
+        splits=named(names.split),
+        labels=named(names.label),
+        names=values.get(_ID) or _paths(images),
+        max_pixels=max_pixels,
+    )
+
+
+def _paths(images: Sequence[str | bytes | None]) -> list[str | None]:
+    """The path of each image as written, but for detours; None of one that has no path."""
+    return [os.path.normpath(image) if image and isinstance(image, str) else None for image in images]
+
+
+def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
+    """Return what identifies each image: a digest of its bytes, or its path in `base`, else in full.
+
+    >>> image_keys(["a.png", "./b/../a.png", "/data/a.png", "../a.png", None], Path("/data"))
+    ['a.png', 'a.png', 'a.png', '/a.png', '']
+    """
+    # A folder that a link leads to has two absolute paths; either may be written in the file.
+    roots = [os.path.join(root, "") for root in (os.path.abspath(base), os.path.realpath(base))]
+
+    def of_path(path: str) -> str:
+        whole = os.path.normpath(os.path.join(roots[0], path))
+        return next((whole.removeprefix(root) for root in roots if whole.startswith(root)), whole)
+
+    return [
+        hashlib.blake2b(image, digest_size=16).hexdigest()
+        if isinstance(image, bytes)
+        else of_path(image)
+        if image
+        else ""
+        for image in images
+    ]
+
+
+def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
+    if not path.is_file():
+        raise DataError(f"csv:PATH must be an existing file; got {str(path)!r}")
+    lines: list[list[str]] = []
+    with (
+        suppress(OSError, csv.Error),
+        path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened,
+    ):
+        # A quote that is never closed would swallow the rest of the file, this last line with it.
+        text = itertools.chain(opened, ["\n", _END])
+        lines = [line for line in csv.reader(text, delimiter=separator) if line]
+    if len(lines) < 2 or lines[-1] != [_END]:
+        raise DataError(
+            "csv:PATH must be a readable text file with a line of column names and every quote closed; "
+            f"got {str(path)!r}"
+        )
+    _check_one_line_each(lines[:-1])
+    return lines[0], lines[1:-1]
+
+
+def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
+    """Refuse lines of a csv file, column names first, with a line break in a cell.
+
+    Two quotes that do not belong together make one cell of all lines between them. Those rows would be gone
+    without a word. No row alone tells whether it was meant so: dropping such ones would be no function of
+    each row by itself, so the whole file is refused, also where corrupt rows are dropped.
+
+    Raises:
+      RecordsError: as said; the rows are in `details`, where the first one is 0 and column names are -1.
+    """
+    broken = [row - 1 for row, line in enumerate(lines) if any("\n" in cell or "\r" in cell for cell in line)]
+    if broken:
+        raise RecordsError(
+            f"every row of a csv file must be one line; {len(broken)} go on over line breaks, as rows do "
+            "that a stray quote joins: write captions without line breaks, and each quote in a caption twice",
+            {"rows with line breaks": broken},
+        )
+
+
+def _load(rows: PairRows, sources: Sequence[Any], request: Request) -> LoadedData:
+    """The records of rows whose images are not decoded yet: a source each, None where there is none."""
+    distinct = {key: source for key, source in zip(rows.keys, sources, strict=True) if source is not None}
+    images = decode_each(distinct.values(), request.image_size, rows.max_pixels)
+    decoded = dict(zip(distinct, images, strict=True))
+    faults = []
+    for key, captions, fault in zip(rows.keys, rows.captions, rows.faults, strict=True):
+        image = decoded.get(key, "missing image")
+        faults.append(fault or (image if isinstance(image, str) else caption_fault(captions)))
+    return assemble(
+        dataclasses.replace(rows, faults=faults),
+        lambda kept: stack_images([decoded[rows.keys[row]] for row in kept]),
+        skip_corrupt=request.pairs.skip_corrupt,
+    )

@@ -1,0 +1,171 @@
+"""Embeddings of images, and by a CLIP model of texts and pairs, as `trainers.embed.options` asks for."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError
+from trainers.data.decoding import MAX_IMAGE_PIXELS
+from trainers.data.pair_options import PairOptions
+from trainers.embed.embed_pairs import (
+    Embeddings,
+    Names,
+    embed_source,
+    embed_texts,
+    images_of,
+    labels_of,
+    load_at_size,
+    names_of,
+    read_captions,
+)
+from trainers.embed.embedding_files import write_embeddings
+from trainers.embed.options import EmbedOptions
+from trainers.evaluation.features import embed_features
+from trainers.evaluation.linear_probe import Features
+from trainers.evaluation.pair_scores import PAIRS_AT_ONCE
+from trainers.export.export_folder import ImageNetwork, load_clip, load_encoder
+from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
+
+BACKBONE = "backbone"
+_IMAGES_AT_ONCE = 512
+
+
+def embed_alone(options: EmbedOptions) -> None:
+    """Embed images by an encoder of images, and write the embeddings."""
+    if options.texts is not None or options.images is None:
+        raise ConfigError(
+            "--texts needs a CLIP model; the model is an encoder of images: give --images alone"
+        )
+    encoder, description = load_encoder(options.model, own_network=options.network)
+    channels, height, width = description.image_shape
+    dataset = load_at_size(options.images, (height, width), options.pairs, options.max_image_pixels)
+    images, features = images_of(dataset, channels), options.features or BACKBONE
+    embeddings = embed_images(
+        encoder,
+        images,
+        features=features,
+        batch_size=options.batch_size or _IMAGES_AT_ONCE,
+        device=chosen_device(options.device),
+    )
+    found = Embeddings(
+        ids=names_of(dataset), labels=labels_of(dataset), images=embeddings, image_column="embedding"
+    )
+    write_embeddings(options.to, found, model=description, features=features)
+    width = embeddings.shape[1]
+    print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
+
+
+def embed_with_towers(options: EmbedOptions) -> None:
+    """Embed images, texts or both by a CLIP model, and write the embeddings."""
+    if options.features is not None:
+        raise ConfigError(
+            f"a CLIP model has one kind of embedding, which both towers share; got --features "
+            f"{options.features}: leave it out"
+        )
+    encoder, description = load_clip(options.model)
+    encoder.to(chosen_device(options.device))
+    found, batch_size = Embeddings(), options.batch_size or PAIRS_AT_ONCE
+    if options.images is not None:
+        dataset = load_at_size(
+            options.images, encoder.spec.image_size, options.pairs, options.max_image_pixels
+        )
+        if options.texts is not None and dataset.modality == "image-text":
+            raise ConfigError(
+                f"{options.images} has captions of its own: embed the texts in a run of their own, without "
+                "--images"
+            )
+        found = embed_source(encoder, dataset, batch_size)
+    if options.texts is not None:
+        found = embed_texts(encoder, read_captions(options.texts), found, batch_size)
+    write_embeddings(options.to, found, model=description, features="unit embeddings")
+    sides = {"images": found.images, "texts": found.texts}
+    counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
+    print(f"written: {options.to}, embeddings of {counts}, of width {encoder.embedding_dim}")
+    if found.num_truncated and found.texts is not None:  # the file stays without it: it depends on the texts
+        print(
+            f"note: {found.num_truncated} of {len(found.texts)} captions are longer than the "
+            f"{encoder.spec.context_length} tokens that the model reads, and were cut",
+            file=sys.stderr,
+        )
+
+
+def read_images(
+    name: str,
+    image_shape: ImageShape,
+    pairs: PairOptions | None = None,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
+) -> tuple[Names, NDArray[np.uint8]]:
+    """Return the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
+
+    A name is the path in the folder, the value in the column `id`, or else the image's place, counted from
+    0; test images come after the training images.
+
+    Args:
+      name: as `trainers.data.load_dataset` takes it.
+      image_shape: (channels, height, width) of the model's input.
+      pairs: how images with captions are read; the captions are left aside.
+      max_image_pixels: as for `load_dataset`.
+
+    Raises:
+      ConfigError: the images would have to be stretched to another shape than a square.
+      DataError: some are missing or unreadable (the message says how many, never which), or as
+        `load_dataset`.
+    """
+    channels, height, width = image_shape
+    dataset = load_at_size(name, (height, width), pairs or PairOptions(), max_image_pixels)
+    return names_of(dataset), images_of(dataset, channels)
+
+
+def embed_images(
+    encoder: ImageNetwork,
+    images: NDArray[np.uint8],
+    *,
+    features: str = BACKBONE,
+    batch_size: int = 512,
+    device: torch.device | str = "cpu",
+) -> Features:
+    """Return one embedding per image, float32 `[num_images, dim]`, finite.
+
+    Args:
+      encoder: an exported one; it is moved to `device`.
+      images: uint8 `[num_images, channels, height, width]`, not normalised.
+      features: `backbone`, the features; or `projection`, the unit embeddings of the projection head.
+      batch_size: images passed at once; changes nothing beyond rounding.
+      device: where to compute.
+
+    Raises:
+      ConfigError: the projection of a network without one.
+    """
+    device = torch.device(device)
+    if isinstance(encoder, Encoder):
+        to_fast_layout(encoder, device, images.shape[1:])
+    encoder.to(device)
+    found = embed_features(encoder, images, batch_size=batch_size, device=device)
+    if features == BACKBONE:
+        return found
+    if not isinstance(encoder, Encoder):
+        raise ConfigError(
+            f"a network of no contrastive method has no projection head: leave --features out; got {features}"
+        )
+    rows = [np.zeros((0, encoder.embedding_dim), dtype=np.float32)]
+    with torch.no_grad():
+        for start in range(0, len(found), batch_size):
+            projected = encoder.head(torch.from_numpy(found[start : start + batch_size]).to(device))
+            rows.append(F.normalize(projected, dim=1, eps=NORM_FLOOR).cpu().numpy())
+    return np.nan_to_num(np.concatenate(rows), posinf=0.0, neginf=0.0)
+
+
+def chosen_device(name: str) -> torch.device:
+    """Return the device of this name.
+
+    Raises:
+      ConfigError: it has no GPU, and one is asked for.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda needs a GPU that torch sees; got none: give --device cpu")
+    return device_named(name)

@@ -1,0 +1,127 @@
+"""The file that embeddings are written to: the same two formats, whatever was embedded.
+
+`.npz` holds arrays, `.parquet` rows. Both say beside them by which model they were made, and whose they are:
+parquet's metadata under `dpgcl`, and the array `about` of an npz, as JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError, StorageError
+from trainers.embed.embed_pairs import Embeddings
+from trainers.export.description import ModelDescription
+
+PARQUET, NPZ, CSV = ".parquet", ".npz", ".csv"
+_NOTE = (
+    "{} of private images are private data themselves: the guarantee covers the model, not what it is "
+    "applied to."
+)
+NOTE = _NOTE.format("Embeddings")
+
+
+def check_target(path: Path, *formats: str) -> None:
+    """Refuse a file that cannot be written.
+
+    Raises:
+      ConfigError: it is of none of these formats.
+      StorageError: it exists.
+    """
+    if path.suffix not in formats:
+        raise ConfigError(
+            f"what the model gives is written to a {' or '.join(formats)} file; got --to {path}"
+        )
+    if path.exists():
+        raise StorageError(f"{path} exists and is not overwritten: give another --to")
+
+
+def write_embeddings(path: Path, embeddings: Embeddings, *, model: ModelDescription, features: str) -> None:
+    """Write embeddings to a new file.
+
+    Args:
+      path: `.npz` or `.parquet`.
+      embeddings: of an npz their arrays, those that there are; of parquet their rows, where what one lacks is
+        null.
+      model: that made them.
+      features: of what kind they are, in words.
+
+    Raises:
+      StorageError: it cannot be written.
+    """
+    about = json.dumps({"model_sha256": model.sha256, "features": features, "note": NOTE}, ensure_ascii=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == NPZ:
+            arrays = embeddings.arrays().items()
+            given: dict[str, Any] = {name: _plain(each) for name, each in arrays if each is not None}
+            np.savez(path, **given, about=np.array(about))
+        else:
+            _write_parquet(path, embeddings.rows(), about)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_answers(
+    path: Path,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    content: str,
+    kind: str,
+    model: ModelDescription,
+) -> None:
+    """Write a model's answers to a new csv file, and print what it holds and whose they are.
+
+    Args:
+      path: of the file, as `check_target` has seen it.
+      columns: their names.
+      rows: of text and numbers, one per image.
+      content: of the file, in words.
+      kind: of the answers, in the plural.
+      model: that gave them.
+
+    Raises:
+      StorageError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(rows)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    print(f"written: {path}, {content}")
+    print(f"the model: {model.promise}")
+    print(f"note: {_NOTE.format(kind)}")
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Strings of fixed width in place of objects, which an npz would pickle."""
+    return array.astype(np.str_) if array.dtype == object else array
+
+
+def _write_parquet(path: Path, rows: Sequence[Mapping[str, NDArray[Any]]], about: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = [pa.table({name: _column(values) for name, values in part.items()}) for part in rows]
+    table = pa.concat_tables(tables, promote_options="default")
+    pq.write_table(table.replace_schema_metadata({"dpgcl": about}), path)
+
+
+def _column(values: NDArray[Any]) -> Any:
+    """A parquet column: of lists where `values` has two axes."""
+    import pyarrow as pa
+
+    if values.ndim == 1:
+        return pa.array(values.tolist())
+    starts = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+    lists = pa.LargeListArray.from_arrays(pa.array(starts), pa.array(values.reshape(-1)))
+    return lists.cast(pa.list_(pa.float32()))

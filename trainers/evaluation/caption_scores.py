@@ -1,0 +1,245 @@
+"""Scores of captioners: likelihood of captions, zero-shot classification and the order of words.
+
+A captioner gives every text a likelihood, given an image. From it come
+
+- `caption_token_probability`: exp of the mean log-likelihood of the captions' tokens, which is the geometric
+  mean of their probabilities, and the reciprocal of their perplexity; and `next_token_accuracy`: the share of
+  tokens that are the likeliest after those before them;
+- `zero_shot_accuracy`: images whose own class has the likeliest texts (Sander et al. 2024, A.3.1);
+- `word_order_accuracy`: how often a caption is likelier than the same words in another order (after the order
+  tests of ARO, Yuksekgonul et al. 2022). A network that looks at words alone, and not at their order, scores
+  one half; one that knows the language and looks at no image may score near one.
+
+An image is encoded once for all of these. The orders are four per caption, each a function of the caption
+and the public seed: words of content permuted, the others permuted, words permuted within triples, and
+triples permuted; places and punctuation stay. An order whose tokens are the caption's own is left out.
+
+A network that diverged gives poor scores and no error: what is not finite counts as impossible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpgcl_core.sampling.record_ids import ids_from_names, keyed_uniform
+from trainers.data.class_names import encodable
+from trainers.data.dataset import captions_of
+from trainers.evaluation.features import read_images
+from trainers.evaluation.outcomes import Score, exp_score, ratio_score
+from trainers.evaluation.pair_scores import class_texts, evaluate_with_captions
+from trainers.evaluation.retrieval import check_labels, largest_is_own, share_of_texts
+from trainers.evaluation.scorer import Scoring
+from trainers.models.captioner import Captioner
+from trainers.views.caption_views import NON_ESSENTIAL_WORDS, with_words, words_of
+from trainers.views.image_views import normalise
+
+TIE_TOLERANCE = 1e-3
+"""Log-likelihoods of texts that are closer are ties: sums of some sixty float32 numbers round by less."""
+
+_LOGITS_AT_ONCE = 2**25
+_TRIPLE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Texts whose likelihood is asked for, each given one image.
+
+    Attributes:
+      tokens: int64 `[n, max_tokens]`.
+      images: int64 `[n]`, rows of the images, in ascending order.
+    """
+
+    tokens: Tensor
+    images: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihoods:
+    """What a captioner makes of texts.
+
+    Attributes:
+      log_likelihoods: float64 `[n]`, of each whole text.
+      num_tokens: int64 `[n]`, real ones.
+      num_right: int64 `[n]`, real ones that are the likeliest after those before them.
+    """
+
+    log_likelihoods: Tensor
+    num_tokens: Tensor
+    num_right: Tensor
+
+
+def evaluate(network: Captioner, scoring: Scoring) -> dict[str, float]:
+    """Return the scores of a frozen captioner by metric name, each in [0, 1].
+
+    What `caption_scores` returns and, with labels, k-NN and linear probe on the encoder's features. Of images
+    that have neither captions nor labels the view retrieval.
+
+    Args:
+      network: already on the device; its train/eval modes are restored.
+      scoring: the records, with or without captions, and how they are scored, at most `PAIRS_AT_ONCE` of
+        them at once.
+
+    Raises:
+      DataError: there is nothing to score, or a label has no name though others have.
+    """
+    return evaluate_with_captions(network, caption_scores, scoring)
+
+
+@torch.no_grad()
+def caption_scores(network: Captioner, scoring: Scoring) -> tuple[dict[str, float], Tensor]:
+    """Return the scores of likelihood of all images of the queries, and their features `[n, feature_dim]`.
+
+    Of pairs `caption_token_probability` and `next_token_accuracy` of all their captions, and
+    `word_order_accuracy` where a caption has two orders; with labels and class names `zero_shot_accuracy`, of
+    images without captions, too.
+
+    Args:
+      network: on the device and in evaluation mode.
+      scoring: the queries, at least one, their classes' names, the public seed of the orders, and how many
+        images are passed at once.
+
+    Raises:
+      DataError: a label has no class name.
+    """
+    records, class_names, batch_size = scoring.queries, scoring.class_names, scoring.batch_size
+    num_images, asked = records.images.shape[0], dict[str, Texts]()
+    owned = captions_of(records)
+    if owned is not None:
+        texts, owners = owned
+        asked["captions"] = Texts(tokens=network.tokenizer(texts).tokens, images=owners)
+        orders, caption_of_order = _other_orders(network, texts, asked["captions"].tokens, scoring.seed)
+        asked["orders"] = Texts(tokens=orders, images=owners[caption_of_order])
+    if class_names and records.labels is not None:
+        check_labels(records.labels, len(class_names))
+        per_image = network.tokenizer(class_texts(class_names)).tokens
+        every = np.repeat(np.arange(num_images), len(per_image))
+        asked["classes"] = Texts(tokens=per_image.repeat(num_images, 1), images=every)
+    features, parts = list[Tensor](), {name: list[Likelihoods]() for name in asked}
+    for start in range(0, num_images, batch_size):
+        rows = slice(start, min(start + batch_size, num_images))
+        encoded = network.encode(normalise(read_images(records.images, rows).to(scoring.device)))
+        features.append(encoded.mean(1))
+        for name, each in asked.items():
+            parts[name].append(_likelihoods(network, encoded, each, rows))
+    found = {name: _joined(each) for name, each in parts.items()}
+    scores = dict[str, float]()
+    if owned is not None:
+        true = found["captions"]
+        per_token = partial(_per_token, num_tokens=true.num_tokens, images=owned[1], num_images=num_images)
+        scores["caption_token_probability"] = exp_score(per_token(true.log_likelihoods))
+        scores["next_token_accuracy"] = per_token(true.num_right)
+        if len(caption_of_order):
+            own = true.log_likelihoods[torch.from_numpy(caption_of_order)]
+            wins = order_wins(own, found["orders"].log_likelihoods).numpy()
+            scores["word_order_accuracy"] = share_of_texts(wins, asked["orders"].images, num_images)
+    if "classes" in found:
+        assert records.labels is not None
+        of_texts = found["classes"].log_likelihoods
+        of_classes = of_texts.view(num_images, len(class_names), -1).mean(2)
+        scores["zero_shot_accuracy"] = largest_is_own(of_classes, records.labels, tolerance=TIE_TOLERANCE)
+    return scores, torch.cat(features)
+
+
+def _per_token(sums: Tensor, *, num_tokens: Tensor, images: NDArray[np.int64], num_images: int) -> Score:
+    """Return the mean over all tokens of what is summed over each text's, with an outcome for each image."""
+    of_images = (
+        np.bincount(images, weights=each.double().numpy(), minlength=num_images)
+        for each in (sums, num_tokens)
+    )
+    return ratio_score(*of_images)
+
+
+def order_wins(own: Tensor, others: Tensor) -> Tensor:
+    """Return 1 where a caption is likelier than its words in another order, and one half for a tie, `[n]`.
+
+    Args:
+      own: log-likelihoods `[n]` of the captions.
+      others: `[n]`, of the same words in another order.
+
+    >>> order_wins(torch.tensor([-3.0, -3.0, -3.0]), torch.tensor([-4.0, -3.0, -2.0])).tolist()
+    [1.0, 0.5, 0.0]
+    """
+    tied = (own == others) | ((own - others).abs() <= TIE_TOLERANCE)
+    return torch.where(tied, 0.5, (own > others).double())
+
+
+def other_orders(text: str, *, seed: int) -> list[str]:
+    """Return the words of a text in four other orders, each a function of the text and the public seed.
+
+    >>> other_orders("A small red ring at the top left and two large blue squares.", seed=0)[3]
+    'ring at the top left and A small red two large blue squares.'
+    """
+    words = words_of(text)
+    places = np.arange(len(words))
+    is_content = np.array([word.lower() not in NON_ESSENTIAL_WORDS for word in words], dtype=bool)
+    whole = len(words) // _TRIPLE * _TRIPLE
+    triples = places[:whole].reshape(-1, _TRIPLE)
+    names = (f"{place} {encodable(text)}" for place in places)
+    draw = partial(keyed_uniform, ids_from_names(names), "word order", seed)
+    orders = [
+        _among(places, is_content, draw("content")),
+        _among(places, ~is_content, draw("other")),
+        places[np.lexsort((draw("within"), places // _TRIPLE))],
+        np.concatenate([*triples[draw("triples")[: len(triples)].argsort()], places[whole:]]),
+    ]
+    return [with_words(text, [words[place] for place in order.tolist()]) for order in orders]
+
+
+def _among(
+    places: NDArray[np.int64], chosen: NDArray[np.bool_], uniform: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """The places with those that are chosen permuted among themselves."""
+    order = places.copy()
+    order[chosen] = places[chosen][uniform[chosen].argsort()]
+    return order
+
+
+def _other_orders(
+    network: Captioner, texts: Sequence[str], tokens: Tensor, seed: int
+) -> tuple[Tensor, NDArray[np.int64]]:
+    """Tokens of the texts' words in other orders, and the text that each belongs to, in ascending order."""
+    orders = [other_orders(text, seed=seed) for text in texts]
+    owners = np.repeat(np.arange(len(texts)), [len(each) for each in orders])
+    found = network.tokenizer([order for each in orders for order in each]).tokens
+    differs = (found != tokens[torch.from_numpy(owners)]).any(1)
+    return found[differs], owners[differs.numpy()]
+
+
+def _likelihoods(network: Captioner, encoded: Tensor, texts: Texts, rows: slice) -> Likelihoods:
+    """Of the texts of some images, whose `encoded` are given."""
+    first, last = np.searchsorted(texts.images, [rows.start, rows.stop]).tolist()
+    tokens = texts.tokens[first:last].to(encoded.device)
+    images = torch.from_numpy(texts.images[first:last] - rows.start).to(encoded.device)
+    at_once = max(1, _LOGITS_AT_ONCE // (network.max_tokens * network.vocabulary))
+    parts = zip(images.split(at_once), tokens.split(at_once), strict=True)
+    return _joined([_of_some(network, encoded[rows], some) for rows, some in parts if len(rows)])
+
+
+def _of_some(network: Captioner, encoded: Tensor, tokens: Tensor) -> Likelihoods:
+    ends = (tokens == network.end_token).int().argmax(1)
+    tokens = tokens[:, : int(ends.max()) + 1]  # what is padding in every text has no likelihood
+    logits = network.decode(encoded, tokens[:, :-1]).float()
+    found = network.next_tokens(logits, tokens)
+    likelihoods = torch.nan_to_num(found.log_likelihoods.double(), nan=-torch.inf, neginf=-torch.inf)
+    right = (logits.argmax(2) == tokens[:, 1:]) & found.counts & found.log_likelihoods.isfinite()
+    return Likelihoods(
+        log_likelihoods=likelihoods.sum(1).cpu(),
+        num_tokens=found.counts.sum(1).cpu(),
+        num_right=right.sum(1).cpu(),
+    )
+
+
+def _joined(parts: Sequence[Likelihoods]) -> Likelihoods:
+    empty = torch.zeros(0, dtype=torch.int64)
+    return Likelihoods(
+        log_likelihoods=torch.cat([empty.double(), *(each.log_likelihoods for each in parts)]),
+        num_tokens=torch.cat([empty, *(each.num_tokens for each in parts)]),
+        num_right=torch.cat([empty, *(each.num_right for each in parts)]),
+    )

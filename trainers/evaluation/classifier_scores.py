@@ -1,0 +1,55 @@
+"""Scores of a classifier: its own accuracy on labelled records, and those of the features that it reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dpgcl_core.release.metrics import CLASSIFIER_SCORE
+from trainers.evaluation import features
+from trainers.evaluation.linear_probe import Features, Labels
+from trainers.evaluation.outcomes import Score, auc_score, mean_score
+from trainers.evaluation.scorer import Scoring
+from trainers.models.classifier import Classifier
+
+
+def evaluate(network: Classifier, scoring: Scoring) -> dict[str, float]:
+    """Return `classifier_accuracy` of labelled queries, and the scores of the frozen features, in [0, 1].
+
+    Of two classes, and of unbalanced ones, `classifier_balanced_accuracy`, too; of two `classifier_auc`.
+
+    Args:
+      network: already on the device; its train/eval modes are restored.
+      scoring: the records, and how they are scored.
+
+    Raises:
+      DataError: there is nothing to score.
+    """
+    features.check_some(scoring.index, scoring.queries)
+    if scoring.queries.labels is None:
+        return {} if scoring.index is None else features.evaluate(network, scoring)
+    queries = features.first_records(scoring.queries, scoring.config.max_query_records)
+    assert queries.labels is not None
+    describe = features.describe_by(network, scoring)
+    asked = describe(queries.images)
+    found = features.with_balanced(own_scores(network, asked, queries.labels), queries.labels)
+    if scoring.index is None or scoring.index.labels is None:
+        return found
+    return found | features.label_scores(describe, asked, queries, scoring.index, scoring.config)
+
+
+def own_scores(network: Classifier, asked: Features, labels: Labels) -> dict[str, Score]:
+    """Return the share of records whose own class has the largest logit, and of two classes the AUC.
+
+    Args:
+      network: that classifies.
+      asked: `[n, feature_dim]`, its features of the records.
+      labels: `[n]`; one that is no class of the network counts as wrong.
+    """
+    with torch.no_grad():
+        logits = network.logits_of(torch.from_numpy(asked).to(network.classify.weight.device))
+    found = {CLASSIFIER_SCORE: mean_score(logits.argmax(1).cpu().numpy() == labels)}
+    if logits.shape[1] == 2 and np.array_equal(np.unique(labels), [0, 1]):
+        margins = (logits[:, 1] - logits[:, 0]).nan_to_num().cpu().numpy()  # of a network that diverged
+        found["classifier_auc"] = auc_score(margins, labels == 1)
+    return found

@@ -1,0 +1,241 @@
+"""Exported models in MLflow's model registry: what `--register` writes.
+
+A version holds the exported folder as it is, the code that loads it (`trainers` and `dpgcl_core`) and the
+versions of the packages that this code needs; so `mlflow.pyfunc.load_model("models:/NAME/1")` works where
+this project is not installed. Its description is the model card, its tags are what `model.json` promises.
+
+*What it tells.* All of it stands in the exported folder, which is released (`trainers.export.export_folder`).
+A model of a sealed sweep is there from the sweep's moment of publication on, and not before; its version
+hangs on a run of its own, made now, so that the sweep's one run keeps its masked times and gets no files.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dpgcl_core
+import trainers
+from dpgcl_core.errors import ConfigError, TrackingError
+from dpgcl_core.release.markdown import escaped
+from trainers.export.description import CLIP, ModelDescription, read_description
+from trainers.models.encoder import NETWORKS
+from trainers.tracking.mlflow_server import connect, search_runs, server_errors
+from trainers.tracking.runs import ROLE_TAG, SEALED_ROLE, SWEEP_ROLE, SWEEP_TAG, TRIAL_ROLE, TRIAL_TAG
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.models import ModelSignature
+    from mlflow.tracking import MlflowClient
+
+EXPORT_ROLE = "export"
+CARD = "README.md"
+REQUIRED = ("numpy", "pillow", "pyarrow", "safetensors", "scipy", "sqlalchemy", "torch", "dp-accounting")
+"""What the code imports that loads and runs an encoder of images."""
+REQUIRED_OF_CLIP = ("open_clip_torch", "peft", "timm")
+REQUIRED_OF_TORCHVISION = ("torchvision",)
+_LOADER = "trainers.pyfunc"
+_ARTIFACT = "model"
+_LONGEST = 5000
+_TAGS = (
+    *("sweep", "trial", "method", "dataset", "data", "guarantee_label", "neighboring_relation"),
+    *("epsilon", "delta", "sweep_epsilon", "sweep_delta", "sha256"),
+)
+_NOT_IN_A_NAME = re.compile(r"[/:.%\"'\s]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered:
+    """A version of a registered model.
+
+    Attributes:
+      name: of the registered model.
+      version: its number.
+      is_new: whether it was registered now.
+    """
+
+    name: str
+    version: str
+    is_new: bool
+
+    @property
+    def uri(self) -> str:
+        """What `mlflow.pyfunc.load_model` takes."""
+        return f"models:/{self.name}/{self.version}"
+
+
+def register(folder: Path, tracking_uri: str, name: str | None = None) -> Registered:
+    """Register an exported model, unless a version of the name holds these weights already.
+
+    Args:
+      folder: as `python -m trainers.export` wrote it.
+      tracking_uri: of the MLflow that has the sweep.
+      name: of the registered model; `dpgcl-SWEEP` unless given.
+
+    Raises:
+      ConfigError: the network is the user's own, which MLflow would have to import by name.
+      TrackingError: the server failed, or does not have the sweep.
+      StorageError: the folder is no exported model.
+    """
+    description = read_description(folder)
+    if description.network not in NETWORKS and description.network.count(":") == 1:
+        raise ConfigError(
+            f"a registered model is loaded without being asked, so its network must be one of this project; "
+            f"got {description.network}: load it from its folder, with --network"
+        )
+    name = name or registered_name(description.sweep)
+    client = connect(tracking_uri)
+    with server_errors(tracking_uri, f"registering the model {name!r}"):
+        if (known := _known(client, name, description)) is not None:
+            return Registered(name=name, version=known, is_new=False)
+        run_id = _run_of(client, description)
+        with tempfile.TemporaryDirectory(prefix="dpgcl-register-") as place:
+            write_pyfunc(folder, Path(place) / _ARTIFACT)
+            client.log_artifacts(run_id, str(Path(place) / _ARTIFACT), _artifact_path(description))
+        version = _create_version(client, name, run_id, folder, description)
+    return Registered(name=name, version=version, is_new=True)
+
+
+def registered_name(sweep: str) -> str:
+    """Return the name that a sweep's models are registered under.
+
+    >>> registered_name("scans: first/second")
+    'dpgcl-scans-first-second'
+    """
+    return f"dpgcl-{_NOT_IN_A_NAME.sub('-', sweep).strip('-')}"
+
+
+def write_pyfunc(folder: Path, target: Path) -> None:
+    """Write an exported model as MLflow's pyfunc: data, code and requirements.
+
+    Args:
+      folder: of the exported model.
+      target: a new folder.
+    """
+    import mlflow.pyfunc
+
+    description = read_description(folder)
+    packages = [str(Path(str(package.__file__)).parent) for package in (trainers, dpgcl_core)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an example of the input would be an image
+        mlflow.pyfunc.save_model(
+            str(target),
+            loader_module=_LOADER,
+            data_path=str(folder),
+            code_paths=packages,
+            pip_requirements=requirements_of(description),
+            signature=_signature(description),
+            metadata=tags_of(description),
+        )
+
+
+def requirements_of(description: ModelDescription) -> list[str]:
+    """Return the packages that loading the model needs, in the versions installed here.
+
+    >>> import re
+    >>> all(re.fullmatch(r"[\\w-]+==[\\d.]+\\w*", each) for each in _pinned(REQUIRED))
+    True
+    """
+    names = [*REQUIRED]
+    if description.encoder_kind == CLIP:
+        names += REQUIRED_OF_CLIP
+    if description.network.startswith("resnet"):
+        names += REQUIRED_OF_TORCHVISION
+    return _pinned(names)
+
+
+def _pinned(names: tuple[str, ...] | list[str]) -> list[str]:
+    """Return packages with versions; what stands behind a + is of one index alone."""
+    return [f"{name}=={importlib.metadata.version(name).partition('+')[0]}" for name in names]
+
+
+def tags_of(description: ModelDescription) -> dict[str, str]:
+    """Return what the model promises, for the tags of its version."""
+    values = {name: getattr(description, name) for name in _TAGS}
+    return {f"dpgcl.{name}": "none" if value is None else str(value) for name, value in values.items()}
+
+
+def card_of(folder: Path, description: ModelDescription) -> str:
+    """Return the model card, as long as a description may be; the promise comes first in any case."""
+    try:
+        card = (folder / CARD).read_text(encoding="utf-8")
+    except OSError:  # an older version wrote none
+        card = f"**{escaped(description.promise)}**"
+    return card if len(card) <= _LONGEST else card[: _LONGEST - 1] + "…"
+
+
+def _signature(description: ModelDescription) -> ModelSignature:
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import ParamSchema, ParamSpec, Schema, TensorSpec
+
+    images = TensorSpec(np.dtype("uint8"), (-1, *description.image_shape))
+    embeddings = TensorSpec(np.dtype("float32"), (-1, -1))
+    params = ParamSchema([ParamSpec("features", "string", "backbone")])
+    return ModelSignature(inputs=Schema([images]), outputs=Schema([embeddings]), params=params)
+
+
+def _known(client: MlflowClient, name: str, description: ModelDescription) -> str | None:
+    """Return the version of a name that holds these weights; None without one."""
+    for version in client.search_model_versions(f"name = '{name}'"):
+        if version.tags.get("dpgcl.sha256") == description.sha256:
+            return str(version.version)
+    return None
+
+
+def _run_of(client: MlflowClient, description: ModelDescription) -> str:
+    """Return the run that the version hangs on: the trial's, or one of its own where the sweep is sealed."""
+    experiments = [each.experiment_id for each in client.search_experiments()]
+
+    def found(role: str, **tags: str) -> list[Run]:
+        return search_runs(client, experiments, {ROLE_TAG: role} | tags)
+
+    sweep = {SWEEP_TAG: description.sweep}
+    if description.trial is not None:
+        runs = found(TRIAL_ROLE, **sweep, **{TRIAL_TAG: description.trial})
+        if runs:
+            return str(runs[0].info.run_id)
+    elif sealed := found(SEALED_ROLE, **sweep):
+        run = client.create_run(
+            sealed[0].info.experiment_id,
+            tags=sweep | {ROLE_TAG: EXPORT_ROLE},
+            run_name=f"{description.sweep}: exported model",
+        )
+        client.set_terminated(run.info.run_id, "FINISHED")
+        return str(run.info.run_id)
+    known = sorted({run.data.tags[SWEEP_TAG] for role in (SWEEP_ROLE, SEALED_ROLE) for run in found(role)})
+    raise TrackingError(
+        f"MLflow has no run of sweep {description.sweep!r}, trial {description.trial!r}, to register "
+        f"the model with; its sweeps: {', '.join(known) or 'none'}. Give --tracking-uri the address that the "
+        "sweep wrote to"
+    )
+
+
+def _artifact_path(description: ModelDescription) -> str:
+    return f"{_ARTIFACT}-{description.sha256[:12]}"
+
+
+def _create_version(
+    client: MlflowClient, name: str, run_id: str, folder: Path, description: ModelDescription
+) -> str:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name, description=f"Models of the sweep {escaped(description.sweep)}.")
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    root = client.get_run(run_id).info.artifact_uri
+    version = client.create_model_version(
+        name,
+        source=f"{root}/{_artifact_path(description)}",
+        run_id=run_id,
+        tags=tags_of(description),
+        description=card_of(folder, description),
+    )
+    return str(version.version)

@@ -1,0 +1,256 @@
+"""What a sweep has left on disk, read for export: trials, weights, and the statement that goes with them.
+
+Of a sealed sweep only `release/` is read. What lies under its `trusted/`, other trials and how many there
+were, is not covered by the published ε and must not leave.
+
+An open sweep's statement is there only while it is true: the driver takes it away before it draws more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
+from trainers.export.export_folder import STATEMENT, Statement
+from trainers.files.checkpoint import Checkpoint, CheckpointFolder, read_grant
+from trainers.files.launch_record import resume_line
+from trainers.files.weights import read_weights
+
+PUBLISHED = "model.safetensors"
+"""The weights that a sealed sweep publishes, in its folder `release/`."""
+ANSWER = "answer.json"
+"""The answer of a sweep, beside its statement."""
+_PREDICTOR = "predictor."  # of methods that regress onto a target: a part of the loss, not of the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedTrial:
+    """One trained model.
+
+    Attributes:
+      name: of the trial; None in a sealed sweep, where it would tell its place.
+      params: its settings, as MLflow shows them.
+      metrics: its final values that may be seen.
+      attempts_lost: whether attempts of it may have drawn steps that its own ε does not know of.
+      doubt: what the sweep's answer says against a gain of its setting over the network before training; None
+        where that is distinguishable, or there is no answer.
+      file: the checkpoint, or the published weights.
+    """
+
+    name: str | None
+    params: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    attempts_lost: bool
+    file: Path
+    doubt: str | None = None
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the weights that were scored and released: the average, where the training keeps one.
+
+        Raises:
+          ConfigError: it was never trained.
+          StorageError: they are missing, damaged, or not those of the finished training.
+        """
+        found = read_weights(self.file).tensors if self.name is None else self._checkpointed()
+        return {name: value for name, value in found.items() if not name.startswith(_PREDICTOR)}
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the weights are the average over the steps."""
+        return bool(self.params.get("ema_decay"))
+
+    def _checkpointed(self) -> dict[str, Tensor]:
+        if self.metrics["num_steps_done"] == 0:
+            raise ConfigError(
+                f"{self.name} is the untrained network: there is nothing to export; choose another"
+            )
+        again = "the model cannot be exported; its training must be repeated, and charged, in another sweep"
+        if not self.file.is_file():
+            raise StorageError(f"{self.file} is missing: restore it, or {again}")
+        saved = CheckpointFolder(self.file.parent, every_steps=1).load()
+        if saved is None or saved.step != self.metrics["num_steps_done"]:
+            raise StorageError(
+                f"{self.file} must hold the weights after step {self.metrics['num_steps_done']:g}; got step "
+                f"{saved.step if saved else 'none'}: restore it, or {again}"
+            )
+        return released_state(saved, averaged=self.is_averaged)
+
+
+def released_state(saved: Checkpoint, *, averaged: bool) -> dict[str, Tensor]:
+    """Return the weights that were scored: with `ema_decay` the average, and the last ones else.
+
+    A method may keep an average that it regresses onto; that one is not released in place of the weights.
+
+    Raises:
+      StorageError: there should be an average, and there is none.
+    """
+    if not averaged:
+        return saved.model
+    if saved.average is None:
+        raise StorageError(
+            f"the checkpoint after step {saved.step} must hold the average of the weights, which was scored, "
+            "and holds none: restore it"
+        )
+    return saved.model | saved.average
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenSetting:
+    """A setting that a sweep's answer takes.
+
+    Attributes:
+      name: for readers, for example "S = 8".
+      score: that the answer is decided by, a metric.
+      trials: names of its trainings, one a repeat.
+    """
+
+    name: str
+    score: str
+    trials: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedSweep:
+    """A sweep with a statement.
+
+    Attributes:
+      name: of the sweep.
+      is_sealed: whether one model alone was published.
+      statement: its privacy statement.
+      trials: those that may be exported, in the order of their names.
+      taken: what its answer takes, one setting for each ε that it compares; empty without an answer.
+    """
+
+    name: str
+    is_sealed: bool
+    statement: Statement
+    trials: tuple[FinishedTrial, ...]
+    taken: tuple[TakenSetting, ...] = ()
+
+
+def read_sweep(root: Path, name: str) -> FinishedSweep:
+    """Return a sweep of the storage folder `root`.
+
+    Raises:
+      StorageError: there is none of this name, it is unfinished, or it published nothing.
+    """
+    known = sorted(plan.parent.name for plan in (root / "sweeps").glob("*/plan.json"))
+    if not known:
+        raise StorageError(f"there are no sweeps in {root}: give --storage the folder that they were run in")
+    if name not in known:  # a path into a sweep's folder is no name either
+        raise StorageError(unknown_choice(f"sweep in {root}", name, known))
+    folder = root / "sweeps" / name
+    is_sealed = (folder / "trusted").is_dir()
+    place = folder / "release" if is_sealed else folder
+    statement, (doubts, taken) = _read_statement(place, folder), _read_answer(place)
+    trials = (_published(place, doubts),) if is_sealed else _open_trials(folder, doubts)
+    taken = () if is_sealed else taken
+    return FinishedSweep(name=name, is_sealed=is_sealed, statement=statement, trials=trials, taken=taken)
+
+
+def _read_statement(place: Path, folder: Path) -> Statement:
+    page, values = place / f"{STATEMENT}.md", place / f"{STATEMENT}.json"
+    try:
+        found = Statement(values=json.loads(values.read_text(encoding="utf-8")), page=page.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"a model leaves with its sweep's privacy statement, and {values} is missing or damaged, so the "
+            f"sweep is unfinished or was stopped; finish it with {resume_line(folder)}, which writes it"
+        ) from error
+    return found
+
+
+def _open_trials(folder: Path, doubts: Mapping[str, str]) -> tuple[FinishedTrial, ...]:
+    found = []
+    for file in sorted((folder / "trials").glob("*.json")):
+        result = _read_result(file)
+        checkpoints = folder / "checkpoints" / file.stem
+        grant = read_grant(checkpoints)
+        started = folder / "started" / file.name
+        num_lost = _read_result(started).get("num_lost", 0) if started.is_file() else 0
+        found.append(
+            FinishedTrial(
+                name=file.stem,
+                params=_params(result, file),
+                metrics=result["metrics"],
+                attempts_lost=num_lost > 0 or (grant is not None and grant.num_steps_lost > 0),
+                file=checkpoints / "checkpoint.pt",
+                doubt=doubts.get(file.stem),
+            )
+        )
+    if not found:
+        raise StorageError(
+            f"no training of {folder.name} has finished: continue it with {resume_line(folder)}"
+        )
+    return tuple(found)
+
+
+def _published(release: Path, doubts: Mapping[str, str]) -> FinishedTrial:
+    file, weights = release / "result.json", release / PUBLISHED
+    result = _read_result(file)
+    if result.get("outcome") != "one model" or not weights.is_file():
+        raise StorageError(f"the sealed sweep published no model: there is nothing to export in {release}")
+    return FinishedTrial(
+        name=None,
+        params=_params(result, file),
+        metrics=result["metrics"],
+        attempts_lost=False,
+        file=weights,
+        doubt=next(iter(doubts.values()), None),
+    )
+
+
+def _read_answer(place: Path) -> tuple[Mapping[str, str], tuple[TakenSetting, ...]]:
+    """Return what a sweep's answer says against its trials, by name, and which settings it takes.
+
+    A published model has the empty name. Of an answer that is missing, damaged or of another version nothing
+    is known.
+    """
+    doubts, taken = dict[str, str](), list[TakenSetting]()
+    try:
+        answer = json.loads((place / ANSWER).read_text(encoding="utf-8"))
+        for choice in answer["choices"]:
+            for setting in choice["settings"]:
+                name, trials, over = (
+                    setting["name"],
+                    tuple(map(str, setting["trials"])),
+                    setting["over_start"],
+                )
+                if over is not None and over["verdict"] != "higher":
+                    doubt = (
+                        f"{name} is not distinguishable above {over['minus']} "
+                        f"({100 * over['mean']:+.2f} points in the sweep's answer): it may have learned "
+                        "nothing of the data"
+                    )
+                    doubts |= dict.fromkeys(trials or [""], doubt)
+                if name == choice["take"]:
+                    taken.append(TakenSetting(name=name, score=str(answer["score"]), trials=trials))
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}, ()
+    return doubts, tuple(taken)
+
+
+def _read_result(file: Path) -> dict[str, Any]:
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        result = None
+    if not isinstance(result, dict):
+        raise StorageError(f"{file} is missing or damaged; restore it")
+    return result
+
+
+def _params(result: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    params = result.get("params")
+    if not isinstance(params, Mapping) or "image_shape" not in params:
+        raise StorageError(
+            f"{file} does not tell the network and its input, for an earlier version wrote it; run the sweep "
+            "again, under another --name, to export its models"
+        )
+    return params

@@ -1,0 +1,102 @@
+"""A CLIP model at its first weights: drawn, published, or those of a warm start."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from dpgcl_core.errors import ConfigError
+from trainers.config.networks import ClipNetworkConfig, WarmStart
+from trainers.config.training import TrainingConfig
+from trainers.models.clip.adapters import lora_of
+from trainers.models.clip.clip_encoder import ImageTextEncoder, build_image_text_encoder
+from trainers.models.clip.published_models import (
+    CONFIG_FILE,
+    RANDOM,
+    SHIPPED,
+    ClipConfig,
+    ClipSpec,
+    find_clip,
+)
+
+
+def starting_clip(config: TrainingConfig, start: WarmStart | None) -> ImageTextEncoder:
+    """Return a CLIP model before step 0: all weights are taken, and adapters start fresh.
+
+    Args:
+      config: which model, what of it trains, the public seed, and τ that a learned temperature starts from.
+      start: what it starts from; None for the weights that its network names.
+
+    Raises:
+      ConfigError: there are two beginnings, or the weights are of another model.
+      StorageError: a file cannot be read, or holds numbers that are not finite.
+    """
+    network = config.encoder
+    assert isinstance(network, ClipNetworkConfig)
+    weights = network.pretrained
+    if start is None:
+        _refuse_place(weights)
+    else:
+        check_same_model(network, start)
+        weights = start.path
+    return build_image_text_encoder(
+        ClipConfig(model=network.name, weights=weights),
+        lora_of(network),
+        seed=config.public_seed,
+        train_logit_scale=network.learn_temperature,
+        temperature=config.temperature if network.learn_temperature else None,
+        gradient_checkpointing=network.gradient_checkpointing,
+    )
+
+
+def published_note(network: ClipNetworkConfig) -> str:
+    """Return what the privacy statement says of published weights; "" for a random draw."""
+    if network.pretrained == RANDOM:
+        return ""
+    if sha256 := SHIPPED.get((network.name, network.pretrained)):
+        return (
+            f"Starts from the weights {network.pretrained} of {network.name}, which come with this package "
+            f"(sha256 {sha256}). No record made them: they were trained on generated pairs, and cost no ε."
+        )
+    return (
+        f"Starts from the published weights {network.pretrained} of {network.name}. The guarantee is about "
+        "this sweep's training data and says nothing of the data that made those weights."
+    )
+
+
+def _refuse_place(pretrained: str) -> None:
+    """Refuse a file in place of a name: only of a warm start it is asked whose data made it."""
+    if Path(pretrained).expanduser().exists() or Path(pretrained).suffix or os.sep in pretrained:
+        raise ConfigError(
+            f"pretrained must be {RANDOM} or open_clip's name of published weights; got {pretrained}, a "
+            "place: give it as --warm-start"
+        )
+
+
+def check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
+    """Refuse a second beginning, and weights of a model that is another though its tensors may fit.
+
+    Number of heads, activation and colours show in no tensor's shape.
+
+    Raises:
+      ConfigError: as said.
+    """
+    if network.pretrained != RANDOM:
+        raise ConfigError(
+            f"a training must start from one set of weights; got the warm start {start.path} and pretrained "
+            f"= {network.pretrained}: leave one out, with --pretrained {RANDOM}"
+        )
+    place = Path(start.path).parent
+    if not (place / CONFIG_FILE).is_file():
+        return
+    made_for, asked = (find_clip(ClipConfig(model=each)) for each in (f"{place / CONFIG_FILE}", network.name))
+    if _what_it_is(made_for) != _what_it_is(asked):
+        raise ConfigError(
+            f"the warm start must be of the same CLIP model, and {place / CONFIG_FILE} says another than "
+            f"{network.name}: give --network {place}"
+        )
+
+
+def _what_it_is(spec: ClipSpec) -> str:
+    return json.dumps([spec.architecture, spec.mean, spec.std], sort_keys=True)

@@ -1,0 +1,103 @@
+"""The scores of a training's network on all data that it is scored on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from dpgcl_core.release.metrics import Release, find_metric
+from trainers.config.training import TrainingConfig
+from trainers.data.dataset import Probe, TrainingData
+from trainers.evaluation.features import first_by_hash
+from trainers.evaluation.outcomes import Score
+from trainers.evaluation.scorer import Scoring
+from trainers.files.outcome_file import Outcomes
+from trainers.models.task_networks import AnyEncoder
+from trainers.tasks.task import AnyTask
+
+
+def all_scores(
+    task: AnyTask,
+    network: AnyEncoder,
+    data: TrainingData,
+    config: TrainingConfig,
+    *,
+    device: torch.device | str,
+    prefix: str = "",
+    with_probes: bool = True,
+) -> dict[str, float]:
+    """Return the scores that may be seen by metric name; none are computed where none may.
+
+    Those of `data.queries` as the task's `evaluate` names them; those of every data set in `data.probes` as
+    `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`, and by an image-text network,
+    where its classes have names, `transfer_zero_shot_accuracy/NAME`.
+
+    Args:
+      task: that scores.
+      network: already on `device`.
+      data: what the training may touch.
+      config: subset sizes, k, augmentation and the public seed.
+      device: where the network is.
+      prefix: put before each name, such as "untrained_".
+      with_probes: whether `data.probes` are scored, too.
+
+    Raises:
+      DataError: there is nothing to score.
+      ConfigError: the network cannot be scored on records of this kind.
+    """
+    if not (data.train_is_public or data.evaluation_is_public):
+        return {}
+
+    def scores_of(scored: TrainingData | Probe) -> dict[str, float]:
+        assert scored.queries is not None
+        scoring = Scoring(
+            index=scored.index,
+            queries=scored.queries,
+            config=config.evaluation,
+            view_config=config.views,
+            seed=config.public_seed,
+            device=device,
+            class_names=scored.class_names,
+        )
+        return task.evaluate(network, scoring)
+
+    found = {}
+    if data.queries is not None:
+        found = {prefix + name: score for name, score in scores_of(data).items()}
+    for probe in data.probes if with_probes else ():
+        found |= {
+            f"{prefix}transfer_{name}/{probe.name}": score
+            for name, score in scores_of(probe).items()
+            if name not in task.own_scores
+        }
+    return found
+
+
+def public_outcomes(
+    scores: Mapping[str, float], data: TrainingData, config: TrainingConfig
+) -> Outcomes | None:
+    """Return what each scored record contributed to the scores that are means; None where none may be kept.
+
+    Outcomes tell of single records, so they are kept of public evaluation records alone, whoever may see the
+    scores. Given these they are functions of the network that is released, as the scores are, and cost no ε.
+
+    Args:
+      scores: by metric name, as `all_scores` returns them without a prefix.
+      data: what was scored.
+      config: subset sizes.
+    """
+    if not data.evaluation_is_public:
+        return None
+    found = {
+        name: score.outcomes.astype(np.float32)
+        for name, score in scores.items()
+        if isinstance(score, Score)
+        and (metric := find_metric(name)) is not None
+        and metric.release is Release.SCORE
+    }
+    ids = np.zeros(0, dtype=np.uint64)
+    if data.queries is not None:
+        ids = data.queries.ids[first_by_hash(data.queries.ids, config.evaluation.max_query_records)]
+    return Outcomes(record_ids=ids, scores=found) if found else None

@@ -1,0 +1,83 @@
+"""A network from outside of this package: what is tried before it sees data, and what the statement says."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dpgcl_core.clipping.cross_record import PROMISE, refuse_mixed_groups
+from dpgcl_core.clipping.types import Objective
+from dpgcl_core.losses.objective import embedding_of
+from dpgcl_core.mechanism.passes import groups_of_a_pass
+from dpgcl_core.sampling.groups import BATCH
+from trainers.config.training import TrainingConfig
+from trainers.models.task_networks import AnyEncoder
+from trainers.tasks.task import task_of
+from trainers.training.averaging import target_of
+
+_FEW_GROUPS, _MOST_RECORDS = 3, 256
+
+
+def refuse_mixing_network(
+    config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...], max_views: int
+) -> None:
+    """Try a network of one's own on made-up inputs, with as many groups as its training passes at once.
+
+    Args:
+      config: of the training.
+      encoder: on its device.
+      image_shape: `(channels, height, width)`.
+      max_views: that go through the network at once.
+
+    Raises:
+      ConfigError: records reach each other's losses, or the network keeps something of them.
+    """
+    if not config.network.is_foreign or not config.mechanism.rules.trains:
+        return
+    task, rule, size = task_of(config), config.rule(), config.mechanism.group_size
+    num_views = task.num_views(config, config.num_augmentations)
+    objective = task.objective(config, encoder, target=target_of(config, encoder))
+    expected = max(_FEW_GROUPS, min(_MOST_RECORDS, round(config.mechanism.expected_batch_size)))
+    if rule.whole_batch:  # each record is a unit, and all go through the network in one pass
+        groups, group_size, objective = expected, 1, _of_records(objective)
+    elif size == BATCH:
+        groups, group_size = _FEW_GROUPS, min(expected, max(2, max_views // num_views))
+    else:
+        fits = max(1, max_views // (int(size) * num_views))
+        groups, group_size = groups_of_a_pass(config.mechanism, most=fits), int(size)
+    if config.isolates_groups:
+        groups = _FEW_GROUPS
+    blank = task.blank_inputs(encoder, image_shape, (max(_FEW_GROUPS, groups), group_size, num_views))
+    leaves, generator = (blank,) if isinstance(blank, Tensor) else blank, torch.Generator().manual_seed(0)
+    inputs, others = (tuple(_made_up(leaf, generator) for leaf in leaves) for _ in range(2))
+    refuse_mixed_groups(encoder, objective, inputs, others)
+
+
+def foreign_note(config: TrainingConfig) -> str:
+    """Return what plan and statement say of a network from outside of this package; "" for none."""
+    name = config.network.name
+    if not config.network.is_foreign:
+        return ""
+    if config.network.mixes_no_records:
+        return (
+            f"On the word of the network's author: {name} {PROMISE}. It was tried on made-up inputs, and no "
+            "test can prove it; the guarantee depends on it."
+        )
+    return (
+        f"The network {name} is not this package's: groups go through it one at a time, on copies of its "
+        "weights, buffers and attributes, so that it has nothing to mix. That it keeps no data outside of "
+        "its modules and their classes is its author's promise."
+    )
+
+
+def _of_records(objective: Objective) -> Objective:
+    embed = embedding_of(objective)
+    return lambda inputs: embed(inputs).flatten(1).sum(1)
+
+
+def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random numbers, brighter and darker by record; of whole numbers 0 and 1."""
+    if not like.is_floating_point():
+        return torch.randint(0, 2, like.shape, generator=generator).to(like)
+    levels = torch.rand((*like.shape[:2], *(1 for _ in like.shape[2:])), generator=generator) * 2 - 1
+    return (levels + torch.rand(like.shape, generator=generator) - 0.5).to(like)

@@ -1,0 +1,195 @@
+"""What a training notes about itself on the way, behind the release policy.
+
+With private training records nothing here is even computed: these numbers depend on the records outside the
+mechanism. With public records they are what the ablation plots are drawn from. The one exception is the
+noised SNR of the first step, which is a mechanism of its own and charged
+(`dpgcl_core.release.noised_counts`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpgcl_core.clipping.types import GroupReport
+from dpgcl_core.noise.randomness import Draws, DrawSource
+from dpgcl_core.release import metrics as metric_policy
+from dpgcl_core.release.noised_counts import noised_norm
+from dpgcl_core.sampling.stage import DrawnGroups
+from dpgcl_core.workers import Workers
+from trainers.config.training import TrainingConfig
+
+Series = dict[str, list[tuple[int, float]]]
+
+
+class Observer:
+    """Collects the per-step metrics and scores that may leave the training.
+
+    Attributes:
+      series: per-step values by declared name, as (step, value).
+      final: values that exist once: scores of the untrained network, SNR of the first step.
+    """
+
+    def __init__(self, config: TrainingConfig, *, train_is_public: bool, evaluation_is_public: bool) -> None:
+        self.series: Series = {}
+        self.final: dict[str, float] = {}
+        self._config = config
+        self._train_is_public = train_is_public
+        self._evaluation_is_public = evaluation_is_public
+
+    def visible(self, values: dict[str, float]) -> dict[str, float]:
+        """Return the values that may be seen."""
+        return metric_policy.visible(
+            values,
+            training_data_is_public=self._train_is_public,
+            evaluation_data_is_public=self._evaluation_is_public,
+        )
+
+    def wants(self, step: int) -> bool:
+        """Whether `step` is recorded."""
+        every = self._config.evaluation.record_every_steps
+        return self._train_is_public and (step == 0 or (every > 0 and step % every == 0))
+
+    def note(self, step: int, values: dict[str, float]) -> None:
+        """Append the visible ones of `values` to the series."""
+        for name, value in self.visible(values).items():
+            self.series.setdefault(name, []).append((step, value))
+
+    def wants_scores(self, step: int) -> bool:
+        """Whether the iterate after `step` steps is scored on the way."""
+        every = self._config.evaluation.score_every_steps
+        return every > 0 and step % every == 0
+
+    def note_during(self, step: int, scores: dict[str, float]) -> None:
+        """Append scores of the iterate after `step` steps, those that are declared as a series."""
+        during = {f"{name}{metric_policy.DURING}": score for name, score in scores.items()}
+        self.note(step, {name: score for name, score in during.items() if name in metric_policy.METRICS})
+
+    def record_groups(
+        self, step: int, batch_size: int, num_grouped: int, reports: list[GroupReport], workers: Workers
+    ) -> None:
+        """Record loss, norms and counts of one step, summed over the workers; all of them must call it.
+
+        Args:
+          batch_size: records the sampler drew.
+          num_grouped: records in this worker's groups, those that contribute.
+          reports: of this worker's microbatches.
+        """
+        empty = torch.zeros(0)
+        norms = torch.cat([r.norms.cpu() for r in reports] or [empty])
+        losses = torch.cat([r.losses.cpu() for r in reports] or [empty])
+        masked = torch.cat([r.non_finite.cpu() for r in reports] or [empty])
+        clipped = torch.cat([self._clipped(r) for r in reports] or [empty])
+        counted = torch.cat([_contributing(r) for r in reports] or [empty])
+        parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, counted]
+        sums = torch.stack(
+            [part.double().sum() for part in parts] + [torch.tensor(float(num_grouped)).double()]
+        )
+        workers.sum_at_first(sums)
+        norm_sum, loss_sum, num_masked, num_clipped, num_groups, num_records = sums.tolist()
+        values = {
+            "realised_batch_size": float(batch_size),
+            "num_groups": num_groups,
+            "num_non_finite_groups": num_masked,
+        }
+        if num_groups:
+            values["train_loss"] = loss_sum / num_records
+            if self._config.mechanism.is_private:
+                values["mean_group_grad_norm"] = norm_sum / num_groups
+                values["clip_fraction"] = num_clipped / num_groups
+        self.note(step, values)
+
+    def _clipped(self, report: GroupReport) -> Tensor:
+        """Which groups had a gradient, or a part of it that is clipped apart, beyond its bound."""
+        if report.part_ratios is not None:
+            return (report.part_ratios > 1).any(1).cpu()
+        return (report.norms > self._config.mechanism.l2_clip_norm).cpu()
+
+    def record_snr(self, step: int, clean_norm: float, bare_norm: float | None, noise_norm: float) -> None:
+        """Record SNR as DP-GCL defines it: norm of the clean clipped sum over the norm of the noise.
+
+        Args:
+          clean_norm: norm of the clean clipped sum.
+          bare_norm: the same without augmented negatives, at the first step; None elsewhere.
+          noise_norm: norm of the step's noise.
+        """
+        self.note(step, {"snr": clean_norm / noise_norm})
+        if bare_norm is not None:
+            first = {
+                "snr_first_step": clean_norm / noise_norm,
+                "snr_first_step_no_augmentation": bare_norm / noise_norm,
+            }
+            self.final.update(self.visible(first))
+
+    @property
+    def records_snr(self) -> bool:
+        """Whether there is noise to compare the clean sum with."""
+        return self._config.mechanism.is_private
+
+    def releases_noised_snr(self, step: int) -> bool:
+        """Whether the noised SNR of `step` is released: of the first, where asked for and charged."""
+        asked = self._config.evaluation.snr_noise_multiplier is not None
+        return asked and step == 0 and self._config.mechanism.is_private
+
+    def record_noised_snr(self, clean_sum: Tensor, generator: Draws, *, num_summed: int = 1) -> None:
+        """Record the noised norm of the clean clipped sum over the public σΔ√d, the noise's expected norm.
+
+        The norm of the noise that was drawn would tell more than the noisy sum does.
+
+        Args:
+          clean_sum: `[num_parameters]`.
+          generator: secret, and not that of the step's noise.
+          num_summed: normals summed for the noise, see `dpgcl_core.noise.gaussian`.
+        """
+        multiplier = self._config.evaluation.snr_noise_multiplier
+        if multiplier is None:
+            return
+        mechanism = self._config.mechanism
+        norm = float(torch.linalg.vector_norm(clean_sum.double()))
+        released = noised_norm(norm, mechanism.sensitivity, multiplier, generator, num_summed=num_summed)
+        expected = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(len(clean_sum))
+        self.final.update(self.visible({"noised_snr_first_step": released / expected}))
+
+
+@dataclass(kw_only=True)
+class ObservedStep:
+    """What one step shows to the observer (`dpgcl_core.private_step.StepObserver`).
+
+    Attributes:
+      observer: records it.
+      step: from 0.
+      workers: of the training.
+      randomness: for the noise of what is released besides the sum.
+      norm_without_augmentation: of the clean sum of some groups, on every worker.
+    """
+
+    observer: Observer
+    step: int
+    workers: Workers
+    randomness: DrawSource
+    norm_without_augmentation: Callable[[DrawnGroups], float]
+    _norms: tuple[float, float | None] | None = None
+
+    def on_clipped_sum(self, groups: DrawnGroups, reports: list[GroupReport], total: Tensor) -> None:
+        observer, step = self.observer, self.step
+        if observer.wants(step):
+            observer.record_groups(step, groups.batch_size, groups.num_grouped, reports, self.workers)
+            if observer.records_snr:
+                bare_norm = self.norm_without_augmentation(groups) if step == 0 else None
+                self._norms = float(torch.linalg.vector_norm(total)), bare_norm
+        if self.workers.rank == 0 and observer.releases_noised_snr(step):
+            num_summed = self.randomness.num_summed_normals
+            generator = self.randomness.generator(step, "snr noise")
+            observer.record_noised_snr(total, generator, num_summed=num_summed)
+
+    def on_noise(self, norm: float) -> None:
+        if self._norms is not None and norm > 0:  # an audit may plant a step without noise
+            self.observer.record_snr(self.step, *self._norms, norm)
+
+
+def _contributing(report: GroupReport) -> Tensor:
+    return torch.ones_like(report.norms).cpu() if report.complete is None else report.complete.float().cpu()
