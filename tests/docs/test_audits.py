@@ -8,7 +8,7 @@ from benchmarks.audit import canary, training_step
 from benchmarks.audit.defects import Defect
 from tests.docs.commands import ROOT
 
-PAGE = (ROOT / "docs/audits.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/theory/audits.md").read_text(encoding="utf-8")
 
 
 def _rows(command: str) -> dict[str, tuple[str, str]]:
