@@ -26,7 +26,7 @@ does not spread at all. So the variance of that difference has two independent p
 settings against its start, from the repeats alone, and of the setting against that mean.
 
 *Guarantee*: of sweeps whose settings and start are all alike, at most a share `LEVEL` has a winner or a gain
-that is called distinguishable; docs/answer.md has the simulation (`python benchmarks/decision.py`). What is
+that is called distinguishable; docs/results.md has the simulation (`python benchmarks/decision.py`). What is
 compared at several ε divides `LEVEL` among them. Settings are taken to spread alike over repeats; the page
 says what happens where they do not. The k-NN index and the training records of probes are taken as given.
 """

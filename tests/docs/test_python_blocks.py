@@ -65,7 +65,7 @@ def test_page_on_ones_own_loop_shows_the_example() -> None:
 
 def test_readme_states_what_the_accountant_computes_for_both_samplings() -> None:
     """The same noise under both samplings, as the page on ε computes it."""
-    page = ROOT / "docs/reading-epsilon.md"
+    page = ROOT / "docs/epsilon.md"
     (code,) = blocks(page, "python")
     said = _run(code)
     assert said in page.read_text(encoding="utf-8")
