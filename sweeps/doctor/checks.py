@@ -130,7 +130,7 @@ def check_tracking(uri: str) -> Finding:
     if uri.lower().startswith("sqlite") and not database_file(uri).exists():
         return Finding("mlflow", "ok", "a database of this machine's, which the first sweep makes")
     kind = "database" if is_database(uri) else "server"
-    return _connection("mlflow", lambda: connect(uri), f"the {kind} answers", "start it (docs/operations.md)")
+    return _connection("mlflow", lambda: connect(uri), f"the {kind} answers", "start it (docs/cluster.md)")
 
 
 def check_ledger(url: str | None) -> Finding:
