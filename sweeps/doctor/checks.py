@@ -80,7 +80,7 @@ def check_gpus(nodes: Sequence[NodeFacts]) -> Finding:
     short = [node for node in nodes if node.num_gpus_seen < node.num_gpus]
     if short:
         seen = ", ".join(f"{node.num_gpus_seen} of {node.num_gpus:g} on {node.name}" for node in short)
-        fix = "install a driver and a build of torch with CUDA there (docs/gpu.md): nvidia-smi must list all"
+        fix = "install a driver and torch with CUDA there (docs/performance.md): nvidia-smi must list all"
         return Finding("gpu", "wrong", f"torch sees fewer GPUs than Ray counts: {seen}", fix)
     return Finding("gpu", "ok", f"torch sees all {sum(node.num_gpus for node in nodes):g}")
 
