@@ -1,5 +1,5 @@
 -- The two databases that a team shares, MLflow's and the ledger's, and who may do what in them. Run it once, with
--- psql as PostgreSQL's superuser; it reads three passwords from the environment: docs/operations.md.
+-- psql as PostgreSQL's superuser; it reads three passwords from the environment: docs/cluster.md.
 --
 -- The ledger's table belongs to ledger_owner, a role that nobody uses once the table exists. Drivers are
 -- ledger_writer: they read rows and add rows, and have no right to change, delete or truncate any, to drop the

@@ -1,4 +1,4 @@
-"""What a GPU gives, in rows that add up over many calls: `python -m benchmarks.gpu`, see docs/gpu.md.
+"""What a GPU gives, in rows that add up over many calls: `python -m benchmarks.gpu`, see docs/performance.md.
 
 Importing the package makes up for what the GPU machine has not: accounting, and libraries that a training
 needs for its files and scores alone.

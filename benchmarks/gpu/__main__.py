@@ -9,7 +9,7 @@
 
 The machine needs a copy of this source tree, torch with CUDA and numpy; with scipy trainings are scored by a
 linear probe, too. Neither Ray nor MLflow nor dp-accounting is needed there: σ and ε of the trainings stand in
-`benchmarks/results/gpu/calibration.json`, which `--calibrate` writes. See docs/gpu.md.
+`benchmarks/results/gpu/calibration.json`, which `--calibrate` writes. See docs/performance.md.
 
 Slices: *checks* of passes, kernels, noise and resumes against the CPU (the tests marked `gpu`); *steps*, the
 private over the ordinary step; *trainings*, the paper's Fashion-MNIST setting. A row is kept before the next

@@ -80,7 +80,7 @@ def check_gpus(nodes: Sequence[NodeFacts]) -> Finding:
     short = [node for node in nodes if node.num_gpus_seen < node.num_gpus]
     if short:
         seen = ", ".join(f"{node.num_gpus_seen} of {node.num_gpus:g} on {node.name}" for node in short)
-        fix = "install a driver and a build of torch with CUDA there (docs/gpu.md): nvidia-smi must list all"
+        fix = "install a driver and torch with CUDA there (docs/performance.md): nvidia-smi must list all"
         return Finding("gpu", "wrong", f"torch sees fewer GPUs than Ray counts: {seen}", fix)
     return Finding("gpu", "ok", f"torch sees all {sum(node.num_gpus for node in nodes):g}")
 
@@ -130,7 +130,7 @@ def check_tracking(uri: str) -> Finding:
     if uri.lower().startswith("sqlite") and not database_file(uri).exists():
         return Finding("mlflow", "ok", "a database of this machine's, which the first sweep makes")
     kind = "database" if is_database(uri) else "server"
-    return _connection("mlflow", lambda: connect(uri), f"the {kind} answers", "start it (docs/operations.md)")
+    return _connection("mlflow", lambda: connect(uri), f"the {kind} answers", "start it (docs/cluster.md)")
 
 
 def check_ledger(url: str | None) -> Finding:

@@ -128,7 +128,7 @@ def test_file_of_a_sweep_says_nothing_of_places_and_passwords() -> None:
 @pytest.mark.parametrize(
     ("section", "name", "value", "instead"),
     [
-        ("service", "notify", "mail me", "docs/operations.md"),
+        ("service", "notify", "mail me", "docs/cluster.md"),
         ("storage", "publish_to", "s3://bucket/x", "--artifacts-destination"),
     ],
 )

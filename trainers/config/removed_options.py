@@ -41,7 +41,7 @@ _NO_NOISE_SGD = (
 
 _NO_LARS = "removed in 0.2.0: use --optimizer adamw, or sgd with its own learning rate"
 _NO_FEW_SHOT = "removed in 0.2.0: use --max-index-records for probes of few labelled records"
-_NO_NOTIFY = "removed in 0.2.0: use a command after the sweep, which sees its exit code (docs/operations.md)"
+_NO_NOTIFY = "removed in 0.2.0: use a command after the sweep, which sees its exit code (docs/cluster.md)"
 _NO_SEARCH = (
     "removed in 0.2.0: use --release, which decides: open runs the grid, sealed draws from its settings"
 )
@@ -49,7 +49,7 @@ _NO_STUDY_STORAGE = "removed in 0.2.0: use study.journal in the search's folder,
 _NO_MEASURED_SNR = "removed in 0.2.0: use dpgcl_core.planning.feasible, whose Wanted has an alignment_size"
 _NO_COPIES = (
     "removed in 0.2.0: use a bucket of MLflow's server (mlflow server --artifacts-destination), or aws s3 cp "
-    "--recursive (docs/operations.md)"
+    "--recursive (docs/cluster.md)"
 )
 _NO_PUBLISHED = (
     "removed in 0.2.0: use the table in docs/planning.md, or python -m dpgcl_core.calculator epsilon for a "

@@ -69,7 +69,7 @@ WRONG: dict[str, tuple[Callable[[], list[Finding]], tuple[str, ...]]] = {
     ),
     "no MLflow": (
         lambda: [checks.check_tracking("http://127.0.0.1:9")],
-        ("http://127.0.0.1:9", "docs/operations.md"),
+        ("http://127.0.0.1:9", "docs/cluster.md"),
     ),
     "no ledger": (
         lambda: [checks.check_ledger("/there/is/none.db")],
