@@ -37,9 +37,9 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "compose.answer": ("Answer", "answer_of"),
-        "errors": ("DashboardError",),
+        "dashboard_error": ("DashboardError",),
         "figures": ("draw", "load_for"),
         "query.sweeps": ("list_sweeps",),
-        "query.trials": ("load_trials",),
+        "query.trial_frames": ("load_trials",),
     },
 )
