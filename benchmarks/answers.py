@@ -37,7 +37,7 @@ from dashboards.compose.display_names import common_scores, score_names
 from dashboards.compose.figure import SETTINGS, content_of
 from dashboards.compose.method_table import gain_table, score_table
 from dashboards.compose.questions import Question, find_question
-from dashboards.compose.references import COMPARED, NETWORK, PUBLIC_START, REFERENCE, ReferenceRow
+from dashboards.compose.references import BASELINES, NETWORK, PUBLIC_START, REFERENCE, ReferenceRow
 from dashboards.compose.selection import shown_trials
 from dashboards.compose.tables import for_readers
 from dashboards.figures import as_markdown
@@ -159,7 +159,7 @@ class Summary:
             label, _, at = str(reference[axis]).partition(", ")
             places = at.replace("warm start", "warm-start").split(" and ")
             if not at or str(row[axis]) in places or self._network_of(row) in places:
-                yield next(each.prefix for each in COMPARED if each.label == label), reference
+                yield next(each.prefix for each in BASELINES if each.label == label), reference
 
     @cached_property
     def _page(self) -> list[str]:

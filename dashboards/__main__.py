@@ -77,12 +77,12 @@ def figure_command(
     from dashboards.figures import load_for, write_all
     from dashboards.query.documents import load_answer
 
-    asked = find_question(question)
-    asked = asked if axis is None else asked.along(axis)
+    figure_question = find_question(question)
+    figure_question = figure_question if axis is None else figure_question.along(axis)
     uri = tracking_uri or default_tracking_uri()
-    trials = load_for(asked, uri, sweep)
+    trials = load_for(figure_question, uri, sweep)
     answer = load_answer(uri, trials) if axis is None else None
-    return write_all(trials, output or _folder_of(str(trials["sweep"].iloc[0])), asked, answer)
+    return write_all(trials, output or _folder_of(str(trials["sweep"].iloc[0])), figure_question, answer)
 
 
 def compare_command(
@@ -109,9 +109,10 @@ def compare_command(
     from dashboards.query.trial_frames import load_trials
 
     uri = tracking_uri or default_tracking_uri()
-    asked = question_of([load_trials(uri, run) for run in runs], question)
-    asked = asked if axis is None else asked.along(axis)
-    content, numbers = comparison_of(overlaid([load_for(asked, uri, run) for run in runs]), asked)
+    common_question = question_of([load_trials(uri, run) for run in runs], question)
+    common_question = common_question if axis is None else common_question.along(axis)
+    trials = overlaid([load_for(common_question, uri, run) for run in runs])
+    content, numbers = comparison_of(trials, common_question)
     return write_drawing(content, numbers, output or _folder_of("compare", *runs), "comparison")
 
 
@@ -153,18 +154,18 @@ def burn_down_command(ledger: str, dataset: str | None = None, output: Path | No
     from dashboards.figures import write_drawing
     from dpgcl_core.ledger.ledger import Ledger
 
-    opened, paths, stems = Ledger.open(ledger), list[Path](), set[str]()
-    asked = opened.dataset_ids() if dataset is None else [dataset]
-    if not asked:
+    open_ledger, paths, stems = Ledger.open(ledger), list[Path](), set[str]()
+    dataset_ids = open_ledger.dataset_ids() if dataset is None else [dataset]
+    if not dataset_ids:
         raise DashboardError(
             f"the ledger {masked(ledger)} has no data set; `python -m dpgcl_core.ledger cap` registers one"
         )
-    entries, folder = opened.entries(), output or _folder_of("burn_down")
-    for each in asked:
-        stem = f"burn_down_{folder_name(each)}"
+    entries, folder = open_ledger.entries(), output or _folder_of("burn_down")
+    for dataset_id in dataset_ids:
+        stem = f"burn_down_{folder_name(dataset_id)}"
         stem += f"_{len(stems)}" * (stem in stems)
         stems.add(stem)
-        paths += write_drawing(*burn_down_of(entries, each), folder, stem)
+        paths += write_drawing(*burn_down_of(entries, dataset_id), folder, stem)
     return paths
 
 
@@ -187,9 +188,9 @@ def serve_command(
     from dashboards.serve.dashboard_server import serve
     from dashboards.serve.index import SweepIndex
 
-    root, own = storage_root(storage), os.environ.get("DPGCL_LEDGER")
+    root, default_ledger = storage_root(storage), os.environ.get("DPGCL_LEDGER")
     print(f"storage: {root}", flush=True)
-    serve(SweepIndex(root), ledger or ((own,) if own else ()), host, port)
+    serve(SweepIndex(root), ledger or ((default_ledger,) if default_ledger else ()), host, port)
 
 
 def _folder_of(*names: str) -> Path:
@@ -223,7 +224,7 @@ def folder_name(sweep: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command, print the paths of what it has written, and return 0.
+    """Run one command, print the paths of the files it wrote, and return 0.
 
     Raises:
       DpgclError: of bad input, or of a folder that cannot be written.

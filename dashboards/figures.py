@@ -58,8 +58,9 @@ def write_all(
       DashboardError: as `dashboards.compose.figure.content_of`.
       OSError: the folder cannot be written.
     """
-    asked = find_question(question)
-    return write_drawing(content_of(trials, asked, answer), numbers_of(trials, asked), folder, asked.stem)
+    question = find_question(question)
+    content = content_of(trials, question, answer)
+    return write_drawing(content, numbers_of(trials, question), folder, question.stem)
 
 
 def write_drawing(content: Content, numbers: pd.DataFrame, folder: Path, stem: str) -> list[Path]:
@@ -113,11 +114,11 @@ def as_markdown(content: Content) -> str:
 
 def _as_latex(content: Content, stem: str) -> str:
     """Return all tables, each with what it is of in its caption."""
-    found = ["% Needs \\usepackage{booktabs}; names in other scripts need XeLaTeX or LuaLaTeX."]
+    parts = ["% Needs \\usepackage{booktabs}; names in other scripts need XeLaTeX or LuaLaTeX."]
     for number, (heading, table) in enumerate(content.tables, start=1):
         caption = ". ".join(part for part in (heading, content.title, content.subtitle) if part)
-        found.append(to_latex(table, caption, stem.replace("_", "-") + f"-{number}" * (number > 1)))
-    return "\n\n".join(found) + "\n"
+        parts.append(to_latex(table, caption, stem.replace("_", "-") + f"-{number}" * (number > 1)))
+    return "\n\n".join(parts) + "\n"
 
 
 def _without_formulas(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -140,22 +141,22 @@ def load_for(question: Question | str, tracking_uri: str, sweep: str | None = No
       TrackingError: the server does not answer or the database does not exist.
       DashboardError: as `dashboards.query.trial_frames.load_trials`, or no series was recorded.
     """
-    asked = find_question(question)
+    question = find_question(question)
     trials = load_trials(tracking_uri, sweep)
-    if asked.kind != "convergence":
+    if question.kind != "convergence":
         return trials
     name = sweep or str(trials["sweep"].iloc[0])
-    recorded = [metric for metric in asked.series if metric in trials]
-    found = [series_of(tracking_uri, trials, metric) for metric in recorded]
+    metrics = [metric for metric in question.series if metric in trials]
+    frames = [series_of(tracking_uri, trials, metric) for metric in metrics]
     # Each frame has the last values of the other series, which belong to no step of its own.
-    found = [
-        frame.drop(columns=[other for other in recorded if other != metric and other in frame])
-        for metric, frame in zip(recorded, found, strict=True)
+    frames = [
+        frame.drop(columns=[name for name in metrics if name != metric and name in frame])
+        for metric, frame in zip(metrics, frames, strict=True)
         if len(frame)
     ]
-    if not found:
+    if not frames:
         raise DashboardError(
-            f"no trial of the sweep {name!r} recorded any of {', '.join(asked.series)} on the way; train on "
-            "public data with record_every_steps above 0"
+            f"no trial of the sweep {name!r} recorded any of {', '.join(question.series)} on the way; train "
+            "on public data with record_every_steps above 0"
         )
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(frames, ignore_index=True)

@@ -33,7 +33,7 @@ from dashboards.compose.decision import HIGHER, LEVEL, LOWER, Comparison, Cost, 
 from dashboards.compose.display_names import (
     common_scores,
     has_values,
-    listed,
+    list_names,
     panel_scores,
     score_title,
     symbol,
@@ -41,7 +41,7 @@ from dashboards.compose.display_names import (
 )
 from dashboards.compose.panels import with_relative_loss
 from dashboards.compose.questions import Question, find_question
-from dashboards.compose.references import COMPARED, NETWORK, start_of, start_prefix, start_text
+from dashboards.compose.references import BASELINES, NETWORK, start_of, start_prefix, start_text
 from dashboards.compose.search_trials import number_trials, objective, searched_columns
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN, SAMPLED, cell_columns, shown_trials
 from dashboards.compose.transfer_rows import PROBE, by_probe
@@ -55,7 +55,7 @@ POINT = "point"
 OWN = Question(
     name="own",
     heading="points",
-    asked="Which point?",
+    text="Which point?",
     axis=Axis(column=POINT, label="Point", symbol="point", scale="categorical"),
 )
 """Of sweeps with points of somebody's own: each is a setting, by its label."""
@@ -92,12 +92,12 @@ class PrivacyNumbers:
         """
         if self.training_epsilon is None:
             return "No ε: no training has a guarantee."
-        tuned = "not accounted" if self.tuned_epsilon is None else rounded_up(self.tuned_epsilon, 4)
+        sweep = "not accounted" if self.tuned_epsilon is None else rounded_up(self.tuned_epsilon, 4)
         delta = "" if self.delta is None else f", at δ = {delta_text(self.delta)}"
-        left = self.trainings_remaining
-        more = "" if left is None else f"; the ledger holds {left} more such training{'s' * (left != 1)}"
-        own = rounded_up(self.training_epsilon, 4)
-        return f"ε of one training: {own}; of the whole sweep: {tuned}{delta}{more}."
+        num_remaining, training = self.trainings_remaining, rounded_up(self.training_epsilon, 4)
+        remainder = f"; the ledger holds {num_remaining} more such training{'s' * (num_remaining != 1)}"
+        remainder *= num_remaining is not None
+        return f"ε of one training: {training}; of the whole sweep: {sweep}{delta}{remainder}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,58 +153,58 @@ class Choice:
     @property
     def best_setting(self) -> Setting:
         """The setting with the highest mean score."""
-        return self._named(self.best)
+        return self._find_setting(self.best)
 
     @property
-    def taken(self) -> Setting:
+    def recommendation(self) -> Setting:
         """The setting to take."""
-        return self._named(self.take)
+        return self._find_setting(self.take)
 
     @property
     def contenders(self) -> list[str]:
         """Names of the settings that are not distinguishable from the best one, itself included."""
-        return [each.name for each in self.settings if each.is_contender]
+        return [setting.name for setting in self.settings if setting.is_contender]
 
     @property
     def runner_up(self) -> Setting | None:
         """The setting with the second highest mean; None where there is one setting."""
-        others = [each for each in self.settings if each.name != self.best]
-        return max(others, key=lambda each: each.mean, default=None)
+        settings = [setting for setting in self.settings if setting.name != self.best]
+        return max(settings, key=lambda setting: setting.mean, default=None)
 
     def advice(self, title: str) -> str:
         """Return what to take, and why."""
-        best, taken = self.best_setting, self.taken
-        score = f"{100 * taken.mean:.2f} % {title}"
+        best, setting = self.best_setting, self.recommendation
+        name, score = setting.name, f"{100 * setting.mean:.2f} % {title}"
         if len(self.settings) == 1:
-            return f"{taken.name} is the only setting: {score}"
-        if taken.name != best.name:
+            return f"{name} is the only setting: {score}"
+        if name != best.name:
             return (
-                f"take {taken.name}: {score}, within a standard error of the highest ({best.name}, "
-                f"{100 * best.mean:.2f} %), and saves {taken.cost.saving_text(best.cost)}"
+                f"take {name}: {score}, within a standard error of the highest ({best.name}, "
+                f"{100 * best.mean:.2f} %), and saves {setting.cost.saving_text(best.cost)}"
             )
         if len(self.contenders) == 1:
-            return f"take {taken.name}: {score}, distinguishable from all others"
+            return f"take {name}: {score}, distinguishable from all others"
         if self.sources == "nothing":
-            return f"take {taken.name}: the highest, {score}; so few trainings cannot tell it from chance"
-        return f"take {taken.name}: the highest, {score}; {self.within_noise} are within noise of each other"
+            return f"take {name}: the highest, {score}; so few trainings cannot tell it from chance"
+        return f"take {name}: the highest, {score}; {self.within_noise} are within noise of each other"
 
     def lead(self) -> str:
         """Return by how much the setting to take leads its start, and the highest the next one."""
-        taken, runner = self.taken, self.runner_up
-        found = [f"{taken.name}: {taken.over_start.text()}"] if taken.over_start is not None else []
+        setting, runner = self.recommendation, self.runner_up
+        phrases = [f"{setting.name}: {setting.over_start.text()}"] if setting.over_start is not None else []
         if runner is not None and runner.over_best is not None:
             lead = dataclasses.replace(runner.over_best, mean=0.0 - runner.over_best.mean, minus=runner.name)
-            same = f"{self.best}: " * (self.best != self.take or not found)
-            found.append(f"{same}{lead.text()}, the next")
-        return "; ".join(found)
+            prefix = f"{self.best}: " * (self.best != self.take or not phrases)
+            phrases.append(f"{prefix}{lead.text()}, the next")
+        return "; ".join(phrases)
 
     def power(self) -> str:
         """Return what this choice could show, and what it would take to show the present lead."""
         if self.smallest_lead is None:
             return ""
-        needed = self.num_repeats_needed
-        more = "" if needed is None else f"; this one would take about {needed} repeats"
-        return f"a lead from {100 * self.smallest_lead:.2f} points up is distinguishable{more}"
+        num_repeats = self.num_repeats_needed
+        outlook = "" if num_repeats is None else f"; this one would take about {num_repeats} repeats"
+        return f"a lead from {100 * self.smallest_lead:.2f} points up is distinguishable{outlook}"
 
     @property
     def smallest_lead(self) -> float | None:
@@ -212,7 +212,7 @@ class Choice:
         runner = self.runner_up
         return runner.over_best.smallest if runner is not None and runner.over_best is not None else None
 
-    def _named(self, name: str) -> Setting:
+    def _find_setting(self, name: str) -> Setting:
         return next(setting for setting in self.settings if setting.name == name)
 
 
@@ -247,7 +247,7 @@ class Answer:
     @property
     def settings(self) -> list[Setting]:
         """All candidates."""
-        return [each for choice in self.choices for each in choice.settings]
+        return [setting for choice in self.choices for setting in choice.settings]
 
     @property
     def take(self) -> list[str]:
@@ -257,8 +257,8 @@ class Answer:
     @property
     def gains(self) -> bool | None:
         """Whether what to take is distinguishable above its start; None where no start was scored."""
-        known = [each.taken.over_start for each in self.choices if each.taken.over_start is not None]
-        return all(each.verdict == HIGHER for each in known) if known else None
+        gains = [gain for choice in self.choices if (gain := choice.recommendation.over_start) is not None]
+        return all(gain.verdict == HIGHER for gain in gains) if gains else None
 
     @property
     def title(self) -> str:
@@ -277,7 +277,7 @@ class Answer:
 
     def beaten(self) -> str | None:
         """Return what costs nothing and scores above every setting; None where nothing does."""
-        highest = max(each.mean for each in self.settings)
+        highest = max(setting.mean for setting in self.settings)
         above = {
             name: mean
             for name, mean in self.references.items()
@@ -285,19 +285,19 @@ class Answer:
         }
         if not above:
             return None
-        named = listed([f"{_with_article(name)} ({100 * mean:.2f} %)" for name, mean in above.items()])
-        verb = "score" if len(above) > 1 or named.startswith("raw pixels") else "scores"
-        return f"{named[:1].upper()}{named[1:]} {verb} above every setting in {self.title}."
+        names = list_names([f"{_with_article(name)} ({100 * mean:.2f} %)" for name, mean in above.items()])
+        verb = "score" if len(above) > 1 or names.startswith("raw pixels") else "scores"
+        return f"{names[:1].upper()}{names[1:]} {verb} above every setting in {self.title}."
 
     def leads(self) -> str:
         """Return by how much what to take leads."""
-        told = [(choice.at, choice.lead()) for choice in self.choices]
-        return _in_a_row([f"at {at}, {text}" if at else text for at, text in told if text])
+        leads = [(choice.at, choice.lead()) for choice in self.choices]
+        return _in_a_row([f"at {at}, {text}" if at else text for at, text in leads if text])
 
     def beside(self) -> str:
-        """Return what costs nothing, for comparison."""
-        named = [f"{name} {100 * mean:.2f} %" for name, mean in self.references.items()]
-        return f"Beside it: {', '.join(named)}." if named else ""
+        """Return the references, for comparison."""
+        scores = [f"{name} {100 * mean:.2f} %" for name, mean in self.references.items()]
+        return f"Beside it: {', '.join(scores)}." if scores else ""
 
     def basis(self) -> str:
         """Return what the answer rests on, and which differences it could have shown."""
@@ -314,68 +314,67 @@ class Answer:
         return f"From {repeats}{records}{chance}{f': {power}' if power else ''}."
 
     def _smallest_leads(self) -> str:
-        smallest = [each for choice in self.choices if (each := choice.smallest_lead) is not None]
+        smallest = [lead for choice in self.choices if (lead := choice.smallest_lead) is not None]
         if not smallest:
             return ""
-        low, high = (f"{100 * each:.2f}" for each in (min(smallest), max(smallest)))
+        low, high = (f"{100 * lead:.2f}" for lead in (min(smallest), max(smallest)))
         return f"leads from {low if low == high else f'{low} to {high}'} points up are distinguishable"
 
     def warning(self) -> str | None:
         """Return that what to take is not distinguishable above its start; None where it is."""
         if self.gains is not False:
             return None
-        known = [
-            (each.at, each.taken, each.taken.over_start) for each in self.choices if each.taken.over_start
-        ]
+        settings = [(choice.at, choice.recommendation) for choice in self.choices]
+        gains = [(at, setting, gain) for at, setting in settings if (gain := setting.over_start)]
         below = [
-            f"{taken.name}{f' at {at}' * bool(at)}" for at, taken, gain in known if gain.verdict == LOWER
+            f"{setting.name}{f' at {at}' * bool(at)}" for at, setting, gain in gains if gain.verdict == LOWER
         ]
-        lacking = [at for at, _, gain in known if gain.verdict != HIGHER]
-        start = known[0][2].minus
+        lacking = [at for at, _, gain in gains if gain.verdict != HIGHER]
+        start = gains[0][2].minus
         if below:
-            more = f", and no gain is distinguishable at {listed(lacking)}" if len(known) > 1 else ""
-            return f"{listed(below)} scores below {start}{more}"
-        if len(lacking) < len(known):
-            return f"no gain over {start} is distinguishable at {listed(lacking)}"
+            addition = f", and no gain is distinguishable at {list_names(lacking)}" if len(gains) > 1 else ""
+            return f"{list_names(below)} scores below {start}{addition}"
+        if len(lacking) < len(gains):
+            return f"no gain over {start} is distinguishable at {list_names(lacking)}"
         unknown = self.choices[0].sources == "nothing"
-        why = "one repeat cannot tell" if unknown else "it may have learned nothing of the data"
-        return f"no gain over {start} is distinguishable: {why}"
+        reason = "one repeat cannot tell" if unknown else "it may have learned nothing of the data"
+        return f"no gain over {start} is distinguishable: {reason}"
 
     def first_lines(self) -> list[str]:
         """Return what to take with what beats it; the warning, else by how much it leads; and the cost."""
-        warned = self.warning()
+        warning = self.warning()
         first = " ".join(filter(None, [self.beaten(), self.headline()]))
         privacy = [self.privacy.text()] if self.privacy is not None else []
-        return [first, f"Warning: {warned}." if warned else self.leads() or self.basis(), *privacy]
+        return [first, f"Warning: {warning}." if warning else self.leads() or self.basis(), *privacy]
 
     def lines(self) -> list[str]:
         """Return the answer in sentences: what to take, warnings, leads, what it rests on, its cost."""
-        warned = self.warning()
-        found = [self.beaten(), self.headline(), f"Warning: {warned}." if warned else None]
-        found += [self.leads(), self.beside(), self.basis(), " ".join(self.left_out)]
-        found += [self.privacy.text()] if self.privacy is not None else []
-        return [line for line in found if line]
+        warning = self.warning()
+        sentences = [self.beaten(), self.headline(), f"Warning: {warning}." if warning else None]
+        sentences += [self.leads(), self.beside(), self.basis(), " ".join(self.left_out)]
+        sentences += [self.privacy.text()] if self.privacy is not None else []
+        return [line for line in sentences if line]
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers of the answer: `best_knn_accuracy`, `best_group_size`, `tuned_epsilon`, …."""
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         if len(self.choices) == 1:
             best = self.choices[0].best_setting
-            found[f"best_{self.score}"] = best.mean
+            numbers[f"best_{self.score}"] = best.mean
             for name, value in best.values.items():
                 if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                    found[f"best_{name}"] = float(value)
+                    numbers[f"best_{name}"] = float(value)
         if self.privacy is not None:
-            told = {name: getattr(self.privacy, name) for name in ("tuned_epsilon", "epsilon_remaining")}
-            found |= {
-                name: float(each) for name, each in told.items() if each is not None and each < math.inf
+            values = {name: getattr(self.privacy, name) for name in ("tuned_epsilon", "epsilon_remaining")}
+            numbers |= {
+                name: float(value) for name, value in values.items() if value is not None and value < math.inf
             }
-        return found
+        return numbers
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, with the sentences in `lines` and what to take in `take`."""
-        found: dict[str, Any] = json.loads(TypeAdapter(Answer).dump_json(self))  # None for infinity
-        return found | {"lines": self.lines(), "warning": self.warning(), "take": self.take}
+        values: dict[str, Any] = json.loads(TypeAdapter(Answer).dump_json(self))  # None for infinity
+        return values | {"lines": self.lines(), "warning": self.warning(), "take": self.take}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Answer:
@@ -385,11 +384,11 @@ class Answer:
           DashboardError: the values are of none, or of another version.
         """
         try:
-            found = TypeAdapter(cls).validate_python(values)
-            found.lines()
+            answer = TypeAdapter(cls).validate_python(values)
+            answer.lines()
         except (ValueError, StopIteration, IndexError) as error:
             raise DashboardError(f"the recorded answer is damaged ({type(error).__name__})") from error
-        return found
+        return answer
 
 
 def _with_article(name: str) -> str:
@@ -421,27 +420,26 @@ def answer_of(
     Raises:
       DashboardError: as `dashboards.compose.selection.shown_trials`.
     """
-    asked = _about_settings(find_question(question))
-    shown = shown_trials(prepared(trials, asked), asked)
-    score = (
-        objective(shown) if asked.kind == "search" else next(iter(panel_scores(common_scores(shown))), None)
-    )
-    if score is None or not has_values(shown, score):
+    question = _about_settings(find_question(question))
+    trials = shown_trials(prepare_trials(trials, question), question)
+    scores = panel_scores(common_scores(trials))
+    score = objective(trials) if question.kind == "search" else next(iter(scores), None)
+    if score is None or not has_values(trials, score):
         return None
-    rows, left_out = _candidates(shown, asked, score)
+    rows, left_out = _candidates(trials, question, score)
     rows = rows[rows[score].notna()]
     if rows.empty:
         return None
     if "repeat" not in rows:
         rows = rows.assign(repeat=0)
     parts = [("", rows)]
-    if asked.kind != "search" and _EPSILON in asked.curve_columns and rows[_EPSILON].nunique() > 1:
+    if question.kind != "search" and _EPSILON in question.curve_columns and rows[_EPSILON].nunique() > 1:
         parts = [(f"ε = {value_text(epsilon)}", part) for epsilon, part in rows.groupby(_EPSILON)]
-    is_paired = paired and asked.kind != "search"
-    found = [
+    is_paired = paired and question.kind != "search"
+    groups = [
         _Candidates(
             trials=part,
-            question=asked,
+            question=question,
             score=score,
             level=LEVEL / len(parts),
             outcomes=outcomes or {},
@@ -450,28 +448,28 @@ def answer_of(
         for _, part in parts
     ]
     return Answer(
-        question=asked.asked,
+        question=question.text,
         score=score,
-        num_repeats=min(each.num_repeats for each in found),
-        num_repeats_left_out=max(each.num_left_out for each in found),
-        choices=tuple(each.choice(at) for each, (at, _) in zip(found, parts, strict=True)),
+        num_repeats=min(group.num_repeats for group in groups),
+        num_repeats_left_out=max(group.num_left_out for group in groups),
+        choices=tuple(group.choice(at) for group, (at, _) in zip(groups, parts, strict=True)),
         left_out=left_out,
-        references=_references(shown, rows, score),
-        num_records=_one_of(shown, NUM_RECORDS, int),
-        majority_share=_one_of(shown, MAJORITY, float),
+        references=_references(trials, rows, score),
+        num_records=_shared_number(trials, NUM_RECORDS, int),
+        majority_share=_shared_number(trials, MAJORITY, float),
         privacy=privacy,
     )
 
 
 def _about_settings(question: Question) -> Question:
     """Return the question over settings where its axis is none: steps, and data sets to probe."""
-    if question.compared and question.kind != "convergence":
+    if question.is_comparable and question.kind != "convergence":
         return question
     axis = Axis(column="method", label="Method", symbol="method", scale="categorical", order=tuple(METHODS))
     return dataclasses.replace(question, axis=axis, kind="axis")
 
 
-def prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
+def prepare_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return the trials with the columns that the question is about and no trial records."""
     column = question.axis.column
     if question.kind == "search":
@@ -487,52 +485,52 @@ def prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     return trials.assign(**{POINT: [re.sub(r"-r\d+$", "", str(name)) for name in trials["trial"]]})
 
 
-def _candidates(shown: pd.DataFrame, question: Question, score: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _candidates(trials: pd.DataFrame, question: Question, score: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return the trials of the settings that may be best, and what is left out with the reason."""
-    column = question.axis.column if question.kind == "search" or "method" not in shown else "method"
-    kept, reasons = shown, []
-    proven = shown["guarantee"] == PROVEN
-    trained = shown["num_steps"] > 0 if "num_steps" in shown else proven | True
-    scored = shown[score].notna()
-    for reason, keeps in (("not trained", trained), ("no proven guarantee", proven), ("no score", scored)):
-        rest = kept[~keeps.loc[kept.index]]
-        if not len(rest) or len(rest) == len(kept):
+    column = question.axis.column if question.kind == "search" or "method" not in trials else "method"
+    candidates, reasons = trials, []
+    is_proven = trials["guarantee"] == PROVEN
+    is_trained = trials["num_steps"] > 0 if "num_steps" in trials else is_proven | True
+    masks = {"not trained": is_trained, "no proven guarantee": is_proven, "no score": trials[score].notna()}
+    for reason, mask in masks.items():
+        dropped_rows = candidates[~mask.loc[candidates.index]]
+        if not len(dropped_rows) or len(dropped_rows) == len(candidates):
             continue
-        kept = kept.drop(rest.index)
-        reasons.append((reason, rest))
-    told = []
-    for reason, rest in reasons:
-        claimed = rest[rest["guarantee"] == AS_PUBLISHED]
-        names = list(dict.fromkeys(value_text(_plain(each)) for each in rest[column]))
-        same = set(names) & {value_text(_plain(each)) for each in kept[column]}
-        what = (
-            f"{len(rest)} training{'s' * (len(rest) != 1)} without noise"
-            if same and claimed.empty
-            else listed(names)
+        candidates = candidates.drop(dropped_rows.index)
+        reasons.append((reason, dropped_rows))
+    sentences = []
+    for reason, dropped_rows in reasons:
+        claims = dropped_rows[dropped_rows["guarantee"] == AS_PUBLISHED]
+        names = list(dict.fromkeys(value_text(_plain(value)) for value in dropped_rows[column]))
+        shared_names = set(names) & {value_text(_plain(value)) for value in candidates[column]}
+        subject = (
+            f"{len(dropped_rows)} training{'s' * (len(dropped_rows) != 1)} without noise"
+            if shared_names and claims.empty
+            else list_names(names)
         )
-        told.append(f"Left out, {reason}: {what}.")
-    return kept, tuple(told)
+        sentences.append(f"Left out, {reason}: {subject}.")
+    return candidates, tuple(sentences)
 
 
-def _references(shown: pd.DataFrame, candidates: pd.DataFrame, score: str) -> dict[str, float]:
+def _references(trials: pd.DataFrame, candidates: pd.DataFrame, score: str) -> dict[str, float]:
     """Return the mean scores of what costs nothing, of the best network, and of the best without privacy."""
     networks = candidates[NETWORK].map(str) if NETWORK in candidates else pd.Series("", candidates.index)
-    found = {}
-    for each in COMPARED:
-        if has_values(candidates, each.prefix + score):
-            means = candidates[each.prefix + score].groupby(networks).mean()
-            found[each.label.removesuffix(" alone")] = float(means.max())
-    free = shown[(shown["guarantee"] == "none") & (shown[_EPSILON] == math.inf) & shown[score].notna()]
+    references = {}
+    for baseline in BASELINES:
+        if has_values(candidates, baseline.prefix + score):
+            means = candidates[baseline.prefix + score].groupby(networks).mean()
+            references[baseline.label.removesuffix(" alone")] = float(means.max())
+    free = trials[(trials["guarantee"] == "none") & (trials[_EPSILON] == math.inf) & trials[score].notna()]
     free = free[free["num_steps"] > 0] if "num_steps" in free else free
     if len(free) and (candidates["guarantee"] == PROVEN).any():
         keys = [name for name in (ORDER, "method", NETWORK) if name in free]
-        found[_WITHOUT_PRIVACY] = float(free.groupby(keys)[score].mean().max())
-    return found
+        references[_WITHOUT_PRIVACY] = float(free.groupby(keys)[score].mean().max())
+    return references
 
 
-def _one_of(shown: pd.DataFrame, name: str, kind: Any) -> Any:
+def _shared_number(trials: pd.DataFrame, name: str, kind: Any) -> Any:
     """Return a number that all trials share; None where there is none."""
-    return kind(shown[name].iloc[0]) if has_values(shown, name) and shown[name].nunique() == 1 else None
+    return kind(trials[name].iloc[0]) if has_values(trials, name) and trials[name].nunique() == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -615,15 +613,15 @@ class _Candidates:
         Gains are those of settings whose starts were all scored; a search has none.
         """
         cells, counts = self.cells, tuple(map(len, self.cells))
-        found = [self._mean_outcomes(cell, self.score) for cell in cells]
-        known = [each for each in found if each is not None]
+        outcomes = [self._mean_outcomes(cell, self.score) for cell in cells]
+        means = [mean for mean in outcomes if mean is not None]
         starts = [start for _, start in self.starts]
         has_gains = self.question.kind != "search" and len(starts) == len(cells)
         gains = [cell[self.score] - start for cell, start in zip(cells, starts, strict=False)]
         return Layout(
             scores=np.array([[float(cell[self.score].mean()) for cell in cells]]),
             starts=np.array([[float(start.mean()) for start in starts]]) if has_gains else None,
-            records=RecordSpread.of(np.stack(known)[None]) if len(known) == len(cells) else None,
+            records=RecordSpread.of(np.stack(means)[None]) if len(means) == len(cells) else None,
             noise_variance=noise,
             level=self.level,
             within=_variance_within([cell[self.score] for cell in cells]),
@@ -636,33 +634,33 @@ class _Candidates:
         if not self.outcomes or not repeats:
             return None
         parts = [[cell[cell["repeat"] == repeat] for cell in self.cells] for repeat in repeats]
-        found = [[self._mean_outcomes(part, self.score) for part in row] for row in parts]
-        if any(each is None for row in found for each in row):
+        outcomes = [[self._mean_outcomes(part, self.score) for part in row] for row in parts]
+        if any(means is None for row in outcomes for means in row):
             return None
         if (prefix := start_prefix({name for name, _ in self.starts})) is not None:
-            before = [[self._mean_outcomes(part, prefix + self.score) for part in row] for row in parts]
-            if all(each is not None for row in before for each in row):
-                found = [[*row, *start] for row, start in zip(found, before, strict=True)]
-        return RecordSpread.of(np.array(found, dtype=float))
+            starts = [[self._mean_outcomes(part, prefix + self.score) for part in row] for row in parts]
+            if all(means is not None for row in starts for means in row):
+                outcomes = [[*row, *start] for row, start in zip(outcomes, starts, strict=True)]
+        return RecordSpread.of(np.array(outcomes, dtype=float))
 
     def _mean_outcomes(self, rows: pd.DataFrame, score: str) -> NDArray[np.float64] | None:
         """Return the mean outcome of each record over trials; None where they were not all scored on it."""
         names = list(map(str, rows["trial"])) if "trial" in rows else []
-        known = [self.outcomes[name] for name in names if name in self.outcomes]
-        if not names or len(known) < len(names) or any(score not in each.scores for each in known):
+        outcomes = [self.outcomes[name] for name in names if name in self.outcomes]
+        if not names or len(outcomes) < len(names) or any(score not in trial.scores for trial in outcomes):
             return None
         reference = next(iter(self.outcomes.values())).record_ids
-        if any(not np.array_equal(each.record_ids, reference) for each in known):
+        if any(not np.array_equal(trial.record_ids, reference) for trial in outcomes):
             return None
-        found: NDArray[np.float64] = np.mean([each.scores[score] for each in known], axis=0)
-        return found.astype(float)
+        means: NDArray[np.float64] = np.mean([trial.scores[score] for trial in outcomes], axis=0)
+        return means.astype(float)
 
     def choice(self, at: str) -> Choice:
         """Return the decision among the settings."""
         layout, names = self.layout, [self._name(cell) for cell in self.cells]
         start = start_text({name for name, _ in self.starts})
         costs = _costs(self.trials, self.cells)
-        best, taken = int(layout.means.argmax()), layout.recommend(costs)
+        best, recommendation = int(layout.means.argmax()), layout.recommend(costs)
         settings = tuple(
             Setting(
                 name=names[number],
@@ -675,26 +673,26 @@ class _Candidates:
             )
             for number, cell in enumerate(self.cells)
         )
-        near = [number for number, each in enumerate(settings) if each.is_contender]
-        order = sorted(range(len(names)), key=lambda each: -layout.means[each])
-        needed = layout.repeats_to_show(*order[:2]) if len(near) > 1 else None
+        contenders = [number for number, setting in enumerate(settings) if setting.is_contender]
+        order = sorted(range(len(names)), key=lambda number: -layout.means[number])
+        num_repeats_needed = layout.repeats_to_show(*order[:2]) if len(contenders) > 1 else None
         return Choice(
             at=at,
             settings=settings,
             best=names[best],
-            take=names[taken],
-            within_noise=self._span(near),
+            take=names[recommendation],
+            within_noise=self._span(contenders),
             sources=layout.sources,
-            num_repeats_needed=needed,
+            num_repeats_needed=num_repeats_needed,
         )
 
     def _span(self, numbers: Sequence[int]) -> str:
         """Return the names of some settings, neighbours on a numeric axis as a range."""
         names = [self._name(self.cells[number]) for number in numbers]
-        alone = len(self._varying) <= 1 and self.question.axis.scale != "categorical"
+        has_one_axis = len(self._varying) <= 1 and self.question.axis.scale != "categorical"
         in_a_row = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
-        if not (alone and in_a_row) or self.question.kind == "search":
-            return listed(names)
+        if not (has_one_axis and in_a_row) or self.question.kind == "search":
+            return list_names(names)
         last = value_text(_plain(self.cells[numbers[-1]][self.question.axis.column].iloc[0]))
         return f"{names[0]} to {last}"
 
@@ -719,8 +717,8 @@ class _Candidates:
         return first + (f" at {', '.join(others)}" if others else "")
 
     def _value_name(self, column: str, value: Any) -> str:
-        own = self.question.axis.column == column and self.question.axis.scale == "categorical"
-        if own or column == "method":
+        is_axis = self.question.axis.column == column and self.question.axis.scale == "categorical"
+        if is_axis or column == "method":
             return value_text(value)
         if column == SAMPLED:
             return f"{value_text(value)} sampled"
@@ -733,8 +731,8 @@ def _by_repeat(cell: pd.DataFrame, values: pd.Series) -> pd.Series:
 
 def _variance_within(cells: Sequence[pd.Series]) -> tuple[float, int]:
     """Return the variance within settings, pooled over these, and its degrees of freedom."""
-    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in cells)
-    degrees = sum(len(each) - 1 for each in cells)
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in cells)
+    degrees = sum(len(values) - 1 for values in cells)
     return (squares / degrees if degrees else 0.0), degrees
 
 

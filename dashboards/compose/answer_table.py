@@ -12,20 +12,20 @@ def settings_table(answer: Answer) -> Table:
 
     The best is bold where it is distinguishable from all others.
     """
-    has_starts = any(each.over_start for each in answer.settings)
+    has_starts = any(setting.over_start for setting in answer.settings)
     has_best = any(len(choice.settings) > 1 for choice in answer.choices)
     heading = ["Setting", f"Mean {answer.title} (%)"]
     heading += ["Over the start (points)"] * has_starts + ["Below the highest (points)"] * has_best
     rows, bold = list[list[str]](), set[tuple[int, int]]()
     for choice in answer.choices:
-        for each in choice.settings:
-            if each.name == choice.best and len(choice.contenders) == 1 < len(choice.settings):
+        for setting in choice.settings:
+            if setting.name == choice.best and len(choice.contenders) == 1 < len(choice.settings):
                 bold.add((len(rows), 1))
-            name = f"{choice.at}: {each.name}" if choice.at else each.name
-            row = [name, f"{100 * each.mean:.2f}"]
-            row += [_difference_text(each.over_start)] * has_starts
-            row += ["highest" if each.over_best is None else _difference_text(each.over_best)] * has_best
-            rows.append([*row, "take" * (each.name == choice.take)])
+            name = f"{choice.at}: {setting.name}" if choice.at else setting.name
+            row = [name, f"{100 * setting.mean:.2f}"]
+            lead = "highest" if setting.over_best is None else _difference_text(setting.over_best)
+            row += [_difference_text(setting.over_start)] * has_starts + [lead] * has_best
+            rows.append([*row, "take" * (setting.name == choice.take)])
     return Table(heading=[*heading, "Answer"], rows=rows, bold=frozenset(bold))
 
 

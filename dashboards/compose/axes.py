@@ -46,11 +46,11 @@ class Axis:
         """Return a number for each value that sorts and identifies it."""
         if self.scale != "categorical":
             return values.map(_number).astype(float)
-        known = {name: rank for rank, name in enumerate(self.order)}
-        found = sorted(
-            {str(value) for value in values}, key=lambda v: (known.get(v, math.inf), natural_key(v))
+        fixed_ranks = {name: rank for rank, name in enumerate(self.order)}
+        names = sorted(
+            {str(value) for value in values}, key=lambda v: (fixed_ranks.get(v, math.inf), natural_key(v))
         )
-        rank = {name: float(i) for i, name in enumerate(found)}
+        rank = {name: float(i) for i, name in enumerate(names)}
         return values.map(lambda value: rank[str(value)]).astype(float)
 
     def is_detached(self, order: float) -> bool:
@@ -147,14 +147,14 @@ def round_numbers(low: float, high: float, scale: Scale) -> list[tuple[float, st
         base = 10.0 if scale == "log" else 2.0
         powers = range(math.floor(low), math.ceil(high) + 1)
         factors = (1, 2, 5) if scale == "log" and high - low < 2 else (1,)
-        found = [(math.log(f * base**p, base), f * base**p) for p in powers for f in factors]
+        numbers = [(math.log(f * base**p, base), f * base**p) for p in powers for f in factors]
     else:
         rough = (high - low) / 6 or 1.0
         size = 10 ** math.floor(math.log10(rough))
         size *= next(factor for factor in (1, 2, 5, 10) if factor * size >= rough * 0.999)
-        found = [(i * size, i * size) for i in range(math.floor(low / size), math.ceil(high / size) + 1)]
+        numbers = [(i * size, i * size) for i in range(math.floor(low / size), math.ceil(high / size) + 1)]
     slack = 1e-9 + 0.001 * (high - low)
-    return [(place, f"{value:.6g}") for place, value in found if low - slack <= place <= high + slack]
+    return [(place, f"{value:.6g}") for place, value in numbers if low - slack <= place <= high + slack]
 
 
 def _thinned(ticks: list[tuple[float, str]], span: float) -> list[tuple[float, str]]:
@@ -162,12 +162,12 @@ def _thinned(ticks: list[tuple[float, str]], span: float) -> list[tuple[float, s
     if not ticks or not span:
         return ticks
 
-    def fit(one: tuple[float, str], other: tuple[float, str]) -> bool:
-        characters = abs(one[0] - other[0]) / span * _CHARACTERS
-        return characters >= (len(one[1]) + len(other[1])) / 2 + 1
+    def fit(first: tuple[float, str], second: tuple[float, str]) -> bool:
+        characters = abs(first[0] - second[0]) / span * _CHARACTERS
+        return characters >= (len(first[1]) + len(second[1])) / 2 + 1
 
-    kept = [ticks[-1], *(ticks[:1] if fit(ticks[0], ticks[-1]) else [])]
+    spaced_ticks = [ticks[-1], *(ticks[:1] if fit(ticks[0], ticks[-1]) else [])]
     for tick in reversed(ticks[1:-1]):
-        if all(fit(tick, other) for other in kept):
-            kept.append(tick)
-    return sorted(kept)
+        if all(fit(tick, neighbour) for neighbour in spaced_ticks):
+            spaced_ticks.append(tick)
+    return sorted(spaced_ticks)

@@ -40,19 +40,19 @@ _KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
-    """What one budget had left after a row.
+class Remainder:
+    """Remainder of one budget after a row.
 
     Attributes:
       unit: of the numbers, for readers.
-      budget: which of several, for a legend.
-      left: never below zero; charges may exceed a cap only by lost rows and overrun reservations.
+      budget: its name in a legend.
+      amount: never below zero; charges may exceed a cap only by lost rows and overrun reservations.
       whole: all of it.
     """
 
     unit: str
     budget: str
-    left: float
+    amount: float
     whole: float
 
 
@@ -67,7 +67,7 @@ def burn_down_of(entries: Iterable[Entry], dataset_id: str) -> tuple[Content, pd
       DashboardError: the ledger does not know the data set.
       LedgerError: the rows contradict each other.
     """
-    books, found = Books(), list[dict[str, Any]]()
+    books, rows = Books(), list[dict[str, Any]]()
     for entry in entries:
         books.apply(entry)
         account = books.accounts.get(dataset_id)
@@ -75,36 +75,36 @@ def burn_down_of(entries: Iterable[Entry], dataset_id: str) -> tuple[Content, pd
             continue
         event = {"row": entry.number, "time": entry.time, "event": _KINDS.get(entry.kind, entry.kind)}
         event["label"] = _label(books, entry)
-        found += [event | vars(each) for each in lefts_of(account)]
-    if not found:
+        rows += [event | vars(remainder) for remainder in remainders_of(account)]
+    if not rows:
         raise DashboardError(unknown_choice("data set in the ledger", dataset_id, books.accounts))
-    numbers = pd.DataFrame(found)
+    numbers = pd.DataFrame(rows).rename(columns={"amount": "left"})
     return _content(numbers, books.accounts[dataset_id]), numbers
 
 
-def lefts_of(account: Account) -> list[Left]:
-    """Return what each budget of an account has left."""
+def remainders_of(account: Account) -> list[Remainder]:
+    """Return the remainder of each budget of an account."""
     cap, budget = account.cap, account.cap.filter()
     if isinstance(budget, QuotaFilter):
         steps = account.steps()
-        found = [
-            Left(
+        remainders = [
+            Remainder(
                 unit="Steps left",
-                budget=f"q = {each.sampling_prob:.4g}, σ = {each.noise_multiplier:.4g}",
-                left=float(max(0, quota - steps.get(each, 0))),
+                budget=f"q = {step_class.sampling_prob:.4g}, σ = {step_class.noise_multiplier:.4g}",
+                amount=float(max(0, quota - steps.get(step_class, 0))),
                 whole=float(quota),
             )
-            for each, quota in cap.quotas
+            for step_class, quota in cap.quotas
         ]
     else:
-        left = max(0.0, budget.rdp_budget - account.rdp_spent())
+        amount = max(0.0, budget.rdp_budget - account.rdp_spent())
         unit = f"RDP left, at order {budget.order:g}"
-        found = [Left(unit=unit, budget="trainings", left=left, whole=budget.rdp_budget)]
+        remainders = [Remainder(unit=unit, budget="trainings", amount=amount, whole=budget.rdp_budget)]
     if cap.sealed_epsilon:
-        spent = float(account.sealed_spent()[0])
-        left = max(0.0, cap.sealed_epsilon - spent)
-        found.append(Left(unit="ε left", budget="sealed sweeps", left=left, whole=cap.sealed_epsilon))
-    return found
+        whole = cap.sealed_epsilon
+        amount = max(0.0, whole - float(account.sealed_spent()[0]))
+        remainders.append(Remainder(unit="ε left", budget="sealed sweeps", amount=amount, whole=whole))
+    return remainders
 
 
 def _label(books: Books, entry: Entry) -> str:
@@ -131,44 +131,44 @@ def _content(numbers: pd.DataFrame, account: Account) -> Content:
 
 
 def _notes(account: Account) -> list[str]:
-    found = [
+    notes = [
         "Solid: what is left; dashed: the whole budget. Steps are charged when they are reserved, and what "
         "was not drawn comes back when a training is settled.",
         "The guarantee is the cap: what is spent under choices that look at results is no (ε, δ) statement.",
     ]
     if account.sealed:
-        found.append(
+        notes.append(
             "A sealed sweep is one charge, in full from the start; its rows tell nothing of its trainings."
         )
     if account.num_raised:
-        found.append(f"The cap was raised {account.num_raised} times, each a decision outside the guarantee.")
+        notes.append(f"The cap was raised {account.num_raised} times, each a decision outside the guarantee.")
     if account.num_losses:
-        found.append("Rows were lost: all that they may have admitted is charged.")
-    return found
+        notes.append("Rows were lost: all that they may have admitted is charged.")
+    return notes
 
 
 def _panel(rows: pd.DataFrame, numbers: pd.Series, places: Mapping[str, int]) -> Panel:
     ticks = ticks_of(_ROW, numbers)
     curves: list[Curve] = []
-    for name, each in rows.groupby("budget", sort=False):
+    for name, budget_rows in rows.groupby("budget", sort=False):
         place = places[str(name)]
         colour, marker = _COLOURS[place % len(_COLOURS)], MARKERS[place % len(MARKERS)]
-        x = [ticks.positions[order] for order in _ROW.orders(each["row"])]
+        x = [ticks.positions[order] for order in _ROW.orders(budget_rows["row"])]
         lines = (("whole", "dashed", f"{name}, whole budget"), ("left", "solid", f"{name}, left"))
         for column, dash, label in lines:
             style = Style(label=label, colour=colour, marker="", dash=dash)
-            curves.append(Curve.of_single(style, *staircase(x, list(each[column]))))
-        if len(each) <= _MOST_DOTS:
+            curves.append(Curve.of_single(style, *staircase(x, list(budget_rows[column]))))
+        if len(budget_rows) <= _MOST_DOTS:
             style = Style(label=f"{name}, left", colour=colour, marker=marker, dash="")
-            curves.append(Curve.of_single(style, _row_names(each), x, list(each["left"])))
+            curves.append(Curve.of_single(style, _row_names(budget_rows), x, list(budget_rows["left"])))
     unit = str(rows["unit"].iloc[0])
-    nothing = Reference(label="nothing left", mean=0.0, standard_error=math.nan, num_repeats=1)
+    zero_line = Reference(label="nothing left", mean=0.0, standard_error=math.nan, num_repeats=1)
     return Panel(
         legend="Budgets",
         y_label=unit,
         axis=ticks,
         curves=curves,
-        references=[nothing],
+        references=[zero_line],
     )
 
 
@@ -182,11 +182,11 @@ def _now_table(numbers: pd.DataFrame) -> Table:
         [
             str(unit),
             str(budget),
-            f"{each['left'].iloc[-1]:.4g}",
-            f"{each['whole'].iloc[-1]:.4g}",
-            _share(each),
+            f"{budget_rows['left'].iloc[-1]:.4g}",
+            f"{budget_rows['whole'].iloc[-1]:.4g}",
+            _share(budget_rows),
         ]
-        for (unit, budget), each in numbers.groupby(["unit", "budget"], sort=False)
+        for (unit, budget), budget_rows in numbers.groupby(["unit", "budget"], sort=False)
     ]
     return Table(heading=["Unit", "Budget", "Left", "Of", "Left (%)"], rows=rows)
 

@@ -73,32 +73,32 @@ def together(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
     for column in _SCORERS:
         _refuse_unless_same(sweeps, column, "they were scored differently, so their scores do not compare")
     names = [str(trials[SWEEP].iloc[0]) for trials in sweeps]
-    told = [
+    labels = [
         f"{name} ({run_id[:8]})" if names.count(name) > 1 else name
         for name, run_id in zip(names, ids, strict=True)
     ]
     return pd.concat(
-        [trials.assign(**{SWEEP: name}) for trials, name in zip(sweeps, told, strict=True)],
+        [trials.assign(**{SWEEP: name}) for trials, name in zip(sweeps, labels, strict=True)],
         ignore_index=True,
     )
 
 
-def question_of(sweeps: Sequence[pd.DataFrame], asked: str | None) -> Question:
-    """Return the question that is drawn: the one given, or that of all sweeps, with sweeps as curves.
+def question_of(sweeps: Sequence[pd.DataFrame], name: str | None) -> Question:
+    """Return the question of a name, else the one that all sweeps have, with sweeps as curves.
 
     Raises:
-      DashboardError: none is given and the sweeps asked different ones, or it is a search.
+      DashboardError: there is no name and the sweeps have different questions, or it is a search.
     """
-    recorded = {
+    names = {
         str(trials["question"].iloc[0]) if has_values(trials, "question") else "none recorded"
         for trials in sweeps
     }
-    if asked is None and len(recorded) > 1:
+    if name is None and len(names) > 1:
         raise DashboardError(
-            f"sweeps of one question are compared; got {', '.join(sorted(recorded))}: give --question the "
+            f"sweeps of one question are compared; got {', '.join(sorted(names))}: give --question the "
             "one to draw"
         )
-    question = find_question(asked or recorded.pop())
+    question = find_question(name or names.pop())
     if question.kind == "search":
         raise DashboardError(
             "searches propose different settings, which have no place in one figure; compare them with "
@@ -117,9 +117,9 @@ def comparison_of(trials: pd.DataFrame, question: Question) -> tuple[Content, pd
     Raises:
       DashboardError: as `dashboards.compose.figure.content_of`, or one of the sweeps has nothing to show.
     """
-    for name, own in trials.groupby(SWEEP, sort=False):
-        _refuse_nothing_to_show(str(name), own.dropna(axis="columns", how="all"), question)
-    content = content_of(trials, question, answered=False)
+    for name, rows in trials.groupby(SWEEP, sort=False):
+        _refuse_nothing_to_show(str(name), rows.dropna(axis="columns", how="all"), question)
+    content = content_of(trials, question, has_answer=False)
     names = list(dict.fromkeys(trials[SWEEP]))
     tables, notes = list(content.tables), [f"{len(names)} sweeps compared: {'; '.join(names)}."]
     if question.kind != "convergence" and question.axis.column in trials:
@@ -136,13 +136,13 @@ def comparison_of(trials: pd.DataFrame, question: Question) -> tuple[Content, pd
     return whole, numbers_of(trials, question)
 
 
-def _refuse_nothing_to_show(name: str, own: pd.DataFrame, question: Question) -> None:
-    """Refuse a sweep that would silently have no curve beside the others."""
+def _refuse_nothing_to_show(name: str, trials: pd.DataFrame, question: Question) -> None:
+    """Raise DashboardError if a sweep would silently have no curve beside the others."""
     try:
-        shown = shown_trials(own, question)
+        trials = shown_trials(trials, question)
     except DashboardError as error:
         raise DashboardError(f"{name!r} cannot be compared: {error}") from error
-    if not score_names(shown):
+    if not score_names(trials):
         raise DashboardError(f"{name!r} cannot be compared: none of its trials has a score")
 
 
@@ -156,11 +156,11 @@ def differences_between(trials: pd.DataFrame, question: Question) -> pd.DataFram
     Raises:
       DashboardError: as `dashboards.compose.selection.shown_trials`.
     """
-    shown, first = shown_trials(trials, question), str(trials[SWEEP].iloc[0])
-    by = [name for name in cell_columns(shown, question) if name != SWEEP]
+    frame, first = shown_trials(trials, question), str(trials[SWEEP].iloc[0])
+    by = [name for name in cell_columns(frame, question) if name != SWEEP]
     rows: list[dict[str, Any]] = []
-    for score in panel_scores(score_names(shown)):
-        for key, cell in shown.groupby(by):
+    for score in panel_scores(score_names(frame)):
+        for key, cell in frame.groupby(by):
             place = {question.axis.column: cell[question.axis.column].iloc[0]}
             place |= {n: v for n, v in zip(by, key, strict=True) if n != ORDER and n not in place}
             for name, difference in _to_first(cell, score, first):
@@ -171,19 +171,19 @@ def differences_between(trials: pd.DataFrame, question: Question) -> pd.DataFram
 def _to_first(cell: pd.DataFrame, score: str, first: str) -> Iterator[tuple[str, dict[str, Any]]]:
     scored = cell[cell[score].notna()]
     reference = scored[scored[SWEEP] == first]
-    for name, own in scored[scored[SWEEP] != first].groupby(SWEEP, sort=False):
+    for name, rows in scored[scored[SWEEP] != first].groupby(SWEEP, sort=False):
         if len(reference):
-            yield str(name), _difference(own, reference, score)
+            yield str(name), _difference(rows, reference, score)
 
 
-def _difference(own: pd.DataFrame, reference: pd.DataFrame, score: str) -> dict[str, Any]:
-    if SEED in own and SEED in reference:
-        both = own.groupby(SEED)[score].mean() - reference.groupby(SEED)[score].mean()
-        if both.notna().any():
-            mean, error, n = mean_and_error(pd.DataFrame({"score": both}), "score")
+def _difference(trials: pd.DataFrame, reference: pd.DataFrame, score: str) -> dict[str, Any]:
+    if SEED in trials and SEED in reference:
+        differences = trials.groupby(SEED)[score].mean() - reference.groupby(SEED)[score].mean()
+        if differences.notna().any():
+            mean, error, n = mean_and_error(pd.DataFrame({"score": differences}), "score")
             return {"difference": mean, "standard_error": error, "num_repeats": n}
-    (mean, error, _), (other, other_error, _) = (mean_and_error(rows, score) for rows in (own, reference))
-    return {"difference": mean - other, "standard_error": math.hypot(error, other_error), "num_repeats": 0}
+    (mean, error, _), (base, base_error, _) = (mean_and_error(rows, score) for rows in (trials, reference))
+    return {"difference": mean - base, "standard_error": math.hypot(error, base_error), "num_repeats": 0}
 
 
 def _between_for_readers(differences: pd.DataFrame) -> Table:
@@ -194,11 +194,11 @@ def _between_for_readers(differences: pd.DataFrame) -> Table:
     order = [name for name in order if name == axis or is_news(differences, name)]
     rows = []
     for record in differences.to_dict("records"):
-        shown = dict(record)
-        shown["score"] = column_title(record["score"])
-        shown["difference"] = mean_text(record["difference"], record["standard_error"], 1, scale=100)
-        shown["num_repeats"] = str(record["num_repeats"] or _UNPAIRED)
-        rows.append([cell_text(name, shown[name], record["guarantee"]) for name in order])
+        cells = dict(record)
+        cells["score"] = column_title(record["score"])
+        cells["difference"] = mean_text(record["difference"], record["standard_error"], 1, scale=100)
+        cells["num_repeats"] = str(record["num_repeats"] or _UNPAIRED)
+        rows.append([cell_text(name, cells[name], record["guarantee"]) for name in order])
     return Table(heading=[_TITLES.get(name) or column_title(name) for name in order], rows=rows)
 
 
@@ -209,24 +209,24 @@ def settings_that_differ(trials: pd.DataFrame) -> Table:
     for column in map(str, trials):
         if column in _NO_SETTINGS or column.startswith("sweep") or not is_setting(column):
             continue
-        told = [_values(rows[column]) for rows in sweeps.values()]
-        if len(set(told)) > 1:
-            rows.append([column_title(column), *told])
+        texts = [_values(rows[column]) for rows in sweeps.values()]
+        if len(set(texts)) > 1:
+            rows.append([column_title(column), *texts])
     return Table(heading=["Setting", *map(str, sweeps)], rows=rows)
 
 
 def _values(column: pd.Series) -> str:
-    found = sorted({_HASH.sub(r"\1…", value_text(value)) for value in column}, key=natural_key)
-    return ", ".join(found) if len(found) <= 5 else f"{len(found)} values"
+    values = sorted({_HASH.sub(r"\1…", value_text(value)) for value in column}, key=natural_key)
+    return ", ".join(values) if len(values) <= 5 else f"{len(values)} values"
 
 
-def _refuse_unless_same(sweeps: Sequence[pd.DataFrame], column: str, why: str) -> None:
-    told = [_values(trials[column]) if column in trials else "none" for trials in sweeps]
-    if len(set(told)) > 1:
-        each = "; ".join(
-            f"{trials[SWEEP].iloc[0]!r} has {value}" for trials, value in zip(sweeps, told, strict=True)
+def _refuse_unless_same(sweeps: Sequence[pd.DataFrame], column: str, reason: str) -> None:
+    texts = [_values(trials[column]) if column in trials else "none" for trials in sweeps]
+    if len(set(texts)) > 1:
+        listing = "; ".join(
+            f"{trials[SWEEP].iloc[0]!r} has {value}" for trials, value in zip(sweeps, texts, strict=True)
         )
-        raise DashboardError(f"{why}: {column} must be the same; {each}")
+        raise DashboardError(f"{reason}: {column} must be the same; {listing}")
 
 
 def _names(sweeps: Sequence[pd.DataFrame]) -> str:

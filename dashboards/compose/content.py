@@ -1,4 +1,4 @@
-"""What a figure says, whatever its question: panels of curves, a table, and the words around them.
+"""What a figure shows, whatever its question: panels of curves, a table, and the words around them.
 
 The printed and the interactive drawing and the written tables take everything from here, so they agree.
 """
@@ -59,9 +59,9 @@ class Curve:
     @classmethod
     def of_single(cls, style: Style, names: list[str], x: list[float], values: list[float]) -> Curve:
         """Return the curve of points that have one value each, and so no error."""
-        nothing = [math.nan] * len(x)
+        no_errors = [math.nan] * len(x)
         return cls(
-            style=style, names=names, x=x, mean=values, standard_error=nothing, num_repeats=[1] * len(x)
+            style=style, names=names, x=x, mean=values, standard_error=no_errors, num_repeats=[1] * len(x)
         )
 
 
@@ -190,12 +190,12 @@ class Content:
 
     def legends(self) -> dict[str, list[Style | Reference]]:
         """Return what each legend lists, without repetition."""
-        found: dict[str, dict[str, Style | Reference]] = {}
+        legends: dict[str, dict[str, Style | Reference]] = {}
         for panel in self.panels:
-            entries = found.setdefault(panel.legend, {})
+            entries = legends.setdefault(panel.legend, {})
             for curve in panel.curves:
                 entries.setdefault(curve.style.label, curve.style)
         for panel in self.panels:
             for reference in panel.references:
-                found[panel.legend].setdefault(reference.label, reference)
-        return {heading: list(entries.values()) for heading, entries in found.items() if entries}
+                legends[panel.legend].setdefault(reference.label, reference)
+        return {heading: list(entries.values()) for heading, entries in legends.items() if entries}

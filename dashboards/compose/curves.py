@@ -1,6 +1,6 @@
 """Trials → curves: which trials belong to one curve, what it is called and how it looks.
 
-Colours say what is private: warm ones and green for proven guarantees only, blue and grey-blue for
+Colours show what is private: warm ones and green for proven guarantees only, blue and grey-blue for
 everything without one, whatever ε it was aimed at.
 """
 
@@ -26,44 +26,44 @@ MARKERS = ("square", "diamond", "triangle", "pentagon", "cross")
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 
-def split(shown: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataFrame]]:
+def split(trials: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataFrame]]:
     """Return the trials of each curve and its style; the curve without noise comes first.
 
     Colour tells sweeps apart where there are several, methods where they differ, ε otherwise; dashes tell the
     rest, the largest N_a solid.
 
     Args:
-      shown: from `dashboards.compose.selection.shown_trials`.
+      trials: from `dashboards.compose.selection.shown_trials`.
       question: whose splits count; those that do not vary are not named.
     """
-    columns = [name for name in question.curve_columns if name in shown]
-    varying = [name for name in columns if _varies(shown, name, within_methods="method" in columns)]
+    columns = [name for name in question.curve_columns if name in trials]
+    varying = [name for name in columns if _varies(trials, name, within_methods="method" in columns)]
     colour_by = next((name for name in (SWEEP, "method") if name in varying), "target_epsilon")
     keys = list(
         dict.fromkeys([*(name for name in columns if name in (colour_by, "target_epsilon")), *varying])
     )
     groups = [
         (dict(zip([*keys, "guarantee"], key, strict=True)), rows)
-        for key, rows in shown.groupby([*keys, "guarantee"])
+        for key, rows in trials.groupby([*keys, "guarantee"])
     ]
     groups.sort(key=lambda group: _rank(group[0], colour_by))
-    others = [name for name in keys if name != colour_by]
-    dashes = _dashes([tuple(key[name] for name in others) for key, _ in groups])
-    # Dashes that repeat tell nothing apart; then every curve has a colour of its own.
-    too_many = len({tuple(key[name] for name in others) for key, _ in groups}) > len(DASHES)
+    dash_columns = [name for name in keys if name != colour_by]
+    dashes = _dashes([tuple(key[name] for name in dash_columns) for key, _ in groups])
+    # Dashes that repeat distinguish nothing; then every curve has a colour of its own.
+    too_many = len({tuple(key[name] for name in dash_columns) for key, _ in groups}) > len(DASHES)
     by_name = colour_by != "target_epsilon"
     looks: dict[tuple[Any, str], tuple[str, str, bool]] = {}
-    found = []
+    curves = []
     for index, (key, rows) in enumerate(groups):
         family = tuple(key.values()) if too_many else key.get(colour_by), str(key["guarantee"])
         colour, marker, hollow = looks.setdefault(family, _look(key, looks, alone=too_many or by_name))
-        if question.axis.scale == "categorical" and others and len(set(dashes)) > 1:
+        if question.axis.scale == "categorical" and dash_columns and len(set(dashes)) > 1:
             marker = MARKERS[index % len(MARKERS)]
         style = Style(
             label=_label(key, varying), colour=colour, marker=marker, dash=dashes[index], hollow=hollow
         )
-        found.append((style, rows))
-    return found
+        curves.append((style, rows))
+    return curves
 
 
 def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: float, dense: bool) -> Curve:
@@ -105,12 +105,12 @@ def guarantee_text(guarantee: str, epsilon: float | None) -> str:
     """
     if epsilon is not None and math.isinf(epsilon):
         return "ε = ∞ (non-private)"
-    shown = "" if epsilon is None else f"ε = {value_text(epsilon)}"
+    label = "" if epsilon is None else f"ε = {value_text(epsilon)}"
     if guarantee == PROVEN:
-        return shown or "private"
+        return label or "private"
     if guarantee == AS_PUBLISHED:
-        return "as published, not proven" + (f" ({shown} claimed)" if shown else "")
-    return f"no guarantee ({shown} aimed at)" if shown else "non-private: no guarantee"
+        return "as published, not proven" + (f" ({label} claimed)" if label else "")
+    return f"no guarantee ({label} aimed at)" if label else "non-private: no guarantee"
 
 
 def _rank(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:
@@ -118,19 +118,19 @@ def _rank(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:
     epsilon = key.get("target_epsilon", 0.0)
     method = str(key.get("method", ""))
     place = method_place(method)
-    rest = [natural_key(v) if isinstance(v, str) else -float(v) for k, v in key.items() if k not in _RANKED]
+    ranks = [natural_key(v) if isinstance(v, str) else -float(v) for k, v in key.items() if k not in _RANKED]
     guarantee = (key["guarantee"] == PROVEN, key["guarantee"])
     by_epsilon = (-epsilon,)
-    return (place, method, *by_epsilon, guarantee, *rest) if colour_by == "method" else (
-        *by_epsilon, guarantee, place, method, *rest
+    return (place, method, *by_epsilon, guarantee, *ranks) if colour_by == "method" else (
+        *by_epsilon, guarantee, place, method, *ranks
     )  # fmt: skip
 
 
-def _varies(shown: pd.DataFrame, name: str, *, within_methods: bool) -> bool:
+def _varies(trials: pd.DataFrame, name: str, *, within_methods: bool) -> bool:
     """Return whether a column distinguishes curves beyond their method."""
     if name in (SWEEP, "method") or not within_methods:
-        return bool(shown[name].nunique() > 1)
-    return bool(shown.groupby("method")[name].nunique().max() > 1)
+        return bool(trials[name].nunique() > 1)
+    return bool(trials.groupby("method")[name].nunique().max() > 1)
 
 
 _RANKED = ("target_epsilon", "method", "guarantee")
@@ -138,10 +138,10 @@ _RANKED = ("target_epsilon", "method", "guarantee")
 
 def _dashes(keys: list[tuple[Any, ...]]) -> list[str]:
     """Assign a dash to each key, the same to equal keys."""
-    found: dict[tuple[Any, ...], str] = {}
+    dashes: dict[tuple[Any, ...], str] = {}
     for key in sorted(dict.fromkeys(keys), key=_largest_first):
-        found[key] = DASHES[len(found) % len(DASHES)]
-    return [found[key] for key in keys]
+        dashes[key] = DASHES[len(dashes) % len(DASHES)]
+    return [dashes[key] for key in keys]
 
 
 def _largest_first(key: tuple[Any, ...]) -> list[tuple[int, float]]:
@@ -151,16 +151,16 @@ def _largest_first(key: tuple[Any, ...]) -> list[tuple[int, float]]:
 
 
 def _look(
-    key: dict[str, Any], taken: dict[tuple[Any, str], tuple[str, str, bool]], *, alone: bool
+    key: dict[str, Any], looks: dict[tuple[Any, str], tuple[str, str, bool]], *, alone: bool
 ) -> tuple[str, str, bool]:
     """Choose the next free colour and marker, and whether it is hollow; ε = ∞ is blue unless `alone`."""
     if key["guarantee"] == PROVEN:
-        rank = sum(guarantee == PROVEN for _, guarantee in taken)
+        rank = sum(guarantee == PROVEN for _, guarantee in looks)
         return PRIVATE_COLOURS[rank % len(PRIVATE_COLOURS)], MARKERS[rank % len(MARKERS)], False
     finite = key.get("target_epsilon", math.inf) < math.inf
     if not finite and not alone:
         return NON_PRIVATE_COLOUR, "circle", False
-    rank = sum(guarantee != PROVEN and value != math.inf for value, guarantee in taken)
+    rank = sum(guarantee != PROVEN and value != math.inf for value, guarantee in looks)
     return UNPROVEN_COLOURS[rank % len(UNPROVEN_COLOURS)], "circle", finite
 
 
@@ -168,8 +168,8 @@ def _label(key: dict[str, Any], varying: list[str]) -> str:
     parts = [str(key[SWEEP])] if SWEEP in varying else []
     if "method" in varying:
         parts.append(value_text(key["method"]))
-    named = "target_epsilon" in varying or not parts or key["guarantee"] != PROVEN
-    if named:
+    has_epsilon = "target_epsilon" in varying or not parts or key["guarantee"] != PROVEN
+    if has_epsilon:
         parts.append(guarantee_text(str(key["guarantee"]), key.get("target_epsilon")))
     for name in varying:
         if name not in (*_RANKED, SWEEP):

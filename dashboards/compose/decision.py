@@ -79,7 +79,7 @@ class Comparison:
 
     @property
     def is_distinguishable(self) -> bool:
-        """Whether it is told from zero."""
+        """Whether it is distinguishable from zero."""
         return self.verdict != WITHIN_NOISE
 
     def text(self) -> str:
@@ -92,9 +92,9 @@ class Comparison:
         """
         if self.standard_error is None:
             return f"{100 * self.mean:+.2f} points over {self.minus}"
-        said = "distinguishable" if self.is_distinguishable else WITHIN_NOISE
+        verdict = "distinguishable" if self.is_distinguishable else WITHIN_NOISE
         number = f"{100 * self.mean:+.2f} ± {100 * self.standard_error:.2f}"
-        return f"{number} points over {self.minus} ({said})"
+        return f"{number} points over {self.minus} ({verdict})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,25 +110,25 @@ class Cost:
     epsilon: Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]
     num_views: float = 0.0
 
-    def saves_over(self, other: Cost) -> bool:
+    def saves_over(self, reference: Cost) -> bool:
         """Return whether it saves a third of ε or of the views, and costs no more of either.
 
         >>> Cost(epsilon=1.0, num_views=60).saves_over(Cost(epsilon=1.0, num_views=100))
         True
         """
-        dearer = self.epsilon > other.epsilon or self.num_views > other.num_views
-        return not dearer and bool(self.saving_text(other))
+        dearer = self.epsilon > reference.epsilon or self.num_views > reference.num_views
+        return not dearer and bool(self.saving_text(reference))
 
-    def saving_text(self, other: Cost) -> str:
+    def saving_text(self, reference: Cost) -> str:
         """Return what it saves over another one, for example "40 % of the compute"; no share of ∞."""
-        saved = []
-        for own, others, name in (
-            (self.num_views, other.num_views, "compute"),
-            (self.epsilon, other.epsilon, "ε"),
+        savings = []
+        for cost, reference_cost, name in (
+            (self.num_views, reference.num_views, "compute"),
+            (self.epsilon, reference.epsilon, "ε"),
         ):
-            if others and math.isfinite(others) and own <= SAVING * others:
-                saved.append(f"{100 * (1 - own / others):.0f} % of {'the ' * (name != 'ε')}{name}")
-        return " and ".join(saved)
+            if reference_cost and math.isfinite(reference_cost) and cost <= SAVING * reference_cost:
+                savings.append(f"{100 * (1 - cost / reference_cost):.0f} % of {'the ' * (name != 'ε')}{name}")
+        return " and ".join(savings)
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class RecordSpread:
         between = np.atleast_2d(np.cov(outcomes.mean(axis=0)))
         interaction = np.zeros((num_columns, num_columns))
         if num_repeats > 1:
-            rest = outcomes - outcomes.mean(axis=0) - outcomes.mean(axis=2, keepdims=True)
-            rest += outcomes.mean(axis=(0, 2))[:, None]
-            interaction = np.einsum("sir,sjr->ij", rest, rest) / ((num_repeats - 1) * (num_records - 1))
+            errors = outcomes - outcomes.mean(axis=0) - outcomes.mean(axis=2, keepdims=True)
+            errors += outcomes.mean(axis=(0, 2))[:, None]
+            interaction = np.einsum("sir,sjr->ij", errors, errors) / ((num_repeats - 1) * (num_records - 1))
         return cls(num_records, between, interaction)
 
 
@@ -197,13 +197,13 @@ class Layout:
     def sources(self) -> str:
         """What chance was estimated from: "repeats and test records", one of them, or "nothing"."""
         repeats = self.within[1] > 0 if self.within else len(self.scores) > 1
-        known = ["repeats"] * repeats + ["test records"] * (self.records is not None)
-        return " and ".join(known) or "nothing"
+        sources = ["repeats"] * repeats + ["test records"] * (self.records is not None)
+        return " and ".join(sources) or "nothing"
 
-    def between(self, one: int, other: int, name: str) -> Comparison:
-        """Return the difference of two settings; `name` is the name of the second one."""
-        parts = self._parts(self._repeat_part(one, other), *self._record_variances(one, other))
-        mean = float(self.means[one] - self.means[other])
+    def between(self, setting: int, control: int, name: str) -> Comparison:
+        """Return the difference of a setting to a control of this name."""
+        parts = self._parts(self._repeat_part(setting, control), *self._record_variances(setting, control))
+        mean = float(self.means[setting] - self.means[control])
         return _judge(mean, name, parts, self._critical_value_of_pairs)
 
     def recommend(self, costs: Sequence[Cost]) -> int:
@@ -214,14 +214,12 @@ class Layout:
         """
         means = self.means
         best = int(means.argmax())
-        near = []
-        for each in range(self._num_settings):
-            error = self.between(best, each, "").standard_error if each != best else None
-            if error is not None and means[best] - means[each] <= error and means[each] > means.min():
-                near += [each] if costs[each].saves_over(costs[best]) else []
-        return min(
-            near, key=lambda each: (costs[each].epsilon, costs[each].num_views, -means[each]), default=best
-        )
+        savers = []
+        for setting in range(self._num_settings):
+            error = self.between(best, setting, "").standard_error if setting != best else None
+            if error is not None and means[best] - means[setting] <= error and means[setting] > means.min():
+                savers += [setting] if costs[setting].saves_over(costs[best]) else []
+        return min(savers, key=lambda i: (costs[i].epsilon, costs[i].num_views, -means[i]), default=best)
 
     def over_start(self, setting: int, name: str) -> Comparison | None:
         """Return the difference of a setting to the network before it; None where that was not scored."""
@@ -234,8 +232,8 @@ class Layout:
         num_repeats, shared, repeats = len(start), 0.0, list[Part]()
         if num_repeats > 1:
             shared = _variance(self.scores.mean(axis=1) - start) / num_repeats
-            own = max(self._residual, self.noise_variance) * (1 - 1 / self._num_settings) / num_repeats
-            repeats = [(shared, num_repeats - 1), (own, self._residual_degrees)]
+            residual = max(self._residual, self.noise_variance) * (1 - 1 / self._num_settings) / num_repeats
+            repeats = [(shared, num_repeats - 1), (residual, self._residual_degrees)]
         parts = self._parts(repeats, *self._record_variances(setting, self._num_settings + setting))
         total = sum(variance for variance, _ in parts)
         # What all settings share makes their differences more alike than those to a control of their own.
@@ -255,18 +253,19 @@ class Layout:
         value = critical_value_of_any_share(self._num_settings, degrees, SHARE * self.level)
         return _judge(mean, name, [part], lambda _: value)
 
-    def repeats_to_show(self, one: int, other: int) -> int | None:
-        """Return how many repeats would show the present difference of two settings; None beyond the most."""
-        difference, num_repeats = abs(float(self.means[one] - self.means[other])), len(self.scores)
-        repeats, (records, known) = self._repeat_part(one, other), self._record_variances(one, other)
+    def repeats_to_show(self, setting: int, control: int) -> int | None:
+        """Return how many repeats would show the present difference to a control; None beyond the most."""
+        difference, num_repeats = abs(float(self.means[setting] - self.means[control])), len(self.scores)
+        repeats = self._repeat_part(setting, control)
+        records, interaction = self._record_variances(setting, control)
         if not repeats or self.within is not None or not difference:
             return None
         ((variance, degrees),) = repeats
         for number in range(num_repeats + 1, MOST_REPEATS + 1):
             share = num_repeats / number
             part = variance * share, degrees * (number - 1) // (num_repeats - 1)
-            later = None if records is None else max(records - known, 0.0) + known * share
-            parts = self._parts([part], later, known * share)
+            later = None if records is None else max(records - interaction, 0.0) + interaction * share
+            parts = self._parts([part], later, interaction * share)
             if _judge(difference, "", parts, self._critical_value_of_pairs).is_distinguishable:
                 return number
         return None
@@ -289,14 +288,14 @@ class Layout:
         """The variance of one score that neither setting nor repeat explains."""
         if not self._residual_degrees:
             return 0.0
-        rest = self.scores - self.means - self.scores.mean(axis=1, keepdims=True) + self.scores.mean()
-        return float((rest**2).sum() / self._residual_degrees)
+        residuals = self.scores - self.means - self.scores.mean(axis=1, keepdims=True) + self.scores.mean()
+        return float((residuals**2).sum() / self._residual_degrees)
 
-    def _repeat_part(self, one: int, other: int) -> list[Part]:
-        """Return what repeats add to the variance of a difference; nothing where they tell nothing."""
+    def _repeat_part(self, setting: int, control: int) -> list[Part]:
+        """Return the repeats' part of the variance of a difference; nothing without degrees of freedom."""
         if self.within is not None:
             variance, degrees = self.within
-            share = 1 / self.counts[one] + 1 / self.counts[other]
+            share = 1 / self.counts[setting] + 1 / self.counts[control]
             return [(max(variance, self.noise_variance) * share, degrees)] if degrees else []
         num_repeats = len(self.scores)
         if num_repeats < 2:
@@ -304,33 +303,33 @@ class Layout:
         variance = 2 * max(self._residual, self.noise_variance)
         return [(variance / num_repeats, self._residual_degrees)]
 
-    def _record_variances(self, one: int, other: int) -> tuple[float | None, float]:
-        """Return what records add to the variance of a difference, and how much of it repeats count, too.
+    def _record_variances(self, setting: int, control: int) -> tuple[float | None, float]:
+        """Return the records' part of the variance of a difference, and how much of it repeats count, too.
 
-        A start without outcomes of its own counts as independent, which is more than it is.
+        A start without outcomes of its own counts as independent, an upper bound.
         """
         if self.records is None:
             return None, 0.0
         spread, n = self.records, self.records.num_records
-        if other >= len(spread.between):
+        if control >= len(spread.between):
             assert self.starts is not None
-            start = float(self.starts[:, other - self._num_settings].mean())
-            return (spread.between[one, one] + start * (1 - start)) / n, 0.0
+            start = float(self.starts[:, control - self._num_settings].mean())
+            return (spread.between[setting, setting] + start * (1 - start)) / n, 0.0
         weights = np.zeros(len(spread.between))
-        weights[one], weights[other] = 1.0, -1.0
+        weights[setting], weights[control] = 1.0, -1.0
         between, interaction = (
-            float(weights @ each @ weights) for each in (spread.between, spread.interaction)
+            float(weights @ covariance @ weights) for covariance in (spread.between, spread.interaction)
         )
         return between / n, interaction / (len(self.scores) * n)
 
-    def _parts(self, repeats: list[Part], records: float | None, known: float) -> list[Part]:
-        """Return the parts of the variance of a difference, not below what repeats or records say alone."""
+    def _parts(self, repeats: list[Part], records: float | None, interaction: float) -> list[Part]:
+        """Return the parts of the variance of a difference, not below repeats or records alone."""
         if records is None:
             return repeats
         assert self.records is not None
         by_repeats = sum(variance for variance, _ in repeats)
-        more = max(records - known, 0.0, records - by_repeats) if repeats else records
-        return [*repeats, (more, self.records.num_records - 1)]
+        remainder = max(records - interaction, 0.0, records - by_repeats) if repeats else records
+        return [*repeats, (remainder, self.records.num_records - 1)]
 
 
 def _judge(
@@ -407,8 +406,8 @@ def critical_value_of_winners(num_others: int, degrees: int, level: float) -> fl
     from scipy.special import ndtr
 
     def share(t: Array) -> Array:
-        found: Array = (num_others + 1) * ndtr(-t / math.sqrt(1 - _CORRELATION)) ** num_others
-        return found
+        probability: Array = (num_others + 1) * ndtr(-t / math.sqrt(1 - _CORRELATION)) ** num_others
+        return probability
 
     return _root(share, degrees, level, _CORRELATION)
 
@@ -433,5 +432,5 @@ def _root(share: Callable[[Array], Array], degrees: float, level: float, correla
         shares = share(value * scales + math.sqrt(correlation) * nodes)
         return float((shares @ weights).mean() / weights.sum()) - level
 
-    found: float = brentq(excess, 0.0, 1e4, xtol=1e-4) if excess(0.0) > 0 else 0.0
-    return found
+    root: float = brentq(excess, 0.0, 1e4, xtol=1e-4) if excess(0.0) > 0 else 0.0
+    return root

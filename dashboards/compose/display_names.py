@@ -125,9 +125,9 @@ def panel_scores(names: Iterable[str]) -> list[str]:
     ['knn_accuracy']
     """
     metrics = {name: _metric_of(name) for name in names}
-    drawn = {name: metric for name, metric in metrics.items() if metric is None or metric.has_panel}
-    recalls = [name for name, metric in drawn.items() if metric and metric.family is Family.PAIRS]
-    return recalls or list(drawn) or list(metrics)
+    in_panels = {name: metric for name, metric in metrics.items() if metric is None or metric.has_panel}
+    recalls = [name for name, metric in in_panels.items() if metric and metric.family is Family.PAIRS]
+    return recalls or list(in_panels) or list(metrics)
 
 
 def method_title(name: str) -> str:
@@ -171,18 +171,18 @@ def dataset_titles(names: Iterable[str]) -> list[str]:
     >>> dataset_titles(["images:/a/scans", "images:/b/scans", "images:/a/scans"])
     ['a/scans', 'b/scans', 'a/scans']
     """
-    given = list(names)
-    found = [dataset_title(name) for name in given]
-    paths = [name.partition(":")[2].replace("\\", "/").rstrip("/").split("/") for name in given]
-    for place, (name, title) in enumerate(zip(given, found, strict=True)):
-        same = [i for i, other in enumerate(given) if other != name and dataset_title(other) == title]
+    names = list(names)
+    titles = [dataset_title(name) for name in names]
+    paths = [name.partition(":")[2].replace("\\", "/").rstrip("/").split("/") for name in names]
+    for place, (name, title) in enumerate(zip(names, titles, strict=True)):
+        namesakes = [i for i, rival in enumerate(names) if rival != name and dataset_title(rival) == title]
         for length in range(2, len(paths[place]) + 1):
-            if same and all(paths[i][-length:] != paths[place][-length:] for i in same):
-                found[place] = "/".join(paths[place][-length:])
+            if namesakes and all(paths[i][-length:] != paths[place][-length:] for i in namesakes):
+                titles[place] = "/".join(paths[place][-length:])
                 break
         else:
-            found[place] = name if same else title
-    return found
+            titles[place] = name if namesakes else title
+    return titles
 
 
 def dataset_title(name: str) -> str:
@@ -236,29 +236,29 @@ def value_text(value: Any) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e7 else f"{value:.6g}"
 
 
-def joined(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return all names in a row, apart even where one holds a comma.
 
-    >>> joined(["raw pixels", "HOG"]), joined(["DP-SGD", "DPCL, SimCLR"])
+    >>> join_names(["raw pixels", "HOG"]), join_names(["DP-SGD", "DPCL, SimCLR"])
     ('raw pixels, HOG', 'DP-SGD; DPCL, SimCLR')
     """
     return ("; " if any("," in name for name in names) else ", ").join(names)
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Return names in a sentence, some of many.
 
-    >>> listed(["S = 2"]), listed(["S = 2", "S = 4"]), listed([str(i) for i in range(9)])
+    >>> list_names(["S = 2"]), list_names(["S = 2", "S = 4"]), list_names([str(i) for i in range(9)])
     ('S = 2', 'S = 2 and S = 4', '0, 1, 2, 3, 4 and 4 others')
-    >>> listed(["crop, blur", "crop", "none"])
+    >>> list_names(["crop, blur", "crop", "none"])
     'crop, blur; crop; and none'
-    >>> listed(["DP-GCL", "DP-SGD", "DPCL, SimCLR"])
+    >>> list_names(["DP-GCL", "DP-SGD", "DPCL, SimCLR"])
     'DP-GCL; DP-SGD; and DPCL, SimCLR'
     """
-    shown = list(names) if len(names) <= _MOST_NAMES + 1 else list(names[:_MOST_NAMES])
-    apart = "; " if any("," in name for name in shown) else ", "
-    last = f"{len(names) - _MOST_NAMES} others" if len(shown) < len(names) else shown.pop()
-    return f"{apart.join(shown)}{apart.strip() if apart == '; ' else ''} and {last}" if shown else last
+    words = list(names) if len(names) <= _MOST_NAMES + 1 else list(names[:_MOST_NAMES])
+    apart = "; " if any("," in name for name in words) else ", "
+    last = f"{len(names) - _MOST_NAMES} others" if len(words) < len(names) else words.pop()
+    return f"{apart.join(words)}{apart.strip() if apart == '; ' else ''} and {last}" if words else last
 
 
 def natural_key(text: str) -> list[tuple[int, float | str]]:

@@ -7,7 +7,7 @@ import dataclasses
 import pandas as pd
 
 from dashboards.compose import figure_text
-from dashboards.compose.answer import Answer, answer_of, prepared
+from dashboards.compose.answer import Answer, answer_of, prepare_trials
 from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, Table
 from dashboards.compose.display_names import SWEEP, common_scores, score_names
@@ -26,7 +26,7 @@ SETTINGS = "Settings, as the answer compares them"
 
 
 def content_of(
-    trials: pd.DataFrame, question: Question | str, answer: Answer | None = None, *, answered: bool = True
+    trials: pd.DataFrame, question: Question | str, answer: Answer | None = None, *, has_answer: bool = True
 ) -> Content:
     """Return everything that the figure of a question shows.
 
@@ -34,31 +34,31 @@ def content_of(
       trials: from `load_for`.
       question: or its name.
       answer: that the sweep has recorded; made of the trials unless given.
-      answered: begin the notes with the sweep's answer.
+      has_answer: whether the notes begin with the sweep's answer.
 
     Raises:
       DashboardError: the trials do not make one figure, see `dashboards.compose.selection.shown_trials`.
     """
-    asked, given = _asked(question, trials), trials
-    trials = prepared(trials, asked)
-    shown = shown_trials(trials, asked)
-    draw = {"search": search_rows, "convergence": series_rows}.get(asked.kind, axis_rows)
-    rows = draw(shown, asked)
+    question = _complete_question(question, trials)
+    frame = prepare_trials(trials, question)
+    visible_trials = shown_trials(frame, question)
+    draw = {"search": search_rows, "convergence": series_rows}.get(question.kind, axis_rows)
+    rows = draw(visible_trials, question)
     panels = [panel for row in rows for panel in row]
-    if answer is None or answer.question != asked.asked:
-        answer = answer_of(given, asked) if answered else None
+    if answer is None or answer.question != question.text:
+        answer = answer_of(trials, question) if has_answer else None
     return Content(
-        title=figure_text.title(shown, asked),
-        subtitle=figure_text.subtitle(shown, asked),
+        title=figure_text.title(visible_trials, question),
+        subtitle=figure_text.subtitle(visible_trials, question),
         rows=rows,
-        tables=_tables(shown, asked, answer),
+        tables=_tables(visible_trials, question, answer),
         answer=answer.lines() if answer is not None else [],
         remarks=figure_text.notes(
-            shown,
-            asked,
+            visible_trials,
+            question,
             num_repeats=sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats}),
-            references=[each for panel in panels for each in panel.references],
-            private=data_are_private(trials),
+            references=[reference for panel in panels for reference in panel.references],
+            private=data_are_private(frame),
             has_scores=any(panel.y_label.endswith("(%)") for panel in panels),
         ),
     )
@@ -70,54 +70,54 @@ def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
     Raises:
       DashboardError: as `content_of`.
     """
-    asked = _asked(question, trials)
-    shown = shown_trials(prepared(trials, asked), asked)
-    if asked.kind == "search":
-        return shown.drop(columns="axis_order")
-    return with_references(summary_table(shown, asked), shown, asked)
-
-
-def _method_tables(shown: pd.DataFrame, question: Question, answer: Answer | None) -> list[tuple[str, Table]]:
-    """The tables of scores and gains: of what all methods have first, then of what some have."""
-    common = common_scores(shown)
-    others = [name for name in score_names(shown) if name not in common]
-    found = []
-    for scores, whose in ((common, ""), (others, "Of some methods alone. ")):
-        if scores:
-            table = score_table(shown, question, scores, answer)
-            found.append((f"{whose}Scores; bold: distinguishable from all other candidates", table))
-        if (gains := gain_table(shown, question, scores)) is not None:
-            found.append((f"{whose}Private gain", gains))
-    return found
-
-
-def _asked(question: Question | str, trials: pd.DataFrame) -> Question:
-    """The question; starts differ along its axis where networks do."""
-    asked = find_question(question)
-    kinds = [NETWORK, *(["warm_start"] if SWEEP in asked.splits else [])]
-    differ = any(trials[name].nunique(dropna=False) > 1 for name in kinds if name in trials)
-    return dataclasses.replace(asked, untrained_along=asked.untrained_along or differ)
-
-
-def _tables(shown: pd.DataFrame, question: Question, answer: Answer | None) -> list[tuple[str, Table]]:
+    question = _complete_question(question, trials)
+    trials = shown_trials(prepare_trials(trials, question), question)
     if question.kind == "search":
-        score = objective(shown)
-        ordered = shown.sort_values(score, ascending=False) if score else shown
+        return trials.drop(columns="axis_order")
+    return with_references(summary_table(trials, question), trials, question)
+
+
+def _score_tables(trials: pd.DataFrame, question: Question, answer: Answer | None) -> list[tuple[str, Table]]:
+    """Return the tables of scores and gains, of all methods first, then of some methods."""
+    common = common_scores(trials)
+    other_scores = [name for name in score_names(trials) if name not in common]
+    tables = []
+    for scores, prefix in ((common, ""), (other_scores, "Of some methods alone. ")):
+        if scores:
+            table = score_table(trials, question, scores, answer)
+            tables.append((f"{prefix}Scores; bold: distinguishable from all other candidates", table))
+        if (gains := gain_table(trials, question, scores)) is not None:
+            tables.append((f"{prefix}Private gain", gains))
+    return tables
+
+
+def _complete_question(question: Question | str, trials: pd.DataFrame) -> Question:
+    """Return a question; starts differ along its axis where networks do."""
+    question = find_question(question)
+    kinds = [NETWORK, *(["warm_start"] if SWEEP in question.splits else [])]
+    differ = any(trials[name].nunique(dropna=False) > 1 for name in kinds if name in trials)
+    return dataclasses.replace(question, untrained_along=question.untrained_along or differ)
+
+
+def _tables(trials: pd.DataFrame, question: Question, answer: Answer | None) -> list[tuple[str, Table]]:
+    if question.kind == "search":
+        score = objective(trials)
+        ordered = trials.sort_values(score, ascending=False) if score else trials
         return [("Trials, by score", trial_table(ordered, question, {}).as_texts())]
-    found, references = [], reference_rows(shown, question)
+    tables, references = [], reference_rows(trials, question)
     if question.kind == "methods":
-        found += _method_tables(shown, question, answer)
-        found.append(("What each guarantee rests on", guarantee_table(shown, question)))
+        tables += _score_tables(trials, question, answer)
+        tables.append(("What each guarantee rests on", guarantee_table(trials, question)))
     elif question.kind == "convergence":
-        numbers = summary_table(shown, question)
-        recorded = [numbers.dropna(subset=[name]) for name in numbers if str(name).endswith("_mean")]
-        steps = sorted(min(recorded, key=len)["step"].unique())
-        some = [steps[round(i * (len(steps) - 1) / _STEPS_SHOWN)] for i in range(_STEPS_SHOWN + 1)]
+        numbers = summary_table(trials, question)
+        series = [numbers.dropna(subset=[name]) for name in numbers if str(name).endswith("_mean")]
+        steps = sorted(min(series, key=len)["step"].unique())
+        steps = [steps[round(i * (len(steps) - 1) / _STEPS_SHOWN)] for i in range(_STEPS_SHOWN + 1)]
         heading = f"Numbers at some steps, all of them in {question.stem}.csv"
-        found.append((heading, for_readers(numbers[numbers["step"].isin(some)], "step", references)))
+        tables.append((heading, for_readers(numbers[numbers["step"].isin(steps)], "step", references)))
     else:
-        summary = summary_table(shown, question)
-        found.append(("Numbers", for_readers(summary, question.axis.column, references)))
+        summary = summary_table(trials, question)
+        tables.append(("Numbers", for_readers(summary, question.axis.column, references)))
     if answer is not None:
-        found.append((SETTINGS, settings_table(answer)))
-    return found
+        tables.append((SETTINGS, settings_table(answer)))
+    return tables

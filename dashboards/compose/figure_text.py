@@ -14,7 +14,7 @@ from dashboards.compose.display_names import (
     dataset_title,
     dataset_titles,
     has_values,
-    joined,
+    join_names,
     natural_key,
     panel_scores,
     score_names,
@@ -44,37 +44,35 @@ def _values(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
     """Return the distinct values of a column, for example "3, 10"; empty without such a column."""
     if not has_values(trials, name):
         return ""
-    found = sorted(trials[name].dropna().unique(), key=lambda value: natural_key(str(value)))
+    values = sorted(trials[name].dropna().unique(), key=lambda value: natural_key(str(value)))
     if trials[name].dtype.kind in "if":
-        found = sorted(found)
-    shown = list(
-        dict.fromkeys(value_text(value) if isinstance(value, str) else format(value, form) for value in found)
-    )
-    return joined(shown) if len(shown) <= 3 else f"{shown[0]} to {shown[-1]}"
+        values = sorted(values)
+    texts = list(dict.fromkeys(value_text(v) if isinstance(v, str) else format(v, form) for v in values))
+    return join_names(texts) if len(texts) <= 3 else f"{texts[0]} to {texts[-1]}"
 
 
-def title(shown: pd.DataFrame, question: Question) -> str:
+def title(trials: pd.DataFrame, question: Question) -> str:
     """Return data set, method, ε, δ and the neighbouring relation, or that there is no guarantee.
 
     ε, δ and the relation are those of trials with a proven guarantee alone.
     """
-    name = _trained_on(shown)
+    name = _trained_on(trials)
     methods = "DP-GCL"
-    if has_values(shown, "method"):
-        many = shown["method"].nunique() > 1
-        methods = f"{question.heading} compared" if many else value_text(shown["method"].iloc[0])
-        if many and question.axis.column != "method":
-            methods = f"{question.heading}, {shown['method'].nunique()} methods"
+    if has_values(trials, "method"):
+        are_many = trials["method"].nunique() > 1
+        methods = f"{question.heading} compared" if are_many else value_text(trials["method"].iloc[0])
+        if are_many and question.axis.column != "method":
+            methods = f"{question.heading}, {trials['method'].nunique()} methods"
         elif question.axis.scale == "categorical" and question.axis.column != "method":
             methods = f"{question.heading}, {methods}"  # the axis has names of values and none of its own
     head = f"{name}: {methods}" if name else methods
-    private = shown[shown["guarantee"] == PROVEN]
-    aimed = shown[(shown["guarantee"] != PROVEN) & (shown["target_epsilon"] < math.inf)]
+    private = trials[trials["guarantee"] == PROVEN]
+    aimed = trials[(trials["guarantee"] != PROVEN) & (trials["target_epsilon"] < math.inf)]
     if private.empty:
         if aimed.empty:
             return f"{head}, ε = ∞ (non-private: no guarantee)"
-        why = "as published" if set(aimed["guarantee"]) == {AS_PUBLISHED} else "seeded, non-private"
-        return f"{head}, NO GUARANTEE: {why} trials, aimed at ε = {_values(aimed, 'target_epsilon')}"
+        reason = "as published" if set(aimed["guarantee"]) == {AS_PUBLISHED} else "seeded, non-private"
+        return f"{head}, NO GUARANTEE: {reason} trials, aimed at ε = {_values(aimed, 'target_epsilon')}"
     delta = _values(private, "target_delta", ".2g") or "not recorded"
     relation = _values(private, "neighboring_relation") or "add or remove one record"
     epsilon = _values(private, "target_epsilon")
@@ -83,19 +81,19 @@ def title(shown: pd.DataFrame, question: Question) -> str:
     return f"{head}, {epsilon}, δ = {delta} ({relation})"
 
 
-def _trained_on(shown: pd.DataFrame) -> str:
+def _trained_on(trials: pd.DataFrame) -> str:
     """Return the name of the data set, told apart from a scored one of the same folder's name."""
-    if not has_values(shown, "dataset") or shown["dataset"].nunique() > 1:
-        return dataset_title(_values(shown, "dataset"))
-    names = [str(shown["dataset"].dropna().iloc[0])]
-    if has_values(shown, "scored_on"):
-        names += map(str, shown["scored_on"].dropna().unique())
+    if not has_values(trials, "dataset") or trials["dataset"].nunique() > 1:
+        return dataset_title(_values(trials, "dataset"))
+    names = [str(trials["dataset"].dropna().iloc[0])]
+    if has_values(trials, "scored_on"):
+        names += map(str, trials["scored_on"].dropna().unique())
     return dataset_titles(names)[0]
 
 
-def subtitle(shown: pd.DataFrame, question: Question) -> str:
+def subtitle(trials: pd.DataFrame, question: Question) -> str:
     """Return σ, expected batch size, steps, temperature and network, without what is on the axis."""
-    private = shown[shown["guarantee"] == PROVEN]
+    private = trials[trials["guarantee"] == PROVEN]
     parts = []
     if has_values(private, "noise_multiplier") and question.axis.column != "noise_multiplier":
         noise = [
@@ -107,25 +105,25 @@ def subtitle(shown: pd.DataFrame, question: Question) -> str:
         else:
             parts.append("σ = " + _values(private, "noise_multiplier", ".3g"))
     if {"sampling_prob", "num_records_public"} <= set(
-        shown
+        trials
     ) and question.axis.column != "expected_batch_size":
-        batch = shown.assign(batch=(shown["sampling_prob"] * shown["num_records_public"]).round(1))
+        batch = trials.assign(batch=(trials["sampling_prob"] * trials["num_records_public"]).round(1))
         parts.append(f"B = {_values(batch, 'batch')} expected")
     settings = (
         *(("num_steps", "T"), ("group_size", "S"), ("temperature", "τ"), ("l2_clip_norm", "C")),
         ("network_name", "network"),
     )
     for name, sign in settings:
-        if has_values(shown, name) and name != question.axis.column:
-            rows = private if name == "l2_clip_norm" and len(private) else shown
+        if has_values(trials, name) and name != question.axis.column:
+            rows = private if name == "l2_clip_norm" and len(private) else trials
             parts.append(f"{sign} = {_values(rows, name)}")
-    if has_values(shown, "lora_rank") and shown["lora_rank"].min() > 0:
-        parts.append(f"LoRA rank = {_values(shown, 'lora_rank')}")
+    if has_values(trials, "lora_rank") and trials["lora_rank"].min() > 0:
+        parts.append(f"LoRA rank = {_values(trials, 'lora_rank')}")
     return ", ".join(parts)
 
 
 def notes(
-    shown: pd.DataFrame,
+    trials: pd.DataFrame,
     question: Question,
     *,
     num_repeats: list[int],
@@ -136,54 +134,54 @@ def notes(
     """Return the notes under a figure, one sentence each, the tuning cost last.
 
     Args:
-      shown: the trials.
+      trials: that may be shown.
       question: of the figure.
       num_repeats: the distinct numbers of repeats of the points, ascending.
       references: lines across the panels.
       private: whether the training data are private.
       has_scores: whether any panel is shown.
     """
-    found = [_repeats(num_repeats, question)] if num_repeats and question.kind != "search" else []
+    sentences = [_repeats(num_repeats, question)] if num_repeats and question.kind != "search" else []
     if question.kind == "search" and has_scores:
-        found += FRONT_NOTES
-    found += _lines_across(references)
-    found += _private_gain(shown)
-    if has_values(shown, "num_augmentations") and shown["num_augmentations"].nunique() == 1:
-        count = value_text(shown["num_augmentations"].iloc[0])
-        found.append(f"Extra augmented copies of every key: Nₐ = {count}.")
-    found += _scored_on(shown) if has_scores else []
-    found += _recalls(shown)
-    found += _not_private(shown, question)
+        sentences += FRONT_NOTES
+    sentences += _lines_across(references)
+    sentences += _private_gain(trials)
+    if has_values(trials, "num_augmentations") and trials["num_augmentations"].nunique() == 1:
+        count = value_text(trials["num_augmentations"].iloc[0])
+        sentences.append(f"Extra augmented copies of every key: Nₐ = {count}.")
+    sentences += _scored_on(trials) if has_scores else []
+    sentences += _recalls(trials)
+    sentences += _not_private(trials, question)
     if private:
-        found.append(
+        sentences.append(
             "The training data are private: trials with ε = ∞, scores on private records and the SNR "
             "without noise are not shown."
         )
     if not has_scores:
         cause = "they would be computed from private records" if private else "none was recorded"
-        found.append(f"No scores: {cause}.")
-    found.append(_overspent(shown))
-    found += tuning_costs(shown)
-    return [note for note in found if note]
+        sentences.append(f"No scores: {cause}.")
+    sentences.append(_overspent(trials))
+    sentences += tuning_costs(trials)
+    return [note for note in sentences if note]
 
 
 def _lines_across(references: Sequence[Reference]) -> list[str]:
     """Name the lines across the panels, and how many networks stand behind their bands."""
     if not references:
         return []
-    names = joined(list(dict.fromkeys(each.label for each in references)))
-    most = max(each.num_repeats for each in references)
-    band = f"; band: ± standard error over {most} initialisations" if most > 1 else ""
+    names = join_names(list(dict.fromkeys(reference.label for reference in references)))
+    num_repeats = max(reference.num_repeats for reference in references)
+    band = f"; band: ± standard error over {num_repeats} initialisations" if num_repeats > 1 else ""
     return [f"Lines across: {names}{band}."]
 
 
-def _private_gain(shown: pd.DataFrame) -> list[str]:
+def _private_gain(trials: pd.DataFrame) -> list[str]:
     """Define the private gain, where a table has one."""
-    scores, gained = panel_scores(score_names(shown)), with_gains(shown)
-    if not any(has_values(gained, f"{score}{GAIN}") for score in scores):
+    scores, frame = panel_scores(score_names(trials)), with_gains(trials)
+    if not any(has_values(frame, f"{score}{GAIN}") for score in scores):
         return []
-    starts = [start_of(shown, score) for score in scores]
-    before = start_text({each[0] if each else UNTRAINED for each in starts})
+    starts = [start_of(trials, score) for score in scores]
+    before = start_text({start[0] if start else UNTRAINED for start in starts})
     return [
         f"Private gain: difference to {before}, paired over repeats, ± its standard error over these alone. "
         "It says what the private data add."
@@ -191,85 +189,85 @@ def _private_gain(shown: pd.DataFrame) -> list[str]:
 
 
 def _repeats(num_repeats: list[int], question: Question) -> str:
-    fewest, most = num_repeats[0], num_repeats[-1]
-    if most == 1:
+    low, high = num_repeats[0], num_repeats[-1]
+    if high == 1:
         return "One repeat: no error bars."
-    span = f"{most}" if fewest == most else f"{fewest} to {most}"
-    missing = "" if fewest == most else " (some trials are missing)"
-    what = "Lines and bands" if question.axis.dense else "Points and error bars"
-    return f"{what}: mean ± standard error over {span} repeats{missing}."
+    span = f"{high}" if low == high else f"{low} to {high}"
+    missing = "" if low == high else " (some trials are missing)"
+    subject = "Lines and bands" if question.axis.dense else "Points and error bars"
+    return f"{subject}: mean ± standard error over {span} repeats{missing}."
 
 
-def _scored_on(shown: pd.DataFrame) -> list[str]:
+def _scored_on(trials: pd.DataFrame) -> list[str]:
     """Name the data set that was scored, where the title names another; older runs do not record it."""
-    if PROBE in shown or not has_values(shown, "scored_on"):  # an axis of data sets names them itself
+    if PROBE in trials or not has_values(trials, "scored_on"):  # an axis of data sets names them itself
         return []
-    scored = shown["scored_on"].dropna()
-    if "dataset" in shown:
-        scored = scored[scored != shown.loc[scored.index, "dataset"]]
-    if scored.empty:
+    targets = trials["scored_on"].dropna()
+    if "dataset" in trials:
+        targets = targets[targets != trials.loc[targets.index, "dataset"]]
+    if targets.empty:
         return []
-    trained = list(map(str, shown["dataset"].dropna().unique())) if "dataset" in shown else []
-    names = joined(dataset_titles(dict.fromkeys([*trained, *map(str, scored)]))[len(trained) :])
-    noised = " Noised scores: on private records held out." * any(
-        has_values(shown, score) for score in scores_of(Family.NOISED)
+    sources = list(map(str, trials["dataset"].dropna().unique())) if "dataset" in trials else []
+    names = join_names(dataset_titles(dict.fromkeys([*sources, *map(str, targets)]))[len(sources) :])
+    noise_note = " Noised scores: on private records held out." * any(
+        has_values(trials, score) for score in scores_of(Family.NOISED)
     )
-    return [f"Scored on {names}.{noised}"]
+    return [f"Scored on {names}.{noise_note}"]
 
 
-def _recalls(shown: pd.DataFrame) -> list[str]:
+def _recalls(trials: pd.DataFrame) -> list[str]:
     """Define recall at k, and point to the scores that have no panel."""
-    names = {str(name).removesuffix(DURING) for name in shown if has_values(shown, str(name))}
+    names = {str(name).removesuffix(DURING) for name in trials if has_values(trials, str(name))}
     if names.isdisjoint(scores_of(Family.PAIRS)):
         return []
     scores = [name for name in names if score_title(name)]
-    counted = "share of images (captions) with a right caption (image) among the k nearest"
+    definition = "share of images (captions) with a right caption (image) among the k nearest"
     elsewhere = " Other scores: see the table." if len(panel_scores(scores)) < len(scores) else ""
-    return [f"Recall at k: {counted}.{elsewhere}"]
+    return [f"Recall at k: {definition}.{elsewhere}"]
 
 
-def _not_private(shown: pd.DataFrame, question: Question) -> list[str]:
+def _not_private(trials: pd.DataFrame, question: Question) -> list[str]:
     """Name what has no guarantee, where it is drawn beside what has one."""
     column = question.axis.column if question.kind == "methods" else "method"
-    named = without_guarantee(shown, column) if column in shown and shown[column].nunique() > 1 else []
-    aimed = shown[(shown["guarantee"] != PROVEN) & (shown["target_epsilon"] < math.inf)]
-    if named or aimed.empty or (shown["guarantee"] != PROVEN).all():
-        return named
-    return [f"{num_trials(aimed)} of {num_trials(shown)} trials aimed at a finite ε but have NO GUARANTEE."]
+    sentences = without_guarantee(trials, column) if column in trials and trials[column].nunique() > 1 else []
+    aimed = trials[(trials["guarantee"] != PROVEN) & (trials["target_epsilon"] < math.inf)]
+    if sentences or aimed.empty or (trials["guarantee"] != PROVEN).all():
+        return sentences
+    return [f"{num_trials(aimed)} of {num_trials(trials)} trials aimed at a finite ε but have NO GUARANTEE."]
 
 
 def tuning_costs(trials: pd.DataFrame) -> list[str]:
     """Return the tuning cost, of each sweep where there are several."""
     if SWEEP not in trials or trials[SWEEP].nunique() < 2:
         return [_tuning_cost(trials)]
-    each = [f"{name}: {_tuning_cost(rows)}" for name, rows in trials.groupby(SWEEP, sort=False)]
-    return [*each, "Sweeps of the same records add up: what all of them cost together, their ledger tells."]
+    lines = [f"{name}: {_tuning_cost(rows)}" for name, rows in trials.groupby(SWEEP, sort=False)]
+    return [*lines, "Sweeps of the same records add up: what all of them cost together, their ledger tells."]
 
 
 def _tuning_cost(trials: pd.DataFrame) -> str:
     """Return the privacy cost of choosing among the trials, as the sweep recorded it."""
     if not has_values(trials, TUNING_COST_TAG):
         return NO_TUNING_COST
-    told = list(dict.fromkeys(str(line) for line in trials[TUNING_COST_TAG].dropna()))
-    return told[0] if len(told) == 1 else NO_TUNING_COST
+    lines = list(dict.fromkeys(str(line) for line in trials[TUNING_COST_TAG].dropna()))
+    return lines[0] if len(lines) == 1 else NO_TUNING_COST
 
 
-def _why_over(over: pd.DataFrame) -> str:
-    restarted = has_values(over, "num_restarts") and (over["num_restarts"] > 0).any()
-    if has_values(over, "num_steps_charged") and has_values(over, "num_steps"):  # of private data, too
-        restarted = restarted or (over["num_steps_charged"] > over["num_steps"]).any()
-    return ": steps repeated after restarts are charged" if restarted else ""
+def _restart_text(trials: pd.DataFrame) -> str:
+    has_restarts = has_values(trials, "num_restarts") and (trials["num_restarts"] > 0).any()
+    if has_values(trials, "num_steps_charged") and has_values(trials, "num_steps"):  # of private data, too
+        has_restarts = has_restarts or (trials["num_steps_charged"] > trials["num_steps"]).any()
+    return ": steps repeated after restarts are charged" if has_restarts else ""
 
 
-def _overspent(shown: pd.DataFrame) -> str:
+def _overspent(trials: pd.DataFrame) -> str:
     """Return a note where trials spent more than their target ε, for example after restarts."""
-    if not has_values(shown, "epsilon"):
+    if not has_values(trials, "epsilon"):
         return ""
-    private = shown[shown["guarantee"] == PROVEN]
-    over = private[private["epsilon"] > _BEYOND_TARGET * private["target_epsilon"]]
-    if over.empty:
+    private = trials[trials["guarantee"] == PROVEN]
+    excess = private[private["epsilon"] > _BEYOND_TARGET * private["target_epsilon"]]
+    if excess.empty:
         return ""
     return (
-        f"{num_trials(over)} of {num_trials(private)} private trials spent more than their target ε, up to "
-        f"{over['epsilon'].max():.3g}{_why_over(over)}."
+        f"{num_trials(excess)} of {num_trials(private)} private trials spent more than their target ε, up to "
+        f"{excess['epsilon'].max():.3g}{_restart_text(excess)}."
     )

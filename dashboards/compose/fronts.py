@@ -29,43 +29,43 @@ AXES = {
 }
 
 
-def search_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
+def search_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
     """Return the panels of one search, of the score that it maximised; none without one."""
-    score = objective(shown)
+    score = objective(trials)
     if score is None:
         return []
-    scored = shown[shown[score].notna()].reset_index(drop=True)
-    return front_rows(with_epsilons(scored, score), score)
+    trials = trials[trials[score].notna()].reset_index(drop=True)
+    return front_rows(with_epsilons(trials, score), score)
 
 
-def front_rows(shown: pd.DataFrame, score: str) -> list[list[Panel]]:
+def front_rows(trials: pd.DataFrame, score: str) -> list[list[Panel]]:
     """Return the two panels, of trials that have the score and come from `with_epsilons`."""
-    return [[_panel(shown, score, column) for column in AXES]]
+    return [[_panel(trials, score, column) for column in AXES]]
 
 
-def with_epsilons(shown: pd.DataFrame, score: str) -> pd.DataFrame:
+def with_epsilons(trials: pd.DataFrame, score: str) -> pd.DataFrame:
     """Add both ε, infinite where there is none, and whether a trial is on their fronts."""
-    private = is_private(shown)
-    tuned = pd.to_numeric(shown.get("tuned_epsilon", pd.Series(math.nan, index=shown.index)), errors="coerce")
-    found = shown.assign(
+    private = is_private(trials)
+    tuned = pd.to_numeric(trials.get("tuned_epsilon", pd.Series(math.nan, trials.index)), errors="coerce")
+    frame = trials.assign(
         **{
-            ONE: epsilon_spent(shown).where(private, math.inf),
+            ONE: epsilon_spent(trials).where(private, math.inf),
             WHOLE: tuned.where(private).fillna(math.inf),
         }
     )
     for column in AXES:
-        accounted = found[found[column] < math.inf]
+        accounted = frame[frame[column] < math.inf]
         front = on_the_front(list(accounted[column]), list(accounted[score]))
         marks = pd.Series(front, index=accounted.index, dtype=bool)
-        found[f"on_front_{column}"] = marks.reindex(found.index, fill_value=False)
-    return found
+        frame[f"on_front_{column}"] = marks.reindex(frame.index, fill_value=False)
+    return frame
 
 
-def _panel(shown: pd.DataFrame, score: str, column: str) -> Panel:
+def _panel(trials: pd.DataFrame, score: str, column: str) -> Panel:
     axis = AXES[column]
-    ticks = ticks_of(axis, pd.concat([shown[each] for each in AXES]))  # one scale tells the cost
-    curves = [_dots(rows, score, axis, ticks, style) for style, rows in _groups(shown)]
-    front = shown[shown[f"on_front_{column}"]].sort_values([column, score])
+    ticks = ticks_of(axis, pd.concat([trials[name] for name in AXES]))  # one scale shows the cost
+    curves = [_dots(rows, score, axis, ticks, style) for style, rows in _groups(trials)]
+    front = trials[trials[f"on_front_{column}"]].sort_values([column, score])
     if len(front):
         ring = Style(label=_FRONT, colour=_FRONT_COLOUR, dash="", hollow=True, ring=True)
         dots = _dots(front, score, axis, ticks, ring)
@@ -75,7 +75,7 @@ def _panel(shown: pd.DataFrame, score: str, column: str) -> Panel:
         y_label=f"{score_title(score)} (%)",
         axis=ticks,
         curves=curves,
-        references=lines_across(shown, score, find_question("search")),
+        references=lines_across(trials, score, find_question("search")),
     )
 
 
@@ -85,20 +85,20 @@ def _stairs(dots: Curve) -> Curve:
     return Curve.of_single(style, *staircase(dots.x, dots.mean))
 
 
-def _groups(shown: pd.DataFrame) -> list[tuple[Style, pd.DataFrame]]:
+def _groups(trials: pd.DataFrame) -> list[tuple[Style, pd.DataFrame]]:
     """Split the trials by sweep and by whether they are private."""
-    found = []
-    for number, (name, rows) in enumerate(shown.groupby(SWEEP, sort=False)):
+    groups = []
+    for number, (name, rows) in enumerate(trials.groupby(SWEEP, sort=False)):
         private = is_private(rows)
         looks = PRIVATE_COLOURS[number % len(PRIVATE_COLOURS)], MARKERS[number % len(MARKERS)]
         style = Style(label=str(name), colour=looks[0], marker=looks[1], dash="")
         if private.any():
-            found.append((style, rows[private]))
+            groups.append((style, rows[private]))
         if not private.all():
             colour = UNPROVEN_COLOURS[number % len(UNPROVEN_COLOURS)]
             label = f"{name}, no proven guarantee"
-            found.append((Style(label=label, colour=colour, dash="", hollow=True), rows[~private]))
-    return found
+            groups.append((Style(label=label, colour=colour, dash="", hollow=True), rows[~private]))
+    return groups
 
 
 def _dots(rows: pd.DataFrame, score: str, axis: Axis, ticks: Ticks, style: Style) -> Curve:

@@ -3,7 +3,7 @@
 A network that is as good as its public start has learned nothing of the private records, however high its
 score. So the tables show the difference of each trial's score to the score of the same network before
 training (at its public start; at random weights where it has none), with its standard error over repeats,
-each with its own public seed. Whether a gain is distinguishable from chance is said by the answer alone.
+each with its own public seed. The answer alone decides whether a gain is distinguishable from chance.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dashboards.compose.display_names import score_names
 from dashboards.compose.references import start_of
 
 GAIN = "_private_gain"
-"""What the column of a score's gain ends with."""
+"""Ending of the column of a score's gain."""
 
 
-def with_gains(shown: pd.DataFrame) -> pd.DataFrame:
+def with_gains(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the trials with a column for the gain of each score whose start is known, a fraction.
 
     A trial that was not trained has no gain: it is the start. A series has none either.
     """
-    if "repeat" not in shown or "step" in shown:
-        return shown
-    trained = shown["num_steps"] > 0 if "num_steps" in shown else pd.Series(True, shown.index)
-    starts = {score: start_of(shown, score) for score in score_names(shown)}
-    gains = {f"{name}{GAIN}": (shown[name] - each[1]).where(trained) for name, each in starts.items() if each}
-    return shown.assign(**gains)
+    if "repeat" not in trials or "step" in trials:
+        return trials
+    mask = trials["num_steps"] > 0 if "num_steps" in trials else pd.Series(True, trials.index)
+    starts = {score: start[1] for score in score_names(trials) if (start := start_of(trials, score))}
+    gains = {f"{score}{GAIN}": (trials[score] - start).where(mask) for score, start in starts.items()}
+    return trials.assign(**gains)

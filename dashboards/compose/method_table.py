@@ -13,7 +13,7 @@ import pandas as pd
 
 from dashboards.compose.answer import Answer
 from dashboards.compose.content import Table
-from dashboards.compose.display_names import has_values, joined, score_title, value_text
+from dashboards.compose.display_names import has_values, join_names, score_title, value_text
 from dashboards.compose.gains import GAIN, with_gains
 from dashboards.compose.questions import Question
 from dashboards.compose.references import REFERENCE, reference_rows
@@ -34,20 +34,20 @@ _GRID_SIZE = "tuning_grid_size"
 
 
 def score_table(
-    shown: pd.DataFrame, question: Question, scores: Sequence[str], answer: Answer | None
+    trials: pd.DataFrame, question: Question, scores: Sequence[str], answer: Answer | None
 ) -> Table:
     """Return one row per method, or other category, and guarantee; each score at each ε; references below.
 
     Args:
-      shown: from `dashboards.compose.selection.shown_trials`.
+      trials: from `dashboards.compose.selection.shown_trials`.
       question: with a categorical axis.
       scores: that the table has columns for.
       answer: of the sweep.
     """
-    columns, winners = _columns(shown, scores), _winners(answer)
+    columns, winners = _columns(trials, scores), _winners(answer)
     heading = [question.axis.label, "Guarantee", *(f"{_column_title(*each)} (%)" for each in columns)]
     rows, bold = [], set[tuple[int, int]]()
-    for number, (row, cell) in enumerate(_cells(shown, question)):
+    for number, (row, cell) in enumerate(_cells(trials, question)):
         for place, (epsilon, score) in enumerate(columns, start=2):
             part = cell[cell["target_epsilon"] == epsilon]
             mean, error, n = mean_and_error(part, score)
@@ -55,10 +55,10 @@ def score_table(
             if row[1] == PROVEN and (score, _epsilon_text(epsilon), row[0]) in winners:
                 bold.add((number, place))
         rows.append(row)
-    for reference in reference_rows(shown, question):
-        known = [mean_text(*reference.scores.get(score, NO_SCORE), scale=100) for _, score in columns]
-        if any(text != "–" for text in known):
-            rows.append([reference.label, REFERENCE, *known])
+    for reference in reference_rows(trials, question):
+        texts = [mean_text(*reference.scores.get(score, NO_SCORE), scale=100) for _, score in columns]
+        if any(text != "–" for text in texts):
+            rows.append([reference.label, REFERENCE, *texts])
     return Table(heading=heading, rows=rows, bold=frozenset(bold))
 
 
@@ -73,15 +73,15 @@ def _winners(answer: Answer | None) -> set[tuple[str, str, str]]:
     }
 
 
-def gain_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) -> Table | None:
+def gain_table(trials: pd.DataFrame, question: Question, scores: Sequence[str]) -> Table | None:
     """Return the private gain of each cell of `score_table`; None without repeats or starts."""
-    gained = with_gains(shown)
-    columns = [each for each in _columns(gained, scores) if has_values(gained, f"{each[1]}{GAIN}")]
+    frame = with_gains(trials)
+    columns = [column for column in _columns(frame, scores) if has_values(frame, f"{column[1]}{GAIN}")]
     if not columns:
         return None
-    titles = (f"Private gain, {_column_title(*each)} (points)" for each in columns)
+    titles = (f"Private gain, {_column_title(*column)} (points)" for column in columns)
     rows = []
-    for row, cell in _cells(gained, question):
+    for row, cell in _cells(frame, question):
         for epsilon, score in columns:
             part = cell[cell["target_epsilon"] == epsilon]
             row.append(gain_text(*mean_and_error(part, f"{score}{GAIN}"), guarantee=row[1]))
@@ -89,9 +89,9 @@ def gain_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) -
     return Table(heading=[question.axis.label, "Guarantee", *titles], rows=rows)
 
 
-def _columns(shown: pd.DataFrame, scores: Sequence[str]) -> list[tuple[float, str]]:
+def _columns(trials: pd.DataFrame, scores: Sequence[str]) -> list[tuple[float, str]]:
     """Return the columns of a table, ε and score."""
-    epsilons = sorted(shown["target_epsilon"].unique())
+    epsilons = sorted(trials["target_epsilon"].unique())
     return [(epsilon, score) for epsilon in epsilons for score in scores]
 
 
@@ -99,19 +99,19 @@ def _column_title(epsilon: float, score: str) -> str:
     return f"{_epsilon_text(epsilon)}: {score_title(score)}"
 
 
-def _cells(shown: pd.DataFrame, question: Question) -> Iterator[tuple[list[str], pd.DataFrame]]:
+def _cells(trials: pd.DataFrame, question: Question) -> Iterator[tuple[list[str], pd.DataFrame]]:
     """Yield the first texts of each row of a table, and its trials."""
-    others = [name for name in question.curve_columns if name in shown and name != "target_epsilon"]
-    others = [name for name in others if shown[name].nunique() > 1]
-    for _, cell in shown.groupby([ORDER, *others, "guarantee"]):
+    columns = [name for name in question.curve_columns if name in trials and name != "target_epsilon"]
+    columns = [name for name in columns if trials[name].nunique() > 1]
+    for _, cell in trials.groupby([ORDER, *columns, "guarantee"]):
         first = cell.iloc[0]
-        name = joined([value_text(first[column]) for column in (question.axis.column, *others)])
+        name = join_names([value_text(first[column]) for column in (question.axis.column, *columns)])
         yield [name, str(first["guarantee"])], cell
 
 
-def guarantee_table(shown: pd.DataFrame, question: Question) -> Table:
+def guarantee_table(trials: pd.DataFrame, question: Question) -> Table:
     """Return one row per method and ε: what its guarantee rests on, and how much was tried."""
-    present = [(name, title) for name, title in _SETTINGS if has_values(shown, name)]
+    present = [(name, title) for name, title in _SETTINGS if has_values(trials, name)]
     heading = [
         question.axis.label,
         "Guarantee",
@@ -120,7 +120,7 @@ def guarantee_table(shown: pd.DataFrame, question: Question) -> Table:
         "Settings tried",
     ]
     rows = []
-    for _, cell in shown.groupby([ORDER, "target_epsilon", "guarantee"]):
+    for _, cell in trials.groupby([ORDER, "target_epsilon", "guarantee"]):
         first = cell.iloc[0]
         guarantee = str(first["guarantee"])
         row = [value_text(first[question.axis.column]), guarantee, value_text(first["target_epsilon"])]
@@ -134,19 +134,19 @@ def guarantee_table(shown: pd.DataFrame, question: Question) -> Table:
     return Table(heading=heading, rows=rows)
 
 
-def without_guarantee(shown: pd.DataFrame, column: str) -> list[str]:
+def without_guarantee(trials: pd.DataFrame, column: str) -> list[str]:
     """Return sentences that name what is not private among the trials; none where all are."""
-    found = []
+    sentences = []
     for guarantee, sentence in (
         (AS_PUBLISHED, "As published, not proven, and so not counted as private: {}."),
         ("none", "No guarantee at all: {}."),
     ):
-        proven = set(shown.loc[shown["guarantee"] == PROVEN, column])
-        rows = shown[(shown["guarantee"] == guarantee) & ~shown[column].isin(proven)].sort_values(ORDER)
+        proven = set(trials.loc[trials["guarantee"] == PROVEN, column])
+        rows = trials[(trials["guarantee"] == guarantee) & ~trials[column].isin(proven)].sort_values(ORDER)
         names = list(dict.fromkeys(value_text(value) for value in rows[column]))
         if names:
-            found.append(sentence.format(joined(names)))
-    return found
+            sentences.append(sentence.format(join_names(names)))
+    return sentences
 
 
 def _epsilon_text(epsilon: float) -> str:
@@ -156,13 +156,13 @@ def _epsilon_text(epsilon: float) -> str:
 def _span(cell: pd.DataFrame, name: str) -> str:
     """Return the values of a column, from the smallest to the largest."""
     values = sorted(cell[name].dropna().unique(), key=lambda value: (isinstance(value, str), value))
-    shown = list(
+    texts = list(
         dict.fromkeys(f"{v:.4g}" if isinstance(v, float) and v < 1e4 else value_text(v) for v in values)
     )
-    shown = [text.replace("inf", "∞") for text in shown]
-    if not shown:
+    texts = [text.replace("inf", "∞") for text in texts]
+    if not texts:
         return "–"
-    return shown[0] if len(shown) == 1 else f"{shown[0]} to {shown[-1]}"
+    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
 
 
 def _grid_size(cell: pd.DataFrame) -> str:

@@ -32,31 +32,30 @@ _FEW_CURVES = 3
 """Up to so many SNRs are drawn with and without augmentation; of more the pairs would hide each other."""
 
 
-def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
+def axis_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
     """Return the panels of scores against the axis, then that of the SNR where asked for."""
-    ticks = ticks_of(question.axis, shown[question.axis.column])
-    scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(common_scores(shown))]
+    ticks = ticks_of(question.axis, trials[question.axis.column])
+    scores = [_score_panel(trials, name, question, ticks) for name in panel_scores(common_scores(trials))]
     rows = _in_rows(scores)
-    if question.snr and (snr := _snr_panel(shown, question, ticks)):
+    if question.snr and (snr := _snr_panel(trials, question, ticks)):
         rows.append([snr])
     return rows
 
 
-def series_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
+def series_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
     """Return the panels of everything that was recorded on the way, against the step."""
-    ticks = ticks_of(question.axis, shown[question.axis.column])
-    names = [name for name in question.series if name.endswith(DURING) and has_values(shown, name)]
-    scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(names)]
-    if has_values(shown, RELATIVE_LOSS):
+    ticks = ticks_of(question.axis, trials[question.axis.column])
+    names = [name for name in question.series if name.endswith(DURING) and has_values(trials, name)]
+    scores = [_score_panel(trials, name, question, ticks) for name in panel_scores(names)]
+    if has_values(trials, RELATIVE_LOSS):
         curves = [
             curve(rows, RELATIVE_LOSS, ticks, style, scale=1, dense=True)
-            for style, rows in split(shown, question)
+            for style, rows in split(trials, question)
             if has_values(rows, RELATIVE_LOSS)
         ]
         label = "Loss / loss at the first step"
         scores.append(Panel(legend=SCORES, y_label=label, axis=ticks, curves=curves))
-    legend = "Curves"
-    return _in_rows([dataclasses.replace(panel, legend=legend) for panel in scores])
+    return _in_rows([dataclasses.replace(panel, legend="Curves") for panel in scores])
 
 
 def _beside(panel: Panel) -> Panel:
@@ -64,17 +63,17 @@ def _beside(panel: Panel) -> Panel:
     if not panel.axis.categorical:
         return panel
     places: dict[float, list[int]] = {}
-    for index, drawn in enumerate(panel.curves):
-        for x in dict.fromkeys(drawn.x):
+    for index, line in enumerate(panel.curves):
+        for x in dict.fromkeys(line.x):
             places.setdefault(x, []).append(index)
 
-    def moved(x: float, index: int) -> float:
-        here = places[x]
-        return x + (here.index(index) - (len(here) - 1) / 2) * min(0.2, 0.7 / len(here))
+    def shift(x: float, index: int) -> float:
+        indices = places[x]
+        return x + (indices.index(index) - (len(indices) - 1) / 2) * min(0.2, 0.7 / len(indices))
 
     curves = [
-        dataclasses.replace(drawn, x=[moved(x, index) for x in drawn.x])
-        for index, drawn in enumerate(panel.curves)
+        dataclasses.replace(line, x=[shift(x, index) for x in line.x])
+        for index, line in enumerate(panel.curves)
     ]
     return dataclasses.replace(panel, curves=curves)
 
@@ -95,21 +94,21 @@ def with_relative_loss(series: pd.DataFrame) -> pd.DataFrame:
     return series.assign(**{RELATIVE_LOSS: values["train_loss"] / first.where(first != 0)})
 
 
-def _score_panel(shown: pd.DataFrame, metric: str, question: Question, ticks: Ticks) -> Panel:
+def _score_panel(trials: pd.DataFrame, metric: str, question: Question, ticks: Ticks) -> Panel:
     curves = [
         curve(rows, metric, ticks, style, scale=100, dense=question.axis.dense)
-        for style, rows in split(shown, question)
+        for style, rows in split(trials, question)
     ]
     curves += [
         curve(rows, column, ticks, style, scale=100, dense=False)
-        for style, column, rows in points_along(shown, metric, question)
+        for style, column, rows in points_along(trials, metric, question)
     ]
     panel = Panel(
         legend=SCORES,
         y_label=f"{score_title(metric)} (%)",
         axis=ticks,
-        curves=[drawn for drawn in curves if drawn.x],
-        references=lines_across(shown, metric, question),
+        curves=[line for line in curves if line.x],
+        references=lines_across(trials, metric, question),
         least_span=least_span(curves),
     )
     return _beside(panel)
@@ -121,15 +120,15 @@ def least_span(curves: list[Curve]) -> float:
     The difference is taken for unpaired. Where its error is not known, for one repeat, or so small that few
     repeats cannot vouch for it, `_LEAST_SPAN` points.
     """
-    errors = [error for drawn in curves for error in drawn.standard_error if math.isfinite(error)]
+    errors = [error for line in curves for error in line.standard_error if math.isfinite(error)]
     return max(4 * math.sqrt(2) * max(errors, default=0.0), _LEAST_SPAN)
 
 
-def _snr_panel(shown: pd.DataFrame, question: Question, ticks: Ticks) -> Panel | None:
-    noised = shown[shown["target_epsilon"] < math.inf]
+def _snr_panel(trials: pd.DataFrame, question: Question, ticks: Ticks) -> Panel | None:
+    noised_trials = trials[trials["target_epsilon"] < math.inf]
     splits = [name for name in question.splits if name != "num_augmentations"]
-    alone = dataclasses.replace(question, splits=splits)
-    groups = split(noised, alone) if len(noised) else []
+    unsplit_question = dataclasses.replace(question, splits=splits)
+    groups = split(noised_trials, unsplit_question) if len(noised_trials) else []
     # What dashes tell apart in the scores, ways of sampling for instance, markers tell apart here.
     dashes = list(dict.fromkeys(style.dash for style, _ in groups))
     curves = []
@@ -138,7 +137,7 @@ def _snr_panel(shown: pd.DataFrame, question: Question, ticks: Ticks) -> Panel |
         marker = MARKERS[dashes.index(style.dash) % len(MARKERS)] if len(dashes) > 1 else style.marker
         parts = _with_and_without(rows)
         if len(groups) > _FEW_CURVES:  # the table has those without augmentation
-            parts = [each for each in parts if each[1] == SNR] or parts
+            parts = [row for row in parts if row[1] == SNR] or parts
         alone_in_group = len(groups) > _FEW_CURVES and len(parts) == 1
         for label, metric, dash, part in parts:
             looks = dataclasses.replace(
@@ -162,18 +161,18 @@ def _snr_panel(shown: pd.DataFrame, question: Question, ticks: Ticks) -> Panel |
 
 def _with_and_without(rows: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFrame]]:
     """Return label, metric, dash and trials of each SNR curve: with augmentation per N_a, and without."""
-    found = []
+    parts = []
     if "num_augmentations" in rows:
         counts = sorted((count for count in rows["num_augmentations"].unique() if count > 0), reverse=True)
         for index, count in enumerate(counts):
             part = rows[rows["num_augmentations"] == count]
             if has_values(part, SNR):
                 dash = ("solid", "dashed", "dashdot")[index % 3]
-                found.append((f"with augmentation, Nₐ = {value_text(count)}", SNR, dash, part))
+                parts.append((f"with augmentation, Nₐ = {value_text(count)}", SNR, dash, part))
     plain = _without_augmentation(rows)
     if has_values(plain, SNR_PLAIN):
-        found.append(("without augmentation", SNR_PLAIN, "dotted", plain))
-    return found
+        parts.append(("without augmentation", SNR_PLAIN, "dotted", plain))
+    return parts
 
 
 def _without_augmentation(rows: pd.DataFrame) -> pd.DataFrame:
@@ -181,5 +180,5 @@ def _without_augmentation(rows: pd.DataFrame) -> pd.DataFrame:
     if SNR not in rows or "num_augmentations" not in rows:
         return rows
     plain = rows[SNR_PLAIN] if SNR_PLAIN in rows else pd.Series(math.nan, index=rows.index)
-    own = rows[SNR].where(rows["num_augmentations"] == 0)
-    return rows.assign(**{SNR_PLAIN: plain.fillna(own)})
+    values = rows[SNR].where(rows["num_augmentations"] == 0)
+    return rows.assign(**{SNR_PLAIN: plain.fillna(values)})

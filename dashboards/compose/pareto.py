@@ -36,32 +36,32 @@ def pareto_of(sweeps: Sequence[pd.DataFrame]) -> tuple[Content, pd.DataFrame]:
     Raises:
       DashboardError: as `dashboards.compose.comparison.together`, or there is no score.
     """
-    trials = together([number_trials(each) for each in sweeps])
-    shown = shown_trials(trials, find_question("search"))
-    drawn = _score(shown)
-    shown = with_epsilons(shown[shown[drawn].notna()].reset_index(drop=True), drawn)
+    trials = together([number_trials(sweep) for sweep in sweeps])
+    frame = shown_trials(trials, find_question("search"))
+    score = _score(frame)
+    frame = with_epsilons(frame[frame[score].notna()].reset_index(drop=True), score)
     content = Content(
-        title=f"{dataset_title(str(shown['dataset'].iloc[0]))}: {score_title(drawn)} against ε",
-        subtitle=figure_text.subtitle(shown, find_question("search")),
-        rows=front_rows(shown, drawn),
-        tables=[("Trials on a front", _table(shown, drawn))],
-        remarks=_notes(shown, private=data_are_private(trials)),
+        title=f"{dataset_title(str(frame['dataset'].iloc[0]))}: {score_title(score)} against ε",
+        subtitle=figure_text.subtitle(frame, find_question("search")),
+        rows=front_rows(frame, score),
+        tables=[("Trials on a front", _table(frame, score))],
+        remarks=_notes(frame, private=data_are_private(trials)),
     )
-    columns = [SWEEP, "trial", "run_id", drawn, ONE, WHOLE, "target_delta", "guarantee"]
+    columns = [SWEEP, "trial", "run_id", score, ONE, WHOLE, "target_delta", "guarantee"]
     columns += [f"on_front_{column}" for column in AXES]
-    return content, shown[[name for name in columns if name in shown]]
+    return content, frame[[name for name in columns if name in frame]]
 
 
-def _score(shown: pd.DataFrame) -> str:
-    known = panel_scores(common_scores(shown))
-    if not known:
+def _score(trials: pd.DataFrame) -> str:
+    scores = panel_scores(common_scores(trials))
+    if not scores:
         raise DashboardError(
             "no trial has a score to draw against ε: they are of private records, or unscored"
         )
-    return known[0]
+    return scores[0]
 
 
-def _table(shown: pd.DataFrame, score: str) -> Table:
+def _table(trials: pd.DataFrame, score: str) -> Table:
     heading = [
         "Sweep",
         "Trial",
@@ -71,14 +71,14 @@ def _table(shown: pd.DataFrame, score: str) -> Table:
         "δ",
         "Front",
     ]
-    marks = {column: shown[f"on_front_{column}"] for column in AXES}
-    rows = shown[marks[ONE] | marks[WHOLE]].sort_values([ONE, score])
+    marks = {column: trials[f"on_front_{column}"] for column in AXES}
+    rows = trials[marks[ONE] | marks[WHOLE]].sort_values([ONE, score])
     titles = {ONE: "one training", WHOLE: "whole sweep"}
     cells = []
     for name, (_, row) in zip(trial_names(rows), rows.iterrows(), strict=True):
-        on = [title for column, title in titles.items() if row[f"on_front_{column}"]]
+        fronts = " and ".join(title for column, title in titles.items() if row[f"on_front_{column}"])
         epsilons = [_epsilon(row[column]) for column in AXES]
-        cells.append([row[SWEEP], name, f"{100 * row[score]:.2f}", *epsilons, _delta(row), " and ".join(on)])
+        cells.append([row[SWEEP], name, f"{100 * row[score]:.2f}", *epsilons, _delta(row), fronts])
     return Table(heading=heading, rows=cells)
 
 
@@ -90,13 +90,14 @@ def _delta(row: pd.Series) -> str:
     return delta_text(float(row["target_delta"])) if "target_delta" in row else "not recorded"
 
 
-def _notes(shown: pd.DataFrame, *, private: bool) -> list[str]:
-    found = list(figure_text.FRONT_NOTES)
-    if len(shown) > 1:
-        found.append("The best of many trainings is the best partly by chance: a dot is no answer.")
-    deltas = shown.loc[is_private(shown), "target_delta"].dropna().unique() if "target_delta" in shown else []
+def _notes(trials: pd.DataFrame, *, private: bool) -> list[str]:
+    notes = list(figure_text.FRONT_NOTES)
+    if len(trials) > 1:
+        notes.append("The best of many trainings is the best partly by chance: a dot is no answer.")
+    rows = trials[is_private(trials)]
+    deltas = rows["target_delta"].dropna().unique() if "target_delta" in rows else []
     if len(deltas) > 1:
-        found.append(f"The ε are at different δ: {', '.join(map(value_text, sorted(deltas)))}.")
+        notes.append(f"The ε are at different δ: {', '.join(map(value_text, sorted(deltas)))}.")
     if private:
-        found.append("The training data are private: trials without a proven guarantee are not shown.")
-    return [*found, *figure_text.tuning_costs(shown)]
+        notes.append("The training data are private: trials without a proven guarantee are not shown.")
+    return [*notes, *figure_text.tuning_costs(trials)]

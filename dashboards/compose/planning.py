@@ -35,8 +35,8 @@ def curves_content(points: Sequence[Point], *, title: str, subtitle: str) -> Con
         "Right: the epochs that ε allows fall with B at a given σ (DP-Cap, Figure 6).",
         "By PLD on a coarse grid, from the safe side: ε is not above what is drawn, epochs not below.",
     ]
-    drawn = [panel for panel in panels if panel.curves]
-    return Content(title=title, subtitle=subtitle, rows=[drawn], remarks=notes)
+    visible_panels = [panel for panel in panels if panel.curves]
+    return Content(title=title, subtitle=subtitle, rows=[visible_panels], remarks=notes)
 
 
 def numbers_of_curves(points: Sequence[Point]) -> pd.DataFrame:
@@ -49,8 +49,8 @@ def numbers_of_curves(points: Sequence[Point]) -> pd.DataFrame:
 def _panel(rows: pd.DataFrame, axis: Axis, column: str, label: str, legend: str) -> Panel:
     ticks = ticks_of(axis, rows[axis.column])
     curves = []
-    for index, (noise, found) in enumerate(rows.groupby("noise_multiplier")):
-        orders = axis.orders(found[axis.column])
+    for index, (noise, group) in enumerate(rows.groupby("noise_multiplier")):
+        orders = axis.orders(group[axis.column])
         style = Style(
             label=f"σ = {noise:.3g}",
             colour=_COLOURS[index % len(_COLOURS)],
@@ -58,5 +58,5 @@ def _panel(rows: pd.DataFrame, axis: Axis, column: str, label: str, legend: str)
         )
         names = [ticks.names[order] for order in orders]
         x = [ticks.positions[order] for order in orders]
-        curves.append(Curve.of_single(style, names, x, found[column].astype(float).tolist()))
+        curves.append(Curve.of_single(style, names, x, group[column].astype(float).tolist()))
     return Panel(legend=legend, y_label=label, axis=ticks, curves=curves, log_y=True)

@@ -42,26 +42,26 @@ class Question:
 
     Attributes:
       name: on the command line; underscores instead of dashes in file names.
-      asked: the question.
+      text: the question.
       axis: what the scores are drawn against.
       splits: columns that split the trials into curves where they vary.
       snr: whether the gradient's signal-to-noise ratio has a panel.
       kind: how the content is made: "axis" for all that is scores against a column.
       series: metrics whose histories are drawn, for "convergence".
       untrained_along: the untrained network's scores differ along the axis: points instead of a line.
-      compared: scores at different values of the axis may be compared.
+      is_comparable: scores at different values of the axis may be compared.
       heading: what is asked, for titles; the name in words unless given.
     """
 
     name: str
-    asked: str
+    text: str
     axis: Axis
     splits: Sequence[str] = SPLITS
     snr: bool = False
     kind: Kind = "axis"
     series: Sequence[str] = ()
     untrained_along: bool = False
-    compared: bool = True
+    is_comparable: bool = True
     heading: str = ""
 
     def __post_init__(self) -> None:
@@ -90,20 +90,20 @@ def _axis(column: str, scale: Scale, order: Sequence[str] = ()) -> Axis:
     return Axis(column=column, label=column_title(column), symbol=symbol(column), scale=scale, order=order)
 
 
-_ASKED = (
-    Question(name="group-size", asked="Which group size?", axis=_axis("group_size", "log2"), snr=True),
-    Question(name="batch-size", asked="Which batch size?", axis=_axis("expected_batch_size", "log2")),
+_QUESTIONS = (
+    Question(name="group-size", text="Which group size?", axis=_axis("group_size", "log2"), snr=True),
+    Question(name="batch-size", text="Which batch size?", axis=_axis("expected_batch_size", "log2")),
     Question(
         name="num-augmentations",
         heading="augmented copies",
-        asked="How many augmented copies?",
+        text="How many augmented copies?",
         axis=_axis("num_augmentations", "linear"),
     ),
-    Question(name="clip-norm", asked="Which clip norm?", axis=_axis("l2_clip_norm", "log")),
+    Question(name="clip-norm", text="Which clip norm?", axis=_axis("l2_clip_norm", "log")),
     # ε follows from σ here, so it must not split the curve.
     Question(
         name="noise-multiplier",
-        asked="Which noise multiplier?",
+        text="Which noise multiplier?",
         axis=_axis("noise_multiplier", "log"),
         splits=("method", "num_augmentations"),
     ),
@@ -111,22 +111,22 @@ _ASKED = (
     Question(
         name="tan",
         heading="TAN",
-        asked="Which k to divide B and σ by?",
+        text="Which k to divide B and σ by?",
         axis=_axis("tan_factor", "log2"),
         splits=("method", "num_augmentations", "group_size"),
     ),
-    Question(name="privacy-budget", asked="Which ε?", axis=_axis("target_epsilon", "log")),
+    Question(name="privacy-budget", text="Which ε?", axis=_axis("target_epsilon", "log")),
     Question(
         name="classify",
         heading="classifiers",
-        asked="Which ε, and which layers of a classifier?",
+        text="Which ε, and which layers of a classifier?",
         axis=_axis("target_epsilon", "log"),
         splits=("trained_layers", *SPLITS),
     ),
-    Question(name="temperature", asked="Which temperature?", axis=_axis("temperature", "log")),
+    Question(name="temperature", text="Which temperature?", axis=_axis("temperature", "log")),
     Question(
         name="methods",
-        asked="Which method?",
+        text="Which method?",
         axis=_axis("method", "categorical", tuple(METHODS)),
         # A method brings its own N_a, which must not keep its scores apart from the others'.
         splits=("target_epsilon",),
@@ -134,7 +134,7 @@ _ASKED = (
     ),
     Question(
         name="convergence",
-        asked="Which method and setting?",
+        text="Which method and setting?",
         axis=Axis(column="step", label="Step", symbol="step", scale="linear", dense=True),
         splits=(*SPLITS, "group_size", "expected_batch_size", "temperature", "network_name", "lora_layers"),
         kind="convergence",
@@ -145,42 +145,42 @@ _ASKED = (
     ),
     Question(
         name="search",
-        asked="Which settings?",
+        text="Which settings?",
         axis=Axis(column="trial_number", label="Trial", symbol="trial", scale="linear", dense=True),
         kind="search",
     ),
     Question(
         name="lora-layers",
         heading="adapted layers",
-        asked="Which layers to adapt?",
+        text="Which layers to adapt?",
         axis=_axis("lora_layers", "categorical", ADAPTED_LAYERS),
     ),
     Question(
         name="architectures",
-        asked="Which network?",
+        text="Which network?",
         axis=_axis("network_name", "categorical", NETWORKS),
         untrained_along=True,
     ),
     Question(
         name="augmentations",
-        asked="Which augmentations?",
+        text="Which augmentations?",
         axis=_axis("augmentation", "categorical", AUGMENTATIONS),
     ),
     Question(
         name="transfer",
-        asked="Which method and ε?",
+        text="Which method and ε?",
         axis=_axis(PROBE, "categorical"),
         untrained_along=True,
-        compared=False,
+        is_comparable=False,
     ),
     Question(
         name="ablation",
-        asked="Which option?",
+        text="Which option?",
         axis=_axis("option", "categorical", OPTION_NAMES),
         untrained_along=True,  # a warm start is none
     ),
 )
-QUESTIONS = {question.name: question for question in _ASKED}
+QUESTIONS = {question.name: question for question in _QUESTIONS}
 
 
 def find_question(name: str | Question) -> Question:

@@ -31,15 +31,15 @@ def number_trials(trials: pd.DataFrame) -> pd.DataFrame:
     return trials.assign(trial_number=range(1, len(trials) + 1))
 
 
-def searched_columns(shown: pd.DataFrame) -> list[str]:
-    """Return the settings that were searched: those the sweep names in `searched`, else those that vary."""
-    if has_values(shown, "searched"):
-        named = [name.strip() for name in str(shown["searched"].iloc[0]).split(",")]
-        return [name for name in named if has_values(shown, name)]
-    shown = shown[is_private(shown)] if is_private(shown).any() else shown
-    found = [name for name in map(str, shown) if is_setting(name) and shown[name].map(str).nunique() > 1]
+def searched_columns(trials: pd.DataFrame) -> list[str]:
+    """Return the searched settings: the names in `searched` of the sweep, else the settings that vary."""
+    if has_values(trials, "searched"):
+        columns = [name.strip() for name in str(trials["searched"].iloc[0]).split(",")]
+        return [name for name in columns if has_values(trials, name)]
+    trials = trials[is_private(trials)] if is_private(trials).any() else trials
+    names = [name for name in map(str, trials) if is_setting(name) and trials[name].map(str).nunique() > 1]
     # σ is calibrated to the target, and so no setting of its own.
-    return [name for name in found if name != "noise_multiplier" or "target_epsilon" not in found]
+    return [name for name in names if name != "noise_multiplier" or "target_epsilon" not in names]
 
 
 def is_setting(name: str) -> bool:
@@ -49,11 +49,11 @@ def is_setting(name: str) -> bool:
     return not name.startswith("epsilon_")
 
 
-def objective(shown: pd.DataFrame) -> str | None:
+def objective(trials: pd.DataFrame) -> str | None:
     """Return the score that was maximised, by the param `objective`, else the first one drawn."""
-    if has_values(shown, "objective") and has_values(shown, str(shown["objective"].iloc[0])):
-        return str(shown["objective"].iloc[0])
-    return next(iter(panel_scores(score_names(shown))), None)
+    if has_values(trials, "objective") and has_values(trials, str(trials["objective"].iloc[0])):
+        return str(trials["objective"].iloc[0])
+    return next(iter(panel_scores(score_names(trials))), None)
 
 
 def on_the_front(epsilons: list[float], scores: list[float]) -> list[bool]:
@@ -69,11 +69,12 @@ def on_the_front(epsilons: list[float], scores: list[float]) -> list[bool]:
     ]
 
 
-def is_private(shown: pd.DataFrame) -> pd.Series:
+def is_private(trials: pd.DataFrame) -> pd.Series:
     """Return which trials have a proven guarantee."""
-    return shown["guarantee"] == PROVEN
+    return trials["guarantee"] == PROVEN
 
 
-def epsilon_spent(shown: pd.DataFrame) -> pd.Series:
+def epsilon_spent(trials: pd.DataFrame) -> pd.Series:
     """Return ε of every trial: what was spent, else the target."""
-    return shown["epsilon"].fillna(shown["target_epsilon"]) if "epsilon" in shown else shown["target_epsilon"]
+    targets = trials["target_epsilon"]
+    return trials["epsilon"].fillna(targets) if "epsilon" in trials else targets

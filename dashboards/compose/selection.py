@@ -35,42 +35,42 @@ def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     Raises:
       DashboardError: a needed column is absent, repeats differ in a setting, or nothing is left.
     """
-    needed = dict.fromkeys((question.axis.column, "target_epsilon"))
-    missing = [name for name in needed if name not in trials]
+    columns = dict.fromkeys((question.axis.column, "target_epsilon"))
+    missing = [name for name in columns if name not in trials]
     if missing:
         raise DashboardError(
             f"a figure of {question.heading} needs {', '.join(missing)} in every trial; draw another "
             "question, or give the column that the trials differ in as the axis"
         )
-    shown = released_trials(trials)
+    trials = released_trials(trials)
     for name in question.curve_columns:
-        if name in shown and shown[name].isna().any():  # pandas would leave these trials out of every group
-            shown[name] = shown[name].fillna(0 if name == "num_augmentations" else "not recorded")
-        if name in shown and shown[name].map(type).nunique() > 1:  # 8 and "batch" have no order
-            shown[name] = shown[name].map(str)
-    if shown.empty:
+        if name in trials and trials[name].isna().any():  # pandas would leave these trials out of every group
+            trials[name] = trials[name].fillna(0 if name == "num_augmentations" else "not recorded")
+        if name in trials and trials[name].map(type).nunique() > 1:  # 8 and "batch" have no order
+            trials[name] = trials[name].map(str)
+    if trials.empty:
         raise DashboardError(
             "no trial can be shown: the data are private and no trial has a finite target_epsilon with a "
             "proven guarantee"
         )
-    shown[ORDER] = question.axis.orders(shown[question.axis.column])
+    trials[ORDER] = question.axis.orders(trials[question.axis.column])
     if question.kind != "search":
-        _refuse_other_differences(shown, question)
-    return shown.sort_values(cell_columns(shown, question), ignore_index=True)
+        _refuse_other_differences(trials, question)
+    return trials.sort_values(cell_columns(trials, question), ignore_index=True)
 
 
 def released_trials(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the trials that may be seen, with `guarantee`, without the numbers that may not.
 
-    Of private data these are proven trials alone; a trial that does not say its ε or its guarantee has none.
+    Of private data these are proven trials alone; a trial without a recorded ε or guarantee has none.
     """
-    given = trials["target_epsilon"] if "target_epsilon" in trials else pd.Series(math.inf, trials.index)
-    shown = trials.assign(target_epsilon=pd.to_numeric(given, errors="coerce").fillna(math.inf).astype(float))
-    shown["guarantee"] = guarantees(shown)
+    aims = trials["target_epsilon"] if "target_epsilon" in trials else pd.Series(math.inf, trials.index)
+    frame = trials.assign(target_epsilon=pd.to_numeric(aims, errors="coerce").fillna(math.inf).astype(float))
+    frame["guarantee"] = guarantees(frame)
     if not data_are_private(trials):
-        return shown
-    shown = shown[shown["guarantee"] == PROVEN]
-    return shown.drop(columns=[name for name in shown if is_withheld(str(name))])
+        return frame
+    frame = frame[frame["guarantee"] == PROVEN]
+    return frame.drop(columns=[name for name in frame if is_withheld(str(name))])
 
 
 def guarantees(trials: pd.DataFrame) -> pd.Series:
@@ -104,20 +104,20 @@ def is_withheld(name: str) -> bool:
     return metric.release is Release.PRIVATE_ONLY if metric else name.endswith(("loss", DURING))
 
 
-def _refuse_other_differences(shown: pd.DataFrame, question: Question) -> None:
+def _refuse_other_differences(trials: pd.DataFrame, question: Question) -> None:
     column = question.axis.column
-    told_apart = {column, *question.splits, *_FOLLOWS.get(column, ())}
-    fixed = [name for name in _FIXED_IN_CELL if name in shown and name not in told_apart]
-    apart = ", ".join(dict.fromkeys((column, *question.curve_columns)))
-    cells = cell_columns(shown, question)
-    counts = shown.groupby(cells)[fixed].nunique()
-    for name in fixed:
+    distinct_columns = {column, *question.splits, *_FOLLOWS.get(column, ())}
+    columns = [name for name in _FIXED_IN_CELL if name in trials and name not in distinct_columns]
+    axes = ", ".join(dict.fromkeys((column, *question.curve_columns)))
+    cells = cell_columns(trials, question)
+    counts = trials.groupby(cells)[columns].nunique()
+    for name in columns:
         if (counts[name] > 1).any():
             place = dict(zip(cells, counts.index[int((counts[name] > 1).argmax())], strict=True))
-            rows = shown[(shown[list(place)] == pd.Series(place)).all(axis=1)]
+            rows = trials[(trials[list(place)] == pd.Series(place)).all(axis=1)]
             values = ", ".join(value_text(value) for value in sorted(rows[name].dropna().unique(), key=str))
             raise DashboardError(
-                f"trials with the same {apart} must be repeats of one another; at {column} "
+                f"trials with the same {axes} must be repeats of one another; at {column} "
                 f"{value_text(rows[column].iloc[0])} they differ in {name} ({values}). Select the trials "
                 f"first, or draw them against {name}"
             )

@@ -31,54 +31,55 @@ _ENDINGS = ("_mean", "_standard_error", "_n")
 NO_SCORE = (math.nan, math.nan, 0)
 
 
-def summary_table(shown: pd.DataFrame, question: Question) -> pd.DataFrame:
+def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return one row per point of the figure: the mean, standard error and n of each number, and the gains.
 
     The gain of `knn_accuracy` over its start has the columns `knn_accuracy_private_gain_mean`,
     `_standard_error` and `_n`. Scores are fractions, not per cent.
 
     Args:
-      shown: from `dashboards.compose.selection.shown_trials`.
+      trials: from `dashboards.compose.selection.shown_trials`.
       question: of the figure.
     """
-    shown = with_gains(shown)
-    metrics = [*score_names(shown), *((SNR, SNR_PLAIN, SNR_NOISED) if question.snr else ())]
+    trials = with_gains(trials)
+    metrics = [*score_names(trials), *((SNR, SNR_PLAIN, SNR_NOISED) if question.snr else ())]
     metrics += [f"{name}{GAIN}" for name in metrics]
-    present = [name for name in metrics if has_values(shown, name)]
+    present = [name for name in metrics if has_values(trials, name)]
     if question.kind == "convergence":
-        present = [name for name in (*question.series, "relative_loss") if has_values(shown, name)]
-    columns = cell_columns(shown, question)
-    cells = shown.groupby(columns)
+        present = [name for name in (*question.series, "relative_loss") if has_values(trials, name)]
+    columns = cell_columns(trials, question)
+    cells = trials.groupby(columns)
     table = pd.DataFrame({question.axis.column: cells[question.axis.column].first()})
-    counted = "run_id" if "step" in shown and "run_id" in shown else None  # a series has many rows of a trial
-    table["num_trials"] = cells[counted].nunique() if counted else cells.size()
-    if has_values(shown, "epsilon"):
+    # A series has many rows of a trial.
+    id_column = "run_id" if "step" in trials and "run_id" in trials else None
+    table["num_trials"] = cells[id_column].nunique() if id_column else cells.size()
+    if has_values(trials, "epsilon"):
         table["epsilon_max"] = cells["epsilon"].max()  # what was spent, restarts included
     for name in present:
-        found = means_and_errors(shown, columns, name).reindex(table.index)
-        table[f"{name}_mean"], table[f"{name}_standard_error"] = found["mean"], found["error"]
-        table[f"{name}_n"] = found["n"].fillna(0).astype(int)
+        statistics = means_and_errors(trials, columns, name).reindex(table.index)
+        table[f"{name}_mean"], table[f"{name}_standard_error"] = statistics["mean"], statistics["error"]
+        table[f"{name}_n"] = statistics["n"].fillna(0).astype(int)
     table = table.reset_index().drop(columns=ORDER)
     names = [question.axis.column, *columns[1:]]
     return table[[*names, *(name for name in table if name not in names)]]
 
 
-def with_references(summary: pd.DataFrame, shown: pd.DataFrame, question: Question) -> pd.DataFrame:
+def with_references(summary: pd.DataFrame, trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return a summary with a row for each reference below, named in the column of the axis.
 
     Args:
       summary: from `summary_table`.
-      shown: from `dashboards.compose.selection.shown_trials`.
+      trials: from `dashboards.compose.selection.shown_trials`.
       question: of both.
     """
     rows = []
-    for each in reference_rows(shown, question):
+    for reference in reference_rows(trials, question):
         numbers = {
             f"{score}{ending}": value
-            for score, values in each.scores.items()
+            for score, values in reference.scores.items()
             for ending, value in zip(_ENDINGS, values, strict=True)
         }
-        rows.append({question.axis.column: each.label, "guarantee": REFERENCE} | numbers)
+        rows.append({question.axis.column: reference.label, "guarantee": REFERENCE} | numbers)
     if not rows:
         return summary
     # As objects, for counts to stay whole numbers beside rows that have none.

@@ -29,29 +29,29 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
     Raises:
       DashboardError: no trial was scored on another data set.
     """
-    found = {str(name): match for name in trials if (match := _TRANSFER.fullmatch(str(name)))}
-    if not found:
+    matches = {str(name): match for name in trials if (match := _TRANSFER.fullmatch(str(name)))}
+    if not matches:
         raise DashboardError(
             "no trial was scored on another data set; run a sweep with --probe-datasets, or draw another "
             "question"
         )
-    own = [name for name in trials if score_title(without_prefix(str(name)))]
-    settings = trials.drop(columns=[*found, *own])
+    own_scores = [name for name in trials if score_title(without_prefix(str(name)))]
+    settings = trials.drop(columns=[*matches, *own_scores])
     other_kinds = scores_of(Family.PAIRS, Family.CLASS_NAMES, Family.CAPTIONS)
-    alone = {*other_kinds} - {match["score"] for match in found.values()}
-    of_pairs = [name for name in own if without_prefix(str(name)).removesuffix(DURING) in alone]
+    kinds = {*other_kinds} - {match["score"] for match in matches.values()}
+    of_pairs = [name for name in own_scores if without_prefix(str(name)).removesuffix(DURING) in kinds]
     parts = []
-    if len(own) > len(of_pairs) and "scored_on" in trials:
-        scored = trials[trials["scored_on"].notna()].drop(columns=[*found, *of_pairs])
-        parts.append(scored.assign(**{PROBE: scored["scored_on"].map(_short)}))
-    for dataset in dict.fromkeys(match["dataset"] for match in found.values()):
+    if len(own_scores) > len(of_pairs) and "scored_on" in trials:
+        scored_trials = trials[trials["scored_on"].notna()].drop(columns=[*matches, *of_pairs])
+        parts.append(scored_trials.assign(**{PROBE: scored_trials["scored_on"].map(_short)}))
+    for dataset in dict.fromkeys(match["dataset"] for match in matches.values()):
         renamed = {
             match["reference"] + match["score"]: trials[name]
-            for name, match in found.items()
+            for name, match in matches.items()
             if match["dataset"] == dataset
         }
-        scored = settings.assign(**renamed, **{PROBE: dataset})
-        parts.append(scored[scored[list(renamed)].notna().any(axis=1)])
+        scored_trials = settings.assign(**renamed, **{PROBE: dataset})
+        parts.append(scored_trials[scored_trials[list(renamed)].notna().any(axis=1)])
     return pd.concat([part for part in parts if len(part)], ignore_index=True)
 
 

@@ -18,24 +18,24 @@ from dpgcl_core.release.metrics import DURING, is_reference
 from dpgcl_core.release.statement import rounded_up
 
 _SECONDS = "train_seconds"
-# What follows from other settings, or only says how a training was run.
+# Columns that follow from other settings, or only describe how a training was run.
 _FOLLOWS = {"sampling_prob", "sensitivity", "data_is", "restarts", "notes", "tags"}
 
 
-def trial_table(shown: pd.DataFrame, question: Question, links: Mapping[str, str]) -> SortableTable:
+def trial_table(trials: pd.DataFrame, question: Question, links: Mapping[str, str]) -> SortableTable:
     """Return one row per trial that may be seen.
 
     Args:
-      shown: from `dashboards.compose.selection.released_trials`.
+      trials: from `dashboards.compose.selection.released_trials`.
       question: of the sweep, whose axis comes first.
       links: pages by run id.
     """
-    axis, others = setting_columns(shown, question)
-    scores, seconds = score_names(shown), has_values(shown, _SECONDS)
+    axis, columns = setting_columns(trials, question)
+    scores, seconds = score_names(trials), has_values(trials, _SECONDS)
     heading = ["Trial", *map(column_title, axis), *(f"{score_title(name)} (%)" for name in scores)]
-    heading += ["ε spent", "Guarantee", *map(column_title, others), *(["Training (s)"] if seconds else [])]
+    heading += ["ε spent", "Guarantee", *map(column_title, columns), *(["Training (s)"] if seconds else [])]
     rows = []
-    for record in shown.to_dict("records"):
+    for record in trials.to_dict("records"):
         row: dict[str, Any] = {str(name): value for name, value in record.items()}
         name = str(row.get("trial") or row.get("run_name") or row.get("run_id", ""))
         cells = [Cell(text=name, link=links.get(str(row.get("run_id")), ""))]
@@ -46,24 +46,24 @@ def trial_table(shown: pd.DataFrame, question: Question, links: Mapping[str, str
         cells += [
             _epsilon(row),
             Cell(text=guarantee_title(str(row["guarantee"]))),
-            *(_setting(row[column], column) for column in others),
+            *(_setting(row[column], column) for column in columns),
         ]
         rows.append([*cells, _seconds(row[_SECONDS])] if seconds else cells)
     return SortableTable(heading=heading, rows=rows)
 
 
-def setting_columns(shown: pd.DataFrame, question: Question) -> tuple[list[str], list[str]]:
+def setting_columns(trials: pd.DataFrame, question: Question) -> tuple[list[str], list[str]]:
     """Return the columns of what the trials differ in: the question's axis; others, the repeat last."""
     axis = question.axis.column
-    found = [str(name) for name in shown if _is_setting(str(name)) and shown[name].map(str).nunique() > 1]
-    first = [axis] if axis in found else []
-    last = ["repeat"] if has_values(shown, "repeat") else []
-    return first, [*(name for name in found if name not in (*first, *last)), *last]
+    columns = [str(name) for name in trials if _is_setting(str(name)) and trials[name].map(str).nunique() > 1]
+    first = [axis] if axis in columns else []
+    last = ["repeat"] if has_values(trials, "repeat") else []
+    return first, [*(name for name in columns if name not in (*first, *last)), *last]
 
 
-def withheld_names(trials: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
-    """Return the metrics of trials that the release policy keeps out of `shown`."""
-    return sorted(str(name) for name in trials if name not in shown and is_withheld(str(name)))
+def withheld_names(trials: pd.DataFrame, visible_trials: pd.DataFrame) -> list[str]:
+    """Return the metrics of trials that the release policy keeps out of `visible_trials`."""
+    return sorted(str(name) for name in trials if name not in visible_trials and is_withheld(str(name)))
 
 
 def _is_setting(name: str) -> bool:

@@ -45,25 +45,25 @@ def load_answer(tracking_uri: str, trials: pd.DataFrame) -> Answer | None:
 def read_documents(
     client: MlflowClient, tracking_uri: str, run_id: str, names: Sequence[str]
 ) -> dict[str, str]:
-    """Return the texts of the named documents that lie with a run; what cannot be read is left out."""
+    """Return the texts of the named documents that lie with a run; unreadable ones are left out."""
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it would write over a terminal
-    found, there = {}, set[str]()
+    documents, available_names = {}, set[str]()
     with suppress(TrackingError), server_errors(tracking_uri, "listing the documents of the sweep"):
-        there = {each.path for each in client.list_artifacts(run_id)}
+        available_names = {file.path for file in client.list_artifacts(run_id)}
     with tempfile.TemporaryDirectory(prefix="dpgcl-report-") as folder:
-        for name in there.intersection(names):
+        for name in available_names.intersection(names):
             with suppress(TrackingError, UnicodeDecodeError):
                 with server_errors(tracking_uri, f"reading {name}"):
                     path = Path(client.download_artifacts(run_id, name, folder))
                 if path.is_file() and path.stat().st_size <= _MOST_BYTES:
-                    found[name] = path.read_text(encoding="utf-8")
-    return found
+                    documents[name] = path.read_text(encoding="utf-8")
+    return documents
 
 
 def read_json(text: str | None) -> dict[str, Any] | None:
     """Return the object that a document holds; None where it holds none."""
     try:
-        found = json.loads(text or "null")
+        content = json.loads(text or "null")
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None

@@ -38,18 +38,18 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
         experiments = _experiments(client)
         rows = []
         for run in _parents(client, list(experiments), address):
-            started: pd.Timestamp | NaTType = pd.NaT
+            start_time: pd.Timestamp | NaTType = pd.NaT
             num_finished, trials = None, []
             if run.data.tags[ROLE_TAG] == SWEEP_ROLE:
                 trials = search_runs(client, [run.info.experiment_id], {PARENT_TAG: run.info.run_id})
-                started = pd.Timestamp(run.info.start_time, unit="ms", tz="UTC").floor("s")
+                start_time = pd.Timestamp(run.info.start_time, unit="ms", tz="UTC").floor("s")
                 num_finished = sum(trial.info.status == "FINISHED" for trial in trials)
             rows.append(
                 {
                     "sweep": run.data.tags[SWEEP_TAG],
                     "release_mode": run.data.tags.get("release_mode", "open"),
                     "status": run.info.status,
-                    "started": started,
+                    "started": start_time,
                     "num_finished_trials": num_finished,
                     "tuned_epsilon": _tuned_epsilon(run, trials),
                     "experiment": experiments[run.info.experiment_id],
@@ -61,22 +61,21 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
 
 def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
     """Return the recorded ε of the whole sweep, and its scope where it does not cover all trials."""
-    tuned = str(sweep.data.tags.get("tuned_epsilon", "none"))
-    finished = [trial for trial in trials if trial.info.status == "FINISHED"]
-    if tuned == "none" or sweep.data.tags[ROLE_TAG] == SEALED_ROLE:
-        return tuned
-    if not finished:
-        return f"{tuned} planned"
-    if any(trial.data.tags.get("guarantee_label", "none") != "proven" for trial in finished):
-        return f"{tuned}, proven trials alone"
-    return tuned
+    epsilon = str(sweep.data.tags.get("tuned_epsilon", "none"))
+    finished_trials = [trial for trial in trials if trial.info.status == "FINISHED"]
+    if epsilon == "none" or sweep.data.tags[ROLE_TAG] == SEALED_ROLE:
+        return epsilon
+    if not finished_trials:
+        return f"{epsilon} planned"
+    if any(trial.data.tags.get("guarantee_label", "none") != "proven" for trial in finished_trials):
+        return f"{epsilon}, proven trials alone"
+    return epsilon
 
 
 def _experiments(client: MlflowClient) -> dict[str, str]:
     """Return names of all experiments by id."""
-    return {
-        each.experiment_id: each.name for each in client.search_experiments(max_results=_MOST_EXPERIMENTS)
-    }
+    experiments = client.search_experiments(max_results=_MOST_EXPERIMENTS)
+    return {experiment.experiment_id: experiment.name for experiment in experiments}
 
 
 def _parents(client: MlflowClient, experiment_ids: list[str], address: str) -> list[Run]:
@@ -97,13 +96,13 @@ def find_parent(client: MlflowClient, address: str, sweep: str | None) -> Run:
     by_name: dict[str, Run] = {}
     for run in parents:
         by_name.setdefault(run.data.tags[SWEEP_TAG], run)
-    known = {run.info.run_id: run for run in parents} | by_name
-    if sweep is not None and sweep not in known:
+    runs_by_key = {run.info.run_id: run for run in parents} | by_name
+    if sweep is not None and sweep not in runs_by_key:
         raise DashboardError(unknown_choice("sweep", sweep, by_name))
-    found = parents[0] if sweep is None else known[sweep]
-    if found.data.tags[ROLE_TAG] == SEALED_ROLE:
+    parent = parents[0] if sweep is None else runs_by_key[sweep]
+    if parent.data.tags[ROLE_TAG] == SEALED_ROLE:
         raise DashboardError(
-            f"the sweep {found.data.tags[SWEEP_TAG]!r} is sealed: it published one run with its privacy "
+            f"the sweep {parent.data.tags[SWEEP_TAG]!r} is sealed: it published one run with its privacy "
             "statement, and no trials to draw"
         )
-    return found
+    return parent

@@ -66,13 +66,13 @@ def find_runs(tracking_uri: str, sweep: str | None, *, doing: str) -> tuple[Mlfl
 
 def trials_of(parent: Run, runs: list[Run]) -> pd.DataFrame:
     """Return one row per finished trial among the runs of a sweep, as `load_trials`; none where none has."""
-    finished = [run for run in runs if run.info.status == "FINISHED" and STOPPED_TAG not in run.data.tags]
-    if not finished:
+    runs = [run for run in runs if run.info.status == "FINISHED" and STOPPED_TAG not in run.data.tags]
+    if not runs:
         return pd.DataFrame()
     references = {name: value for name, value in metrics_of(parent).items() if is_reference(name)}
     shared = {**own_tags(parent), **typed_params(parent), **references}
     shared["sweep_run_id"] = parent.info.run_id
-    trials = pd.DataFrame([{**shared, **_row(run)} for run in finished])
+    trials = pd.DataFrame([{**shared, **_row(run)} for run in runs])
     if "group_size" in trials:
         # object keeps 8 and "batch" as they are, whatever pandas would infer
         trials["group_size"] = trials["group_size"].astype(object)
@@ -146,8 +146,8 @@ def own_tags(run: Run) -> dict[str, str]:
 
 def typed_params(run: Run) -> dict[str, Any]:
     """Return a run's params, each as the value that it was, without those that repeat others."""
-    own = {name: value for name, value in run.data.params.items() if not name.startswith(AXIS_PREFIX)}
-    return {name: typed(value) for name, value in own.items()}
+    params = {name: value for name, value in run.data.params.items() if not name.startswith(AXIS_PREFIX)}
+    return {name: typed(value) for name, value in params.items()}
 
 
 def _row(run: Run) -> dict[str, Any]:

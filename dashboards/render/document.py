@@ -35,22 +35,22 @@ def document_of(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
         tables, `RELOAD` for a page that is loaded anew every `data-reload-seconds` of its main part.
     """
     policy = html.escape(policy_of(scripts))
-    ran = "".join(f"<script>{asset(name)}</script>" for name in scripts)
+    script_tags = "".join(f"<script>{asset(name)}</script>" for name in scripts)
     library = _packed_library() if DRAWINGS in scripts else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{asset('page.css')}</style>"
-        f"<script>{asset(THEME)}</script></head>\n<body>{body}{library}{ran}</body></html>\n"
+        f"<script>{asset(THEME)}</script></head>\n<body>{body}{library}{script_tags}</body></html>\n"
     )
 
 
 def policy_of(scripts: Sequence[str]) -> str:
     """Return the Content-Security-Policy of a page with these scripts, as of `document_of`."""
-    allowed = [asset(THEME), *map(asset, scripts)]
-    allowed += [_library()] if DRAWINGS in scripts else []
-    hashes = " ".join(f"'sha256-{_digest(each)}'" for each in allowed)
+    sources = [asset(THEME), *map(asset, scripts)]
+    sources += [_library()] if DRAWINGS in scripts else []
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in sources)
     # Vega writes its styles into elements; no style can load anything, for nothing may be loaded.
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -81,9 +81,9 @@ def drawing_of(content: Content, name: str) -> str:
     """
     if not content.rows:
         return ""
-    specification, said = page_specification(content), html.escape(_description_of(content))
+    specification, description = page_specification(content), html.escape(_description_of(content))
     return (
-        f'<figure class="drawing" data-name="{html.escape(name)}" data-description="{said}">'
+        f'<figure class="drawing" data-name="{html.escape(name)}" data-description="{description}">'
         '<div class="canvas" role="region" tabindex="0" aria-label="Figure"><div></div></div>'
         f'<script type="application/json">{script_json(specification)}</script></figure>'
     )

@@ -63,9 +63,9 @@ def latex_escaped(text: str) -> str:
     $-$0.4 $\pm$ 0.1 at $\varepsilon$ = $\infty$
     """
     text = unicodedata.normalize("NFC", text)
-    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     sign, line = ("$-$", line[1:]) if _MINUS.match(line) else ("", line)
-    return sign + _DASHES.sub("-{}", "".join(_CHARACTERS.get(each, each) for each in line))
+    return sign + _DASHES.sub("-{}", "".join(_CHARACTERS.get(character, character) for character in line))
 
 
 def to_latex(table: Table, caption: str, label: str) -> str:

@@ -125,10 +125,10 @@ def _drawing(content: Content) -> Json:
     panels = []
     for number, panel in enumerate(content.panels):
         first = content.panels[number - number % columns]
-        named = panel is first or panel.axis.ticks != first.axis.ticks
-        panels.append(_panel(panel, picked[panel.legend], named=named))
-    listed = [_legend(heading, entries, picked[heading]) for heading, entries in content.legends().items()]
-    legends = {"vconcat": listed, "spacing": 18}
+        has_labels = panel is first or panel.axis.ticks != first.axis.ticks
+        panels.append(_panel(panel, picked[panel.legend], has_labels=has_labels))
+    views = [_legend(heading, entries, picked[heading]) for heading, entries in content.legends().items()]
+    legends = {"vconcat": views, "spacing": 18}
     grid = {"columns": columns, "align": "each", "spacing": 25}
     if _legends_fit(content):
         return {"concat": [*panels, legends], **grid}
@@ -154,9 +154,9 @@ def _wrapped(text: str, characters: float) -> list[str]:
     return textwrap.wrap(text, int(characters))
 
 
-def _panel(panel: Panel, picked: str, *, named: bool) -> Json:
+def _panel(panel: Panel, picked: str, *, has_labels: bool) -> Json:
     """Return one pair of axes: gaps, references, bands, lines, error bars, markers, from back to front."""
-    axes = _Axes(panel, named=named)
+    axes = _Axes(panel, has_labels=has_labels)
     faded = {"opacity": {"condition": {"param": picked, "value": 1}, "value": _FADED}}
     curve: Json = {"detail": [{"field": "curve"}, {"field": "part"}]}
     layers: list[Json] = []
@@ -200,10 +200,10 @@ def _category(name: str) -> list[str]:
 class _Axes:
     """The positions of one panel; categories stand on the side, numbers below."""
 
-    def __init__(self, panel: Panel, *, named: bool):
+    def __init__(self, panel: Panel, *, has_labels: bool):
         self._across, self._values = ("y", "x") if panel.axis.categorical else ("x", "y")
         self.domain = _domain(panel)
-        self._across_axis = _axis_across(panel, named=named)
+        self._across_axis = _axis_across(panel, has_labels=has_labels)
         self._values_axis = _axis_of_values(panel, self.domain)
 
     def across(self, field: str) -> Json:
@@ -212,16 +212,16 @@ class _Axes:
 
     def values(self, field: str, until: str = "") -> Json:
         """Encode a field as the value, and another as the other end of a bar or band."""
-        found = {self._values: {"field": field, "type": "quantitative", **self._values_axis}}
-        return found | ({f"{self._values}2": {"field": until}} if until else {})
+        encoding = {self._values: {"field": field, "type": "quantitative", **self._values_axis}}
+        return encoding | ({f"{self._values}2": {"field": until}} if until else {})
 
 
-def _axis_across(panel: Panel, *, named: bool) -> Json:
+def _axis_across(panel: Panel, *, has_labels: bool) -> Json:
     axis, side = panel.axis, panel.axis.categorical
     names = [(place, _category(name) if side else name) for place, name in axis.ticks]
-    drawn = _named_ticks(names) | {"title": None if side else axis.label, "labels": named or not side}
+    ticks = _named_ticks(names) | {"title": None if side else axis.label, "labels": has_labels or not side}
     scale = {"domain": [axis.low, axis.high], "nice": False, "zero": False, "reverse": side}
-    return {"axis": drawn, "scale": scale}
+    return {"axis": ticks, "scale": scale}
 
 
 def _axis_of_values(panel: Panel, domain: list[float]) -> Json:
@@ -335,11 +335,11 @@ def _markers(panel: Panel, axes: _Axes, faded: Json) -> list[Json]:
     name = panel.axis.label if panel.axis.categorical else panel.axis.symbol
     encoding = axes.across("place") | axes.values("value") | _tooltip({"name": name})
     marker: Json = {"type": "point", "opacity": 1, "strokeWidth": 1.2}
-    found = [_layer("datum.marked", marker, encoding | _SYMBOL | faded)]
+    layers = [_layer("datum.marked", marker, encoding | _SYMBOL | faded)]
     if any(drawn.band or not drawn.style.marker for drawn in panel.curves):
-        unseen = {"type": "point", "opacity": 0, "filled": True, "size": 60}
-        found.append(_layer("!datum.marked", unseen, encoding))
-    return found
+        target = {"type": "point", "opacity": 0, "filled": True, "size": 60}
+        layers.append(_layer("!datum.marked", target, encoding))
+    return layers
 
 
 def _reference_layers(reference: Reference, axes: _Axes) -> list[Json]:
@@ -367,7 +367,7 @@ def _legend(heading: str, entries: Sequence[Style | Reference], picked: str) -> 
     line = down | {"x": {"value": 0}, "x2": {"value": 29}} | _COLOUR | _DASH
     text = {"type": "text", "align": "left", "baseline": "middle", "fontSize": 9.5, "color": _INK}
     text |= {"lineBreak": "\n", "lineHeight": _LINE, "cursor": "pointer"}
-    written = down | {"x": {"value": 37}, "text": {"field": "text"}}
+    encoding = down | {"x": {"value": 37}, "text": {"field": "text"}}
     longest = max(len(line) for row in rows for line in row["text"].split("\n"))
     return {
         "data": {"values": rows},
@@ -382,7 +382,7 @@ def _legend(heading: str, entries: Sequence[Style | Reference], picked: str) -> 
             {
                 "params": [{"name": picked, "select": {"type": "point", "fields": ["curve"]}}],
                 "mark": text,
-                "encoding": written,
+                "encoding": encoding,
             },
         ],
         "width": 37 + 5.6 * longest,

@@ -30,8 +30,8 @@ def to_html(table: Table) -> str:
 
     def cell(tag: str, text: str, column: int, bold: bool = False) -> str:
         side = ' class="name"' if table.holds_text(column) else ""
-        shown = html.escape(text)
-        return f"<{tag}{side}>{f'<b>{shown}</b>' if bold else shown}</{tag.split()[0]}>"
+        text = html.escape(text)
+        return f"<{tag}{side}>{f'<b>{text}</b>' if bold else text}</{tag.split()[0]}>"
 
     head = "".join(cell('th scope="col"', text, i) for i, text in enumerate(table.heading))
     body = "".join(
@@ -48,8 +48,8 @@ def boxed(table: Table, name: str) -> str:
       table: what is shown.
       name: of the table, for screen readers.
     """
-    said = html.escape(name)
-    return f'<div class="table" role="region" tabindex="0" aria-label="{said}">{to_html(table)}</div>'
+    label = html.escape(name)
+    return f'<div class="table" role="region" tabindex="0" aria-label="{label}">{to_html(table)}</div>'
 
 
 def to_sortable_html(table: SortableTable, name: str) -> str:
@@ -65,12 +65,12 @@ def to_sortable_html(table: SortableTable, name: str) -> str:
         for side, text in zip(sides, table.heading, strict=True)
     )
     body = "".join("<tr>" + "".join(map(_sortable_cell, row, sides)) + "</tr>" for row in table.rows)
-    said = html.escape(name)
+    label = html.escape(name)
     return (
         '<div class="sortable"><div class="filter"><label>Filter '
-        f'<input type="search" aria-label="Filter: {said}"></label>'
+        f'<input type="search" aria-label="Filter: {label}"></label>'
         '<output class="soft" aria-live="polite"></output></div>'
-        f'<div class="table" role="region" tabindex="0" aria-label="{said}"><table>'
+        f'<div class="table" role="region" tabindex="0" aria-label="{label}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
     )
 
@@ -78,8 +78,8 @@ def to_sortable_html(table: SortableTable, name: str) -> str:
 def _sortable_cell(cell: Cell, side: str) -> str:
     value = "" if cell.value is None else f' data-value="{cell.value!r}"'
     value = value.replace('"inf"', '"Infinity"').replace('"-inf"', '"-Infinity"')
-    named = f' data-name="{html.escape(cell.name)}"' if cell.name else ""
-    shown = html.escape(cell.text)
+    name = f' data-name="{html.escape(cell.name)}"' if cell.name else ""
+    text = html.escape(cell.text)
     if cell.link:
-        shown = f'<a href="{html.escape(cell.link)}" rel="noreferrer" target="_blank">{shown}</a>'
-    return f"<td{side}{named}{value}>{shown}</td>"
+        text = f'<a href="{html.escape(cell.link)}" rel="noreferrer" target="_blank">{text}</a>'
+    return f"<td{side}{name}{value}>{text}</td>"

@@ -20,11 +20,11 @@ _MOST_OPEN = 8
 
 
 def report_page(report: Report) -> str:
-    """Return the page of a report; every text of it stands for itself."""
+    """Return the page of a report, every text escaped."""
     parts = [_answer(report), *map(_figure, report.figures), _trials(report), _privacy(report)]
     parts += [_repetition(report), _notes(report.notes)]
-    drawn = any(each.rows for each in report.figures)
-    scripts = [DRAWINGS] * drawn + [TABLES] * (report.trials is not None) + [RELOAD] * report.is_running
+    has_drawing = any(figure.rows for figure in report.figures)
+    scripts = [DRAWINGS] * has_drawing + [TABLES] * (report.trials is not None) + [RELOAD] * report.is_running
     below = f'<p class="soft">{html.escape(report.name)}. {html.escape(report.status)}{_link(report)}</p>'
     reload = f' data-reload-seconds="{_RELOAD_SECONDS}"' if report.is_running else ""
     main = f'<main id="main"{reload}>'
@@ -44,12 +44,12 @@ def _answer(report: Report) -> str:
     if report.answer is None:
         return ""
     warning = report.answer.warning()
-    first, *others = [line for line in report.answer.lines() if not line.startswith("Warning")]
+    first, *lines = [line for line in report.answer.lines() if not line.startswith("Warning")]
     so_far = "" if report.is_final else '<p class="soft">Of the trials so far:</p>'
-    warned = f'<p class="warning">Warning: {html.escape(warning)}.</p>' if warning else ""
+    warning_text = f'<p class="warning">Warning: {html.escape(warning)}.</p>' if warning else ""
     return (
         f'<section class="card" aria-label="Answer"><h2 class="unseen">Answer</h2>{so_far}'
-        f'<p class="first">{html.escape(first)}</p>{_paragraphs(others)}{warned}</section>'
+        f'<p class="first">{html.escape(first)}</p>{_paragraphs(lines)}{warning_text}</section>'
         f"{_settings(settings_table(report.answer))}"
     )
 
@@ -62,13 +62,13 @@ def _settings(table: Table) -> str:
 
 def _figure(content: Content) -> str:
     """Return a figure, its notes and its tables without the answer and its settings, which stand above."""
-    drawn = drawing_of(content, "figure")
+    drawing = drawing_of(content, "figure")
     tables = [(name, table) for name, table in content.tables if name != SETTINGS]
-    shown = "".join(f"<h3>{html.escape(name)}</h3>{boxed(table, name)}" for name, table in tables)
-    folded = f"<details><summary>The figure's numbers, as tables</summary>{shown}</details>" if shown else ""
+    body = "".join(f"<h3>{html.escape(name)}</h3>{boxed(table, name)}" for name, table in tables)
+    folded = f"<details><summary>The figure's numbers, as tables</summary>{body}</details>" if body else ""
     return (
         f'<h2>{html.escape(content.title)}</h2><p class="soft">{html.escape(content.subtitle)}</p>'
-        f"{drawn}{_paragraphs(content.remarks)}{folded}"
+        f"{drawing}{_paragraphs(content.remarks)}{folded}"
     )
 
 
@@ -90,9 +90,9 @@ def _repetition(report: Report) -> str:
     if report.config is None:
         return "<h2>Repeat it</h2><p>The configuration of this sweep was not logged.</p>"
     packed = base64.b64encode(report.config.encode()).decode()
-    saved = f'<a download="config.yaml" href="data:application/yaml;base64,{packed}">config.yaml</a>'
+    link = f'<a download="config.yaml" href="data:application/yaml;base64,{packed}">config.yaml</a>'
     command = f'<pre tabindex="0">{html.escape(report.command)}</pre>' if report.command else ""
-    return f'<h2>Repeat it</h2>{command}<p>{saved}:</p><pre tabindex="0">{html.escape(report.config)}</pre>'
+    return f'<h2>Repeat it</h2>{command}<p>{link}:</p><pre tabindex="0">{html.escape(report.config)}</pre>'
 
 
 def _notes(notes: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ class SweepRecord:
       trials: the finished ones, as of `dashboards.query.trial_frames.load_trials`; empty where there is none.
       num_planned: trials in all; None where that was not recorded.
       unfinished: numbers of the trials that have not finished, by status.
-      stopped: names of the trials that were ended early by their scores; none of them is in `trials`.
+      early_stops: names of the trials that were ended early by their scores; none of them is in `trials`.
       answer, statement, config: documents of the sweep; None where they are not there, or damaged.
       links: pages of MLflow, by the id of a run; none of a database, which has no pages by itself.
       sweep_link: the page of all runs of the sweep; empty without.
@@ -42,7 +42,7 @@ class SweepRecord:
     trials: pd.DataFrame
     num_planned: int | None = None
     unfinished: Mapping[str, int] = field(default_factory=dict)
-    stopped: Sequence[str] = ()
+    early_stops: Sequence[str] = ()
     answer: Mapping[str, Any] | None = None
     statement: Mapping[str, Any] | None = None
     config: str | None = None
@@ -80,7 +80,7 @@ def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
         trials=trials_of(parent, runs),
         num_planned=planned if isinstance(planned, int) else None,
         unfinished=Counter(str(run.info.status) for run in runs if run.info.status != "FINISHED"),
-        stopped=sorted(run.data.tags.get(TRIAL_TAG, "") for run in runs if STOPPED_TAG in run.data.tags),
+        early_stops=sorted(run.data.tags.get(TRIAL_TAG, "") for run in runs if STOPPED_TAG in run.data.tags),
         answer=answer,
         statement=read_json(documents.get(STATEMENT)),
         config=documents.get(CONFIG),

@@ -17,7 +17,7 @@ import pandas as pd
 
 from dashboards.compose.answer import OWN, Answer, PrivacyNumbers, answer_of
 from dashboards.compose.content import Content, SortableTable
-from dashboards.compose.display_names import dataset_title, listed
+from dashboards.compose.display_names import dataset_title, list_names
 from dashboards.compose.figure import content_of
 from dashboards.compose.questions import QUESTIONS, Question
 from dashboards.compose.selection import data_are_private, guarantees, released_trials
@@ -83,7 +83,7 @@ def question_of(record: SweepRecord) -> Question:
 
 
 def _statement(record: SweepRecord) -> Mapping[str, Any]:
-    """Return the privacy statement; of a sweep under way none, for an earlier one tells of fewer steps."""
+    """Return the privacy statement; none of a sweep under way, for an earlier one counts fewer steps."""
     return (record.statement or {}) if record.status in (FINISHED, FAILED) else {}
 
 
@@ -95,28 +95,28 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
       series: from `dashboards.figures.load_for`, for a question whose figure follows steps.
     """
     question, notes = question_of(record), list[str]()
-    shown = record.trials if record.trials.empty else released_trials(record.trials)
+    frame = record.trials if record.trials.empty else released_trials(record.trials)
     answer = _answer(record, question, notes)
     figures = _figures(record, question, series, answer, notes)
-    notes += _left_out(record, shown)
-    if record.stopped:
+    notes += _left_out(record, frame)
+    if record.early_stops:
         notes.append(
             "Not compared, for their scores ended them early; ε counts all their planned steps: "
-            f"{listed(record.stopped)}."
+            f"{list_names(record.early_stops)}."
         )
-    if len(shown) > MOST_TRIALS:
-        notes.append(f"The table has the first {MOST_TRIALS} of {len(shown)} trials; MLflow has all of them.")
+    if len(frame) > MOST_TRIALS:
+        notes.append(f"The table has the first {MOST_TRIALS} of {len(frame)} trials; MLflow has all of them.")
     if record.status == FAILED and record.statement is not None:
         notes.append("The privacy numbers are those of the last privacy statement; --resume writes it anew.")
     return Report(
         name=record.name,
-        title=f"{question.asked} {dataset_title(str(record.params.get('dataset', '')))}".strip(),
+        title=f"{question.text} {dataset_title(str(record.params.get('dataset', '')))}".strip(),
         status=_status(record),
         answer=answer,
         is_final=record.status == FINISHED,
         is_running=record.status == RUNNING,
         figures=figures,
-        trials=None if shown.empty else trial_table(shown[:MOST_TRIALS], question, record.links),
+        trials=None if frame.empty else trial_table(frame[:MOST_TRIALS], question, record.links),
         promise=_promise(record),
         privacy=_privacy(record, answer),
         command=_command(record),
@@ -127,13 +127,13 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
 
 
 def _status(record: SweepRecord) -> str:
-    num_finished, others = len(record.trials), dict(record.unfinished)
+    num_finished, counts = len(record.trials), dict(record.unfinished)
     planned = f" of {record.num_planned}" if record.num_planned is not None else ""
-    failed = [f"{count} {status.lower()}" for status, count in sorted(others.items()) if status != RUNNING]
+    failed = [f"{count} {status.lower()}" for status, count in sorted(counts.items()) if status != RUNNING]
     words = _STATUS.get(record.status, record.status.lower())
-    stopped = [f"{len(record.stopped)} ended early by their scores"] if record.stopped else []
-    ended = "; ".join([f"{num_finished}{planned} trials finished", *stopped, *failed])
-    return f"Sweep {words}: {ended}."
+    early_stops = [f"{len(record.early_stops)} ended early by their scores"] if record.early_stops else []
+    summary = "; ".join([f"{num_finished}{planned} trials finished", *early_stops, *failed])
+    return f"Sweep {words}: {summary}."
 
 
 def _answer(record: SweepRecord, question: Question, notes: list[str]) -> Answer | None:
@@ -168,7 +168,7 @@ def _numbers(record: SweepRecord) -> PrivacyNumbers | None:
 
 
 def _cost(record: SweepRecord) -> Mapping[str, Any]:
-    """Return what the privacy statement says of the cost; nothing without one."""
+    """Return the cost by the privacy statement; nothing without one."""
     cost = _statement(record).get("cost")
     return cost if isinstance(cost, Mapping) else {}
 
@@ -192,26 +192,26 @@ def _figures(
         return []
 
 
-def _left_out(record: SweepRecord, shown: pd.DataFrame) -> list[str]:
-    """Say what the release policy keeps out of the report."""
+def _left_out(record: SweepRecord, trials: pd.DataFrame) -> list[str]:
+    """Return notes on trials and metrics that the release policy withholds."""
     if record.trials.empty or not data_are_private(record.trials):
         return []
-    found = []
-    if missing := len(record.trials) - len(shown):
-        found.append(
+    notes = []
+    if missing := len(record.trials) - len(trials):
+        notes.append(
             f"Not shown: {missing} of {len(record.trials)} trials, for the data are private and these have "
             "no proven guarantee."
         )
-    if names := withheld_names(record.trials, shown):
-        found.append(
-            f"Not shown, for the data are private and the release policy forbids it: {listed(names)}."
+    if names := withheld_names(record.trials, trials):
+        notes.append(
+            f"Not shown, for the data are private and the release policy forbids it: {list_names(names)}."
         )
-    return found
+    return notes
 
 
 def _promise(record: SweepRecord) -> str:
-    if isinstance(told := _statement(record).get("headline"), str):
-        return told
+    if isinstance(headline := _statement(record).get("headline"), str):
+        return headline
     if record.tags.get("tuning_cost"):
         return f"As planned; the privacy statement follows at the end. {record.tags['tuning_cost']}"
     return "No privacy statement was recorded."
@@ -243,17 +243,18 @@ def _ledger_rows(
     if not isinstance(ledger, Mapping):
         return [("Ledger", statement.get("ledger_note"))]
     cap = f"ε = {ledger.get('epsilon')} at δ = {_delta(ledger.get('delta'))}, by {ledger.get('rule')}"
-    left = answer.privacy.trainings_remaining if answer is not None and answer.privacy is not None else None
-    more = "" if left is None else f"; {left} more trainings like the costliest of these"
+    privacy = answer.privacy if answer is not None else None
+    num_remaining = privacy.trainings_remaining if privacy is not None else None
+    suffix = "" if num_remaining is None else f"; {num_remaining} more trainings like the costliest of these"
     return [
         ("Ledger: data set and cap", f"{ledger.get('dataset_id')}: {cap}"),
-        ("Ledger: ε left before the sweep", _left(record.metrics.get(LEFT_BEFORE))),
-        ("Ledger: ε left after the sweep", f"{_left(record.metrics.get(LEFT_AFTER))}{more}"),
+        ("Ledger: ε left before the sweep", _remainder_text(record.metrics.get(LEFT_BEFORE))),
+        ("Ledger: ε left after the sweep", f"{_remainder_text(record.metrics.get(LEFT_AFTER))}{suffix}"),
     ]
 
 
-def _left(value: float | None) -> str:
-    """Return what is left, rounded down: a text must not promise too much."""
+def _remainder_text(value: float | None) -> str:
+    """Return the remaining ε, rounded down: a text must not promise too much."""
     return "not recorded" if value is None else f"{int(value * 10_000) / 10_000:g}"
 
 
@@ -279,8 +280,8 @@ def _labels(record: SweepRecord) -> str:
     """Return how many of the trials that may be seen have which guarantee."""
     if record.trials.empty:
         return ""
-    shown = released_trials(record.trials)
-    counts = Counter(guarantees(shown)) if len(shown) else Counter[str]()
+    trials = released_trials(record.trials)
+    counts = Counter(guarantees(trials)) if len(trials) else Counter[str]()
     return ", ".join(f"{name}: {count} trial{'s' * (count != 1)}" for name, count in sorted(counts.items()))
 
 

@@ -1,4 +1,4 @@
-"""Folders of open sweeps, read for what their trainings tell; those of sealed sweeps are left alone."""
+"""Folders of open sweeps and how far their trainings are; folders of sealed sweeps are left alone."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class OpenFolder:
 
     @property
     def num_trials(self) -> int | None:
-        """The number of its trials; None where the plan does not tell it."""
+        """The number of its trials; None where the plan does not have it."""
         number = self.plan["params"]["num_trials"]
         return number if isinstance(number, int) and number > 0 else None
 
     @property
     def data_are_public(self) -> bool:
-        """Whether its plan says so; one of an earlier version does not."""
+        """Whether its plan marks them public; a plan of an earlier version does not."""
         return self.plan.get("data_is") == "public"
 
     @property
-    def started(self) -> float:
+    def start_seconds(self) -> float:
         """When it was created, in seconds since the epoch."""
         file = self.path / "config.yaml"
         return file.stat().st_mtime if file.exists() else 0.0
@@ -74,19 +74,19 @@ class OpenFolder:
         path = self.path / REPORT
         return path if path.is_file() and not path.is_symlink() else None
 
-    def finished(self) -> set[str]:
+    def find_finished_trials(self) -> set[str]:
         """Return the names of the trials with a result."""
         return {file.stem for file in (self.path / "trials").glob("*.json")}
 
-    def progress(self, finished: Collection[str]) -> dict[str, Progress]:
+    def progress(self, finished_trials: Collection[str]) -> dict[str, Progress]:
         """Return how far each trial without a result is, of those that have begun, by name."""
-        files = [file for file in self._files() if file.parent.name not in finished]
-        found = {file.parent.name: read_progress(file) for file in files}
-        return {name: progress for name, progress in found.items() if progress is not None}
+        files = [file for file in self._files() if file.parent.name not in finished_trials]
+        progress_by_trial = {file.parent.name: read_progress(file) for file in files}
+        return {name: progress for name, progress in progress_by_trial.items() if progress is not None}
 
     @property
     def last_sign(self) -> float:
-        """When a training last told a step or ended, in seconds since the epoch; 0 where none has."""
+        """When a training last recorded a step or ended, in seconds since the epoch; 0 where none has."""
         times = [path.stat().st_mtime for path in (*self._files(), self.path / "trials") if path.exists()]
         return max(times, default=0.0)
 
@@ -98,7 +98,7 @@ def open_folders(root: Path) -> list[OpenFolder]:
     """Return the folders of all open sweeps in a storage folder."""
     files = sorted((root / "sweeps").glob("*/plan.json"))
     folders = [OpenFolder(file.parent, _read_plan(file)) for file in files]
-    return [each for each in folders if not _is_sealed(each)]
+    return [folder for folder in folders if not _is_sealed(folder)]
 
 
 def _is_sealed(folder: OpenFolder) -> bool:

@@ -4,9 +4,9 @@
 Where no token is needed, a request that names a host which is not this machine's own is refused, before
 anything else. Where one is, such a page has none: a browser sends a cookie to the name alone that set it.
 
-*Token.* On an address that others reach, every request needs a token of 256 random bits. It is told once, on
-the terminal, in a link; from the first use on a cookie of another random value stands for it, and no link has
-it. Both are compared in a time that tells nothing of them.
+*Token.* On an address that others reach, every request needs a token of 256 random bits. It is printed once,
+on the terminal, in a link. From the first use on a cookie of another random value stands for it, and no
+link has it. Both are compared in a time that does not depend on them.
 
 *Nothing is written.* There is no method but GET and HEAD.
 """
@@ -77,8 +77,8 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        refused = self._refusal(Request(scope))
-        await (refused or self._app)(scope, receive, _with_headers(send))
+        refusal = self._refusal(Request(scope))
+        await (refusal or self._app)(scope, receive, _with_headers(send))
 
     def _refusal(self, request: Request) -> Response | None:
         """The answer to a request that is not let through."""
@@ -86,19 +86,19 @@ class Guard:
             if is_loopback(_without_port(request.headers.get("host", ""))):
                 return None
             return PlainTextResponse("This server is not known by that name.\n", status_code=421)
-        if _same(request.cookies.get(_COOKIE, ""), self._session):
+        if _are_equal(request.cookies.get(_COOKIE, ""), self._session):
             return None
-        if not _same(request.query_params.get("token", ""), self._token):
+        if not _are_equal(request.query_params.get("token", ""), self._token):
             return PlainTextResponse(
                 "The dashboard needs the link with the token, which its terminal shows.\n", status_code=401
             )
-        found = RedirectResponse(_without_token(request), status_code=303)
-        found.set_cookie(_COOKIE, self._session, httponly=True, samesite="lax", path="/")
-        return found
+        response = RedirectResponse(_without_token(request), status_code=303)
+        response.set_cookie(_COOKIE, self._session, httponly=True, samesite="lax", path="/")
+        return response
 
 
-def _same(given: str, wanted: str) -> bool:
-    return secrets.compare_digest(given.encode(errors="replace"), wanted.encode())
+def _are_equal(text: str, secret: str) -> bool:
+    return secrets.compare_digest(text.encode(errors="replace"), secret.encode())
 
 
 def _without_token(request: Request) -> str:
@@ -108,14 +108,14 @@ def _without_token(request: Request) -> str:
 
 
 def _with_headers(send: Send) -> Send:
-    async def sent(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=list(message["headers"]))
             for name, value in _HEADERS.items():
                 headers[name] = value
             headers.setdefault("Content-Security-Policy", _NO_POLICY)
-            changed: MutableMapping[str, Any] = {**message, "headers": headers.raw}
-            message = changed
+            answer: MutableMapping[str, Any] = {**message, "headers": headers.raw}
+            message = answer
         await send(message)
 
-    return sent
+    return send_with_headers

@@ -27,7 +27,7 @@ from trainers.files.progress import Progress, fraction_done
 INDEX_SCRIPTS = (RELOAD,)
 _RELOAD_SECONDS = 5
 _QUIET_SECONDS, _PRIVATE_QUIET_SECONDS = 300.0, 3600.0
-"""Of private data no number is told, and not soon: it would time long steps."""
+"""Of private data no number is shown, and not soon: it would time long steps."""
 
 
 class SweepIndex:
@@ -45,44 +45,45 @@ class SweepIndex:
 
     def page(self) -> str:
         """Return the page of all sweeps, running ones first; it is loaded anew every few seconds."""
-        folders = sorted(open_folders(self._root), key=lambda each: (each.status != RUNNING, -each.started))
-        listed = "".join(map(self._article, folders)) or "<p>No sweep yet in this storage folder.</p>"
+        folders = open_folders(self._root)
+        folders.sort(key=lambda folder: (folder.status != RUNNING, -folder.start_seconds))
+        articles = "".join(map(self._article, folders)) or "<p>No sweep yet in this storage folder.</p>"
         below = '<p class="soft">Sealed sweeps are not shown. <a href="/ledgers">Ledgers</a></p>'
-        main = f'<main id="main" data-reload-seconds="{_RELOAD_SECONDS}">{listed}</main>'
+        main = f'<main id="main" data-reload-seconds="{_RELOAD_SECONDS}">{articles}</main>'
         return document_of("Sweeps · dpgcl", header_of("Sweeps", below) + main, scripts=INDEX_SCRIPTS)
 
     def report(self, name: str) -> Path | None:
         """Return the report that an open sweep has written; None without one."""
-        return next((each.report for each in open_folders(self._root) if each.name == name), None)
+        return next((folder.report for folder in open_folders(self._root) if folder.name == name), None)
 
     def _article(self, folder: OpenFolder) -> str:
-        name, status, finished = html.escape(folder.name), folder.status, folder.finished()
+        name, status, finished_trials = html.escape(folder.name), folder.status, folder.find_finished_trials()
         if folder.report is not None:
             name = f'<a href="/reports/{quote(folder.name, safe="")}">{name}</a>'
-        running = self._running(folder, finished) if status == RUNNING else {}
+        running = self._running(folder, finished_trials) if status == RUNNING else {}
         return (
             f'<article class="sweep"><h2>{name}</h2>'
             f'<p><span class="state {status}">{status}</span> {html.escape(masked_text(folder.subject))}</p>'
-            f"{_bar(len(finished), folder.num_trials, running)}"
+            f"{_bar(len(finished_trials), folder.num_trials, running)}"
             f"{_items([f'{trial}: {_step(progress)}' for trial, progress in sorted(running.items())])}"
             f"{self._quiet_note(folder) if running else ''}</article>"
         )
 
-    def _running(self, folder: OpenFolder, finished: set[str]) -> dict[str, Progress]:
-        """Return the steps that may be told of each training without a result, by name."""
+    def _running(self, folder: OpenFolder, finished_trials: set[str]) -> dict[str, Progress]:
+        """Return the steps that may be shown of each training without a result, by name."""
         if folder.data_are_public:
-            return folder.progress(finished)
+            return folder.progress(finished_trials)
         with self._lock:
-            for trial, progress in folder.progress(finished).items():
+            for trial, progress in folder.progress(finished_trials).items():
                 before, now = self._furthest.get((folder.identity, trial)), progress.in_tenths
                 if before is None or now.step > before.step:
                     self._furthest[folder.identity, trial] = now
-            told = {
-                trial: each
-                for (identity, trial), each in self._furthest.items()
+            steps = {
+                trial: progress
+                for (identity, trial), progress in self._furthest.items()
                 if identity == folder.identity
             }
-        return {trial: each for trial, each in told.items() if trial not in finished}
+        return {trial: progress for trial, progress in steps.items() if trial not in finished_trials}
 
     def _quiet_note(self, folder: OpenFolder) -> str:
         seconds = self._now() - folder.last_sign
@@ -95,7 +96,7 @@ class SweepIndex:
 
 def ledgers_page(addresses: Sequence[str]) -> str:
     """Return the page of what each ledger has left of every cap; of one that cannot be read, why."""
-    parts = [f"<h2>{html.escape(masked(each))}</h2>{_items(_ledger_lines(each))}" for each in addresses]
+    parts = [f"<h2>{html.escape(masked(ledger))}</h2>{_items(_ledger_lines(ledger))}" for ledger in addresses]
     parts = parts or ["<p>No ledger was given: --ledger, or $DPGCL_LEDGER, names some.</p>"]
     head = header_of("What the ledgers have left", '<p><a href="/">All sweeps</a></p>')
     return document_of("Ledgers · dpgcl", f'{head}<main id="main">{"".join(parts)}</main>')
@@ -104,7 +105,7 @@ def ledgers_page(addresses: Sequence[str]) -> str:
 def _ledger_lines(address: str) -> list[str]:
     try:
         ledger = Ledger.open(address)
-        return [line for each in ledger.dataset_ids() for line in remaining_of(ledger, each).lines()]
+        return [line for dataset in ledger.dataset_ids() for line in remaining_of(ledger, dataset).lines()]
     except DpgclError as error:
         return [f"The ledger cannot be read: {error}"]
 

@@ -1491,7 +1491,7 @@ BREAKAGES = (
     Breakage(
         name="settings at several ε are compared with each other",
         file="dashboards/compose/answer.py",
-        before='    if asked.kind != "search" and _EPSILON in',
+        before='    if question.kind != "search" and _EPSILON in',
         after="    if False and _EPSILON in",
         tests=(
             "tests/dashboards/compose/test_answer.py::test_same_epsilon_is_compared_with_the_same_epsilon",
@@ -1980,8 +1980,8 @@ BREAKAGES = (
     Breakage(
         name="a report shows all that MLflow holds of private data",
         file="dashboards/report/report_content.py",
-        before="shown = record.trials if record.trials.empty else released_trials(record.trials)",
-        after='shown = record.trials.assign(guarantee="proven")',
+        before="frame = record.trials if record.trials.empty else released_trials(record.trials)",
+        after='frame = record.trials.assign(guarantee="proven")',
         tests=(
             "tests/dashboards/report/test_report_content.py::"
             "test_private_data_without_any_proven_trial_show_nothing",
@@ -2000,8 +2000,8 @@ BREAKAGES = (
     Breakage(
         name="texts of users are markup in a report's table",
         file="dashboards/render/table_markup.py",
-        before="    shown = html.escape(cell.text)\n    if cell.link:",
-        after="    shown = cell.text\n    if cell.link:",
+        before="    text = html.escape(cell.text)\n    if cell.link:",
+        after="    text = cell.text\n    if cell.link:",
         tests=("tests/dashboards/report/test_page.py::test_page_of_hostile_names_has_no_element_of_theirs",),
     ),
     # Trainings that are ended early
@@ -2075,7 +2075,7 @@ BREAKAGES = (
     Breakage(
         name="the dashboard shows sealed sweeps",
         file="dashboards/serve/folders.py",
-        before="return [each for each in folders if not _is_sealed(each)]",
+        before="return [folder for folder in folders if not _is_sealed(folder)]",
         after="return folders",
         tests=("tests/dashboards/serve/test_index.py::test_nothing_of_a_sealed_sweep_is_seen",),
     ),
@@ -2125,7 +2125,7 @@ BREAKAGES = (
     Breakage(
         name="the dashboard takes any token",
         file="dashboards/serve/guard.py",
-        before='if not _same(request.query_params.get("token", ""), self._token):',
+        before='if not _are_equal(request.query_params.get("token", ""), self._token):',
         after="if False:",
         tests=("tests/dashboards/serve/test_guard.py::test_nothing_is_told_without_the_token",),
     ),

@@ -554,7 +554,7 @@ def test_folder_of_a_sweep_tells_the_dashboard_how_it_ended_and_whether_its_data
     assert (start() if is_public else charged(40)) == 0
     (folder,) = open_folders(tmp_path)
     assert (folder.data_are_public, folder.status) == (is_public, "finished")
-    assert (folder.num_trials, len(folder.finished()), folder.report is not None) == (4, 4, True)
+    assert (folder.num_trials, len(folder.find_finished_trials()), folder.report is not None) == (4, 4, True)
 
 
 def test_ledger_with_one_step_too_few_starts_no_trial(ray: Ray, charged: Callable[..., int]) -> None:

@@ -120,7 +120,7 @@ def experiment_of(plan: SweepPlan) -> tuple[str, str]:
     if not plan.release.is_open:
         return SEALED_EXPERIMENT, ""
     dataset, question = plan.source.dataset, plan.question.removesuffix("-tuning")
-    asked = QUESTIONS.get(question, OWN).asked
+    asked = QUESTIONS.get(question, OWN).text
     about = (
         f"{asked} Sweeps of {question} on {dataset}: one parent run for each sweep, whose description "
         "begins with its answer, and one run below for each training."

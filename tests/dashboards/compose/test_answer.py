@@ -84,8 +84,8 @@ def test_clear_best_is_named_with_its_lead() -> None:
     assert choice.runner_up is not None
     assert choice.runner_up.over_best is not None
     assert choice.runner_up.over_best.verdict == LOWER
-    assert choice.taken.over_start is not None
-    assert choice.taken.over_start.mean == pytest.approx(0.2, abs=5 * NOISE)
+    assert choice.recommendation.over_start is not None
+    assert choice.recommendation.over_start.mean == pytest.approx(0.2, abs=5 * NOISE)
     assert found.headline().endswith("distinguishable from all others.")
 
 
@@ -136,7 +136,7 @@ def test_setting_that_saves_epsilon_or_views_is_taken_beside_the_highest(
     found = answered(trials, question).choices[0]
     assert found.take == taken
     if found.take != found.best:
-        assert found.taken.cost.saves_over(found.best_setting.cost)
+        assert found.recommendation.cost.saves_over(found.best_setting.cost)
         assert "saves" in found.advice("accuracy")
 
 

@@ -68,7 +68,7 @@ def test_trainings_that_their_scores_ended_are_told_and_not_compared(store, make
     params, metrics = {"group_size": 2, "target_epsilon": 10.0}, {"knn_accuracy": 0.98765}
     store.tracker.log_trial(parent, "early", params, metrics, {}, {STOPPED_TAG: "40"})
     record = load_record(uri)
-    assert (len(record.trials), record.stopped, dict(record.unfinished)) == (2, ["early"], {})
+    assert (len(record.trials), record.early_stops, dict(record.unfinished)) == (2, ["early"], {})
     report = report_of(record)
     assert report.status == (
         "Sweep stopped before its end: 2 of 24 trials finished; 1 ended early by their scores."
