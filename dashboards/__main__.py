@@ -5,7 +5,6 @@ python -m dashboards report --sweep NAME --output FOLDER
 python -m dashboards figure --question batch-size --sweep NAME --output FOLDER
 python -m dashboards compare SWEEP SWEEP
 python -m dashboards pareto SWEEP
-python -m dashboards burn-down --ledger ledger.db
 python -m dashboards serve --storage FOLDER
 """
 
@@ -19,7 +18,6 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from dashboards.dashboard_error import DashboardError
-from dpgcl_core.addresses import masked
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from trainers.files.storage import storage_root
@@ -140,35 +138,6 @@ def pareto_command(
     return write_drawing(content, numbers, output or _folder_of("pareto", *runs), "pareto")
 
 
-def burn_down_command(ledger: str, dataset: str | None = None, output: Path | None = None) -> list[Path]:
-    """Draw what each data set's budget had left after each row of a ledger, in the ledger's units.
-
-    Writes burn_down_DATASET.png, .svg, .pdf, .csv, .md and .tex.
-
-    Args:
-      ledger: file or URL of the ledger.
-      dataset: id of one data set; default all of them.
-      output: folder to write; default `figures/burn_down` in the results folder.
-    """
-    from dashboards.compose.burn_down import burn_down_of
-    from dashboards.figures import write_drawing
-    from dpgcl_core.ledger.ledger import Ledger
-
-    open_ledger, paths, stems = Ledger.open(ledger), list[Path](), set[str]()
-    dataset_ids = open_ledger.dataset_ids() if dataset is None else [dataset]
-    if not dataset_ids:
-        raise DashboardError(
-            f"the ledger {masked(ledger)} has no data set; `python -m dpgcl_core.ledger cap` registers one"
-        )
-    entries, folder = open_ledger.entries(), output or _folder_of("burn_down")
-    for dataset_id in dataset_ids:
-        stem = f"burn_down_{folder_name(dataset_id)}"
-        stem += f"_{len(stems)}" * (stem in stems)
-        stems.add(stem)
-        paths += write_drawing(*burn_down_of(entries, dataset_id), folder, stem)
-    return paths
-
-
 def serve_command(
     storage: Path | None = None,
     ledger: tuple[str, ...] = (),
@@ -235,7 +204,6 @@ def main(arguments: list[str] | None = None) -> int:
         "report": report_command,
         "compare": compare_command,
         "pareto": pareto_command,
-        "burn-down": burn_down_command,
         "serve": serve_command,
     }
     try:

@@ -6,7 +6,6 @@ import pytest
 
 from dashboards.__main__ import main
 from dpgcl_core.errors import DpgclError
-from dpgcl_core.ledger.ledger import Ledger
 from tests.dashboards.conftest import log_trials
 from tests.dashboards.report.conftest import HOSTILE
 from tests.trainers.databases import open_tracker
@@ -123,18 +122,3 @@ def test_hostile_sweeps_are_compared_as_text(uri, tmp_path, capsys):
         if path.suffix == ".md":
             assert "<img" not in text
             assert "[c](javascript" not in text
-
-
-@pytest.mark.parametrize("content", [None, "", "no database at all"])
-def test_ledger_that_is_none_is_refused_in_one_line(content, tmp_path, capsys):
-    path = tmp_path / "ledger.db"
-    if content is not None:
-        path.write_text(content)
-    refused(capsys, "burn-down", "--ledger", path, "--output", tmp_path / "figures")
-    assert not (tmp_path / "figures").exists()
-
-
-def test_ledger_without_data_sets_has_nothing_to_draw(tmp_path, capsys):
-    Ledger.create(str(tmp_path / "ledger.db"))
-    said = refused(capsys, "burn-down", "--ledger", tmp_path / "ledger.db", "--output", tmp_path / "figures")
-    assert "no data set" in said
