@@ -41,7 +41,7 @@ def facts_of_nodes() -> tuple[list[NodeFacts], list[str]]:
     gpus = answers_of_nodes(
         gpus_function(), nodes=[node for node in nodes if node.num_gpus], seconds=_ANSWER_SECONDS
     )
-    found = [
+    facts = [
         NodeFacts(
             name=node.name,
             num_cpus=node.num_cpus,
@@ -52,7 +52,7 @@ def facts_of_nodes() -> tuple[list[NodeFacts], list[str]]:
         for node in nodes
         if node.id in versions
     ]
-    return found, [node.name for node in nodes if node.id not in versions]
+    return facts, [node.name for node in nodes if node.id not in versions]
 
 
 def versions_function() -> Callable[[tuple[str, ...]], dict[str, str]]:
@@ -91,9 +91,9 @@ def gpus_function() -> Callable[[], int]:
         import subprocess
         import sys
 
-        own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=80, check=False)
-        return int(done.stdout.strip() or 0) if done.returncode == 0 else 0
+        process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=80, check=False)
+        return int(process.stdout.strip() or 0) if process.returncode == 0 else 0
 
     return look

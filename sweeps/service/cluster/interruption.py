@@ -24,7 +24,7 @@ _PATIENCE_SECONDS = {signal.SIGINT: math.inf, signal.SIGTERM: 2.0}
 kills soon, a Ray job after three seconds."""
 
 
-class Stopped(BaseException):
+class StopRequest(BaseException):
     """The user or the system asked the sweep to stop.
 
     Attributes:
@@ -47,8 +47,8 @@ def stopping_text(num_drawing: int) -> str:
     >>> stopping_text(2)
     'stopping once the step in flight of 2 trainings is saved; Ctrl-C again stops at once'
     """
-    whose = count(num_drawing, "training")
-    return f"stopping once the step in flight of {whose} is saved; Ctrl-C again stops at once"
+    trainings = count(num_drawing, "training")
+    return f"stopping once the step in flight of {trainings} is saved; Ctrl-C again stops at once"
 
 
 def no_room_text(folder: SweepFolder) -> str:
@@ -94,12 +94,12 @@ class Interruption:
         self.signals: list[int] = []
 
     def look(self) -> None:
-        """Raise Stopped where the sweep ends now; let no training begin or go on where it ends soon."""
+        """Raise StopRequest where the sweep ends now; let no training begin or go on where it ends soon."""
         if not self.signals:
             return
         number, now = self.signals[0], time.monotonic()
         if not self._saves:
-            raise Stopped(number)
+            raise StopRequest(number)
         stop_trainings(self._queue, self._stopping, must_end=True)
         num_drawing = len(self._supervisor.drawing)
         if self._waits_until is None:
@@ -107,7 +107,7 @@ class Interruption:
             if num_drawing:
                 warn(stopping_text(num_drawing))
         if not num_drawing or len(self.signals) > 1 or now >= self._waits_until:
-            raise Stopped(number, is_saved=not num_drawing)
+            raise StopRequest(number, is_saved=not num_drawing)
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:

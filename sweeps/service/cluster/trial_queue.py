@@ -15,7 +15,7 @@ class TrialSource(Protocol):
     def next_trial(self) -> Trial:
         """Return the next trial; which one it is has been written down by then."""
 
-    def ended(self, name: str) -> None:
+    def note_end(self, name: str) -> None:
         """Hear that a trial ended; its result was handed over before, or there is none."""
 
 
@@ -23,12 +23,12 @@ class ListedTrials:
     """A source of trials that are all known."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
-        self._left = iter(trials)
+        self._trials = iter(trials)
 
     def next_trial(self) -> Trial:
-        return next(self._left)
+        return next(self._trials)
 
-    def ended(self, name: str) -> None:
+    def note_end(self, name: str) -> None:
         """Hear nothing: no trial depends on another one's result."""
 
 
@@ -73,10 +73,10 @@ class TrialQueue:
         self._live[trial_id], self._num_left = trial, self._num_left - 1
         return trial
 
-    def ended(self, trial_id: str) -> None:
+    def note_end(self, trial_id: str) -> None:
         """Hear that a trial ended."""
         self._capacity.let_go()
-        self._source.ended(self._live.pop(trial_id).name)
+        self._source.note_end(self._live.pop(trial_id).name)
 
     def look(self, num_begun: int) -> None:
         """Let the cluster follow what is left.

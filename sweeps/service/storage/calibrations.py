@@ -19,19 +19,19 @@ class CalibrationCache:
 
     Attributes:
       folder: where planning finds them, and leaves new ones.
-      kept: where they last.
+      permanent_folder: where they last.
     """
 
     folder: Path
-    kept: Path
+    permanent_folder: Path
 
     def keep(self) -> None:
         """Keep what planning found."""
-        with storage_errors(self.kept):
+        with storage_errors(self.permanent_folder):
             for file in self.folder.glob("*.json"):
-                if not (self.kept / file.name).exists():
-                    self.kept.mkdir(parents=True, exist_ok=True)
-                    write_json(self.kept / file.name, json.loads(file.read_text()))
+                if not (self.permanent_folder / file.name).exists():
+                    self.permanent_folder.mkdir(parents=True, exist_ok=True)
+                    write_json(self.permanent_folder / file.name, json.loads(file.read_text()))
 
 
 @contextmanager
@@ -39,6 +39,6 @@ def calibrations(root: Path) -> Iterator[CalibrationCache]:
     """Yield the cache of a storage folder, which changes only when told to: a plan may still be refused."""
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         cache = CalibrationCache(Path(folder), root / "calibration")
-        for file in cache.kept.glob("*.json"):
+        for file in cache.permanent_folder.glob("*.json"):
             shutil.copy(file, cache.folder)
         yield cache

@@ -32,7 +32,7 @@ def living_nodes() -> list[ClusterNode]:
     """Return the nodes of the connected Ray that are up."""
     import ray
 
-    of_ray: Any = ray
+    untyped_ray: Any = ray
     return [
         ClusterNode(
             id=str(node["NodeID"]),
@@ -40,7 +40,7 @@ def living_nodes() -> list[ClusterNode]:
             num_cpus=float(node["Resources"].get("CPU", 0.0)),
             num_gpus=float(node["Resources"].get("GPU", 0.0)),
         )
-        for node in of_ray.nodes()
+        for node in untyped_ray.nodes()
         if node["Alive"]
     ]
 
@@ -60,21 +60,21 @@ def answers_of_nodes(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    of_ray: Any = ray
-    task = of_ray.remote(num_cpus=0, max_retries=0)(look)
-    asked = {
+    untyped_ray: Any = ray
+    task = untyped_ray.remote(num_cpus=0, max_retries=0)(look)
+    node_ids = {
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
             *arguments
         ): node.id
         for node in nodes
     }
-    ready, late = of_ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
+    ready, late = untyped_ray.wait(list(node_ids), num_returns=len(node_ids), timeout=seconds)
     for reference in late:
-        of_ray.cancel(reference, force=True)
-    found = {}
+        untyped_ray.cancel(reference, force=True)
+    answers = {}
     for reference in ready:
         try:
-            found[asked[reference]] = of_ray.get(reference)
-        except of_ray.exceptions.RayError:  # the node left meanwhile
-            of_ray.cancel(reference, force=True)
-    return found
+            answers[node_ids[reference]] = untyped_ray.get(reference)
+        except untyped_ray.exceptions.RayError:  # the node left meanwhile
+            untyped_ray.cancel(reference, force=True)
+    return answers
