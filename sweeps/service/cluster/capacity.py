@@ -25,7 +25,7 @@ Node = Mapping[str, float]
 
 _LOOK_EVERY_SECONDS = 1.0
 _WARN_AFTER_SECONDS = 60.0
-_SILENT_LOOKS = 15  # of an autoscaler that has said nothing yet: there is none
+_SILENT_LOOKS = 15  # after so many looks without a report there is no autoscaler
 _MAX_REQUESTS = 16
 _KINDS = ("CPU", "GPU")
 
@@ -130,7 +130,7 @@ def _times(has: float, amount: float, kind: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """What an autoscaler says of a request.
+    """What an autoscaler reports of a request.
 
     Attributes:
       has_report: whether an autoscaler has reported.
@@ -167,7 +167,7 @@ class Cluster:
         return [node["Resources"] for node in untyped_ray.nodes() if node["Alive"]]
 
     def request(self, needs: TrialNeeds, number: int) -> None:
-        """Have Ray know of so many trainings that wait for room; what it has made room for is let go."""
+        """Request room for this number of trainings, and release the room that Ray has granted."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         open_requests: list[Any] = []
@@ -181,7 +181,7 @@ class Cluster:
         self._requests = open_requests + [placement_group(bundles) for _ in range(num_missing)]
 
     def scaling(self) -> Scaling:
-        """Return what the autoscaler says of the requests."""
+        """Return the autoscaler's report of the requests."""
         from trainers.ray_internals import cluster_status, first_autoscaler_report
 
         state = cluster_status()
@@ -198,7 +198,7 @@ class Cluster:
 
 
 def _scaling_of_report(report: Mapping[str, Any]) -> Scaling:
-    """What an autoscaler of Ray's first version says, which does not tell what it refuses."""
+    """Return the report of an autoscaler of Ray's first version, which does not list what it refuses."""
     kinds = set((report.get("node_type_mapping") or {}).values())
     if all(kind.startswith("node_") for kind in kinds):  # it watches nodes that it has not started
         return Scaling(is_refused=bool(report))
@@ -245,7 +245,7 @@ class Capacity:
         return max(1, min(held, self.trials_at_once() * self.needs.num_workers))
 
     def wait_for_room(self, minutes: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Return once one training fits, having asked for its room.
+        """Request the room of one training, and return once it fits.
 
         Raises:
           ConfigError: no node holds a worker, and none that does will be started.
@@ -272,9 +272,9 @@ class Capacity:
         self._cluster.request(self.needs, 0)
 
     def follow(self, num_begun: int, num_pending: int, num_left: int) -> None:
-        """Ask for the room of trainings that are left, and say once a minute why none has begun.
+        """Request room for the remaining trainings, and warn once a minute while none begins.
 
-        On a private Ray there is nothing to ask for and nobody to wait for but the processes themselves.
+        On a private Ray this is a no-op: its room is fixed.
 
         Args:
           num_begun: trainings that run.
@@ -293,7 +293,7 @@ class Capacity:
             self._warn_each_minute(self._pending_text(num_pending))
 
     def let_go(self) -> None:
-        """Ask for nothing for now: a training that has ended leaves room for the next one."""
+        """Withdraw all requests: a training that has ended leaves room for the next one."""
         if self._grows:
             self._cluster.request(self.needs, 0)
 
@@ -320,7 +320,7 @@ class Capacity:
         return f"{scaling_text}: fewer --num-workers, --threads-per-worker or --gpus-per-worker may fit"
 
     def _look(self) -> list[Node]:
-        """What living nodes have, looked at once a second."""
+        """Return what living nodes have, updated once a second."""
         if self._clock() - self._last_look_time >= _LOOK_EVERY_SECONDS:
             self._nodes, self._last_look_time = self._cluster.nodes(), self._clock()
         return self._nodes

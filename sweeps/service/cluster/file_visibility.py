@@ -25,7 +25,7 @@ NeededFile = tuple[str, int, int | None]
 
 
 def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
-    """Return what the trainings of a plan read by themselves."""
+    """Return the files that the trainings of a plan read by themselves."""
     files: dict[str, NeededFile] = {}
     for images in _shards(plan.data):
         for file, (size, modified_ns) in zip(images.files, images.stamps.tolist(), strict=True):
@@ -39,12 +39,12 @@ def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
 
 
 def check_seen(files: Sequence[NeededFile]) -> None:
-    """Refuse files that a node of the connected Ray does not see as this machine does.
+    """Raise DataError if a node of the connected Ray does not see the files as this machine does.
 
-    A node that does not answer in time is not waited for.
+    A node that does not answer in time is left out.
 
     Raises:
-      DataError: names the nodes, and no file: which one is of no use, and a list of images has many.
+      DataError: a node misses files. The message names nodes and no files, for there may be many.
     """
     if not files:
         return
@@ -59,7 +59,7 @@ def check_seen(files: Sequence[NeededFile]) -> None:
 
 
 def _shards(value: Any) -> Iterator[ShardImages]:
-    """All images below a value that are read from shards."""
+    """Yield all images below a value that are read from shards."""
     if isinstance(value, ShardImages):
         yield value
     elif isinstance(value, tuple):
@@ -71,7 +71,7 @@ def _shards(value: Any) -> Iterator[ShardImages]:
 
 
 def _count_missing(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
-    """Yield the nodes that answer, each with how many files it does not see."""
+    """Yield the nodes that answer, each with the number of files that it does not see."""
     nodes = living_nodes()
     answers = answers_of_nodes(look_function(), list(files), nodes=nodes, seconds=_ANSWER_SECONDS)
     for node in nodes:

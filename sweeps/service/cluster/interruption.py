@@ -25,10 +25,10 @@ kills soon, a Ray job after three seconds."""
 
 
 class StopRequest(BaseException):
-    """The user or the system asked the sweep to stop.
+    """A request of the user or the system to stop the sweep.
 
     Attributes:
-      signal_number: how.
+      signal_number: of the signal that came.
       is_saved: whether every training has saved all that it drew.
     """
 
@@ -42,7 +42,7 @@ class DiskFull(BaseException):
 
 
 def stopping_text(num_drawing: int) -> str:
-    """Return what is said when a stop waits for trainings.
+    """Return the line for a stop that waits for trainings.
 
     >>> stopping_text(2)
     'stopping once the step in flight of 2 trainings is saved; Ctrl-C again stops at once'
@@ -52,7 +52,7 @@ def stopping_text(num_drawing: int) -> str:
 
 
 def no_room_text(folder: SweepFolder) -> str:
-    """Return what is said of a sweep that ended because no space was left."""
+    """Return the message for a sweep that ended because no space was left."""
     return (
         f"stopped: no space is left in {folder.root}, and nothing that was finished is lost; make room, then "
         f"continue with {resume_line(folder.path)}"
@@ -94,7 +94,7 @@ class Interruption:
         self.signals: list[int] = []
 
     def look(self) -> None:
-        """Raise StopRequest where the sweep ends now; let no training begin or go on where it ends soon."""
+        """Raise StopRequest if the sweep ends now; if it ends soon, stop its trainings and begin none."""
         if not self.signals:
             return
         number, now = self.signals[0], time.monotonic()

@@ -124,7 +124,7 @@ def capacity_of(service: ServiceOptions, performance: PerformanceConfig) -> Capa
 
 
 def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) -> None:
-    """Refuse a cluster that does not answer and what a private Ray cannot hold, before any is started.
+    """Raise ConfigError if the cluster does not answer, or a private Ray could not hold one training.
 
     Raises:
       ConfigError: `RAY_ADDRESS` leads nowhere, or this machine is too small for one training.
@@ -175,8 +175,7 @@ def _remove_left_folders(base: Path) -> None:
 
 @contextmanager
 def _connected(scratch: Path) -> Iterator[None]:
-    """A Ray of this process's own, unless `RAY_ADDRESS` or a job names a cluster; never by discovery."""
-
+    """Join the cluster that `RAY_ADDRESS` or a job names, else start a private Ray; discover none."""
     shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     folder = Path.cwd()
     authentication = {name: os.environ.get(name) for name in _AUTHENTICATION}
@@ -252,11 +251,7 @@ def _start(options: Mapping[str, Any], scratch: Path) -> None:
 
 
 def _refuse_other_versions(message: str) -> None:
-    """Refuse a cluster of another Ray or Python, which Ray tells in a paragraph.
-
-    Raises:
-      ConfigError: names both.
-    """
+    """Raise ConfigError if Ray's message is that the cluster runs another Ray or Python."""
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", message)
     if "Version mismatch" in message and len(versions) == 2:
         (ray, python), (own_ray, own_python) = versions
@@ -282,7 +277,7 @@ def joins_cluster() -> bool:
 
 
 def _check_address() -> None:
-    """Refuse a `RAY_ADDRESS` that names no cluster or does not answer; Ray itself would wait for good."""
+    """Raise ConfigError if `RAY_ADDRESS` names no cluster that answers; Ray itself would wait for good."""
     address = os.environ.get("RAY_ADDRESS", "")
     if inside_ray_job() or not joins_cluster():
         return

@@ -38,7 +38,7 @@ from trainers.ray_worker import (
 
 
 class QueueSearcher(Searcher):
-    """Tune's searcher: asks the queue for every trial, and tells it which ones ended.
+    """Tune's searcher: takes every trial from the queue, and reports to it which ones ended.
 
     Args:
       queue: of the sweep's trials.
@@ -92,7 +92,7 @@ class TrialCallback(tune.Callback):
         return tune.Callback, ()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Ask the ledger whether the reservations stand, and see to stops, attempts and room."""
+        """Confirm the reservations with the ledger; then handle stops, attempts and room."""
         running = self._execution
         if running.budget is not None:
             running.budget.confirm()
@@ -123,7 +123,7 @@ class TrialCallback(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Hand a result over, once, or note the failure; a full disk ends the sweep."""
+        """Hand a result over once, or keep the failure; a full disk ends the sweep."""
         name = trial.config["trial"].name
         if "error" in result:
             failure = TrialFailure.of_worker(result["error"])
@@ -136,11 +136,11 @@ class TrialCallback(tune.Callback):
             self.finished_names.add(name)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Follow it no longer."""
+        """Stop following the trial."""
         self._note_end(trial.config["trial"].name)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Note that a training was lost for good."""
+        """Keep the failure of a training that was lost for good."""
         name, supervisor = trial.config["trial"].name, self._execution.supervisor
         self.failures[name] = supervisor.give_up(name, supervisor.note_loss(name, _last_words(trial)))
         self._note_end(name)
@@ -222,6 +222,6 @@ def _nameless(trial: Any) -> str:
 
 
 def _last_words(trial: Any) -> str:
-    """What Ray says of a trial's last failure; Tune's file holds all of them."""
+    """Return Ray's message on a trial's last failure; Tune's file holds all failures."""
     file = Path(trial.error_file or "none")  # `get_error` looks where it arrives later
     return file.read_text(errors="replace").rpartition("Failure # ")[2] if file.is_file() else ""

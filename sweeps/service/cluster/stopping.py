@@ -44,7 +44,7 @@ _NOBODY = SimpleNamespace(get_live_trials=tuple)
 
 
 class TuneRule:
-    """One of Ray Tune's schedulers, asked score by score.
+    """One of Ray Tune's schedulers, which decides score by score.
 
     Args:
       name: `asha` or `median`.
@@ -65,7 +65,7 @@ class TuneRule:
         self._trials: dict[str, _TuneTrial] = {}
 
     def goes_on(self, trial: str, step: int, score: float) -> bool:
-        """Whether a training goes on after a score, by Tune's rule; it counts for the others from now on."""
+        """Return whether a training goes on after a score; the score counts for the others from now on."""
         if trial not in self._trials:
             self._trials[trial] = _TuneTrial(trial_id=trial)
             self._scheduler.on_trial_add(_NOBODY, self._trials[trial])
@@ -74,7 +74,7 @@ class TuneRule:
 
 
 class _TuneTrial(SimpleNamespace):
-    """What Tune's rules know a training by."""
+    """A training as Tune's rules identify it."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -105,21 +105,21 @@ class Stopping:
         self.is_over = False
 
     def oversight(self, trial: str) -> Oversight:
-        """Return what a training is told by."""
+        """Return the files by which a training asks and is answered."""
         by_scores = self._service.early_stopping != "none"
         return Oversight(count_file=self._folder.count_file(trial), by_scores=by_scores)
 
     def begin(self, trials: Sequence[Trial]) -> None:
-        """Let trainings begin that an earlier driver has ended."""
+        """Allow trainings to begin that an earlier driver has ended."""
         for trial in trials:
             self.oversight(trial.name).begin()
 
     def look(self, running: Mapping[str, Trial], *, must_end: bool = False) -> None:
-        """Answer what was asked, and end all when the time is over.
+        """Answer the trainings' questions, and end all trainings when the time is over.
 
         Args:
           running: the trainings that run.
-          must_end: whether the user says that it is.
+          must_end: whether the user ends the sweep.
         """
         now = self._clock()
         if now - self._last_look_time < _LOOK_EVERY_SECONDS and not must_end:
@@ -146,7 +146,7 @@ class Stopping:
         return score is None or self._rule_for(trial, name).goes_on(trial.name, question.step, score)
 
     def _rule_for(self, trial: Trial, score: str) -> TuneRule:
-        """Return the rule for trainings like one: private ones are not held against others without noise."""
+        """Return the rule for trainings like this one: private ones are compared with private ones alone."""
         config = trial.config
         last, every = config.mechanism.num_steps, config.evaluation.score_every_steps
         key = (config.guarantee_label, score, last, every)
@@ -156,9 +156,9 @@ class Stopping:
 
 
 def stopped_at(trial: Trial, metrics: Mapping[str, float]) -> int | None:
-    """Return the step at which a finished training was ended by its scores; None where it made all.
+    """Return the step at which a finished training was ended by its scores; None if it made all steps.
 
-    A result that does not say how many it made is of a version that ended none.
+    A result without a number of steps is of a version that ended no training.
     """
     num_done = metrics.get("num_steps_done")
     return int(num_done) if num_done is not None and num_done < trial.config.mechanism.num_steps else None

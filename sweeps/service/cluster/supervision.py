@@ -37,8 +37,8 @@ class Attempt:
       num_before: attempts that had begun to draw before this one.
       since: when it was started, in seconds; it cannot hang before it has its processes.
       has_begun: whether it has its processes.
-      mark: what its files told last; a change is progress.
-      progressed: when they did.
+      mark: the last state of its files; a change is progress.
+      progressed: when they changed.
       ended_for: why this driver ended it.
     """
 
@@ -63,8 +63,8 @@ class Supervisor:
     Args:
       folder: of the sweep.
       service: its limits.
-      log: what is said goes there, too; None for a sealed sweep, of whose trials neither its files nor what
-        is printed, which a job's log keeps, may tell.
+      log: also gets the lines. None for a sealed sweep, whose files and printed lines, which a job's log
+        keeps, may show nothing of its trials.
       ray_logs: where Ray keeps its own account of what died.
       clock: seconds.
     """
@@ -95,7 +95,7 @@ class Supervisor:
         return [name for name, attempt in running if attempt.has_counted(self._folder.read_counts(name))]
 
     def note_start(self, trial_input: RayTrial, end: Callable[[], None], *, in_place: bool) -> None:
-        """Hear that a training was started, and say so where it was lost before.
+        """Follow a training that was started, and log the restart of a lost one.
 
         Args:
           trial_input: what its processes get.
@@ -112,7 +112,7 @@ class Supervisor:
         self._running[name] = Attempt(trial_input, end, checkpoints, num_before, now, in_place, None, now)
 
     def note_loss(self, name: str, error: object) -> str:
-        """Hear that a training's process died; return why, as it is told."""
+        """Keep and return the reason why a training's process died."""
         attempt = self._running.pop(name, None)
         reason = attempt.ended_for if attempt is not None and attempt.ended_for else why_lost(error)
         self._loss_reasons[name] = reason
@@ -122,7 +122,7 @@ class Supervisor:
         return reason
 
     def note_end(self, name: str) -> None:
-        """Hear that a training has ended for good."""
+        """Forget a training that has ended for good."""
         self._running.pop(name, None)
         self._loss_reasons.pop(name, None)
 
@@ -134,7 +134,7 @@ class Supervisor:
         return failure
 
     def look(self) -> None:
-        """See once a second which attempts go on, and end those that take too long."""
+        """Check all attempts once a second, and end those that take too long."""
         now = self._clock()
         if now - self._last_look_time < _LOOK_EVERY_SECONDS:
             return
@@ -160,7 +160,7 @@ class Supervisor:
             attempt.end()
 
     def _mark_of(self, name: str, attempt: Attempt) -> tuple[Drawn | None, int]:
-        """What changes when a training goes on: its count of steps, and its checkpoint."""
+        """Return the count of steps and the checkpoint's time: they change when a training goes on."""
         checkpoint = attempt.trial_input.checkpoint_folder / "checkpoint.pt"
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         return self._folder.read_counts(name), saved
@@ -172,10 +172,10 @@ class Supervisor:
     def _log_restart(
         self, name: str, reason: str, checkpoints: CheckpointFolder, num_in_advance: int | None
     ) -> None:
-        """Say where a lost training goes on, and what that costs."""
+        """Log where a lost training goes on, and what that costs."""
         try:
             step, num_drawn = checkpoints.saved_step(), checkpoints.drawn().num_steps
-        except DpgclError:  # the training itself will say what is damaged
+        except DpgclError:  # the training itself will report what is damaged
             return
         num_repeated = max(0, num_drawn - step)
         cost = f"{count(num_repeated, 'step')} charged"

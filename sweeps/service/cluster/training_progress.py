@@ -38,7 +38,7 @@ class _Running:
         return fraction_done(self.latest)
 
     def stage(self, *, in_tenths: bool = False) -> str:
-        """What it does, in words."""
+        """Return in words what the training does."""
         if self.latest is None:
             return "starting"
         step = (self.latest.in_tenths if in_tenths else self.latest).step
@@ -64,12 +64,12 @@ class SweepWatch:
         self._lock = threading.Lock()
 
     def note_start(self, name: str, num_steps: int, file: Path | None) -> None:
-        """Hear that a training was started.
+        """Watch a training that was started.
 
         Args:
           name: of the training.
           num_steps: T.
-          file: where it tells its steps; one of an earlier attempt is removed.
+          file: where it writes its steps; one of an earlier attempt is removed.
         """
         if file is None:
             return
@@ -81,13 +81,13 @@ class SweepWatch:
             self._running[name] = _Running(num_steps, file)
 
     def note_end(self, name: str) -> None:
-        """Hear that a training ended for good."""
+        """Count a training that ended for good."""
         with self._lock:
             if self._running.pop(name, None) is not None:
                 self._num_over += 1
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the seconds until all have ended; None where that is not known yet."""
+        """Return the seconds until all trainings have ended; None if that is not known yet."""
         shares = [run.share for _, run in self._look()]
         num_done = self._num_over - self._num_before + sum(shares) - self._shares_before
         if num_done > 0 and self._first is None:

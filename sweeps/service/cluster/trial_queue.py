@@ -13,10 +13,10 @@ class TrialSource(Protocol):
     """Decide trial after trial what is trained next."""
 
     def next_trial(self) -> Trial:
-        """Return the next trial; which one it is has been written down by then."""
+        """Return the next trial, which has been written down by then."""
 
     def note_end(self, name: str) -> None:
-        """Hear that a trial ended; its result was handed over before, or there is none."""
+        """Note that a trial ended; its result was handed over before, or there is none."""
 
 
 class ListedTrials:
@@ -29,7 +29,7 @@ class ListedTrials:
         return next(self._trials)
 
     def note_end(self, name: str) -> None:
-        """Hear nothing: no trial depends on another one's result."""
+        """No-op: no trial depends on another one's result."""
 
 
 class TrialQueue:
@@ -74,7 +74,7 @@ class TrialQueue:
         return trial
 
     def note_end(self, trial_id: str) -> None:
-        """Hear that a trial ended."""
+        """Make room for the next trial."""
         self._capacity.let_go()
         self._source.note_end(self._live.pop(trial_id).name)
 

@@ -88,14 +88,14 @@ class Display:
 
         Args:
           text: what it is.
-          aloud: say so in a line where there is no region.
+          aloud: print it as a line where there is no region.
         """
         self._doing, self._since = text, self._clock()
         if text and aloud and self._live is None:
             self.put(f"{text} …")
 
     def beat(self) -> None:
-        """Say what goes on if that is due."""
+        """Print what goes on if a line is due."""
         now = self._clock()
         due = SILENCE_SECONDS if now - self._since <= LATER_SECONDS else LATER_SECONDS
         if now - self._last_line_time >= due and (text := self.text(now)):
@@ -169,7 +169,7 @@ _CURRENT: list[Display] = [Display()]
 
 @contextmanager
 def show_progress(*, quiet: bool) -> Iterator[None]:
-    """Within it, this process shows what it is doing; within another one, that one goes on."""
+    """Show within it what this process does; an inner call leaves the display to the outer one."""
     if len(_CURRENT) > 1:
         yield
         return

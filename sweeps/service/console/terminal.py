@@ -24,12 +24,12 @@ _RESTARTS = " for restarts (charged though not drawn; --restart-steps 0 turns it
 
 
 def print_line(text: str) -> None:
-    """Print a line at once, without the secret of any address in it; with `--quiet` none."""
+    """Print a line at once, without the secrets of its addresses; with `--quiet` print none."""
     put(masked_text(text))
 
 
 def warn(text: str) -> None:
-    """Print a line that is seen with `--quiet`, too: an answer, a warning or an error."""
+    """Print a line also with `--quiet`: an answer, a warning or an error."""
     put(masked_text(text), always=True)
 
 
@@ -48,7 +48,7 @@ def print_notes(plan: SweepPlan, *, in_full: bool) -> None:
 
 
 def print_plan(plan: SweepPlan, *, in_full: bool) -> None:
-    """Print notes, numbers and points of a plan: in full every point, else a line for each label."""
+    """Print notes, numbers and points of a plan: in full every point, else one line per label."""
     print_notes(plan, in_full=in_full)
     mechanism = plan.trials[0].config.mechanism
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
@@ -95,7 +95,7 @@ def _lines_of_labels(points: Mapping[str, Trial]) -> Iterator[str]:
 
 
 def _epsilon_of_one(trials: Sequence[Trial]) -> str:
-    """The largest ε of trials of one label; in brackets where it is a claim alone."""
+    """Return the largest ε of trials of one label, in brackets if it is only a claim."""
     label = trials[0].config.guarantee_label
     if label == "none":
         return "none"

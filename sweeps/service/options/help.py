@@ -43,7 +43,7 @@ def show_help(
     Args:
       trees: of options, by the title of what is in no node of theirs, such as the axes of a sweep.
       description: of the program.
-      varied: options that are not shown, for axes take their place.
+      varied: options that are left out, for axes take their place.
       is_full: all options, not only axes and those of `FIRST`.
     """
     import tyro  # here, for it is needed by command lines alone
@@ -66,7 +66,7 @@ def show_help(
 
 
 def _group(name: str, options: _Section, description: str) -> type:
-    """A dataclass of some options, which tyro shows as a group."""
+    """Return a dataclass of some options, which tyro shows as a group."""
     import tyro
 
     fields = [
@@ -81,7 +81,7 @@ def _group(name: str, options: _Section, description: str) -> type:
 
 
 def _sections(title: str, tree: Any) -> list[tuple[str, object, _Section]]:
-    """The options of a tree by its nodes; those of no node come first."""
+    """Return the options of a tree by its nodes; options of no node come first."""
     sections: dict[str, tuple[str, object, _Section]] = {"": (title, tree, [])}
     for leaf in leaves(type(tree)).values():
         name = "" if len(leaf.path) == 1 else leaf.path[0]
@@ -100,7 +100,7 @@ def _comes_first(leaf: Leaf) -> bool:
 
 
 def mark_type(option_type: Any) -> Any:
-    """Return a type as tyro takes it: what is true, false or left to a rule is typed --name and --no-name."""
+    """Return a type with tyro's mark: a flag that may be None is typed --name or --no-name."""
     import tyro
 
     return Annotated[option_type, tyro.conf.DisallowNone] if option_type == bool | None else option_type

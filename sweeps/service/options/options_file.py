@@ -44,7 +44,7 @@ _SECRET = ("ledger", "tracking_uri")
 
 @dataclass(frozen=True, kw_only=True)
 class OptionsFile:
-    """What a file says.
+    """The content of a file of options.
 
     Attributes:
       setting: name of the setting that its options start from; None for the plain defaults.
@@ -97,12 +97,12 @@ def options_text(options: SweepOptions) -> str:
 
 
 def is_same(value: Any, recorded_value: Any) -> bool:
-    """Whether a value is the one that a file keeps, which has no secret of an address."""
+    """Return whether a value is the one in a file, which has no secrets of addresses."""
     return bool(_plain(value) == _plain(recorded_value))
 
 
 def _place(error: yaml.YAMLError) -> str:
-    """What is wrong and where, without the text of the line, which may hold a password."""
+    """Return the problem and its line number, without the line's text, which may hold a password."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return ""
     return f": {error.problem} in line {error.problem_mark.line + 1}"
@@ -131,7 +131,7 @@ def _parse_content(kind: type[SweepOptions], content: dict[Any, Any]) -> Options
 def _values(
     options: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], content: Mapping[Any, Any]
 ) -> list[tuple[str, Any]]:
-    """The options of a section, by name; of removed ones those are left out that did nothing."""
+    """Return the options of a section, by name, without removed ones that did nothing."""
     values: list[tuple[str, Any]] = []
     below = {path[len(section)] for path in options if path[: len(section)] == section and path != section}
     for key, value in content.items():
@@ -161,7 +161,7 @@ def _unknown_key(
 
 
 def _typed(leaf: Leaf, value: Any) -> Any:
-    """The value as the option's type, by JSON's rules: a list for a tuple, text for a path."""
+    """Return the value as the option's type, by JSON's rules: a list for a tuple, text for a path."""
     try:
         return TypeAdapter(leaf.type).validate_json(json.dumps(value), strict=True)
     except (ValidationError, TypeError) as error:

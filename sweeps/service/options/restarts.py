@@ -16,10 +16,10 @@ from sweeps.service.options.sweep_options import SweepOptions
 
 
 def num_restart_steps(options: SweepOptions) -> int | None:
-    """Return R of every private training of a sweep; None where repeated steps are charged as they come.
+    """Return R of every private training of a sweep; None if repeated steps are charged as they come.
 
-    Without a ledger private data have one checkpoint interval unless given. Public data have none: whoever
-    restarts what a statement about public records describes spends nothing.
+    Without a ledger R defaults to one checkpoint interval for private data, and to None for public data,
+    whose restarts spend nothing.
 
     Raises:
       ConfigError: R is given, and negative or of no use.

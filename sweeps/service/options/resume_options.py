@@ -1,6 +1,6 @@
-"""Resuming a sweep by its name: its options are those in its folder, and what is given besides must agree.
+"""Resuming a sweep by its name: its folder has its options, and options given besides must agree.
 
-What no result depends on may be another: where, how fast and how long it runs. Addresses are
+Options that no result depends on may differ: where, how fast and how long it runs. Addresses are
 in the sweep's plan, for config.yaml is published; those with a password are kept nowhere, and are given
 again.
 """
@@ -30,11 +30,11 @@ OptionsOf = Callable[[Path], SweepOptions]
 
 
 def command_of(options: SweepOptions, name: str) -> Command:
-    """Return what a sweep's plan keeps of how it was started.
+    """Return the command that a sweep's plan keeps.
 
     Args:
       options: the user's.
-      name: that it is continued by.
+      name: of the sweep, by which it is continued.
     """
     script: tuple[str, ...] = () if options.overrides is None else ("python", sys.argv[0])
     if script and inside_ray_job():
@@ -52,7 +52,7 @@ def command_of(options: SweepOptions, name: str) -> Command:
 
 
 def passes(kind: type[SweepOptions], option: str) -> bool:
-    """Whether an option may be another when a sweep is resumed."""
+    """Return whether an option may differ when a sweep is resumed."""
     in_performance = leaves(kind)[option].path[0] == "performance"
     return in_performance or option in OF_ONE_RUN or option in _OF_RESOURCES
 
@@ -64,12 +64,12 @@ def resumed_sweep(
 
     Args:
       kind: of the script's options.
-      overrides: what the command line gives, by option.
-      changes: all that it says, by option: what is given, and what a file, a setting or a preset says.
-      options_of: the options of a config.yaml.
+      overrides: values of the command line, by option.
+      changes: these, and the values of a file, a setting or a preset, by option.
+      options_of: returns the options of a config.yaml.
 
     Raises:
-      ConfigError: what is stated differs from what the sweep was started with.
+      ConfigError: a change differs from the options that the sweep was started with.
       StorageError: the sweep of this name is another script's or not there, or no name is given and none is
         unfinished.
     """
@@ -113,7 +113,7 @@ def _check_agreement(sweep: ResumableSweep, changes: Mapping[str, Any], options_
 
 
 def _differences(sweep: ResumableSweep, changes: Mapping[str, Any], options_of: OptionsOf) -> list[str]:
-    """Tell what is stated otherwise than it was recorded, a line for each option."""
+    """Return a line for each option that differs from the recorded one."""
     recorded_options = options_of(sweep.folder / CONFIG_FILE)
     kind, lines = type(recorded_options), list[str]()
     known, flags = leaves(kind), flags_of(kind)

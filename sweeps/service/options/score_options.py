@@ -55,7 +55,7 @@ def final_scores() -> list[str]:
 
 
 def visible_scores(data: TrainingData, method: str) -> list[str]:
-    """Return the scores that a method may be chosen by on these data: of public records, or noised."""
+    """Return the scores by which a method may be chosen on these data: of public records, or noised."""
     scores: list[str] = []
     index, queries = data.index, data.queries
     if queries is not None and (data.evaluation_is_public or data.train_is_public):

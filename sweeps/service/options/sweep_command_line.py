@@ -36,9 +36,9 @@ _INSTEAD = {
     "pretrained": "warm_start",
 }
 _OF_ONE_DATASET = ("data_is", "unit_column", "num_records_public", "delta", "dataset_id", "no_ledger")
-"""What a file says of its own data set, and promises for it: with another data set it is to be said anew.
+"""Options that a file gives for its own data set; for another data set they must be given anew.
 
-That one data set is public says nothing of another one; private records would be trained on as public.
+That one data set is public implies nothing of another one; private records would be trained on as public.
 """
 _OF_TRAININGS = (*(each.name for each in dataclasses.fields(TrainingOptions)), "data")
 
@@ -79,8 +79,7 @@ def _parse_words(
     if resumes and (options := _resumed(kind, start, overrides)) is not None:
         return options
     file = None if start.config is None else read_options(kind, start.config)
-    options = _starting_point(kind, start, file, overrides)
-    options = changed(options, **overrides)
+    options = changed(_starting_point(kind, start, file, overrides), **overrides)
     if help_flags:
         trees = {"start": start, "axes": options}
         show_help(trees, description, varied_by(kind), is_full="--help-all" in help_flags)
@@ -94,7 +93,7 @@ def _parse_words(
 
 
 def _resumed(kind: type[Options], start: Start, overrides: Mapping[str, Any]) -> Options | None:
-    """The options of the sweep that is resumed, from its folder; None where it keeps none."""
+    """Return the options of the sweep that is resumed, from its folder; None where it keeps none."""
 
     def options_of(path: Path) -> Options:
         return _completed(kind, Start(config=path), {})
@@ -113,7 +112,7 @@ def _resumed(kind: type[Options], start: Start, overrides: Mapping[str, Any]) ->
 
 
 def _collect_changes(kind: type[Options], start: Start, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command line says, by option: what it gives, and what file, setting or preset change."""
+    """Return the values that a command line, a file, a setting or a preset change, by option."""
     if start == Start():
         return dict(overrides)
     options, default = _completed(kind, start, overrides), kind()
@@ -122,10 +121,10 @@ def _collect_changes(kind: type[Options], start: Start, overrides: Mapping[str, 
 
 
 def words_of_options(options: SweepOptions, values: Mapping[str, Any]) -> list[str]:
-    """Return the words by which another sweep on these data trains as these options say.
+    """Return the words by which another sweep on these data trains with these options.
 
     Args:
-      options: whose trainings and data are meant.
+      options: of the trainings and the data.
       values: of the other sweep's options, by name, which come first; ε is among them, or on an axis.
     """
     data, method = options.data.dataset, options.mechanism.method
@@ -143,7 +142,7 @@ def words_of_options(options: SweepOptions, values: Mapping[str, Any]) -> list[s
 
 
 def _typed_words(name: str, value: Any) -> list[str]:
-    """How an option is typed.
+    """Return the words that give an option.
 
     >>> _typed_words("group_sizes", (4, "batch")), _typed_words("non_private", False)
     (['--group-sizes', '4', 'batch'], ['--no-non-private'])
@@ -165,7 +164,7 @@ def _completed(kind: type[Options], start: Start, overrides: Mapping[str, Any]) 
 def _starting_point(
     kind: type[Options], start: Start, file: OptionsFile | None, overrides: Mapping[str, Any]
 ) -> Options:
-    """The options of setting, file and preset, in this order; each replaces what is before it."""
+    """Return the options of setting, file and preset; each overrides those before it."""
     file_values = {} if file is None else dict(file.values)
     for name in overrides:
         file_values.pop(_INSTEAD.get(name, ""), None)
@@ -212,7 +211,7 @@ def _preset(kind: type[Options], start: Start) -> Callable[[Options], Options]:
 def _dataset(
     overrides: Mapping[str, Any], preset: SweepOptions, default: SweepOptions, file_values: Mapping[str, Any]
 ) -> str:
-    """The data set of the command line, else of the preset, else of the file."""
+    """Return the data set of the command line, else of the preset, else of the file."""
     dataset = overrides.get("dataset", preset.data.dataset)
     if "dataset" not in overrides and preset.data.dataset == default.data.dataset:
         dataset = file_values.get("dataset", dataset)
@@ -223,7 +222,7 @@ def _dataset(
 def _setting(
     start: Start, file: OptionsFile | None, dataset: str, option_values: Mapping[str, Any]
 ) -> TrainingOptions | None:
-    """The named setting to start from; None for the plain defaults, which are those of a file."""
+    """Return the named setting to start from; None for the plain defaults, which are those of a file."""
     name = start.setting or (file.setting if file is not None else None)
     if name in (None, "auto") and start.full:
         name = "paper"
@@ -239,9 +238,9 @@ def _setting(
 
 
 def _parse_values(kind: type[SweepOptions], words: list[str]) -> dict[str, Any]:
-    """The options that the command line gives, by name, each of its declared type.
+    """Parse the options that the command line gives, by name, each to its declared type.
 
-    Parsed by tyro, whose boxed messages become one line.
+    Tyro parses them, and its boxed messages become one line.
     """
     import tyro  # here, for it is needed by command lines alone
 
@@ -271,7 +270,7 @@ def _refuse_unknown_options(kind: type[SweepOptions], words: Sequence[str]) -> N
 
 
 def _unknown_option(name: str, valid: Collection[str]) -> str:
-    """Tell the nearest option; there are too many to list.
+    """Name the nearest option; there are too many to list.
 
     >>> _unknown_option("--group-sise", ["--group-size", "--epsilon"])
     "unknown option '--group-sise'; did you mean '--group-size'? Valid: what --help-all lists"
@@ -283,7 +282,7 @@ def _unknown_option(name: str, valid: Collection[str]) -> str:
 
 
 def _check_contradictions(options: SweepOptions, overrides: Collection[str]) -> None:
-    """Refuse options that contradict each other, each of them right by itself."""
+    """Raise ConfigError if options contradict each other."""
     if {"sampling_prob", "expected_batch_size"} <= set(overrides):
         raise ConfigError("give sampling_prob or expected_batch_size, not both")
     if not options.release.is_open and "repeats" in overrides:

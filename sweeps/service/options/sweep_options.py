@@ -57,7 +57,7 @@ def flags_of(kind: type[SweepOptions]) -> dict[str, str]:
 
 @contextmanager
 def errors_in_flags(kind: type[SweepOptions]) -> Iterator[None]:
-    """Let errors name options as a command line has them."""
+    """Make errors name options as a command line has them."""
     try:
         yield
     except DpgclError as error:
@@ -74,7 +74,7 @@ class SweepOptions(TrainingOptions):
 
     Attributes:
       always_adapts: whether every trial has adapters, of a rank that the sweep chooses where none is given.
-      overrides: options that the command line or a file gives; None where that is unknown, as from Python.
+      overrides: names of the options that the command line or a file gives; None if unknown, as from Python.
     """
 
     always_adapts: ClassVar[bool] = False
@@ -140,10 +140,10 @@ class SweepOptions(TrainingOptions):
         return self
 
     def completed(self, overrides: Collection[str]) -> Self:
-        """Return the options with what follows from others.
+        """Return the options, completed by those that follow from others.
 
         Args:
-          overrides: options that the user gives, by name.
+          overrides: names of the options that the user gives.
         """
         return self
 

@@ -1,4 +1,4 @@
-"""What every node of the connected Ray answers to one question, which is asked of all at once."""
+"""The nodes of the connected Ray, and the answers of all to one function that they run at once."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def living_nodes() -> list[ClusterNode]:
 def answers_of_nodes(
     look: Callable[..., Any], *arguments: object, nodes: Sequence[ClusterNode], seconds: float
 ) -> dict[str, Any]:
-    """Return what nodes answer, by their ids; those that do not answer in time, or leave, are left out.
+    """Return the answers of nodes by id, without nodes that do not answer in time, or leave.
 
     Args:
-      look: what each one does: a local function that imports what it needs itself, which Ray sends along, as
-        a node may lack this code.
-      arguments: of it.
-      nodes: that are asked.
-      seconds: to wait for all of them, of which one may be gone without Ray's knowing yet.
+      look: the function that each node runs: a local one with its own imports, which Ray sends along, as a
+        node may lack this code.
+      arguments: of the function.
+      nodes: that run it.
+      seconds: to wait for all nodes, for one may be gone without Ray's knowing yet.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

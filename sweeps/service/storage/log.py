@@ -35,7 +35,7 @@ class SweepLog:
             file.write(json.dumps(line | facts) + "\n")
 
     def restarts(self, trial: str) -> list[str]:
-        """Return what was said of a trial's restarts."""
+        """Return the texts of a trial's restarts."""
         lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
         texts = []
         for line in lines:

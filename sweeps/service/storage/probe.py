@@ -37,13 +37,13 @@ TO_LOCK = (
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStorage:
-    """What one node sees of the folder.
+    """The folder as one node sees it.
 
     Attributes:
       node: its address, and the beginning of Ray's id of it.
       folder: `same`; `other`, of the same path and without the token; `missing`; or `unwritable`.
       lock: `held` as it must be, `taken` although the driver holds it, `unsupported`; "" if not tried.
-      error_text: what the system says where something failed.
+      error_text: the system's message where something failed.
     """
 
     node: str
@@ -54,10 +54,10 @@ class NodeStorage:
 
 @dataclass(frozen=True, kw_only=True)
 class StorageProbe:
-    """What a probe found.
+    """The results of a probe.
 
     Attributes:
-      folder: that was looked at.
+      folder: that was probed.
       nodes: all that answered.
       silent: the nodes that did not.
     """
@@ -67,7 +67,7 @@ class StorageProbe:
     silent: Sequence[str] = ()
 
     def apart(self) -> str:
-        """Return that nodes see another folder, or none, and which; "" where all see the driver's."""
+        """Return a message with the nodes that see another folder or none; "" if all see the driver's."""
         apart = [node for node in self.nodes if node.folder != SAME]
         if not apart:
             return ""
@@ -75,7 +75,7 @@ class StorageProbe:
         return f"the storage folder {self.folder} must be one folder on all nodes; not on {places}"
 
     def unlocked(self) -> str:
-        """Return that locks do not hold, and where; "" where they do."""
+        """Return a message with the nodes where locks do not hold; "" if they hold everywhere."""
         unlocked = [node for node in self.nodes if node.lock in (TAKEN, UNSUPPORTED)]
         names = ", ".join(f"{node.node}{_because(node)}" for node in unlocked)
         return f"locks (flock) in {self.folder} do not hold between nodes ({names})" if unlocked else ""
@@ -89,7 +89,7 @@ def _because(node: NodeStorage) -> str:
 
 
 def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> StorageProbe:
-    """Return what the nodes of the connected Ray see of a folder; a file is written there, and removed.
+    """Probe a folder from all nodes of the connected Ray; a file is written there, and removed.
 
     Args:
       folder: exists, or can be created.
@@ -112,9 +112,9 @@ def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> S
 
 
 def check_shared(folder: Path, print_line: Callable[[str], None]) -> None:
-    """Refuse a folder that the nodes of the connected Ray do not share, and say what else was found.
+    """Raise StorageError if the nodes of the connected Ray do not share a folder; print other problems.
 
-    On one node nothing is looked at.
+    On one node this is a no-op.
 
     Raises:
       StorageError: a node sees another folder, or none.
@@ -132,13 +132,13 @@ def check_shared(folder: Path, print_line: Callable[[str], None]) -> None:
 
 @contextmanager
 def _hold_lock(folder: Path) -> Iterator[tuple[str, str]]:
-    """A new folder with a token, and a lock held there; yields its path and the token."""
+    """Create a folder with a token, and hold a lock there; yields the folder's name and the token."""
     token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=folder, ignore_cleanup_errors=True) as name:
         place = Path(name)
         (place / _TOKEN).write_text(token)
         with (place / _LOCK).open("w") as file:
-            with suppress(OSError):  # where there are no locks, the nodes will say so
+            with suppress(OSError):  # where there are no locks, the nodes report it
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield name, token
 

@@ -39,7 +39,7 @@ class SlotFiles:
 
     @classmethod
     def of(cls, data: DataOptions, root: Path, *, has_ledger: bool) -> SlotFiles:
-        """Return where those of a data set lie: beside its mark if it has one and that folder is writable.
+        """Return the files of a data set: beside its mark if it has one and that folder is writable.
 
         Args:
           data: the data set; a table is of its units.

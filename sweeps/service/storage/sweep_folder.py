@@ -104,8 +104,8 @@ class SweepFolder:
         """Create the folder with its plan; `plan["fingerprint"]` identifies the configuration.
 
         Args:
-          plan: what a resume must find again.
-          repetition: what repeats and continues the sweep.
+          plan: content that a resume must find again.
+          repetition: options and command that repeat and continue the sweep.
         """
         facts = dict(plan)
         with storage_errors(self.path):
@@ -150,9 +150,10 @@ class SweepFolder:
         return self.path / f"drawn/{trial}.json"
 
     def read_counts(self, trial: str) -> Drawn | None:
-        """Return what a trial may have drawn; None where it has drawn nothing, or its count is lost.
+        """Return the counts of a trial's draws; None if it has drawn nothing, or its count is lost.
 
-        A StorageError tells that the count is damaged.
+        Raises:
+          StorageError: the count is damaged.
         """
         counts = read_drawn(self.count_file(trial))
         return counts if counts is not None and counts.num_attempts else None
@@ -169,7 +170,8 @@ class SweepFolder:
     def starts(self, trial: str) -> Starts:
         """Return how often a trial was started, and how many of these starts left no trace.
 
-        A StorageError tells that the count is damaged.
+        Raises:
+          StorageError: the count is damaged.
         """
         path = self._starts_file(trial)
         try:
@@ -322,7 +324,7 @@ def named_folder(root: Path, name: str) -> SweepFolder:
 
 
 def _refuse_traces(folder: SweepFolder) -> None:
-    """Refuse a folder with trials and without a plan: nobody knows any more with what settings they ran."""
+    """Raise StorageError if a folder has trials and no plan: the settings of the trials are unknown."""
     traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]
     if traces:
         raise StorageError(
@@ -340,7 +342,7 @@ def config_hash(config: TrainingConfig) -> str:
 
 
 def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
-    """Where the params of two configurations differ, of those that decide the result.
+    """Return the params that decide the result and differ between two configurations.
 
     >>> _differences({"num_steps": 5, "device": "cpu"}, {"num_steps": 7, "device": "cuda"})
     ' (num_steps was 5, is 7)'
@@ -368,7 +370,7 @@ def unused_name(sweeps: Path, prefix: str, ends: Sequence[str] = ("",)) -> str:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn what the system says of a path that cannot be written into a StorageError."""
+    """Turn the system's error for a path that cannot be written into a StorageError."""
     try:
         yield
     except OSError as error:
