@@ -53,17 +53,17 @@ class ArchitecturesOptions(PairSweepOptions):
 def points(options: ArchitecturesOptions) -> list[Point]:
     """Return one point per network and ε."""
     small = OF_PAIRS if options.data.modality == "image-text" else OF_IMAGES
-    found: list[Point] = []
-    for given in dict.fromkeys(options.networks or small):
-        name, _, weights = given.partition("=")
+    grid: list[Point] = []
+    for network in dict.fromkeys(options.networks or small):
+        name, _, weights = network.partition("=")
         changes: dict[str, Any] = {"network": name}
         if weights:
             changes |= {"warm_start": Path(weights), "pretrained": "random"}
-        label = f"{Path(name).stem}-{len(found)}" if "/" in name else name
-        if any(point.changes["network"] == name for point in found):
+        label = f"{Path(name).stem}-{len(grid)}" if "/" in name else name
+        if any(point.changes["network"] == name for point in grid):
             raise ConfigError(f"each network must be given once, for a figure tells them by name; got {name}")
-        found += at(options.mechanism, label, changes, non_private=options.non_private)
-    return found
+        grid += at(options.mechanism, label, changes, non_private=options.non_private)
+    return grid
 
 
 def main() -> int:

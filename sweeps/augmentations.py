@@ -46,13 +46,13 @@ class AugmentationsOptions(PairSweepOptions):
 
 def points(options: AugmentationsOptions) -> list[Point]:
     """Return one point per combination and ε."""
-    found: list[Point] = []
+    grid: list[Point] = []
     texts = options.text_augmentations if options.data.modality == "image-text" else None
     images = options.image_augmentations
     for name, changes in combinations(options.views, options.text_views, images, texts).items():
-        shown = {"augmentation": name.replace("_", " ")}
-        found += at(options.mechanism, name, changes, shown, non_private=options.non_private)
-    return found
+        params = {"augmentation": name.replace("_", " ")}
+        grid += at(options.mechanism, name, changes, params, non_private=options.non_private)
+    return grid
 
 
 def main() -> int:

@@ -44,18 +44,18 @@ class ClassifyOptions(SweepOptions):
     def tiny(self) -> Self:
         return changed(super().tiny(), epsilons=(10.0,), layers=TRAINED_LAYERS[:1])
 
-    def completed(self, given: Collection[str]) -> Self:
-        if "method" in given and self.mechanism.method != METHOD:
+    def completed(self, overrides: Collection[str]) -> Self:
+        if "method" in overrides and self.mechanism.method != METHOD:
             raise ConfigError(f"this sweep trains {METHOD}; got {self.mechanism.method}: leave --method out")
-        chosen = {} if "select_by" in given or self.release.is_open else {"select_by": CLASSIFIER_SCORE}
+        chosen = {} if "select_by" in overrides or self.release.is_open else {"select_by": CLASSIFIER_SCORE}
         return changed(self, method=METHOD, num_augmentations=0, **chosen)
 
 
 def points(options: ClassifyOptions) -> list[Point]:
     """Return one point per layers trained and ε."""
     points_at = partial(at, options.mechanism, non_private=options.non_private, epsilons=options.epsilons)
-    each = dict.fromkeys(options.layers)
-    return [point for layers in each for point in points_at(layers, {"trained_layers": layers})]
+    choices = dict.fromkeys(options.layers)
+    return [point for layers in choices for point in points_at(layers, {"trained_layers": layers})]
 
 
 def main() -> int:

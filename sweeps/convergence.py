@@ -45,12 +45,12 @@ class ConvergenceOptions(SweepOptions):
     def full(self) -> Self:
         return changed(super().full(), group_sizes=(4, 16, 64, "batch"))
 
-    def completed(self, given: Collection[str]) -> Self:
-        every, tenth = self.evaluation, max(1, self.mechanism.num_steps // SCORED)
+    def completed(self, overrides: Collection[str]) -> Self:
+        evaluation, tenth = self.evaluation, max(1, self.mechanism.num_steps // SCORED)
         return changed(
             self,
-            score_every_steps=every.score_every_steps or tenth,
-            record_every_steps=min(every.record_every_steps, tenth),
+            score_every_steps=evaluation.score_every_steps or tenth,
+            record_every_steps=min(evaluation.record_every_steps, tenth),
         )
 
 

@@ -60,13 +60,13 @@ class GroupSizeOptions(SweepOptions):
 
 def points(options: GroupSizeOptions) -> list[Point]:
     """Return one point per S, N_a and ε."""
-    found: list[Point] = []
+    grid: list[Point] = []
     for size in dict.fromkeys(options.group_sizes):
         for count in dict.fromkeys(options.num_augmentations_grid or (options.objective.num_augmentations,)):
             label, changes = f"S{size}-Na{count}", {"group_size": size, "num_augmentations": count}
             free, epsilons = options.non_private, options.epsilon_grid
-            found += at(options.mechanism, label, changes, non_private=free, epsilons=epsilons)
-    return of_samplings(found, options.sampling_grid)
+            grid += at(options.mechanism, label, changes, non_private=free, epsilons=epsilons)
+    return of_samplings(grid, options.sampling_grid)
 
 
 def main() -> int:

@@ -53,14 +53,14 @@ def points(options: LoraLayersOptions) -> list[Point]:
     from trainers.models.clip.published_models import SMALL_MODELS  # here, with torch
 
     rank = options.network.lora_rank or (RANK_OF_SMALL if options.network.name in SMALL_MODELS else RANK)
-    found: list[Point] = []
+    grid: list[Point] = []
     for name in dict.fromkeys(options.layers):
         if name not in LAYERS:
             raise ConfigError(unknown_choice("choice of layers", name, LAYERS))
         changes = {"lora_targets": tuple(name.lower().split("+")), "lora_rank": rank}
-        shown = {"lora_layers": name}
-        found += at(options.mechanism, name, changes, shown, non_private=options.non_private)
-    return found
+        params = {"lora_layers": name}
+        grid += at(options.mechanism, name, changes, params, non_private=options.non_private)
+    return grid
 
 
 def main() -> int:

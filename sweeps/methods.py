@@ -54,17 +54,17 @@ def candidates(options: MethodsOptions) -> list[Point]:
     """Return one candidate per private method and ε, and one for each of the others."""
     from sweeps.service.running.two_stage_policy import compared  # here, with Ray
 
-    found, mechanism = [], options.mechanism
-    given = options.epsilon_grid or (None if options.service.total_epsilon else mechanism.target_epsilon(),)
-    grid = {"" if epsilon is None else f"-eps{epsilon:g}": epsilon for epsilon in given}
+    points, mechanism, total = [], options.mechanism, options.service.total_epsilon
+    epsilons = options.epsilon_grid or (None if total else mechanism.target_epsilon(),)
+    grid = {"" if epsilon is None else f"-eps{epsilon:g}": epsilon for epsilon in epsilons}
     for method in compared(options.methods, options.data):
         changes = changes_for(method)
         if method.small_batches:
             changes["expected_batch_size"] = min(options.whole_batch_size, mechanism.expected_batch_size)
         for suffix, epsilon in (grid if method.label != "none" else {"": math.inf}).items():
-            own = {} if epsilon is None else {"epsilon": epsilon}
-            found.append(Point(label=f"{method.name}{suffix}", changes=changes | own))
-    return found
+            target = {} if epsilon is None else {"epsilon": epsilon}
+            points.append(Point(label=f"{method.name}{suffix}", changes=changes | target))
+    return points
 
 
 def main() -> int:
@@ -72,7 +72,7 @@ def main() -> int:
     options = parse_options(MethodsOptions, description=__doc__)
     rate = options.optimizer.learning_rate
     rates, norms = options.learning_rate_grid or (rate / 3, rate), options.l2_clip_norm_grid
-    grid = [{"l2_clip_norm": norm, "learning_rate": each} for norm in norms for each in rates]
+    grid = [{"l2_clip_norm": norm, "learning_rate": rate} for norm in norms for rate in rates]
     return run_tuned_question("methods", options, candidates(options), grid)
 
 

@@ -46,7 +46,7 @@ class TransferOptions(SweepOptions):
     def full(self) -> Self:
         return changed(super().full(), probe_datasets=("digits", "cifar10", "eurosat"))
 
-    def completed(self, given: Collection[str]) -> Self:
+    def completed(self, overrides: Collection[str]) -> Self:
         probed = self.data.probe_datasets or PROBED.get(self.data.dataset, PROBED_ELSE)
         return changed(self, probe_datasets=probed)
 

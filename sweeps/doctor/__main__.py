@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.console.display import displayed
+from sweeps.service.console.display import show_progress
 from sweeps.service.options.data import data_path
 from sweeps.service.storage.mlflow_location import tracking_address
 from trainers.data.loading import check_dataset_name
@@ -43,7 +43,7 @@ def doctor(
     if ray_address is not None:
         os.environ["RAY_ADDRESS"] = ray_address
     root, path = storage_root(storage), data_path(dataset)
-    with displayed(quiet=json):  # JSON is all that is printed then
+    with show_progress(quiet=json):  # JSON is all that is printed then
         findings = check_machines(str(path) if path else None, root)
     findings.append(check_tracking(tracking_address(tracking_uri, root)))
     findings.append(check_ledger(ledger or os.environ.get("DPGCL_LEDGER")))

@@ -1,4 +1,4 @@
-"""What each machine of a cluster tells of itself, and the driver's own machine without Ray."""
+"""Facts of each machine of a cluster, and of the driver's own machine without Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANSWER_SECONDS = 90.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What one machine tells.
+    """The facts of one machine.
 
     Attributes:
       name: of the node; `this machine` for the driver's own.
@@ -30,18 +30,18 @@ class NodeFacts:
 
 
 def this_machine() -> NodeFacts:
-    """Return what the driver's own machine tells."""
+    """Return the facts of the driver's own machine."""
     return NodeFacts(name="this machine", versions=versions_function()(PACKAGES))
 
 
 def facts_of_nodes() -> tuple[list[NodeFacts], list[str]]:
-    """Return what the nodes of the connected Ray tell, and the names of those that did not answer."""
+    """Return the facts of the nodes of the connected Ray, and the names of nodes that did not answer."""
     nodes = living_nodes()
     versions = answers_of_nodes(versions_function(), PACKAGES, nodes=nodes, seconds=_ANSWER_SECONDS)
     gpus = answers_of_nodes(
         gpus_function(), nodes=[node for node in nodes if node.num_gpus], seconds=_ANSWER_SECONDS
     )
-    found = [
+    facts = [
         NodeFacts(
             name=node.name,
             num_cpus=node.num_cpus,
@@ -52,11 +52,11 @@ def facts_of_nodes() -> tuple[list[NodeFacts], list[str]]:
         for node in nodes
         if node.id in versions
     ]
-    return found, [node.name for node in nodes if node.id not in versions]
+    return facts, [node.name for node in nodes if node.id not in versions]
 
 
 def versions_function() -> Callable[[tuple[str, ...]], dict[str, str]]:
-    """Return what a node looks up, as a local function: Ray sends it along where the node lacks this code."""
+    """Return the function that a node runs: a local one, which Ray sends along, as it may lack this code."""
 
     def look(packages: tuple[str, ...]) -> dict[str, str]:
         import hashlib
@@ -84,16 +84,16 @@ def versions_function() -> Callable[[tuple[str, ...]], dict[str, str]]:
 
 
 def gpus_function() -> Callable[[], int]:
-    """Return what counts the GPUs that torch sees: a process of its own, for Ray hides them from a task."""
+    """Return a function that counts torch's GPUs in a new process, for Ray hides them from a task."""
 
     def look() -> int:
         import os
         import subprocess
         import sys
 
-        own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=80, check=False)
-        return int(done.stdout.strip() or 0) if done.returncode == 0 else 0
+        process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=80, check=False)
+        return int(process.stdout.strip() or 0) if process.returncode == 0 else 0
 
     return look

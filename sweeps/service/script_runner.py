@@ -58,8 +58,8 @@ def run_tuned_question(
 ) -> int:
     """Tune every candidate, run the best of each and return the exit code, see `run_tuned_sweep`."""
     from dashboards.figures import draw
-    from sweeps.service.console.display import displayed
+    from sweeps.service.console.display import show_progress
     from sweeps.service.running.two_stage_policy import run_tuned_sweep
 
-    with errors_in_flags(type(options)), displayed(quiet=options.service.is_quiet):
+    with errors_in_flags(type(options)), show_progress(quiet=options.service.is_quiet):
         return run_tuned_sweep(question, options, candidates, grid, partial(draw, question))

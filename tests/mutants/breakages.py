@@ -1187,8 +1187,8 @@ BREAKAGES = (
     Breakage(
         name="private data without a ledger are charged for restarts as they come",
         file="sweeps/service/options/restarts.py",
-        before="if given is None and options.data.are_private:",
-        after="if given is None and options.ledger.no_ledger and not options.data.are_private:",
+        before="if requested_steps is None and options.data.are_private:",
+        after="if requested_steps is None and options.ledger.no_ledger and not options.data.are_private:",
         tests=(
             "tests/sweeps/test_restarts.py::test_private_data_have_steps_for_restarts_unless_a_ledger_has",
         ),
@@ -2142,8 +2142,8 @@ BREAKAGES = (
     Breakage(
         name="a training that was ended goes on after a restart",
         file="sweeps/service/cluster/stopping.py",
-        before="goes_on = asked.step < ended if ended is not None else self._decided(trial, asked)",
-        after="goes_on = self._decided(trial, asked)",
+        before="question.step < ended if ended is not None else self._should_go_on(trial, question)",
+        after="self._should_go_on(trial, question)",
         tests=(
             "tests/sweeps/test_stopping.py::test_training_that_was_ended_is_ended_again_at_the_same_step",
         ),
@@ -2198,7 +2198,7 @@ BREAKAGES = (
     Breakage(
         name="an attempt after a stop repeats the first step for nothing",
         file="sweeps/service/privacy/reservations.py",
-        before="        counted = self.folder.drawn(name)\n        return max(0, (counted",
+        before="        counted = self.folder.read_counts(name)\n        return max(0, (counted",
         after="        counted = None\n        return max(0, (counted",
         tests=(
             "tests/sweeps/test_budget.py::test_restart_reserves_one_more_first_step_and_the_rest_as_plain",

@@ -156,7 +156,7 @@ def _train_here(
         else:
             on_result(trial.name, result)
         if source is not None:
-            source.ended(trial.name)
+            source.note_end(trial.name)
     return failed
 
 

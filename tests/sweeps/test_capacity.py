@@ -30,7 +30,7 @@ class Nodes:
     """Stands in for a cluster: nodes that a test gives and takes, and what was asked for."""
 
     now: list[Node]
-    scaling_now: Scaling = field(default_factory=lambda: Scaling(refused=True))
+    scaling_now: Scaling = field(default_factory=lambda: Scaling(is_refused=True))
     asked: list[int] = field(default_factory=list)
 
     def nodes(self) -> list[Node]:
@@ -99,7 +99,7 @@ def test_number_of_trainings_follows_nodes_that_join_and_leave() -> None:
 
 
 def test_room_that_comes_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = Nodes([{"CPU": 0.0}], Scaling(known=True, starting={"worker": 1}))
+    nodes = Nodes([{"CPU": 0.0}], Scaling(has_report=True, starting={"worker": 1}))
     clock = Time(nodes, {130: ONE})
     capacity(nodes, clock).wait_for_room(15, clock.sleep)
     said = capsys.readouterr().out.splitlines()
@@ -112,8 +112,8 @@ def test_room_that_comes_is_waited_for(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("now", "scaling", "more", "at_latest"),
     [
-        ([ONE, ONE], Scaling(known=True, refused=True), {"worker": TWO}, 0),
-        ([ONE, ONE], Scaling(refused=True), {"worker": TWO}, 0),
+        ([ONE, ONE], Scaling(has_report=True, is_refused=True), {"worker": TWO}, 0),
+        ([ONE, ONE], Scaling(is_refused=True), {"worker": TWO}, 0),
         ([ONE, ONE], Scaling(), {"worker": TWO}, 15),
         ([ONE], Scaling(), {"num_workers": 2, "grows": False}, 0),
     ],
@@ -149,7 +149,7 @@ def test_room_is_asked_for_only_where_all_that_is_there_is_taken() -> None:
 
 
 def test_nothing_that_starts_is_explained_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = Nodes([ONE], Scaling(known=True))
+    nodes = Nodes([ONE], Scaling(has_report=True))
     clock = Time(nodes)
     following = capacity(nodes, clock)
     for _ in range(130):
@@ -170,13 +170,13 @@ def test_queue_hands_out_what_there_is_room_for() -> None:
             self.number += 1
             return type("Named", (), {"name": f"t{self.number}"})
 
-        def ended(self, name: str) -> None:
+        def note_end(self, name: str) -> None:
             self.over.append(name)
 
     nodes, source = Nodes([ONE, ONE]), Numbered()
     queue = TrialQueue(source, 9, capacity(nodes, lambda: 0.0))
     names = [found.name if (found := queue.next_trial(str(number))) else None for number in range(3)]
-    queue.ended("0")
+    queue.note_end("0")
     again = queue.next_trial("4")
     assert (names, source.over, again and again.name) == (["t1", "t2", None], ["t1"], "t3")
 

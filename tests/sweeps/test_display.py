@@ -14,7 +14,7 @@ from rich.console import Console
 from sweeps.service.cluster.training_progress import SweepWatch
 from sweeps.service.console import display as displays
 from sweeps.service.console.display import LATER_SECONDS, SILENCE_SECONDS, Display
-from sweeps.service.console.terminal import say, say_link, warn
+from sweeps.service.console.terminal import print_line, print_link, warn
 from tests.sweeps.screen import screen_of, shown_in_terminal
 
 
@@ -52,7 +52,7 @@ def drawn(watch: SweepWatch, now: float) -> str:
 def test_watch_tells_step_and_time_left(files: list[Path]) -> None:
     watch = SweepWatch(4, 1, tells_times=True)
     for name, file in zip(("a", "b"), files, strict=True):
-        watch.started(name, 100, file)
+        watch.note_start(name, 100, file)
     assert watch.line(0.0) == "1 of 4 trials done; a: starting; b: starting"
     tell(files[0], 10)
     watch.line(10.0)
@@ -67,7 +67,7 @@ def test_watch_tells_step_and_time_left(files: list[Path]) -> None:
 def test_watch_of_private_data_tells_tenths_and_no_time_where_a_log_may_keep_it(files: list[Path]) -> None:
     """What is left is elapsed time over steps done: with both in a line, the time of a step would be, too."""
     watch = SweepWatch(1, 0)
-    watch.started("a", 100, files[0])
+    watch.note_start("a", 100, files[0])
     for step in (10, 39):
         tell(files[0], step)
         line = watch.line(float(step))
@@ -78,16 +78,16 @@ def test_watch_of_private_data_tells_tenths_and_no_time_where_a_log_may_keep_it(
 
 def test_watch_counts_each_end_once(files: list[Path]) -> None:
     watch = SweepWatch(2, 0)
-    watch.started("a", 100, files[0])
-    watch.ended("a")
-    watch.ended("a")
+    watch.note_start("a", 100, files[0])
+    watch.note_end("a")
+    watch.note_end("a")
     assert watch.line(1.0) == "1 of 2 trials done; waiting for Ray's first process"
 
 
 def test_watch_takes_no_steps_of_an_earlier_attempt_for_this_one(files: list[Path]) -> None:
     tell(files[0], 60)
     watch = SweepWatch(1, 0)
-    watch.started("a", 100, files[0])
+    watch.note_start("a", 100, files[0])
     assert "a: starting" in watch.line(0.0)
 
 
@@ -95,7 +95,7 @@ def test_watch_shows_scoring_and_no_more_rows_than_fit(tmp_path: Path) -> None:
     watch = SweepWatch(20, 0)
     for number in range(20):
         file = tmp_path / str(number) / "progress.json"
-        watch.started(f"t{number}", 100, file)
+        watch.note_start(f"t{number}", 100, file)
         tell(file, 100)
     assert "t0: scoring" in watch.line(0.0)
     assert "17 more run" in watch.line(0.0)
@@ -118,12 +118,12 @@ def test_silence_ends_after_ten_seconds_in_the_first_minute(
         "… starting Ray, 20 s",
     ]
     watch = SweepWatch(2, 0)
-    watch.started("a", 100, files[0])
+    watch.note_start("a", 100, files[0])
     with display.watching(watch):
         clock.now = 20 + SILENCE_SECONDS
         display.beat()
         assert capsys.readouterr().out == "… 0 of 2 trials done; a: starting\n"
-        watch.ended("a")
+        watch.note_end("a")
         clock.now += LATER_SECONDS
         display.beat()
         assert capsys.readouterr().out.startswith("… 1 of 2 trials done")
@@ -143,18 +143,18 @@ def test_line_that_was_said_puts_the_next_one_off(clock: Clock, capsys: pytest.C
 
 
 def test_quiet_leaves_what_must_be_seen(capsys: pytest.CaptureFixture[str]) -> None:
-    with displays.displayed(quiet=True):
-        say("storage: /data")
+    with displays.show_progress(quiet=True):
+        print_line("storage: /data")
         displays.doing("starting Ray")
         warn("warning: no gain")
-        with displays.displayed(quiet=False):  # of a second sweep in the same command
-            say("storage: /data")
-    say("after it")
+        with displays.show_progress(quiet=False):  # of a second sweep in the same command
+            print_line("storage: /data")
+    print_line("after it")
     assert capsys.readouterr().out == "warning: no gain\nafter it\n"
 
 
 def test_lines_are_whole_without_a_display(capsys: pytest.CaptureFixture[str]) -> None:
-    say("no answer from https://me:secret@host")
+    print_line("no answer from https://me:secret@host")
     displays.doing("starting Ray")
     assert capsys.readouterr().out == "no answer from https://***@host\nstarting Ray …\n"
 
@@ -176,15 +176,15 @@ def test_result_of_a_training_stands_in_the_region_alone(
     """A sweep of a hundred trainings leaves no hundred lines behind."""
 
     def act() -> None:
-        with displays.displayed(quiet=False):
+        with displays.show_progress(quiet=False):
             watch = SweepWatch(3, 0, tells_times=True)
-            watch.started("trial-a", 100, files[0])
+            watch.note_start("trial-a", 100, files[0])
             with displays.watching(watch):
                 live = displays._CURRENT[-1]._live
                 assert live is not None
                 displays.put_result("[1/3] trial-b: knn_accuracy 0.5")
                 live.refresh()
-            say("report: /data/report.html")
+            print_line("report: /data/report.html")
 
     written = in_terminal(act)
     assert "[1/3] trial-b: knn_accuracy 0.5" in written
@@ -192,7 +192,7 @@ def test_result_of_a_training_stands_in_the_region_alone(
 
 
 def test_result_of_a_training_is_a_line_where_there_is_no_region(capsys: pytest.CaptureFixture[str]) -> None:
-    with displays.displayed(quiet=False):
+    with displays.show_progress(quiet=False):
         displays.put_result("[1/3] trial-b: knn_accuracy 0.5")
     assert capsys.readouterr().out == "[1/3] trial-b: knn_accuracy 0.5\n"
 
@@ -204,20 +204,20 @@ def test_region_is_below_the_lines(
     in_terminal: Callable[[Callable[[], object]], str], files: list[Path]
 ) -> None:
     def act() -> None:
-        with displays.displayed(quiet=False):
-            say("storage: /data")
+        with displays.show_progress(quiet=False):
+            print_line("storage: /data")
             watch = SweepWatch(3, 0, tells_times=True)
-            watch.started("trial-a", 100, files[0])
+            watch.note_start("trial-a", 100, files[0])
             tell(files[0], 40)
             with displays.watching(watch):
                 live = displays._CURRENT[-1]._live
                 assert live is not None
                 for number in range(5):
                     live.refresh()
-                    say(f"said {number}")
+                    print_line(f"said {number}")
                 print("by Python", file=sys.stderr)
                 live.refresh()
-            say_link("runs: ", LONG)
+            print_link("runs: ", LONG)
 
     written = in_terminal(act)
     screen = screen_of(written)
@@ -233,7 +233,7 @@ def test_terminal_that_only_takes_lines_gets_lines(
     monkeypatch.setenv("TERM", "dumb")
 
     def act() -> None:
-        with displays.displayed(quiet=False):
+        with displays.show_progress(quiet=False):
             displays.doing("starting Ray")
 
     assert in_terminal(act) == "starting Ray …\r\n"

@@ -18,7 +18,7 @@ import pytest
 from dpgcl_core.errors import ConfigError
 from sweeps.service.cluster import interruption, ray_session, trial_runner
 from sweeps.service.cluster.execution import Execution
-from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.interruption import StopRequest
 from sweeps.service.cluster.stopping import Stopping
 from sweeps.service.cluster.supervision import Supervisor
 from sweeps.service.cluster.training_progress import SweepWatch
@@ -90,7 +90,7 @@ def test_signal_ends_the_sweep_at_tunes_next_step(number: signal.Signals, callba
     with callback.interruption.handling_signals():
         callback.on_step_begin(1, [])
         os.kill(os.getpid(), number)
-        with pytest.raises(Stopped) as stopped:
+        with pytest.raises(StopRequest) as stopped:
             callback.on_step_begin(2, [])
     assert stopped.value.signal_number == number
     assert signal.getsignal(number) == before
@@ -117,7 +117,7 @@ def test_stop_waits_until_a_training_that_draws_has_saved(
     assert capsys.readouterr().out.count("Ctrl-C again") == 1
     assert callback._execution.queue.is_closed
     callback.on_trial_complete(4, [], TRIAL)
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(StopRequest) as stopped:
         callback.on_step_begin(5, [])
     assert stopped.value.is_saved
 
@@ -131,7 +131,7 @@ def test_stop_that_is_asked_for_twice_or_by_the_system_waits_no_longer(
 ) -> None:
     monkeypatch.setitem(interruption._PATIENCE_SECONDS, signal.SIGTERM, 0.0)
     callback.interruption.signals += signals
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(StopRequest) as stopped:
         callback.on_step_begin(1, [])
     assert not stopped.value.is_saved
 
@@ -142,7 +142,7 @@ def test_stop_of_a_sealed_sweep_waits_for_none_of_its_trainings(
     """One that was interrupted counts as the worst score, saved or not."""
     callback.interruption._saves = False
     callback.interruption.signals.append(signal.SIGINT)
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(StopRequest) as stopped:
         callback.on_step_begin(1, [])
     assert not stopped.value.is_saved
 
@@ -151,7 +151,7 @@ def test_training_that_has_not_begun_to_draw_is_not_waited_for(callback: Any) ->
     callback.interruption._saves = True
     callback.on_trial_start(1, [], TRIAL)
     callback.interruption.signals.append(signal.SIGINT)
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(StopRequest) as stopped:
         callback.on_step_begin(2, [])
     assert stopped.value.is_saved
 
@@ -197,7 +197,7 @@ def test_result_is_handed_over_once(callback: Any, heard: list[tuple[str, dict[s
     for _ in range(2):
         callback.on_trial_result(1, [], TRIAL, result)
     assert heard == [("one", {"metrics": {"epsilon": 1.0}, "series": {}})]
-    assert callback.done == {"one"}
+    assert callback.finished_names == {"one"}
 
 
 def test_failed_and_dead_trainings_are_told_apart(

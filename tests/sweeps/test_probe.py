@@ -20,14 +20,14 @@ LOOK = look_function()
 
 
 def test_held_folder_is_the_same_one_and_its_lock_cannot_be_taken(tmp_path: Path) -> None:
-    with probe._held(tmp_path) as (place, token):
+    with probe._hold_lock(tmp_path) as (place, token):
         seen = LOOK(place, token, 1, 0.0)
-    assert (seen["folder"], seen["lock"], seen["said"]) == (probe.SAME, probe.HELD, "")
+    assert (seen["folder"], seen["lock"], seen["error_text"]) == (probe.SAME, probe.HELD, "")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_with_another_token_is_another_one(tmp_path: Path) -> None:
-    with probe._held(tmp_path) as (place, token):
+    with probe._hold_lock(tmp_path) as (place, token):
         assert LOOK(place, token[::-1] + "0", 1, 0.0)["folder"] == probe.OTHER
         (Path(place) / "token").unlink()
         assert LOOK(place, token, 2, 0.0)["folder"] == probe.OTHER
@@ -35,7 +35,7 @@ def test_folder_with_another_token_is_another_one(tmp_path: Path) -> None:
 
 
 def test_token_that_is_shown_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with probe._held(tmp_path) as (place, token):
+    with probe._hold_lock(tmp_path) as (place, token):
         (Path(place) / "token").unlink()
         monkeypatch.setattr("time.sleep", lambda _: (Path(place) / "token").write_text(token))
         assert LOOK(place, token, 2, 1.0)["folder"] == probe.SAME
@@ -54,9 +54,9 @@ def test_file_system_without_locks_is_told_with_what_it_says(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    with probe._held(tmp_path) as (place, token):
+    with probe._hold_lock(tmp_path) as (place, token):
         seen = LOOK(place, token, 1, 0.0)
-    assert (seen["lock"], seen["said"]) == (probe.UNSUPPORTED, "Operation not supported")
+    assert (seen["lock"], seen["error_text"]) == (probe.UNSUPPORTED, "Operation not supported")
 
 
 def test_every_finding_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

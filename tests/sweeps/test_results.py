@@ -35,7 +35,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import read_head
 from dpgcl_core.release.markdown import escaped
 from sweeps.group_size import points
-from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.interruption import StopRequest
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.plan import SweepPlan
@@ -285,7 +285,7 @@ def test_failed_trial_is_told_and_run_again_by_resume(
 
 def test_stopped_sweep_keeps_what_was_finished(ray: Ray, sweep: Callable[..., int], tmp_path: Path) -> None:
     def stop(name: str) -> None:
-        raise Stopped(15)
+        raise StopRequest(15)
 
     ray.after = stop
     assert sweep() == 128 + 15

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dpgcl_core.errors import ConfigError, StorageError
-from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.interruption import StopRequest
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.storage.sweep_folder import SweepFolder
@@ -47,12 +47,12 @@ class Ray:
             trial = source.next_trial()
             folder.mark_start(trial.name)
             if self.num_left == 0:
-                raise Stopped(signal.SIGINT, is_saved=True)
+                raise StopRequest(signal.SIGINT, is_saved=True)
             self.num_left -= 1
             on_result(trial.name, dict(RESULT))
             self.trained.append((folder.name, trial.name))
             self.steps.add(trial.config.mechanism.num_steps)
-            source.ended(trial.name)
+            source.note_end(trial.name)
         return {}
 
 

@@ -133,7 +133,7 @@ def test_sweep_tracks_params_and_metrics_of_its_trials(whole: Whole) -> None:
 
 def test_outcomes_of_public_scores_are_kept_in_the_folder_and_survive_a_resume(whole: Whole) -> None:
     folder = SweepFolder(whole.folder)
-    outcomes, results = folder.outcomes(), folder.finished()
+    outcomes, results = folder.outcomes(), folder.read_results()
     assert set(outcomes) == set(results)
     for name, each in outcomes.items():
         assert {"knn_accuracy", "linear_probe_accuracy"} <= set(each.scores)

@@ -27,7 +27,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.release.markdown import escaped
 from sweeps import SweepBeginning, SweepEnd, TrialResult
 from sweeps.group_size import points
-from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.interruption import StopRequest
 from sweeps.service.console.terminal import name_suffix
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
@@ -92,7 +92,7 @@ class Ray:
             self.trained.append(trial.name)
             self.clock.time += self.seconds
             if self.stop_after == len(self.trained):
-                raise Stopped(15)
+                raise StopRequest(15)
             metrics = {"epsilon": 1.0, "num_steps_charged": 10, "knn_accuracy": 0.5, "train_seconds": 3.0}
             if self.noised:
                 metrics |= {"noised_knn_accuracy": self.noised[len(self.trained) - 1], "knn_accuracy": 0.0}

@@ -26,7 +26,7 @@ from dpgcl_core.accounting.filters import StepClass, composed_event
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.interruption import StopRequest
 from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.search_plan import SearchPlan, plan_search, searched_trial
@@ -352,16 +352,16 @@ class Ray:
             path = folder.path / "suggested" / f"{trial.name}.json"
             self.looks.append(json.loads(path.read_text()) if path.exists() else None)
             if trial.name == self.stop_before:
-                raise Stopped(2)
+                raise StopRequest(2)
             if trial.name in self.failing:
                 failed[trial.name] = "it failed"
-                source.ended(trial.name)
+                source.note_end(trial.name)
                 continue
             self.trained.append(trial)
             rate = trial.config.optimizer.learning_rate
             metrics = {"epsilon": trial.config.epsilon(), "knn_accuracy": rate * 10, "num_steps_charged": 10}
             on_result(trial.name, {"metrics": metrics, "series": {}})
-            source.ended(trial.name)
+            source.note_end(trial.name)
         return failed
 
     def settings(self) -> dict[str, tuple[Any, ...]]:

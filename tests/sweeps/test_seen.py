@@ -69,7 +69,7 @@ def test_refusal_names_nodes_and_the_folder_alone(monkeypatch: pytest.MonkeyPatc
     def asked(files: object) -> Iterator[tuple[str, int]]:
         yield from (("10.0.0.1", 0), ("10.0.0.2", 2))
 
-    monkeypatch.setattr(file_visibility, "_asked", asked)
+    monkeypatch.setattr(file_visibility, "_count_missing", asked)
     files = [(f"/data/shards/s-{number}.tar", 1, None) for number in range(3)]
     with pytest.raises(
         DataError, match=r"weights in /data/shards, must .* on 10\.0\.0\.2 \(2 of 3\): mount"
@@ -79,7 +79,7 @@ def test_refusal_names_nodes_and_the_folder_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_asked_where_nothing_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_visibility, "_asked", lambda files: pytest.fail("asked"))
+    monkeypatch.setattr(file_visibility, "_count_missing", lambda files: pytest.fail("asked"))
     check_seen([])
 
 

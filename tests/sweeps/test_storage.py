@@ -283,7 +283,7 @@ def test_damaged_result_is_refused_not_trained_again(tmp_path: Path) -> None:
     folder.keep("a", {"metrics": {}})
     (folder.path / "trials" / "b.json").write_text('{"metr')
     with pytest.raises(StorageError, match=r"b\.json is damaged"):
-        folder.finished()
+        folder.read_results()
 
 
 def test_result_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_result_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         folder.keep("a", {"metrics": {"epsilon": 2.0}})
-    assert folder.finished() == {"a": {"metrics": {"epsilon": 1.0}}}
+    assert folder.read_results() == {"a": {"metrics": {"epsilon": 1.0}}}
 
 
 @pytest.mark.parametrize(
@@ -322,10 +322,10 @@ def test_folder_with_trials_and_without_a_plan_is_refused(trace: str, resume: bo
 def test_result_of_another_configuration_is_refused(tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     folder.keep("a", {"metrics": {}, "config_hash": "weaker"})
-    assert list(folder.finished({"a": "weaker"})) == ["a"]
+    assert list(folder.read_results({"a": "weaker"})) == ["a"]
     for hashes in ({"a": "stronger"}, {}):
         with pytest.raises(StorageError, match="is the result of another configuration"):
-            folder.finished(hashes)
+            folder.read_results(hashes)
 
 
 def test_config_hash_tells_what_decides_the_result(make_plan: Callable[..., SweepPlan]) -> None:
@@ -358,7 +358,7 @@ def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     from sweeps.service.cluster.ray_tune import TrialCallback
 
-    nothing: Any = SimpleNamespace(started=lambda *_, **__: None)
+    nothing: Any = SimpleNamespace(note_start=lambda *_, **__: None)
     running: Any = SimpleNamespace(
         folder=folder, queue=nothing, supervisor=nothing, stopping=nothing, watch=nothing, is_open=True
     )
@@ -572,7 +572,7 @@ def test_full_disk_leaves_the_result_that_was_there(full_disk: Callable[[int], N
     full_disk(0)
     with pytest.raises(StorageError, match="No space left"):
         folder.keep("trial", {"metrics": {"other": 1.0}})
-    assert folder.finished() == {"trial": {"metrics": {}}}
+    assert folder.read_results() == {"trial": {"metrics": {}}}
     assert contents(tmp_path / "trials") == ["trial.json"]
 
 

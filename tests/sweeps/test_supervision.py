@@ -53,7 +53,7 @@ class Watched:
         found: Any = SimpleNamespace(
             name="t", config=config, checkpoint_folder=self.folder.checkpoint_folder("t")
         )
-        self.supervisor.started(found, self._end, in_place=in_place)
+        self.supervisor.note_start(found, self._end, in_place=in_place)
 
     def _end(self) -> None:
         self.num_ended += 1
@@ -88,7 +88,7 @@ def test_restart_is_told_once_with_step_and_charge(
         sweep.start()
     assert capsys.readouterr().out == "", "it was not lost"
     sweep.draw()
-    sweep.supervisor.lost("t", OF_RAY)
+    sweep.supervisor.note_loss("t", OF_RAY)
     sweep.start()
     assert capsys.readouterr().out == "t: worker lost, restarted at step 0, 5 steps charged\n"
     (line,) = map(json.loads, (sweep.folder.path / "log.jsonl").read_text().splitlines())
@@ -104,7 +104,7 @@ def test_restart_that_was_charged_in_advance_says_so(
     sweep = watched(in_advance=8)
     sweep.start()
     sweep.draw()
-    sweep.supervisor.lost("t", OF_RAY)
+    sweep.supervisor.note_loss("t", OF_RAY)
     sweep.start()
     said = "t: worker lost, restarted at step 0, 5 of the R = 8 steps for restarts used\n"
     assert capsys.readouterr().out == said
@@ -119,9 +119,9 @@ def test_sealed_sweep_says_nothing_and_keeps_no_log(
     sweep.draw()
     sweep.at(1)
     sweep.at(60)
-    sweep.supervisor.lost("t", OF_RAY)
+    sweep.supervisor.note_loss("t", OF_RAY)
     sweep.start()
-    sweep.supervisor.given_up("t", "worker lost")
+    sweep.supervisor.give_up("t", "worker lost")
     assert not (sweep.folder.path / "log.jsonl").exists()
     assert capsys.readouterr().out == ""
 
@@ -136,7 +136,7 @@ def test_training_that_hangs_is_ended_and_told(
     for minutes, num_ended in ((1, 0), (10, 0), (11, 1), (30, 1)):
         sweep.at(minutes if limit == "stall_timeout" else minutes - 1)
         assert sweep.num_ended == num_ended
-    assert sweep.supervisor.lost("t", OF_RAY).startswith("ended after 10 min")
+    assert sweep.supervisor.note_loss("t", OF_RAY).startswith("ended after 10 min")
     sweep.start()
     assert f"(--{limit.replace('_', '-')}), restarted at step 0" in capsys.readouterr().out
 
@@ -170,8 +170,8 @@ def test_training_whose_workers_wait_for_room_cannot_hang(watched: Callable[...,
 def test_death_for_want_of_memory_says_what_helps(watched: Callable[..., Watched]) -> None:
     sweep = watched()
     sweep.start()
-    why = sweep.supervisor.lost("t", "Task was killed due to the node running low on memory.")
-    told = str(sweep.supervisor.given_up("t", why))
+    why = sweep.supervisor.note_loss("t", "Task was killed due to the node running low on memory.")
+    told = str(sweep.supervisor.give_up("t", why))
     assert told.startswith("killed for want of memory; its processes died")
     for failure in (told, str(TrialFailure.of_worker("OutOfMemoryError (its message is withheld: …)"))):
         assert "--max-views-per-microbatch" in failure
@@ -244,7 +244,10 @@ def test_training_that_hangs_is_ended_restarted_and_at_last_a_failure(tmp_path: 
     assert "Traceback" not in said
     folder, journal = SweepFolder(tmp_path / "storage/sweeps/one"), tmp_path / "journal-0"
     assert folder.starts("S4-Na1-private-r0").num_starts == 2
-    counted, drawn = folder.drawn("S4-Na1-private-r0"), journal.stat().st_size if journal.exists() else 0
+    counted, drawn = (
+        folder.read_counts("S4-Na1-private-r0"),
+        journal.stat().st_size if journal.exists() else 0,
+    )
     assert (counted.num_steps if counted is not None else 0) >= drawn
 
 

@@ -69,7 +69,7 @@ class World:
 
     def bound(self) -> int:
         """What may be charged at most: each attempt that began a step repeats less than one checkpoint."""
-        attempts = [self.folder.drawn(trial.name) for trial in self.plan.trials]
+        attempts = [self.folder.read_counts(trial.name) for trial in self.plan.trials]
         return sum(NUM_STEPS + EVERY * each.num_attempts for each in attempts if each is not None)
 
     def run(self, *, undisturbed: bool = False) -> None:
@@ -93,7 +93,7 @@ class World:
     def train(self, trial: Trial, fate: str | None) -> dict[str, float]:
         """One attempt in the real loop, whose steps draw and do nothing else."""
         at = self.draw.randint(0, NUM_STEPS)
-        checkpoints = self.folder.checkpoints(trial.name, every_steps=EVERY, charged=True)
+        checkpoints = self.folder.checkpoints(trial.name, every_steps=EVERY, is_charged=True)
         oversight = Oversight(count_file=checkpoints.count_file)
         oversight.begin()
 

@@ -70,7 +70,7 @@ def limits_of(
         options=options,
         points=group_size.points(options),
         trials_of=trials_of,
-        total_epsilon=total_epsilon,
+        total_epsilon=total,
         account=None if ledger is None else (ledger, "scans"),
     )
 

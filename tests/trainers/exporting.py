@@ -20,7 +20,7 @@ from torch import nn
 from dpgcl_core.accounting.tuning.laws import TrialCountLaw
 from dpgcl_core.release.statement import RESEARCH
 from sweeps.group_size import points
-from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.interruption import StopRequest
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import driver
@@ -84,7 +84,7 @@ def stop_small_sweep(root: Path, name: str, *more: str) -> None:
 
     def run_trials(_: Any, __: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], *___: Any) -> None:
         folder.mark_start(trials[0].name)
-        raise Stopped(15)
+        raise StopRequest(15)
 
     assert _run(root, name, more, run_trials) == 128 + 15
 

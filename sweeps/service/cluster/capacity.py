@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpgcl_core.errors import ClusterError, ConfigError
-from sweeps.service.console.terminal import count, say, warn
+from sweeps.service.console.terminal import count, print_line, warn
 from sweeps.service.options.service import ServiceOptions
 from trainers.config.nodes import PerformanceConfig
 
@@ -24,8 +24,8 @@ Node = Mapping[str, float]
 """What one node has, by kind of resource; `CPU` and `GPU` are looked at."""
 
 _LOOK_EVERY_SECONDS = 1.0
-_SAY_AFTER_SECONDS = 60.0
-_SILENT_LOOKS = 15  # of an autoscaler that has said nothing yet: there is none
+_WARN_AFTER_SECONDS = 60.0
+_SILENT_LOOKS = 15  # after so many looks without a report there is no autoscaler
 _MAX_REQUESTS = 16
 _KINDS = ("CPU", "GPU")
 
@@ -45,8 +45,8 @@ class TrialNeeds:
     @staticmethod
     def of(service: ServiceOptions, performance: PerformanceConfig) -> TrialNeeds:
         """Return what the options ask for."""
-        wanted = {"CPU": float(performance.threads_per_worker), "GPU": service.gpus_per_worker}
-        worker = {kind: amount for kind, amount in wanted.items() if amount}
+        amounts = {"CPU": float(performance.threads_per_worker), "GPU": service.gpus_per_worker}
+        worker = {kind: amount for kind, amount in amounts.items() if amount}
         return TrialNeeds(worker=worker, num_workers=performance.num_workers)
 
     def workers_on(self, node: Node) -> int:
@@ -73,8 +73,8 @@ class TrialNeeds:
         >>> str(TrialNeeds(worker={"CPU": 2.0}, num_workers=1))
         '1 worker with 2 CPUs and 0 GPUs'
         """
-        each = " each" if self.num_workers > 1 else ""
-        return f"{count(self.num_workers, 'worker')} with {_shape(self.worker)}{each}"
+        suffix = " each" if self.num_workers > 1 else ""
+        return f"{count(self.num_workers, 'worker')} with {_shape(self.worker)}{suffix}"
 
 
 def max_concurrent_trials(
@@ -102,8 +102,8 @@ def no_room_text(needs: TrialNeeds, nodes: Sequence[Node]) -> str:
     one training needs 1 worker with 2 CPUs and 0 GPUs, and no node of the cluster holds a worker (3 of 1 CPU and 0 GPUs)
     """  # noqa: E501
     held = sum(map(needs.workers_on, nodes))
-    which = "no node of the cluster holds a worker" if not held else f"the cluster holds {held}"
-    return f"one training needs {needs}, and {which} ({shapes_text(nodes)})"
+    problem = "no node of the cluster holds a worker" if not held else f"the cluster holds {held}"
+    return f"one training needs {needs}, and {problem} ({shapes_text(nodes)})"
 
 
 def shapes_text(nodes: Sequence[Node]) -> str:
@@ -130,27 +130,27 @@ def _times(has: float, amount: float, kind: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """What an autoscaler says of a request.
+    """What an autoscaler reports of a request.
 
     Attributes:
-      known: whether one has said anything.
-      refused: whether it will start no node for the request: no type holds it, or the most are there.
+      has_report: whether an autoscaler has reported.
+      is_refused: whether it will start no node for the request: no type holds it, or the most are there.
       starting: nodes that are on their way, by type.
       failed: why others were not started.
     """
 
-    known: bool = False
-    refused: bool = False
+    has_report: bool = False
+    is_refused: bool = False
     starting: Mapping[str, int] = field(default_factory=dict)
     failed: Sequence[str] = ()
 
     def __str__(self) -> str:
         """Return it for a message."""
-        told = [f"{number} of {kind!r} starting" for kind, number in self.starting.items()]
-        told += [f"not started: {why}" for why in dict.fromkeys(self.failed)]
-        if self.refused:
-            told.append("no more nodes will be started for it")
-        return f"autoscaler: {'; '.join(told) or 'nothing yet'}" if self.known else "there is no autoscaler"
+        parts = [f"{number} of {kind!r} starting" for kind, number in self.starting.items()]
+        parts += [f"not started: {reason}" for reason in dict.fromkeys(self.failed)]
+        parts += ["no more nodes will be started for it"] if self.is_refused else []
+        text = "; ".join(parts) or "nothing yet"
+        return f"autoscaler: {text}" if self.has_report else "there is no autoscaler"
 
 
 class Cluster:
@@ -163,11 +163,11 @@ class Cluster:
         """Return what living nodes have."""
         import ray
 
-        found: Any = ray
-        return [node["Resources"] for node in found.nodes() if node["Alive"]]
+        untyped_ray: Any = ray
+        return [node["Resources"] for node in untyped_ray.nodes() if node["Alive"]]
 
     def request(self, needs: TrialNeeds, number: int) -> None:
-        """Have Ray know of so many trainings that wait for room; what it has made room for is let go."""
+        """Request room for this number of trainings, and release the room that Ray has granted."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         open_requests: list[Any] = []
@@ -177,35 +177,35 @@ class Cluster:
             else:
                 remove_placement_group(group)
         bundles = [dict(needs.worker)] * needs.num_workers
-        more = min(number, _MAX_REQUESTS) - len(open_requests)
-        self._requests = open_requests + [placement_group(bundles) for _ in range(more)]
+        num_missing = min(number, _MAX_REQUESTS) - len(open_requests)
+        self._requests = open_requests + [placement_group(bundles) for _ in range(num_missing)]
 
     def scaling(self) -> Scaling:
-        """Return what the autoscaler says of the requests."""
+        """Return the autoscaler's report of the requests."""
         from trainers.ray_internals import cluster_status, first_autoscaler_report
 
         state = cluster_status()
         if state is None:
             return _scaling_of_report(first_autoscaler_report())
-        asked = {group.id.hex() for group in self._requests}
-        # "ID:STRATEGY|STATE"
-        refused = {request.details.partition(":")[0] for request in state.infeasible_gang_resource_requests}
+        ids = {group.id.hex() for group in self._requests}
+        infeasible = state.infeasible_gang_resource_requests  # whose details are "ID:STRATEGY|STATE"
+        is_refused = any(request.details.partition(":")[0] in ids for request in infeasible)
         starting = Counter(
-            {each.ray_node_type_name: each.count for each in state.pending_instance_requests}
-        ) + Counter(each.ray_node_type_name for each in state.pending_instances)
-        failed = [each.reason for each in state.failed_instance_requests]
-        return Scaling(known=True, refused=bool(asked & refused), starting=starting, failed=failed)
+            {node.ray_node_type_name: node.count for node in state.pending_instance_requests}
+        ) + Counter(node.ray_node_type_name for node in state.pending_instances)
+        failed = [node.reason for node in state.failed_instance_requests]
+        return Scaling(has_report=True, is_refused=is_refused, starting=starting, failed=failed)
 
 
 def _scaling_of_report(report: Mapping[str, Any]) -> Scaling:
-    """What an autoscaler of Ray's first version says, which does not tell what it refuses."""
+    """Return the report of an autoscaler of Ray's first version, which does not list what it refuses."""
     kinds = set((report.get("node_type_mapping") or {}).values())
     if all(kind.startswith("node_") for kind in kinds):  # it watches nodes that it has not started
-        return Scaling(refused=bool(report))
+        return Scaling(is_refused=bool(report))
     starting = Counter(report.get("pending_launches") or {})
     starting += Counter(kind for _, kind, _ in report.get("pending_nodes") or ())
-    failed = [str(each) for each in report.get("failed_nodes") or ()]
-    return Scaling(known=True, starting=starting, failed=failed)
+    failed = [str(node) for node in report.get("failed_nodes") or ()]
+    return Scaling(has_report=True, starting=starting, failed=failed)
 
 
 class Capacity:
@@ -231,8 +231,8 @@ class Capacity:
         self.needs, self._limit, self._cluster = needs, limit, cluster
         self._grows, self._clock = grows, clock
         self._nodes: list[Node] = []
-        self._looked = self._followed = -float("inf")
-        self._said = clock()
+        self._last_look_time = self._last_follow_time = -float("inf")
+        self._last_warning_time = clock()
 
     def trials_at_once(self) -> int:
         """Return how many trainings fit, at least one: the last node's return is waited for."""
@@ -245,7 +245,7 @@ class Capacity:
         return max(1, min(held, self.trials_at_once() * self.needs.num_workers))
 
     def wait_for_room(self, minutes: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Return once one training fits, having asked for its room.
+        """Request the room of one training, and return once it fits.
 
         Raises:
           ConfigError: no node holds a worker, and none that does will be started.
@@ -256,9 +256,9 @@ class Capacity:
             looks += 1
             self._cluster.request(self.needs, 1)
             scaling = self._cluster.scaling()
-            silent = not scaling.known and (scaling.refused or looks > _SILENT_LOOKS)
+            silent = not scaling.has_report and (scaling.is_refused or looks > _SILENT_LOOKS)
             no_shape = not any(map(self.needs.workers_on, nodes))
-            if not self._grows or (no_shape and (silent or scaling.refused)):
+            if not self._grows or (no_shape and (silent or scaling.is_refused)):
                 raise ConfigError(f"{no_room_text(self.needs, nodes)}{self._advice(scaling)}")
             if self._clock() - began >= 60 * minutes:
                 raise ClusterError(
@@ -266,61 +266,61 @@ class Capacity:
                     f"(--wait-for-resources), and nothing was charged; {scaling}"
                 )
             if looks == 1:
-                say(f"waiting up to {minutes:g} min for room: {no_room_text(self.needs, nodes)}")
-            self._say_each_minute(f"still waiting: {shapes_text(nodes)}; {scaling}")
+                print_line(f"waiting up to {minutes:g} min for room: {no_room_text(self.needs, nodes)}")
+            self._warn_each_minute(f"still waiting: {shapes_text(nodes)}; {scaling}")
             sleep(_LOOK_EVERY_SECONDS)
         self._cluster.request(self.needs, 0)
 
     def follow(self, num_begun: int, num_pending: int, num_left: int) -> None:
-        """Ask for the room of trainings that are left, and say once a minute why none has begun.
+        """Request room for the remaining trainings, and warn once a minute while none begins.
 
-        On a private Ray there is nothing to ask for and nobody to wait for but the processes themselves.
+        On a private Ray this is a no-op: its room is fixed.
 
         Args:
           num_begun: trainings that run.
           num_pending: those that have been handed to Ray, and wait for room that there should be.
           num_left: all others.
         """
-        if not self._grows or self._clock() - self._followed < _LOOK_EVERY_SECONDS:
+        if not self._grows or self._clock() - self._last_follow_time < _LOOK_EVERY_SECONDS:
             return
-        self._followed, fits = self._clock(), self.trials_at_once()
-        more = num_left if self._limit is None else min(num_left, self._limit - fits)
+        self._last_follow_time, fits = self._clock(), self.trials_at_once()
+        num_wanted = num_left if self._limit is None else min(num_left, self._limit - fits)
         is_full = not num_pending and num_begun >= fits
-        self._cluster.request(self.needs, more if is_full else 0)
+        self._cluster.request(self.needs, num_wanted if is_full else 0)
         if num_begun or not num_pending:
-            self._said = self._clock()
+            self._last_warning_time = self._clock()
         else:
-            self._say_each_minute(self._pending_text(num_pending))
+            self._warn_each_minute(self._pending_text(num_pending))
 
     def let_go(self) -> None:
-        """Ask for nothing for now: a training that has ended leaves room for the next one."""
+        """Withdraw all requests: a training that has ended leaves room for the next one."""
         if self._grows:
             self._cluster.request(self.needs, 0)
 
     def _pending_text(self, num_pending: int) -> str:
         nodes = self._look()
         held = self.needs.trials_on(nodes)
-        why = (
+        reason = (
             "whose room others may hold, or whose processes are slow to start"
             if held
             else no_room_text(self.needs, nodes)
         )
         return (
             f"nothing runs: {count(num_pending, 'training')} pending, for {self.needs}; "
-            f"nodes: {shapes_text(nodes)}, {why}; {self._cluster.scaling()}"
+            f"nodes: {shapes_text(nodes)}, {reason}; {self._cluster.scaling()}"
         )
 
-    def _say_each_minute(self, text: str) -> None:
-        if self._clock() - self._said >= _SAY_AFTER_SECONDS:
+    def _warn_each_minute(self, text: str) -> None:
+        if self._clock() - self._last_warning_time >= _WARN_AFTER_SECONDS:
             warn(text)
-            self._said = self._clock()
+            self._last_warning_time = self._clock()
 
     def _advice(self, scaling: Scaling) -> str:
-        told = f"; {scaling}" if self._grows else ""
-        return f"{told}: fewer --num-workers, --threads-per-worker or --gpus-per-worker may fit"
+        scaling_text = f"; {scaling}" if self._grows else ""
+        return f"{scaling_text}: fewer --num-workers, --threads-per-worker or --gpus-per-worker may fit"
 
     def _look(self) -> list[Node]:
-        """What living nodes have, looked at once a second."""
-        if self._clock() - self._looked >= _LOOK_EVERY_SECONDS:
-            self._nodes, self._looked = self._cluster.nodes(), self._clock()
+        """Return what living nodes have, updated once a second."""
+        if self._clock() - self._last_look_time >= _LOOK_EVERY_SECONDS:
+            self._nodes, self._last_look_time = self._cluster.nodes(), self._clock()
         return self._nodes

@@ -25,30 +25,30 @@ NeededFile = tuple[str, int, int | None]
 
 
 def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
-    """Return what the trainings of a plan read by themselves."""
-    found: dict[str, NeededFile] = {}
+    """Return the files that the trainings of a plan read by themselves."""
+    files: dict[str, NeededFile] = {}
     for images in _shards(plan.data):
         for file, (size, modified_ns) in zip(images.files, images.stamps.tolist(), strict=True):
             place = str(file.absolute())
-            found[place] = (place, size, modified_ns)
+            files[place] = (place, size, modified_ns)
     starts = [trial.config.warm_start for trial in plan.trials]
     for path in {Path(start.path) for start in starts if start is not None}:
         if path.is_file():  # others are made, or are found wrong as they are read
-            found[str(path)] = (str(path), path.stat().st_size, None)
-    return list(found.values())
+            files[str(path)] = (str(path), path.stat().st_size, None)
+    return list(files.values())
 
 
 def check_seen(files: Sequence[NeededFile]) -> None:
-    """Refuse files that a node of the connected Ray does not see as this machine does.
+    """Raise DataError if a node of the connected Ray does not see the files as this machine does.
 
-    A node that does not answer in time is not waited for.
+    A node that does not answer in time is left out.
 
     Raises:
-      DataError: names the nodes, and no file: which one is of no use, and a list of images has many.
+      DataError: a node misses files. The message names nodes and no files, for there may be many.
     """
     if not files:
         return
-    missing = [f"{node} ({number} of {len(files)})" for node, number in _asked(files) if number]
+    missing = [f"{node} ({number} of {len(files)})" for node, number in _count_missing(files) if number]
     if missing:
         folder = Path(files[0][0]).parent
         raise DataError(
@@ -59,19 +59,19 @@ def check_seen(files: Sequence[NeededFile]) -> None:
 
 
 def _shards(value: Any) -> Iterator[ShardImages]:
-    """All images below a value that are read from shards."""
+    """Yield all images below a value that are read from shards."""
     if isinstance(value, ShardImages):
         yield value
     elif isinstance(value, tuple):
-        for each in value:
-            yield from _shards(each)
+        for part in value:
+            yield from _shards(part)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from _shards(getattr(value, field.name))
 
 
-def _asked(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
-    """Yield the nodes that answer, each with how many files it does not see."""
+def _count_missing(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
+    """Yield the nodes that answer, each with the number of files that it does not see."""
     nodes = living_nodes()
     answers = answers_of_nodes(look_function(), list(files), nodes=nodes, seconds=_ANSWER_SECONDS)
     for node in nodes:

@@ -24,11 +24,11 @@ _PATIENCE_SECONDS = {signal.SIGINT: math.inf, signal.SIGTERM: 2.0}
 kills soon, a Ray job after three seconds."""
 
 
-class Stopped(BaseException):
-    """The user or the system asked the sweep to stop.
+class StopRequest(BaseException):
+    """A request of the user or the system to stop the sweep.
 
     Attributes:
-      signal_number: how.
+      signal_number: of the signal that came.
       is_saved: whether every training has saved all that it drew.
     """
 
@@ -42,17 +42,17 @@ class DiskFull(BaseException):
 
 
 def stopping_text(num_drawing: int) -> str:
-    """Return what is said when a stop waits for trainings.
+    """Return the line for a stop that waits for trainings.
 
     >>> stopping_text(2)
     'stopping once the step in flight of 2 trainings is saved; Ctrl-C again stops at once'
     """
-    whose = count(num_drawing, "training")
-    return f"stopping once the step in flight of {whose} is saved; Ctrl-C again stops at once"
+    trainings = count(num_drawing, "training")
+    return f"stopping once the step in flight of {trainings} is saved; Ctrl-C again stops at once"
 
 
 def no_room_text(folder: SweepFolder) -> str:
-    """Return what is said of a sweep that ended because no space was left."""
+    """Return the message for a sweep that ended because no space was left."""
     return (
         f"stopped: no space is left in {folder.root}, and nothing that was finished is lost; make room, then "
         f"continue with {resume_line(folder.path)}"
@@ -94,12 +94,12 @@ class Interruption:
         self.signals: list[int] = []
 
     def look(self) -> None:
-        """Raise Stopped where the sweep ends now; let no training begin or go on where it ends soon."""
+        """Raise StopRequest if the sweep ends now; if it ends soon, stop its trainings and begin none."""
         if not self.signals:
             return
         number, now = self.signals[0], time.monotonic()
         if not self._saves:
-            raise Stopped(number)
+            raise StopRequest(number)
         stop_trainings(self._queue, self._stopping, must_end=True)
         num_drawing = len(self._supervisor.drawing)
         if self._waits_until is None:
@@ -107,7 +107,7 @@ class Interruption:
             if num_drawing:
                 warn(stopping_text(num_drawing))
         if not num_drawing or len(self.signals) > 1 or now >= self._waits_until:
-            raise Stopped(number, is_saved=not num_drawing)
+            raise StopRequest(number, is_saved=not num_drawing)
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from dpgcl_core.errors import ClusterError, ConfigError
 from sweeps.service.cluster.capacity import Capacity, Cluster, Node, TrialNeeds, max_concurrent_trials
 from sweeps.service.cluster.file_visibility import NeededFile, check_seen
 from sweeps.service.console.display import doing
-from sweeps.service.console.terminal import say
+from sweeps.service.console.terminal import print_line
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.storage.probe import check_shared
 from trainers.config.nodes import PerformanceConfig
@@ -94,7 +94,7 @@ def ray_session(
         capacity = capacity_of(service, performance)
         capacity.wait_for_room(service.wait_for_resources)
         if storage is not None and joins_cluster():
-            check_shared(storage, say)
+            check_shared(storage, print_line)
         if joins_cluster():
             check_seen(files)
         yield RaySession(scratch, capacity, service)
@@ -124,7 +124,7 @@ def capacity_of(service: ServiceOptions, performance: PerformanceConfig) -> Capa
 
 
 def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) -> None:
-    """Refuse a cluster that does not answer and what a private Ray cannot hold, before any is started.
+    """Raise ConfigError if the cluster does not answer, or a private Ray could not hold one training.
 
     Raises:
       ConfigError: `RAY_ADDRESS` leads nowhere, or this machine is too small for one training.
@@ -175,16 +175,15 @@ def _remove_left_folders(base: Path) -> None:
 
 @contextmanager
 def _connected(scratch: Path) -> Iterator[None]:
-    """A Ray of this process's own, unless `RAY_ADDRESS` or a job names a cluster; never by discovery."""
-
+    """Join the cluster that `RAY_ADDRESS` or a job names, else start a private Ray; discover none."""
     shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     folder = Path.cwd()
     authentication = {name: os.environ.get(name) for name in _AUTHENTICATION}
     if not runs_uploaded_copy():
         os.chdir(CODE_ROOT)  # Ray puts the driver's folder first on its workers' path
-        own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # the user's network may be there
-        found = [str(CODE_ROOT), *(str(folder / path) for path in own if path)]
-        shared["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(found)}}
+        user_paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # the user's network may be there
+        paths = [str(CODE_ROOT), *(str(folder / path) for path in user_paths if path)]
+        shared["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
     try:
         if joins_cluster():
             _start(shared, scratch)
@@ -239,7 +238,7 @@ def _start(options: Mapping[str, Any], scratch: Path) -> None:
             ray.init(**options)
         except Exception as error:  # Ray raises plain Exceptions, too
             _refuse_other_versions(str(error))
-            said = text_of_error(error, os.environ.get("RAY_ADDRESS", ""))
+            problem = text_of_error(error, os.environ.get("RAY_ADDRESS", ""))
         else:
             return
         ray.shutdown()
@@ -247,19 +246,15 @@ def _start(options: Mapping[str, Any], scratch: Path) -> None:
     raise ClusterError(
         "Ray must start, or answer, before anything is trained, and did not; nothing was charged. This "
         "machine may have no processor time, memory or room in /tmp left: try again when it has, or set "
-        f"RAY_ADDRESS to a cluster that answers. Ray says: {said.partition('. ')[0][:300]}"
+        f"RAY_ADDRESS to a cluster that answers. Ray says: {problem.partition('. ')[0][:300]}"
     )
 
 
-def _refuse_other_versions(said: str) -> None:
-    """Refuse a cluster of another Ray or Python, which Ray tells in a paragraph.
-
-    Raises:
-      ConfigError: names both.
-    """
-    found = re.findall(r"Ray: (\S+)\s+Python: (\S+)", said)
-    if "Version mismatch" in said and len(found) == 2:
-        (ray, python), (own_ray, own_python) = found
+def _refuse_other_versions(message: str) -> None:
+    """Raise ConfigError if Ray's message is that the cluster runs another Ray or Python."""
+    versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", message)
+    if "Version mismatch" in message and len(versions) == 2:
+        (ray, python), (own_ray, own_python) = versions
         raise ConfigError(
             "the cluster must run the Ray and the Python of this process, Ray "
             f"{own_ray} and Python {own_python}; got Ray {ray} and Python {python}: install what "
@@ -282,7 +277,7 @@ def joins_cluster() -> bool:
 
 
 def _check_address() -> None:
-    """Refuse a `RAY_ADDRESS` that names no cluster or does not answer; Ray itself would wait for good."""
+    """Raise ConfigError if `RAY_ADDRESS` names no cluster that answers; Ray itself would wait for good."""
     address = os.environ.get("RAY_ADDRESS", "")
     if inside_ray_job() or not joins_cluster():
         return
@@ -290,12 +285,12 @@ def _check_address() -> None:
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, ValueError, OverflowError) as error:
-        said = text_of_error(error, address)
+        problem = text_of_error(error, address)
     else:
         return
     raise ConfigError(
         "RAY_ADDRESS must be the host:port of a cluster that answers, or unset for a private Ray; "
-        f"got {masked(address)!r} ({said})"
+        f"got {masked(address)!r} ({problem})"
     )
 
 

@@ -17,7 +17,7 @@ from sweeps.service.cluster.execution import Execution
 from sweeps.service.cluster.interruption import (
     DiskFull,
     Interruption,
-    Stopped,
+    StopRequest,
     full_disk_ends_sweep,
     stop_trainings,
 )
@@ -38,7 +38,7 @@ from trainers.ray_worker import (
 
 
 class QueueSearcher(Searcher):
-    """Tune's searcher: asks the queue for every trial, and tells it which ones ended.
+    """Tune's searcher: takes every trial from the queue, and reports to it which ones ended.
 
     Args:
       queue: of the sweep's trials.
@@ -64,7 +64,7 @@ class QueueSearcher(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """Make room in the queue."""
-        self._queue.ended(trial_id)
+        self._queue.note_end(trial_id)
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: what was proposed and found is in the sweep's folder."""
@@ -74,14 +74,14 @@ class TrialCallback(tune.Callback):
     """Hands every trial's one result to the driver, and follows its attempts.
 
     Attributes:
-      done: names of the trials with a result.
+      finished_names: of the trials with a result.
       failures: of trials that failed for good, by name.
       interruption: the signals that came, and what they end.
     """
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self.done: set[str] = set()
+        self.finished_names: set[str] = set()
         self.failures: dict[str, TrialFailure] = {}
         self.interruption = Interruption(
             execution.queue, execution.supervisor, execution.stopping, saves=execution.is_open
@@ -92,7 +92,7 @@ class TrialCallback(tune.Callback):
         return tune.Callback, ()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Ask the ledger whether the reservations stand, and see to stops, attempts and room."""
+        """Confirm the reservations with the ledger; then handle stops, attempts and room."""
         running = self._execution
         if running.budget is not None:
             running.budget.confirm()
@@ -104,18 +104,18 @@ class TrialCallback(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Count the start; Tune asks the process to train only after this."""
-        running, given = self._execution, trial.config["trial"]
+        running, task = self._execution, trial.config["trial"]
         with full_disk_ends_sweep():
-            running.folder.mark_start(given.name)
+            running.folder.mark_start(task.name)
         actor = trial_actor(trial)
-        running.supervisor.started(given, lambda: ray.kill(actor), in_place=runs_in_place(given))
+        running.supervisor.note_start(task, lambda: ray.kill(actor), in_place=runs_in_place(task))
         if running.watch is not None:
-            running.watch.started(given.name, given.config.mechanism.num_steps, given.progress_file)
+            running.watch.note_start(task.name, task.config.mechanism.num_steps, task.progress_file)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Charge the restart of a training whose process died."""
         name, budget = trial.config["trial"].name, self._execution.budget
-        self._execution.supervisor.lost(name, _last_words(trial))
+        self._execution.supervisor.note_loss(name, _last_words(trial))
         if budget is not None:
             with full_disk_ends_sweep():
                 budget.restarted(name)
@@ -123,32 +123,32 @@ class TrialCallback(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Hand a result over, once, or note the failure; a full disk ends the sweep."""
+        """Hand a result over once, or keep the failure; a full disk ends the sweep."""
         name = trial.config["trial"].name
         if "error" in result:
             failure = TrialFailure.of_worker(result["error"])
             if failure.kind is FailureKind.DISK_FULL:
                 raise DiskFull
             self.failures[name] = failure
-        elif name not in self.done and "metrics" in result:
+        elif name not in self.finished_names and "metrics" in result:
             with full_disk_ends_sweep():
                 self._execution.on_result(name, {"metrics": result["metrics"], "series": result["series"]})
-            self.done.add(name)
+            self.finished_names.add(name)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Follow it no longer."""
-        self._ended(trial.config["trial"].name)
+        """Stop following the trial."""
+        self._note_end(trial.config["trial"].name)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Note that a training was lost for good."""
+        """Keep the failure of a training that was lost for good."""
         name, supervisor = trial.config["trial"].name, self._execution.supervisor
-        self.failures[name] = supervisor.given_up(name, supervisor.lost(name, _last_words(trial)))
-        self._ended(name)
+        self.failures[name] = supervisor.give_up(name, supervisor.note_loss(name, _last_words(trial)))
+        self._note_end(name)
 
-    def _ended(self, name: str) -> None:
-        self._execution.supervisor.ended(name)
+    def _note_end(self, name: str) -> None:
+        self._execution.supervisor.note_end(name)
         if (watch := self._execution.watch) is not None:
-            watch.ended(name)
+            watch.note_end(name)
 
 
 def tune_trials(
@@ -183,8 +183,8 @@ def tune_trials(
     with tune_state_in(state), callback.interruption.handling_signals():
         tuner.fit()
     if signals := callback.interruption.signals:
-        raise Stopped(signals[0], is_saved=True)
-    names = [trial.name for trial in trials if trial.name not in callback.done]
+        raise StopRequest(signals[0], is_saved=True)
+    names = [trial.name for trial in trials if trial.name not in callback.finished_names]
     if execution.queue.is_closed:  # the time was over: what did not end has not failed
         names = [name for name in names if name in callback.failures]
     return {name: callback.failures.get(name, UNKNOWN) for name in names}
@@ -222,6 +222,6 @@ def _nameless(trial: Any) -> str:
 
 
 def _last_words(trial: Any) -> str:
-    """What Ray says of a trial's last failure; Tune's file holds all of them."""
+    """Return Ray's message on a trial's last failure; Tune's file holds all failures."""
     file = Path(trial.error_file or "none")  # `get_error` looks where it arrives later
     return file.read_text(errors="replace").rpartition("Failure # ")[2] if file.is_file() else ""

@@ -44,7 +44,7 @@ _NOBODY = SimpleNamespace(get_live_trials=tuple)
 
 
 class TuneRule:
-    """One of Ray Tune's schedulers, asked score by score.
+    """One of Ray Tune's schedulers, which decides score by score.
 
     Args:
       name: `asha` or `median`.
@@ -62,19 +62,19 @@ class TuneRule:
             if name == ASHA
             else of_tune.MedianStoppingRule(**common)
         )
-        self._trials: dict[str, _Named] = {}
+        self._trials: dict[str, _TuneTrial] = {}
 
     def goes_on(self, trial: str, step: int, score: float) -> bool:
-        """Whether a training goes on after a score, by Tune's rule; it counts for the others from now on."""
+        """Return whether a training goes on after a score; the score counts for the others from now on."""
         if trial not in self._trials:
-            self._trials[trial] = _Named(trial_id=trial)
+            self._trials[trial] = _TuneTrial(trial_id=trial)
             self._scheduler.on_trial_add(_NOBODY, self._trials[trial])
         result = {"step": step, "score": score}
         return bool(self._scheduler.on_trial_result(_NOBODY, self._trials[trial], result) != "STOP")
 
 
-class _Named(SimpleNamespace):
-    """What Tune's rules know a training by."""
+class _TuneTrial(SimpleNamespace):
+    """A training as Tune's rules identify it."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -100,31 +100,31 @@ class Stopping:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._service, self._modality, self._clock = folder, service, modality, clock
-        self._began, self._looked = clock(), -float("inf")
+        self._began, self._last_look_time = clock(), -float("inf")
         self._rules: dict[tuple[object, ...], TuneRule] = {}
         self.is_over = False
 
     def oversight(self, trial: str) -> Oversight:
-        """Return what a training is told by."""
+        """Return the files by which a training asks and is answered."""
         by_scores = self._service.early_stopping != "none"
         return Oversight(count_file=self._folder.count_file(trial), by_scores=by_scores)
 
     def begin(self, trials: Sequence[Trial]) -> None:
-        """Let trainings begin that an earlier driver has ended."""
+        """Allow trainings to begin that an earlier driver has ended."""
         for trial in trials:
             self.oversight(trial.name).begin()
 
     def look(self, running: Mapping[str, Trial], *, must_end: bool = False) -> None:
-        """Answer what was asked, and end all when the time is over.
+        """Answer the trainings' questions, and end all trainings when the time is over.
 
         Args:
           running: the trainings that run.
-          must_end: whether the user says that it is.
+          must_end: whether the user ends the sweep.
         """
         now = self._clock()
-        if now - self._looked < _LOOK_EVERY_SECONDS and not must_end:
+        if now - self._last_look_time < _LOOK_EVERY_SECONDS and not must_end:
             return
-        self._looked, budget = now, self._service.time_budget
+        self._last_look_time, budget = now, self._service.time_budget
         self.is_over |= must_end or (budget is not None and now - self._began >= 60 * budget)
         for name, trial in running.items():
             oversight = self.oversight(name)
@@ -134,19 +134,19 @@ class Stopping:
                 self._answer(trial, oversight)
 
     def _answer(self, trial: Trial, oversight: Oversight) -> None:
-        if (asked := oversight.question()) is None:
+        if (question := oversight.question()) is None:
             return
         ended = oversight.ended_at()  # an earlier attempt, maybe under an earlier driver
-        goes_on = asked.step < ended if ended is not None else self._decided(trial, asked)
-        oversight.answer(asked, goes_on=goes_on)
+        goes_on = question.step < ended if ended is not None else self._should_go_on(trial, question)
+        oversight.answer(question, goes_on=goes_on)
 
-    def _decided(self, trial: Trial, asked: Question) -> bool:
+    def _should_go_on(self, trial: Trial, question: Question) -> bool:
         name = default_score(self._modality, trial.config.mechanism.method)
-        score = asked.scores.get(name)
-        return score is None or self._rule_for(trial, name).goes_on(trial.name, asked.step, score)
+        score = question.scores.get(name)
+        return score is None or self._rule_for(trial, name).goes_on(trial.name, question.step, score)
 
     def _rule_for(self, trial: Trial, score: str) -> TuneRule:
-        """Return the rule for trainings like one: private ones are not held against others without noise."""
+        """Return the rule for trainings like this one: private ones are compared with private ones alone."""
         config = trial.config
         last, every = config.mechanism.num_steps, config.evaluation.score_every_steps
         key = (config.guarantee_label, score, last, every)
@@ -156,9 +156,9 @@ class Stopping:
 
 
 def stopped_at(trial: Trial, metrics: Mapping[str, float]) -> int | None:
-    """Return the step at which a finished training was ended by its scores; None where it made all.
+    """Return the step at which a finished training was ended by its scores; None if it made all steps.
 
-    A result that does not say how many it made is of a version that ended none.
+    A result without a number of steps is of a version that ended no training.
     """
-    done = metrics.get("num_steps_done")
-    return int(done) if done is not None and done < trial.config.mechanism.num_steps else None
+    num_done = metrics.get("num_steps_done")
+    return int(num_done) if num_done is not None and num_done < trial.config.mechanism.num_steps else None

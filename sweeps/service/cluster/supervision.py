@@ -31,18 +31,18 @@ class Attempt:
     """One attempt at a training.
 
     Attributes:
-      given: what its processes were given.
+      trial_input: what its processes were given.
       end: ends them.
       checkpoints: of the training.
       num_before: attempts that had begun to draw before this one.
       since: when it was started, in seconds; it cannot hang before it has its processes.
       has_begun: whether it has its processes.
-      mark: what its files told last; a change is progress.
-      progressed: when they did.
+      mark: the last state of its files; a change is progress.
+      progressed: when they changed.
       ended_for: why this driver ended it.
     """
 
-    given: RayTrial
+    trial_input: RayTrial
     end: Callable[[], None]
     checkpoints: CheckpointFolder
     num_before: int
@@ -52,9 +52,9 @@ class Attempt:
     progressed: float = 0.0
     ended_for: str = ""
 
-    def has_counted(self, drawn: Drawn | None) -> bool:
+    def has_counted(self, counts: Drawn | None) -> bool:
         """Whether it is among the attempts that have counted their first steps."""
-        return drawn is not None and drawn.num_attempts > self.num_before
+        return counts is not None and counts.num_attempts > self.num_before
 
 
 class Supervisor:
@@ -63,8 +63,8 @@ class Supervisor:
     Args:
       folder: of the sweep.
       service: its limits.
-      log: what is said goes there, too; None for a sealed sweep, of whose trials neither its files nor what
-        is printed, which a job's log keeps, may tell.
+      log: also gets the lines. None for a sealed sweep, whose files and printed lines, which a job's log
+        keeps, may show nothing of its trials.
       ray_logs: where Ray keeps its own account of what died.
       clock: seconds.
     """
@@ -80,8 +80,8 @@ class Supervisor:
         self._folder, self._service, self._log, self._clock = folder, service, log, clock
         self._ray_logs = ray_logs
         self._running: dict[str, Attempt] = {}
-        self._lost: dict[str, str] = {}
-        self._looked = -float("inf")
+        self._loss_reasons: dict[str, str] = {}
+        self._last_look_time = -float("inf")
 
     @property
     def num_begun(self) -> int:
@@ -92,64 +92,64 @@ class Supervisor:
     def drawing(self) -> list[str]:
         """The trainings whose attempts have counted steps, and may be drawing them, as of now."""
         running = self._running.items()
-        return [name for name, attempt in running if attempt.has_counted(self._folder.drawn(name))]
+        return [name for name, attempt in running if attempt.has_counted(self._folder.read_counts(name))]
 
-    def started(self, given: RayTrial, end: Callable[[], None], *, in_place: bool) -> None:
-        """Hear that a training was started, and say so where it was lost before.
+    def note_start(self, trial_input: RayTrial, end: Callable[[], None], *, in_place: bool) -> None:
+        """Follow a training that was started, and log the restart of a lost one.
 
         Args:
-          given: what its processes get.
+          trial_input: what its processes get.
           end: ends them.
           in_place: whether the process that was started trains itself, and waits for no workers.
         """
-        name, now = given.name, self._clock()
-        every = given.config.performance.checkpoint_every_steps
+        name, now = trial_input.name, self._clock()
+        every = trial_input.config.performance.checkpoint_every_steps
         checkpoints = self._folder.checkpoints(name, every_steps=every)
-        if (why := self._lost.pop(name, None)) is not None:
-            self._tell_restart(name, why, checkpoints, given.config.mechanism.num_restart_steps)
-        before = self._folder.drawn(name)
+        if (reason := self._loss_reasons.pop(name, None)) is not None:
+            self._log_restart(name, reason, checkpoints, trial_input.config.mechanism.num_restart_steps)
+        before = self._folder.read_counts(name)
         num_before = before.num_attempts if before is not None else 0
-        self._running[name] = Attempt(given, end, checkpoints, num_before, now, in_place, None, now)
+        self._running[name] = Attempt(trial_input, end, checkpoints, num_before, now, in_place, None, now)
 
-    def lost(self, name: str, error: object) -> str:
-        """Hear that a training's process died; return why, as it is told."""
+    def note_loss(self, name: str, error: object) -> str:
+        """Keep and return the reason why a training's process died."""
         attempt = self._running.pop(name, None)
-        why = attempt.ended_for if attempt is not None and attempt.ended_for else why_lost(error)
-        self._lost[name] = why
+        reason = attempt.ended_for if attempt is not None and attempt.ended_for else why_lost(error)
+        self._loss_reasons[name] = reason
         if self._ray_logs:
-            self._say(f"note: {name}: {why}; what Ray says of its processes is in {self._ray_logs}")
+            self._warn(f"note: {name}: {reason}; what Ray says of its processes is in {self._ray_logs}")
             self._ray_logs = ""
-        return why
+        return reason
 
-    def ended(self, name: str) -> None:
-        """Hear that a training has ended for good."""
+    def note_end(self, name: str) -> None:
+        """Forget a training that has ended for good."""
         self._running.pop(name, None)
-        self._lost.pop(name, None)
+        self._loss_reasons.pop(name, None)
 
-    def given_up(self, name: str, why: str) -> TrialFailure:
+    def give_up(self, name: str, reason: str) -> TrialFailure:
         """Log that a lost training will not start again, and return its failure."""
-        failure = TrialFailure(kind=FailureKind.LOST, reason=why)
+        failure = TrialFailure(kind=FailureKind.LOST, reason=reason)
         if self._log is not None:
             self._log.write(LOST, name, str(failure))
         return failure
 
     def look(self) -> None:
-        """See once a second which attempts go on, and end those that take too long."""
+        """Check all attempts once a second, and end those that take too long."""
         now = self._clock()
-        if now - self._looked < _LOOK_EVERY_SECONDS:
+        if now - self._last_look_time < _LOOK_EVERY_SECONDS:
             return
-        self._looked = now
+        self._last_look_time = now
         for name, attempt in self._running.items():
             if not attempt.ended_for:
                 self._look_at(name, attempt, now)
 
     def _look_at(self, name: str, attempt: Attempt, now: float) -> None:
-        mark = drawn, _ = self._mark_of(name, attempt)
+        mark = counts, _ = self._mark_of(name, attempt)
         if mark != attempt.mark:
             attempt.mark, attempt.progressed = mark, now
         if not attempt.has_begun:
             attempt.since = attempt.progressed = now
-            attempt.has_begun = attempt.has_counted(drawn)
+            attempt.has_begun = attempt.has_counted(counts)
             return
         still, whole = (now - attempt.progressed) / 60, (now - attempt.since) / 60
         if (limit := self._service.trial_timeout) is not None and whole >= limit:
@@ -160,28 +160,28 @@ class Supervisor:
             attempt.end()
 
     def _mark_of(self, name: str, attempt: Attempt) -> tuple[Drawn | None, int]:
-        """What changes when a training goes on: its count of steps, and its checkpoint."""
-        checkpoint = attempt.given.checkpoint_folder / "checkpoint.pt"
+        """Return the count of steps and the checkpoint's time: they change when a training goes on."""
+        checkpoint = attempt.trial_input.checkpoint_folder / "checkpoint.pt"
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        return self._folder.drawn(name), saved
+        return self._folder.read_counts(name), saved
 
-    def _say(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         if self._log is not None:
             warn(text)
 
-    def _tell_restart(
-        self, name: str, why: str, checkpoints: CheckpointFolder, num_in_advance: int | None
+    def _log_restart(
+        self, name: str, reason: str, checkpoints: CheckpointFolder, num_in_advance: int | None
     ) -> None:
-        """Say where a lost training goes on, and what that costs."""
+        """Log where a lost training goes on, and what that costs."""
         try:
-            step, drawn = checkpoints.saved_step(), checkpoints.drawn().num_steps
-        except DpgclError:  # the training itself will say what is damaged
+            step, num_drawn = checkpoints.saved_step(), checkpoints.drawn().num_steps
+        except DpgclError:  # the training itself will report what is damaged
             return
-        repeated = max(0, drawn - step)
-        cost = f"{count(repeated, 'step')} charged"
+        num_repeated = max(0, num_drawn - step)
+        cost = f"{count(num_repeated, 'step')} charged"
         if num_in_advance is not None:
-            cost = f"{repeated} of the R = {num_in_advance} steps for restarts used"
-        text = f"{why}, restarted at step {step}, {cost}"
-        self._say(f"{name}: {text}")
+            cost = f"{num_repeated} of the R = {num_in_advance} steps for restarts used"
+        text = f"{reason}, restarted at step {step}, {cost}"
+        self._warn(f"{name}: {text}")
         if self._log is not None:
-            self._log.write(RESTARTED, name, text, step=step, num_steps_repeated=repeated)
+            self._log.write(RESTARTED, name, text, step=step, num_steps_repeated=num_repeated)

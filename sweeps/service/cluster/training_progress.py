@@ -38,7 +38,7 @@ class _Running:
         return fraction_done(self.latest)
 
     def stage(self, *, in_tenths: bool = False) -> str:
-        """What it does, in words."""
+        """Return in words what the training does."""
         if self.latest is None:
             return "starting"
         step = (self.latest.in_tenths if in_tenths else self.latest).step
@@ -63,13 +63,13 @@ class SweepWatch:
         self._running: dict[str, _Running] = {}
         self._lock = threading.Lock()
 
-    def started(self, name: str, num_steps: int, file: Path | None) -> None:
-        """Hear that a training was started.
+    def note_start(self, name: str, num_steps: int, file: Path | None) -> None:
+        """Watch a training that was started.
 
         Args:
           name: of the training.
           num_steps: T.
-          file: where it tells its steps; one of an earlier attempt is removed.
+          file: where it writes its steps; one of an earlier attempt is removed.
         """
         if file is None:
             return
@@ -80,41 +80,39 @@ class SweepWatch:
                 self._shares_before += share
             self._running[name] = _Running(num_steps, file)
 
-    def ended(self, name: str) -> None:
-        """Hear that a training ended for good."""
+    def note_end(self, name: str) -> None:
+        """Count a training that ended for good."""
         with self._lock:
             if self._running.pop(name, None) is not None:
                 self._num_over += 1
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the seconds until all have ended; None where that is not known yet."""
-        shares = [each.share for _, each in self._look()]
-        done = self._num_over - self._num_before + sum(shares) - self._shares_before
-        if done > 0 and self._first is None:
-            self._first = now, done  # from here on: Ray's start and imports come once
+        """Return the seconds until all trainings have ended; None if that is not known yet."""
+        shares = [run.share for _, run in self._look()]
+        num_done = self._num_over - self._num_before + sum(shares) - self._shares_before
+        if num_done > 0 and self._first is None:
+            self._first = now, num_done  # from here on: Ray's start and imports come once
         if self._first is None:
             return None
         waiting = self._num_trials - self._num_over - len(shares)
-        return sweep_seconds_left(now - self._first[0], done - self._first[1], shares, waiting)
+        return sweep_seconds_left(now - self._first[0], num_done - self._first[1], shares, waiting)
 
     def line(self, now: float) -> str:
         """Return how far the sweep is, in a line."""
-        running = self._look()
-        told = [
-            f"{name}: {each.stage(in_tenths=not self._tells_times)}" for name, each in running[:_MOST_NAMED]
-        ]
-        more = [f"{len(running) - _MOST_NAMED} more run"] if len(running) > _MOST_NAMED else []
+        running, in_tenths = self._look(), not self._tells_times
+        stages = [f"{name}: {run.stage(in_tenths=in_tenths)}" for name, run in running[:_MOST_NAMED]]
+        rest = [f"{len(running) - _MOST_NAMED} more run"] if len(running) > _MOST_NAMED else []
         over, *end = self._summary(now)
         end = end if self._tells_times else []
-        return "; ".join([over, *(told or ["waiting for Ray's first process"]), *more, *end])
+        return "; ".join([over, *(stages or ["waiting for Ray's first process"]), *rest, *end])
 
     def summary(self, now: float) -> str:
         """Return how far the sweep is, without its trainings."""
         return "; ".join(self._summary(now))
 
     def _summary(self, now: float) -> list[str]:
-        left = self.seconds_left(now)
-        end = [] if left is None else [f"about {duration(left)} left"]
+        seconds = self.seconds_left(now)
+        end = [] if seconds is None else [f"about {duration(seconds)} left"]
         return [f"{self._num_over} of {count(self._num_trials, 'trial')} done", *end]
 
     def table(self, now: float) -> Table | None:
@@ -125,8 +123,8 @@ class SweepWatch:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("running", no_wrap=True, overflow="ellipsis")
         table.add_column("step", justify="right", no_wrap=True)
-        for name, each in running[:_MOST_ROWS]:
-            table.add_row(Text(name), each.stage().removeprefix("step "))
+        for name, run in running[:_MOST_ROWS]:
+            table.add_row(Text(name), run.stage().removeprefix("step "))
         if len(running) > _MOST_ROWS:
             table.add_row(f"and {len(running) - _MOST_ROWS} more", "")
         return table
@@ -134,13 +132,13 @@ class SweepWatch:
     def _look(self) -> list[tuple[str, _Running]]:
         with self._lock:
             running = list(self._running.items())
-        for _, each in running:
-            each.look()
+        for _, run in running:
+            run.look()
         return running
 
 
 def sweep_seconds_left(
-    elapsed: float, done: float, running: Sequence[float], num_waiting: int
+    elapsed: float, num_done: float, running: Sequence[float], num_waiting: int
 ) -> float | None:
     """Return the seconds until all trainings of a sweep have ended, at the rate so far; None without one.
 
@@ -148,7 +146,7 @@ def sweep_seconds_left(
 
     Args:
       elapsed: seconds since the first of them was started.
-      done: trainings done in that time, parts of running ones included.
+      num_done: trainings done in that time, parts of running ones included.
       running: the share of its steps that each running one has done.
       num_waiting: trainings that have not begun.
 
@@ -157,6 +155,6 @@ def sweep_seconds_left(
     >>> sweep_seconds_left(60.0, 0.0, [0.0], 3) is None
     True
     """
-    if done <= 0 or elapsed <= 0:
+    if num_done <= 0 or elapsed <= 0:
         return None
-    return elapsed / done * (num_waiting + sum(1 - share for share in running))
+    return elapsed / num_done * (num_waiting + sum(1 - share for share in running))

@@ -13,23 +13,23 @@ class TrialSource(Protocol):
     """Decide trial after trial what is trained next."""
 
     def next_trial(self) -> Trial:
-        """Return the next trial; which one it is has been written down by then."""
+        """Return the next trial, which has been written down by then."""
 
-    def ended(self, name: str) -> None:
-        """Hear that a trial ended; its result was handed over before, or there is none."""
+    def note_end(self, name: str) -> None:
+        """Note that a trial ended; its result was handed over before, or there is none."""
 
 
 class ListedTrials:
     """A source of trials that are all known."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
-        self._left = iter(trials)
+        self._trials = iter(trials)
 
     def next_trial(self) -> Trial:
-        return next(self._left)
+        return next(self._trials)
 
-    def ended(self, name: str) -> None:
-        """Hear nothing: no trial depends on another one's result."""
+    def note_end(self, name: str) -> None:
+        """No-op: no trial depends on another one's result."""
 
 
 class TrialQueue:
@@ -73,10 +73,10 @@ class TrialQueue:
         self._live[trial_id], self._num_left = trial, self._num_left - 1
         return trial
 
-    def ended(self, trial_id: str) -> None:
-        """Hear that a trial ended."""
+    def note_end(self, trial_id: str) -> None:
+        """Make room for the next trial."""
         self._capacity.let_go()
-        self._source.ended(self._live.pop(trial_id).name)
+        self._source.note_end(self._live.pop(trial_id).name)
 
     def look(self, num_begun: int) -> None:
         """Let the cluster follow what is left.

@@ -40,7 +40,7 @@ def run_trials(
       that were stopped or did not begin are in it neither, nor have they a result.
 
     Raises:
-      Stopped: a signal came; everything finished has been reported.
+      StopRequest: a signal came; everything finished has been reported.
       DiskFull: no space is left; every result that could be kept has been.
     """
     from sweeps.service.cluster.ray_tune import tune_trials

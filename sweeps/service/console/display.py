@@ -55,8 +55,8 @@ class Display:
     ) -> None:
         self.quiet, self._clock = quiet, clock
         self._doing, self._since, self._latest = "", clock(), ""
-        self._said = clock()
-        self._lock, self._over = threading.RLock(), threading.Event()
+        self._last_line_time = clock()
+        self._lock, self._stop_event = threading.RLock(), threading.Event()
         self._console = Console(file=sys.stdout, highlight=False) if in_terminal and not quiet else None
         self._live: Live | None = None
         self.watch: Watch | None = None
@@ -71,7 +71,7 @@ class Display:
         if self.quiet and not always:
             return
         with self._lock:
-            self._said = self._clock()
+            self._last_line_time = self._clock()
             if self._console is not None and self._live is not None:
                 self._console.print(Text(text), soft_wrap=True)
             else:
@@ -88,17 +88,17 @@ class Display:
 
         Args:
           text: what it is.
-          aloud: say so in a line where there is no region.
+          aloud: print it as a line where there is no region.
         """
         self._doing, self._since = text, self._clock()
         if text and aloud and self._live is None:
             self.put(f"{text} …")
 
     def beat(self) -> None:
-        """Say what goes on if that is due."""
+        """Print what goes on if a line is due."""
         now = self._clock()
         due = SILENCE_SECONDS if now - self._since <= LATER_SECONDS else LATER_SECONDS
-        if now - self._said >= due and (text := self.text(now)):
+        if now - self._last_line_time >= due and (text := self.text(now)):
             self.put(f"… {text}")
 
     def text(self, now: float) -> str:
@@ -134,7 +134,7 @@ class Display:
             try:
                 yield
             finally:
-                self._over.set()
+                self._stop_event.set()
                 thread.join()
 
     @contextmanager
@@ -159,7 +159,7 @@ class Display:
                 self._live = None
 
     def _beat_on(self) -> None:
-        while not self._over.wait(1.0):
+        while not self._stop_event.wait(1.0):
             self.beat()
 
 
@@ -168,8 +168,8 @@ _CURRENT: list[Display] = [Display()]
 
 
 @contextmanager
-def displayed(*, quiet: bool) -> Iterator[None]:
-    """Within it, this process shows what it is doing; within another one, that one goes on."""
+def show_progress(*, quiet: bool) -> Iterator[None]:
+    """Show within it what this process does; an inner call leaves the display to the outer one."""
     if len(_CURRENT) > 1:
         yield
         return

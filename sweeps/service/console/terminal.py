@@ -23,18 +23,18 @@ from trainers.tracking.runs import trial_run_name
 _RESTARTS = " for restarts (charged though not drawn; --restart-steps 0 turns it off)"
 
 
-def say(text: str) -> None:
-    """Print a line at once, without the secret of any address in it; with `--quiet` none."""
+def print_line(text: str) -> None:
+    """Print a line at once, without the secrets of its addresses; with `--quiet` print none."""
     put(masked_text(text))
 
 
 def warn(text: str) -> None:
-    """Print a line that is seen with `--quiet`, too: an answer, a warning or an error."""
+    """Print a line also with `--quiet`: an answer, a warning or an error."""
     put(masked_text(text), always=True)
 
 
-def say_link(text: str, link: str) -> None:
-    """Print a line that ends in a link to an address without its secrets, which `say` would cut short."""
+def print_link(text: str, link: str) -> None:
+    """Print a line that ends in a link without its secrets, which `print_line` would cut short."""
     put(masked_text(text) + link)
 
 
@@ -42,35 +42,35 @@ def print_notes(plan: SweepPlan, *, in_full: bool) -> None:
     """Print the notes of a plan; those that every sweep has are in the docs, and in full alone."""
     for note in plan.notes:
         if in_full or note not in plan.usual_notes:
-            say(f"note: {note}")
+            print_line(f"note: {note}")
     for note in plan.advice:
-        say(f"note: {note}")
+        print_line(f"note: {note}")
 
 
 def print_plan(plan: SweepPlan, *, in_full: bool) -> None:
-    """Print notes, numbers and points of a plan: in full every point, else a line for each label."""
+    """Print notes, numbers and points of a plan: in full every point, else one line per label."""
     print_notes(plan, in_full=in_full)
     mechanism = plan.trials[0].config.mechanism
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
-    say(
+    print_line(
         f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, {steps_text(mechanism)}, "
         f"δ = {delta_text(mechanism.target_delta)}, to {' or '.join(relations)}"
     )
     points = {trial.name.rsplit("-r", 1)[0]: trial for trial in plan.trials}
-    counted = count(len(points), "point"), count(plan.repeats, "repeat")
-    more = "" if in_full else "; --dry-run lists them"
+    points_text, settings_text = count(len(points), "point"), count(len(points), "setting")
+    hint = "" if in_full else "; --dry-run lists them"
     if plan.release.is_open:
-        say(f"{count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}{more}")
+        trials_text, repeats_text = count(len(plan.trials), "trial"), count(plan.repeats, "repeat")
+        print_line(f"{trials_text} = {points_text} × {repeats_text}{hint}")
     else:
-        say(f"every trial draws one of {count(len(points), 'setting')}; the number of trials is secret")
+        print_line(f"every trial draws one of {settings_text}; the number of trials is secret")
     for line in _lines_of(points) if in_full else _lines_of_labels(points):
-        say(f"  {line}")
-    say(plan.tags()["tuning_cost"])
+        print_line(f"  {line}")
+    print_line(plan.tags()["tuning_cost"])
     if plan.later:
-        trials = (*plan.trials, *plan.later)
-        cost = cost_of(plan.release, trials)
-        say(f"then {count(len(plan.later), 'trial')} of the best settings, with other seeds; all together:")
-        say(cost_line(plan.release.mode, cost, open_trials(trials)))
+        trials, later_text = (*plan.trials, *plan.later), count(len(plan.later), "trial")
+        print_line(f"then {later_text} of the best settings, with other seeds; all together:")
+        print_line(cost_line(plan.release.mode, cost_of(plan.release, trials), open_trials(trials)))
 
 
 def _lines_of(points: Mapping[str, Trial]) -> Iterator[str]:
@@ -85,17 +85,17 @@ def _lines_of_labels(points: Mapping[str, Trial]) -> Iterator[str]:
     labels: dict[str, dict[str, Trial]] = {}
     for name, trial in points.items():
         labels.setdefault(trial.config.guarantee_label, {})[name] = trial
-    for label, found in labels.items():
-        names, noises = list(found), sorted({trial.params["noise_multiplier"] for trial in found.values()})
-        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+    for label, trials in labels.items():
+        names, noises = list(trials), sorted({trial.params["noise_multiplier"] for trial in trials.values()})
+        names_text = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         span = " to ".join(f"{noise:.5g}" for noise in dict.fromkeys((noises[0], noises[-1])))
-        sign, epsilon = "up to" if len(found) > 1 else "=", _epsilon_of_one(list(found.values()))
-        spent = "no ε" if label == "none" else f"ε of one trial {sign} {epsilon}"
-        yield f"{label}: {count(len(found), 'point')}, {shown}, σ = {span}, {spent}"
+        sign, epsilon = "up to" if len(trials) > 1 else "=", _epsilon_of_one(list(trials.values()))
+        cost = "no ε" if label == "none" else f"ε of one trial {sign} {epsilon}"
+        yield f"{label}: {count(len(trials), 'point')}, {names_text}, σ = {span}, {cost}"
 
 
 def _epsilon_of_one(trials: Sequence[Trial]) -> str:
-    """The largest ε of trials of one label; in brackets where it is a claim alone."""
+    """Return the largest ε of trials of one label, in brackets if it is only a claim."""
     label = trials[0].config.guarantee_label
     if label == "none":
         return "none"
@@ -107,9 +107,9 @@ def estimate_text(plan: SweepPlan) -> str:
     """Return how long a plan will take, in a sentence."""
     seconds = estimate_seconds(plan)
     threads = count(plan.trials[0].config.performance.threads_per_worker, "thread")
-    what = "" if plan.release.is_open else "for one trial of every setting, "
+    scope = "" if plan.release.is_open else "for one trial of every setting, "
     return (
-        f"estimate: {what}{duration(seconds)} of training and embedding in all on one worker at a time "
+        f"estimate: {scope}{duration(seconds)} of training and embedding in all on one worker at a time "
         f"with {threads}, measured here on synthetic images; divide by the "
         "trials that run at once, and add start-up and probes"
     )
@@ -122,11 +122,11 @@ def headline(metrics: Mapping[str, float]) -> list[str]:
     ['knn_accuracy 0.5', 'epsilon 0.9985']
     """
     names = (*shown_scores(metrics), "snr_first_step", "noised_snr_first_step", "epsilon")
-    found = {name: metrics[name] for name in names if name in metrics}
-    return [f"{name} {_shown(name, value)}" for name, value in found.items()] or ["done"]
+    scores = {name: metrics[name] for name in names if name in metrics}
+    return [f"{name} {_score_text(name, value)}" for name, value in scores.items()] or ["done"]
 
 
-def _shown(name: str, value: float) -> str:
+def _score_text(name: str, value: float) -> str:
     return rounded_up(value, 4) if name == "epsilon" else f"{value:.4g}"
 
 

@@ -36,43 +36,43 @@ def show_help(
     description: str | None,
     varied: Collection[str],
     *,
-    everything: bool,
+    is_full: bool,
 ) -> None:
     """Print options in groups, with their values as defaults.
 
     Args:
       trees: of options, by the title of what is in no node of theirs, such as the axes of a sweep.
       description: of the program.
-      varied: options that are not shown, for axes take their place.
-      everything: all options, not only axes and those of `FIRST`.
+      varied: options that are left out, for axes take their place.
+      is_full: all options, not only axes and those of `FIRST`.
     """
     import tyro  # here, for it is needed by command lines alone
 
     groups, total = list[Any](), 0
     for title, tree in trees.items():
         for name, node, options in _sections(title, tree):
-            found = [each for each in options if each[0].option not in varied]
-            total += len(found)
-            if shown := [each for each in found if everything or _comes_first(each[0])]:
+            section = [pair for pair in options if pair[0].option not in varied]
+            total += len(section)
+            if shown := [pair for pair in section if is_full or _comes_first(pair[0])]:
                 groups.append((name, _group(name, shown, _first_line(node))))
-    more = "" if everything else f"\n\n--help-all shows all {total} options."
+    hint = "" if is_full else f"\n\n--help-all shows all {total} options."
     with contextlib.suppress(SystemExit), errors_in_one_line(["--help"]):  # as after every help
         tyro.cli(
             dataclasses.make_dataclass("Options", groups),
             args=["--help"],
-            description=inspect.cleandoc(description or "") + more,
+            description=inspect.cleandoc(description or "") + hint,
             config=(tyro.conf.OmitArgPrefixes,),
         )
 
 
 def _group(name: str, options: _Section, description: str) -> type:
-    """A dataclass of some options, which tyro shows as a group."""
+    """Return a dataclass of some options, which tyro shows as a group."""
     import tyro
 
     fields = [
         (
             leaf.option,
-            Annotated[marked(leaf.type), tyro.conf.arg(help=leaf.help)],
+            Annotated[mark_type(leaf.type), tyro.conf.arg(help=leaf.help)],
             dataclasses.field(default=value),
         )
         for leaf, value in options
@@ -81,14 +81,14 @@ def _group(name: str, options: _Section, description: str) -> type:
 
 
 def _sections(title: str, tree: Any) -> list[tuple[str, object, _Section]]:
-    """The options of a tree by its nodes; those of no node come first."""
-    found: dict[str, tuple[str, object, _Section]] = {"": (title, tree, [])}
+    """Return the options of a tree by its nodes; options of no node come first."""
+    sections: dict[str, tuple[str, object, _Section]] = {"": (title, tree, [])}
     for leaf in leaves(type(tree)).values():
-        section = "" if len(leaf.path) == 1 else leaf.path[0]
-        if section not in found:
-            found[section] = (section, getattr(tree, section), [])
-        found[section][2].append((leaf, leaf.of(tree)))
-    return list(found.values())
+        name = "" if len(leaf.path) == 1 else leaf.path[0]
+        if name not in sections:
+            sections[name] = (name, getattr(tree, name), [])
+        sections[name][2].append((leaf, leaf.of(tree)))
+    return list(sections.values())
 
 
 def _first_line(node: object) -> str:
@@ -99,8 +99,8 @@ def _comes_first(leaf: Leaf) -> bool:
     return leaf.option in FIRST or (len(leaf.path) == 1 and leaf.option not in leaves(Start))
 
 
-def marked(type_: Any) -> Any:
-    """Return a type as tyro takes it: what is true, false or left to a rule is typed --name and --no-name."""
+def mark_type(option_type: Any) -> Any:
+    """Return a type with tyro's mark: a flag that may be None is typed --name or --no-name."""
     import tyro
 
-    return Annotated[type_, tyro.conf.DisallowNone] if type_ == bool | None else type_
+    return Annotated[option_type, tyro.conf.DisallowNone] if option_type == bool | None else option_type

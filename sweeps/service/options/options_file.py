@@ -44,7 +44,7 @@ _SECRET = ("ledger", "tracking_uri")
 
 @dataclass(frozen=True, kw_only=True)
 class OptionsFile:
-    """What a file says.
+    """The content of a file of options.
 
     Attributes:
       setting: name of the setting that its options start from; None for the plain defaults.
@@ -73,7 +73,7 @@ def read_options(kind: type[SweepOptions], path: Path) -> OptionsFile:
     if not isinstance(content, dict):
         raise ConfigError(f"the configuration {path} must hold sections of options, the first key version")
     try:
-        return _checked(kind, content)
+        return _parse_content(kind, content)
     except ConfigError as error:
         raise ConfigError(f"in the configuration {path}: {error}") from error.__cause__
 
@@ -87,8 +87,8 @@ def options_text(options: SweepOptions) -> str:
     content: dict[str, Any] = {"version": VERSION}
     for name, leaf in leaves(type(options)).items():
         value = leaf.of(options)
-        is_always_said = len(leaf.path) == 1 or name == "dataset"
-        if name not in OF_ONE_RUN and (is_always_said or value != defaults[name]):
+        is_always_written = len(leaf.path) == 1 or name == "dataset"
+        if name not in OF_ONE_RUN and (is_always_written or value != defaults[name]):
             place = content
             for section in leaf.path[:-1]:
                 place = place.setdefault(section, {})
@@ -96,13 +96,13 @@ def options_text(options: SweepOptions) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def is_same(value: Any, recorded: Any) -> bool:
-    """Whether a value is the one that a file keeps, which has no secret of an address."""
-    return bool(_plain(value) == _plain(recorded))
+def is_same(value: Any, recorded_value: Any) -> bool:
+    """Return whether a value is the one in a file, which has no secrets of addresses."""
+    return bool(_plain(value) == _plain(recorded_value))
 
 
 def _place(error: yaml.YAMLError) -> str:
-    """What is wrong and where, without the text of the line, which may hold a password."""
+    """Return the problem and its line number, without the line's text, which may hold a password."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return ""
     return f": {error.problem} in line {error.problem_mark.line + 1}"
@@ -110,65 +110,65 @@ def _place(error: yaml.YAMLError) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     if isinstance(value, (str, Path)):  # an address has no place in it, whichever option holds one
         return masked(str(value)) if "://" in str(value) else str(value)
     return value
 
 
-def _checked(kind: type[SweepOptions], content: dict[Any, Any]) -> OptionsFile:
+def _parse_content(kind: type[SweepOptions], content: dict[Any, Any]) -> OptionsFile:
     version = content.pop("version", None)
     if version != VERSION or type(version) is not int:
-        found = "none is given" if version is None else f"got {version!r}"
-        raise ConfigError(f"version must be {VERSION}, for keys mean other things in others; {found}")
+        problem = "none is given" if version is None else f"got {version!r}"
+        raise ConfigError(f"version must be {VERSION}, for keys mean other things in others; {problem}")
     setting = content.pop("setting", None)
     if not (setting is None or isinstance(setting, str)):
         raise ConfigError(f"setting must be the name of a setting; got {setting!r}")
-    known = {leaf.path: leaf for leaf in leaves(kind).values()}
-    return OptionsFile(setting=setting, values=dict(_values(known, (), content)))
+    options = {leaf.path: leaf for leaf in leaves(kind).values()}
+    return OptionsFile(setting=setting, values=dict(_values(options, (), content)))
 
 
 def _values(
-    known: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], content: Mapping[Any, Any]
+    options: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], content: Mapping[Any, Any]
 ) -> list[tuple[str, Any]]:
-    """The options of a section, by name; of removed ones those are left out that did nothing."""
-    found: list[tuple[str, Any]] = []
-    below = {path[len(section)] for path in known if path[: len(section)] == section and path != section}
+    """Return the options of a section, by name, without removed ones that did nothing."""
+    values: list[tuple[str, Any]] = []
+    below = {path[len(section)] for path in options if path[: len(section)] == section and path != section}
     for key, value in content.items():
         path = (*section, str(key))
-        shown = ".".join(path)
-        if path in known:
-            found.append((known[path].option, _typed(known[path], value)))
-        elif shown in REMOVED_FIELDS:
-            check_removed_field(shown, value)
-        elif key not in below and not is_removed_section(shown):
-            raise ConfigError(_unknown_key(known, section, shown, str(key), below))
+        place = ".".join(path)
+        if path in options:
+            values.append((options[path].option, _typed(options[path], value)))
+        elif place in REMOVED_FIELDS:
+            check_removed_field(place, value)
+        elif key not in below and not is_removed_section(place):
+            raise ConfigError(_unknown_key(options, section, place, str(key), below))
         elif isinstance(value, dict):
-            found += _values(known, path, value)
+            values += _values(options, path, value)
         else:
-            raise ConfigError(f"{shown} is a section of options, by name; got {value!r}")
-    return found
+            raise ConfigError(f"{place} is a section of options, by name; got {value!r}")
+    return values
 
 
 def _unknown_key(
-    known: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], shown: str, key: str, below: set[str]
+    options: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], place: str, key: str, below: set[str]
 ) -> str:
     """Name the nearest key of the section, or where the option of this name belongs."""
-    elsewhere = [leaf.key for leaf in known.values() if key in (leaf.option, leaf.path[-1])]
-    if elsewhere:
-        return f"unknown key {shown!r}; did you mean {elsewhere[0]!r}?"
-    return unknown_choice("key", shown, [".".join((*section, each)) for each in below])
+    matches = [leaf.key for leaf in options.values() if key in (leaf.option, leaf.path[-1])]
+    if matches:
+        return f"unknown key {place!r}; did you mean {matches[0]!r}?"
+    return unknown_choice("key", place, [".".join((*section, name)) for name in below])
 
 
 def _typed(leaf: Leaf, value: Any) -> Any:
-    """The value as the option's type, by JSON's rules: a list for a tuple, text for a path."""
+    """Return the value as the option's type, by JSON's rules: a list for a tuple, text for a path."""
     try:
         return TypeAdapter(leaf.type).validate_json(json.dumps(value), strict=True)
     except (ValidationError, TypeError) as error:
         rules = error.errors(include_url=False) if isinstance(error, ValidationError) else []
-        said = "; ".join(dict.fromkeys(rule["msg"] for rule in rules)) or "the type is none of the option's"
+        reason = "; ".join({rule["msg"]: None for rule in rules}) or "the type is none of the option's"
         got = "" if leaf.option in _SECRET else f"; got {value!r}"
-        raise ConfigError(f"{leaf.key} is mistyped: {said}{got}") from None
+        raise ConfigError(f"{leaf.key} is mistyped: {reason}{got}") from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -16,31 +16,31 @@ from sweeps.service.options.sweep_options import SweepOptions
 
 
 def num_restart_steps(options: SweepOptions) -> int | None:
-    """Return R of every private training of a sweep; None where repeated steps are charged as they come.
+    """Return R of every private training of a sweep; None if repeated steps are charged as they come.
 
-    Without a ledger private data have one checkpoint interval unless given. Public data have none: whoever
-    restarts what a statement about public records describes spends nothing.
+    Without a ledger R defaults to one checkpoint interval for private data, and to None for public data,
+    whose restarts spend nothing.
 
     Raises:
       ConfigError: R is given, and negative or of no use.
     """
-    given = options.mechanism.restart_steps
-    if given is not None and given < 0:
-        raise ConfigError(f"--restart-steps must not be negative; got {given}")
+    requested_steps = options.mechanism.restart_steps
+    if requested_steps is not None and requested_steps < 0:
+        raise ConfigError(f"--restart-steps must not be negative; got {requested_steps}")
     if not options.release.is_open:
-        if given:
+        if requested_steps:
             raise ConfigError(
                 f"--release {options.release.mode} resumes no training, for one that was stopped counts as "
-                f"the worst score: leave --restart-steps out; got {given}"
+                f"the worst score: leave --restart-steps out; got {requested_steps}"
             )
         return 0
     if ledger_url(options.data, options.ledger) is not None:
-        if given is not None:
+        if requested_steps is not None:
             raise ConfigError(
                 "a budget ledger is charged for repeated steps as they come: leave --restart-steps out; got "
-                f"{given}"
+                f"{requested_steps}"
             )
         return None
-    if given is None and options.data.are_private:
+    if requested_steps is None and options.data.are_private:
         return min(options.performance.checkpoint_every_steps, options.mechanism.num_steps)
-    return given
+    return requested_steps

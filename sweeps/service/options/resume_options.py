@@ -1,6 +1,6 @@
-"""Resuming a sweep by its name: its options are those in its folder, and what is given besides must agree.
+"""Resuming a sweep by its name: its folder has its options, and options given besides must agree.
 
-What no result depends on may be another: where, how fast and how long it runs. Addresses are
+Options that no result depends on may differ: where, how fast and how long it runs. Addresses are
 in the sweep's plan, for config.yaml is published; those with a password are kept nowhere, and are given
 again.
 """
@@ -30,53 +30,53 @@ OptionsOf = Callable[[Path], SweepOptions]
 
 
 def command_of(options: SweepOptions, name: str) -> Command:
-    """Return what a sweep's plan keeps of how it was started.
+    """Return the command that a sweep's plan keeps.
 
     Args:
       options: the user's.
-      name: that it is continued by.
+      name: of the sweep, by which it is continued.
     """
-    script: tuple[str, ...] = () if options.given is None else ("python", sys.argv[0])
+    script: tuple[str, ...] = () if options.overrides is None else ("python", sys.argv[0])
     if script and inside_ray_job():
         script = ("ray", "job", "submit", "--working-dir", ".", "--", *script)
     ledger = ledger_url(options.data, options.ledger)
     if ledger is not None and "://" not in ledger:
         ledger = str(Path(ledger).expanduser().absolute())
-    addresses = {"ledger": ledger, "tracking_uri": options.storage.tracking_uri}
-    kept: dict[str, Any] = {
-        option: each for option, each in addresses.items() if each is not None and not has_secret(each)
+    url_by_option = {"ledger": ledger, "tracking_uri": options.storage.tracking_uri}
+    addresses: dict[str, Any] = {
+        option: url for option, url in url_by_option.items() if url is not None and not has_secret(url)
     }
     if options.ledger.no_ledger:
-        kept["no_ledger"] = True
-    return Command(name=name, words=script, options=type(options).__name__, addresses=kept)
+        addresses["no_ledger"] = True
+    return Command(name=name, words=script, options=type(options).__name__, addresses=addresses)
 
 
 def passes(kind: type[SweepOptions], option: str) -> bool:
-    """Whether an option may be another when a sweep is resumed."""
+    """Return whether an option may differ when a sweep is resumed."""
     in_performance = leaves(kind)[option].path[0] == "performance"
     return in_performance or option in OF_ONE_RUN or option in _OF_RESOURCES
 
 
 def resumed_sweep(
-    kind: type[SweepOptions], given: Mapping[str, Any], stated: Mapping[str, Any], options_of: OptionsOf
+    kind: type[SweepOptions], overrides: Mapping[str, Any], changes: Mapping[str, Any], options_of: OptionsOf
 ) -> ResumableSweep | None:
     """Return the sweep that a command line resumes; None where the storage folder keeps no options of it.
 
     Args:
       kind: of the script's options.
-      given: what the command line gives, by option.
-      stated: all that it says, by option: what is given, and what a file, a setting or a preset says.
-      options_of: the options of a config.yaml.
+      overrides: values of the command line, by option.
+      changes: these, and the values of a file, a setting or a preset, by option.
+      options_of: returns the options of a config.yaml.
 
     Raises:
-      ConfigError: what is stated differs from what the sweep was started with.
+      ConfigError: a change differs from the options that the sweep was started with.
       StorageError: the sweep of this name is another script's or not there, or no name is given and none is
         unfinished.
     """
-    root = storage_root(given.get("storage"))
-    sweeps = [each for each in resumable_sweeps(root) if (each.folder / CONFIG_FILE).is_file()]
-    if (name := given.get("name")) is not None:
-        sweep = next((each for each in sweeps if each.name == name), None)
+    root = storage_root(overrides.get("storage"))
+    sweeps = [sweep for sweep in resumable_sweeps(root) if (sweep.folder / CONFIG_FILE).is_file()]
+    if (name := overrides.get("name")) is not None:
+        sweep = next((sweep for sweep in sweeps if sweep.name == name), None)
         if sweep is None:
             if not (root / "sweeps" / name).exists():
                 raise StorageError(f"nothing to resume: there is no sweep {name!r} in {root / 'sweeps'}")
@@ -86,25 +86,25 @@ def resumed_sweep(
                 f"the sweep {name!r} was started by another script; continue it with "
                 f"{resume_line(sweep.folder)}"
             )
-        _check_agreement(sweep, stated, options_of)
+        _check_agreement(sweep, changes, options_of)
         return sweep
-    own = [each for each in sweeps if each.command is not None and each.command.options == kind.__name__]
-    agreeing = [each for each in own if not _differences(each, stated, options_of)]
-    unfinished = [each for each in agreeing if not each.is_finished]
-    if unfinished or all(passes(kind, option) for option in stated):
+    own_sweeps = [sweep for sweep in sweeps if sweep.command and sweep.command.options == kind.__name__]
+    agreeing = [sweep for sweep in own_sweeps if not _differences(sweep, changes, options_of)]
+    unfinished = [sweep for sweep in agreeing if not sweep.is_finished]
+    if unfinished or all(passes(kind, option) for option in changes):
         if not unfinished:
             raise StorageError(
                 f"nothing to resume: no sweep of this script in {root / 'sweeps'} is unfinished; give --name "
                 "to have a finished one's figures drawn again"
             )
         return unfinished[0]
-    if not agreeing and own:
-        _check_agreement(own[0], stated, options_of)
+    if not agreeing and own_sweeps:
+        _check_agreement(own_sweeps[0], changes, options_of)
     return agreeing[0] if agreeing else None
 
 
-def _check_agreement(sweep: ResumableSweep, stated: Mapping[str, Any], options_of: OptionsOf) -> None:
-    if lines := _differences(sweep, stated, options_of):
+def _check_agreement(sweep: ResumableSweep, changes: Mapping[str, Any], options_of: OptionsOf) -> None:
+    if lines := _differences(sweep, changes, options_of):
         raise ConfigError(
             f"the sweep {sweep.name!r} goes on with the options that it was started with, and these differ; "
             "leave them out, or start another sweep without --resume:",
@@ -112,18 +112,18 @@ def _check_agreement(sweep: ResumableSweep, stated: Mapping[str, Any], options_o
         )
 
 
-def _differences(sweep: ResumableSweep, stated: Mapping[str, Any], options_of: OptionsOf) -> list[str]:
-    """Tell what is stated otherwise than it was recorded, a line for each option."""
-    recorded = options_of(sweep.folder / CONFIG_FILE)
-    kind, found = type(recorded), list[str]()
+def _differences(sweep: ResumableSweep, changes: Mapping[str, Any], options_of: OptionsOf) -> list[str]:
+    """Return a line for each option that differs from the recorded one."""
+    recorded_options = options_of(sweep.folder / CONFIG_FILE)
+    kind, lines = type(recorded_options), list[str]()
     known, flags = leaves(kind), flags_of(kind)
-    for option, value in stated.items():
-        before = known[option].of(recorded)
+    for option, value in changes.items():
+        before = known[option].of(recorded_options)
         if not passes(kind, option) and not is_same(value, before):
-            earlier = "without it" if before is None else f"with {_shown(before)}"
-            found.append(f"{flags[option]} {_shown(value)}: it was started {earlier}")
-    return found
+            earlier = "without it" if before is None else f"with {_value_text(before)}"
+            lines.append(f"{flags[option]} {_value_text(value)}: it was started {earlier}")
+    return lines
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

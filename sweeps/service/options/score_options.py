@@ -55,19 +55,19 @@ def final_scores() -> list[str]:
 
 
 def visible_scores(data: TrainingData, method: str) -> list[str]:
-    """Return the scores that a method may be chosen by on these data: of public records, or noised."""
-    found: list[str] = []
+    """Return the scores by which a method may be chosen on these data: of public records, or noised."""
+    scores: list[str] = []
     index, queries = data.index, data.queries
     if queries is not None and (data.evaluation_is_public or data.train_is_public):
         labelled = index is not None and index.labels is not None and queries.labels is not None
         if modality_of(data.train) == "image-text" and _task(method) != MaskedNetworkConfig.task:
-            named = queries.labels is not None and data.class_names
-            found += _CAPTIONS if _task(method) == CaptionerConfig.task else _RECALLS
-            found += [*(("zero_shot_accuracy",) if named else ()), *(_LABELS if labelled else ())]
+            has_classes = queries.labels is not None and data.class_names
+            scores += _CAPTIONS if _task(method) == CaptionerConfig.task else _RECALLS
+            scores += [*(("zero_shot_accuracy",) if has_classes else ()), *(_LABELS if labelled else ())]
         else:
-            own = _task(method) == ClassifierConfig.task and queries.labels is not None
-            found += [*((CLASSIFIER_SCORE,) if own else ()), *(_LABELS if labelled else _VIEWS)]
-    return found + (NOISED_SCORES if data.scored is not None else [])
+            is_classifier = _task(method) == ClassifierConfig.task and queries.labels is not None
+            scores += [*((CLASSIFIER_SCORE,) if is_classifier else ()), *(_LABELS if labelled else _VIEWS)]
+    return scores + (NOISED_SCORES if data.scored is not None else [])
 
 
 def scores_to_compare(data: TrainingData, methods: Sequence[str]) -> dict[str, str]:

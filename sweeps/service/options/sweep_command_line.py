@@ -11,7 +11,7 @@ from typing import Any, TypedDict, TypeVar
 from dpgcl_core.command_line import errors_in_one_line
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.registry import method_named
-from sweeps.service.options.help import marked, show_help
+from sweeps.service.options.help import mark_type, show_help
 from sweeps.service.options.options_file import OptionsFile, read_options
 from sweeps.service.options.resume_options import resumed_sweep
 from sweeps.service.options.start import Start
@@ -36,11 +36,10 @@ _INSTEAD = {
     "pretrained": "warm_start",
 }
 _OF_ONE_DATASET = ("data_is", "unit_column", "num_records_public", "delta", "dataset_id", "no_ledger")
-"""What a file says of its own data set, and promises for it: with another data set it is to be said anew.
+"""Options that a file gives for its own data set; for another data set they must be given anew.
 
-That one data set is public says nothing of another one; private records would be trained on as public.
+That one data set is public implies nothing of another one; private records would be trained on as public.
 """
-_NOT_GIVEN = object()
 _OF_TRAININGS = (*(each.name for each in dataclasses.fields(TrainingOptions)), "data")
 
 
@@ -65,85 +64,85 @@ def parse_options(
     """
     with errors_in_flags(kind):
         words = list(sys.argv[1:] if arguments is None else arguments)
-        return _parsed(kind, description, words, announces=announces and arguments is None)
+        return _parse_words(kind, description, words, announces=announces and arguments is None)
 
 
-def _parsed(
-    kind: type[Options], description: str | None, arguments: list[str], *, announces: bool
+def _parse_words(
+    kind: type[Options], description: str | None, words: list[str], *, announces: bool
 ) -> Options:
-    asked = {"-h", "--help", "--help-all"} & set(arguments)
-    arguments = [each for each in arguments if each not in asked]
-    _refuse_unknown_options(kind, arguments)
-    given = _given(kind, arguments)
-    start = Start(**{name: given.pop(name) for name in leaves(Start) if name in given})
-    if given.get("resume") and not asked and (options := _resumed(kind, start, given)) is not None:
+    help_flags = {"-h", "--help", "--help-all"} & set(words)
+    words = [word for word in words if word not in help_flags]
+    _refuse_unknown_options(kind, words)
+    overrides = _parse_values(kind, words)
+    start = Start(**{name: overrides.pop(name) for name in leaves(Start) if name in overrides})
+    resumes = overrides.get("resume") and not help_flags
+    if resumes and (options := _resumed(kind, start, overrides)) is not None:
         return options
     file = None if start.config is None else read_options(kind, start.config)
-    options = _starting_point(kind, start, file, given)
-    options = changed(options, **given)
-    if asked:
+    options = changed(_starting_point(kind, start, file, overrides), **overrides)
+    if help_flags:
         trees = {"start": start, "axes": options}
-        show_help(trees, description, varied_by(kind), everything="--help-all" in asked)
+        show_help(trees, description, varied_by(kind), is_full="--help-all" in help_flags)
         raise SystemExit(0)
     if announces and not options.service.is_quiet:
         print(f"{Path(sys.argv[0]).stem.replace('_', ' ')}: loading …", flush=True)
-    named = frozenset({*given, *(file.values if file else ())})
-    options = dataclasses.replace(options.completed(named), given=named)
-    _check_contradictions(options, given)
+    names = frozenset({*overrides, *(file.values if file else ())})
+    options = dataclasses.replace(options.completed(names), overrides=names)
+    _check_contradictions(options, overrides)
     return options
 
 
-def _resumed(kind: type[Options], start: Start, given: Mapping[str, Any]) -> Options | None:
-    """The options of the sweep that is resumed, from its folder; None where it keeps none."""
+def _resumed(kind: type[Options], start: Start, overrides: Mapping[str, Any]) -> Options | None:
+    """Return the options of the sweep that is resumed, from its folder; None where it keeps none."""
 
     def options_of(path: Path) -> Options:
         return _completed(kind, Start(config=path), {})
 
-    sweep = resumed_sweep(kind, given, _stated(kind, start, given), options_of)
+    sweep = resumed_sweep(kind, overrides, _collect_changes(kind, start, overrides), options_of)
     if sweep is None:
         return None
     addresses = dict({} if sweep.command is None else sweep.command.addresses)
-    if {"ledger", "no_ledger"} & given.keys():
+    if {"ledger", "no_ledger"} & overrides.keys():
         addresses.pop("ledger", None)
         addresses.pop("no_ledger", None)
     options = options_of(sweep.folder / CONFIG_FILE)
-    named = frozenset({*(options.given or ()), *given})
-    options = changed(options, **{**addresses, **given, "name": sweep.name})
-    return dataclasses.replace(options, given=named)
+    names = frozenset({*(options.overrides or ()), *overrides})
+    options = changed(options, **{**addresses, **overrides, "name": sweep.name})
+    return dataclasses.replace(options, overrides=names)
 
 
-def _stated(kind: type[Options], start: Start, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command line says, by option: what it gives, and what file, setting or preset change."""
+def _collect_changes(kind: type[Options], start: Start, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a command line, a file, a setting or a preset change, by option."""
     if start == Start():
-        return dict(given)
-    options, default = _completed(kind, start, given), kind()
+        return dict(overrides)
+    options, default = _completed(kind, start, overrides), kind()
     values = {name: (leaf.of(options), leaf.of(default)) for name, leaf in leaves(kind).items()}
-    return {name: value for name, (value, before) in values.items() if name in given or value != before}
+    return {name: value for name, (value, before) in values.items() if name in overrides or value != before}
 
 
 def words_of_options(options: SweepOptions, values: Mapping[str, Any]) -> list[str]:
-    """Return the words by which another sweep on these data trains as these options say.
+    """Return the words by which another sweep on these data trains with these options.
 
     Args:
-      options: whose trainings and data are meant.
+      options: of the trainings and the data.
       values: of the other sweep's options, by name, which come first; ε is among them, or on an axis.
     """
     data, method = options.data.dataset, options.mechanism.method
-    known = {name: leaf for name, leaf in leaves(SweepOptions).items() if leaf.path[0] in _OF_TRAININGS}
     start = _completed(SweepOptions, Start(), {"dataset": data, "method": method})
     default = leaves(SweepOptions)["method"].of(SweepOptions())
     words = ["--dataset", data, *(["--method", method] if method != default else [])]
     for name, value in values.items():
         words += _typed_words(name, value)
-    settled = {"dataset", "method", "epsilon", *values, *varied_by(type(options))}
-    for name, leaf in known.items():
-        if name not in settled and leaf.of(options) != leaf.of(start):
+    written_options = {"dataset", "method", "epsilon", *values, *varied_by(type(options))}
+    for name, leaf in leaves(SweepOptions).items():
+        is_settled = name in written_options or leaf.path[0] not in _OF_TRAININGS
+        if not is_settled and leaf.of(options) != leaf.of(start):
             words += _typed_words(name, leaf.of(options))
     return words
 
 
 def _typed_words(name: str, value: Any) -> list[str]:
-    """How an option is typed.
+    """Return the words that give an option.
 
     >>> _typed_words("group_sizes", (4, "batch")), _typed_words("non_private", False)
     (['--group-sizes', '4', 'batch'], ['--no-non-private'])
@@ -151,45 +150,46 @@ def _typed_words(name: str, value: Any) -> list[str]:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
-    found = value if isinstance(value, tuple) else (value,)
-    return [f"--{flag}", *(f"{each:.17g}" if isinstance(each, float) else str(each) for each in found)]
+    parts = value if isinstance(value, tuple) else (value,)
+    return [f"--{flag}", *(f"{part:.17g}" if isinstance(part, float) else str(part) for part in parts)]
 
 
-def _completed(kind: type[Options], start: Start, given: Mapping[str, Any]) -> Options:
+def _completed(kind: type[Options], start: Start, overrides: Mapping[str, Any]) -> Options:
     file = None if start.config is None else read_options(kind, start.config)
-    options = changed(_starting_point(kind, start, file, given), **given)
-    named = frozenset({*given, *(file.values if file else ())})
-    return dataclasses.replace(options.completed(named), given=named)
+    options = changed(_starting_point(kind, start, file, overrides), **overrides)
+    names = frozenset({*overrides, *(file.values if file else ())})
+    return dataclasses.replace(options.completed(names), overrides=names)
 
 
 def _starting_point(
-    kind: type[Options], start: Start, file: OptionsFile | None, given: Mapping[str, Any]
+    kind: type[Options], start: Start, file: OptionsFile | None, overrides: Mapping[str, Any]
 ) -> Options:
-    """The options of setting, file and preset, in this order; each replaces what is before it."""
-    told = {} if file is None else dict(file.values)
-    for name in given:
-        told.pop(_INSTEAD.get(name, ""), None)
+    """Return the options of setting, file and preset; each overrides those before it."""
+    file_values = {} if file is None else dict(file.values)
+    for name in overrides:
+        file_values.pop(_INSTEAD.get(name, ""), None)
     preset = _preset(kind, start)
     default = kind()
-    if given.get("dataset", _NOT_GIVEN) not in (_NOT_GIVEN, told.get("dataset", default.data.dataset)):
+    file_dataset = file_values.get("dataset", default.data.dataset)
+    if overrides.get("dataset", file_dataset) != file_dataset:
         for name in _OF_ONE_DATASET:
-            told.pop(name, None)
-    dataset = _dataset(given, preset(default), default, told)
+            file_values.pop(name, None)
+    dataset = _dataset(overrides, preset(default), default, file_values)
     options = changed(default, dataset=dataset)
-    setting = _setting(start, file, dataset, {**told, **given})
+    setting = _setting(start, file, dataset, {**file_values, **overrides})
     if setting is not None:
         options = changed(
             options, **{name: leaf.of(setting) for name, leaf in leaves(TrainingOptions).items()}
         )
-    options = changed(options, **told)
+    options = changed(options, **file_values)
     if start.tiny or start.full:
         options = preset(options)
     elif file is None:
         options = options.of_dataset()
-    names = {*given, *told}
-    if given.get("warm_start") is not None:  # in place of the weights that the setting names
+    names = {*overrides, *file_values}
+    if overrides.get("warm_start") is not None:  # in place of the weights that the setting names
         options = changed(options, pretrained=TrainingOptions().network.pretrained)
-    method_name = given.get("method", options.mechanism.method)
+    method_name = overrides.get("method", options.mechanism.method)
     if method_name == TrainingOptions().mechanism.method:  # whose keys and networks the settings have
         return options
     method = method_named(method_name)
@@ -209,58 +209,58 @@ def _preset(kind: type[Options], start: Start) -> Callable[[Options], Options]:
 
 
 def _dataset(
-    given: Mapping[str, Any], preset: SweepOptions, default: SweepOptions, told: Mapping[str, Any]
+    overrides: Mapping[str, Any], preset: SweepOptions, default: SweepOptions, file_values: Mapping[str, Any]
 ) -> str:
-    """The data set of the command line, else of the preset, else of the file."""
-    dataset = given.get("dataset", preset.data.dataset)
-    if "dataset" not in given and preset.data.dataset == default.data.dataset:
-        dataset = told.get("dataset", dataset)
+    """Return the data set of the command line, else of the preset, else of the file."""
+    dataset = overrides.get("dataset", preset.data.dataset)
+    if "dataset" not in overrides and preset.data.dataset == default.data.dataset:
+        dataset = file_values.get("dataset", dataset)
     check_dataset_name(dataset)
     return str(dataset)
 
 
 def _setting(
-    start: Start, file: OptionsFile | None, dataset: str, given: Mapping[str, Any]
+    start: Start, file: OptionsFile | None, dataset: str, option_values: Mapping[str, Any]
 ) -> TrainingOptions | None:
-    """The named setting to start from; None for the plain defaults, which are those of a file."""
+    """Return the named setting to start from; None for the plain defaults, which are those of a file."""
     name = start.setting or (file.setting if file is not None else None)
     if name in (None, "auto") and start.full:
         name = "paper"
     if name is None and file is not None:
         return None
     pairs = PairOptions(
-        image=given.get("csv_img_key"),
-        caption=given.get("csv_caption_key"),
-        class_captions=given.get("class_captions"),
+        image=option_values.get("csv_img_key"),
+        caption=option_values.get("csv_caption_key"),
+        class_captions=option_values.get("class_captions"),
     )
     modality = modality_of_name(dataset, pairs.fitting(dataset))
     return named_setting(name or "auto", dataset=dataset, modality=modality)
 
 
-def _given(kind: type[SweepOptions], arguments: list[str]) -> dict[str, Any]:
-    """The options that the command line gives, by name, each of its declared type.
+def _parse_values(kind: type[SweepOptions], words: list[str]) -> dict[str, Any]:
+    """Parse the options that the command line gives, by name, each to its declared type.
 
-    Parsed by tyro, whose boxed messages become one line.
+    Tyro parses them, and its boxed messages become one line.
     """
     import tyro  # here, for it is needed by command lines alone
 
-    fields = {name: marked(leaf.type) for each in (Start, kind) for name, leaf in leaves(each).items()}
+    fields = {name: mark_type(leaf.type) for tree in (Start, kind) for name, leaf in leaves(tree).items()}
     typed_dict: Any = TypedDict  # its fields are known only here
-    given = typed_dict("Given", fields, total=False)
+    options_type = typed_dict("Given", fields, total=False)
 
-    with errors_in_one_line(arguments):
-        return dict(tyro.cli(given, args=arguments))
+    with errors_in_one_line(words):
+        return dict(tyro.cli(options_type, args=words))
 
 
-def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) -> None:
-    known = {name: leaf for each in (Start, kind) for name, leaf in leaves(each).items()}
-    valid = {"--" + name.replace("_", "-"): leaf for name, leaf in known.items()}
+def _refuse_unknown_options(kind: type[SweepOptions], words: Sequence[str]) -> None:
+    leaf_by_option = {name: leaf for tree in (Start, kind) for name, leaf in leaves(tree).items()}
+    valid = {"--" + name.replace("_", "-"): leaf for name, leaf in leaf_by_option.items()}
     flags = {f"--no-{name[2:]}" for name, leaf in valid.items() if leaf.type in (bool, bool | None)}
     varied = varied_by(kind)
-    for typed in arguments:
-        if not typed.startswith("--"):
+    for word in words:
+        if not word.startswith("--"):
             continue
-        name = typed.split("=")[0].replace("_", "-")
+        name = word.split("=")[0].replace("_", "-")
         option = name[2:].replace("-", "_")
         if option in varied:
             axis = varied[option]
@@ -270,27 +270,27 @@ def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) 
 
 
 def _unknown_option(name: str, valid: Collection[str]) -> str:
-    """Tell the nearest option; there are too many to list.
+    """Name the nearest option; there are too many to list.
 
     >>> _unknown_option("--group-sise", ["--group-size", "--epsilon"])
     "unknown option '--group-sise'; did you mean '--group-size'? Valid: what --help-all lists"
     """
     if line := removed_option_line(name):
         return f"{name} is of an earlier version, {line}"
-    told, _, _ = unknown_choice("option", name, [*valid, "--help", "--help-all"]).partition(" Valid: ")
-    return f"{told} Valid: what --help-all lists"
+    message, _, _ = unknown_choice("option", name, [*valid, "--help", "--help-all"]).partition(" Valid: ")
+    return f"{message} Valid: what --help-all lists"
 
 
-def _check_contradictions(options: SweepOptions, given: Collection[str]) -> None:
-    """Refuse options that contradict each other, each of them right by itself."""
-    if {"sampling_prob", "expected_batch_size"} <= set(given):
+def _check_contradictions(options: SweepOptions, overrides: Collection[str]) -> None:
+    """Raise ConfigError if options contradict each other."""
+    if {"sampling_prob", "expected_batch_size"} <= set(overrides):
         raise ConfigError("give sampling_prob or expected_batch_size, not both")
-    if not options.release.is_open and "repeats" in given:
+    if not options.release.is_open and "repeats" in overrides:
         raise ConfigError(
             f"repeats are a list of trials that anybody can see, and --release {options.release.mode} draws "
             "their number in secret; give --mean-trials, or --halting-prob with a threshold"
         )
-    of_adapters = {"lora_alpha", "lora_targets", "lora_towers"} & set(given)
+    of_adapters = {"lora_alpha", "lora_targets", "lora_towers"} & set(overrides)
     trains_all = options.network.lora_rank == 0 and options.data.modality == "image-text"
     if of_adapters and trains_all and not options.always_adapts:
         names = ", ".join("--" + name.replace("_", "-") for name in sorted(of_adapters))

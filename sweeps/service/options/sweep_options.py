@@ -42,7 +42,7 @@ def varied_by(kind: type[SweepOptions]) -> dict[str, str]:
     {}
     """
     fields = dataclasses.fields(kind)
-    return {each.metadata[VARIES]: each.name for each in fields if VARIES in each.metadata}
+    return {axis.metadata[VARIES]: axis.name for axis in fields if VARIES in axis.metadata}
 
 
 def flags_of(kind: type[SweepOptions]) -> dict[str, str]:
@@ -57,14 +57,14 @@ def flags_of(kind: type[SweepOptions]) -> dict[str, str]:
 
 @contextmanager
 def errors_in_flags(kind: type[SweepOptions]) -> Iterator[None]:
-    """Let errors name options as a command line has them."""
+    """Make errors name options as a command line has them."""
     try:
         yield
     except DpgclError as error:
         if str(error).startswith("in the configuration "):  # a file's keys are what they are
             raise
-        told = [in_flags(each, flags_of(kind)) if isinstance(each, str) else each for each in error.args]
-        error.args = tuple(told)
+        flags = flags_of(kind)
+        error.args = tuple(in_flags(part, flags) if isinstance(part, str) else part for part in error.args)
         raise
 
 
@@ -74,7 +74,7 @@ class SweepOptions(TrainingOptions):
 
     Attributes:
       always_adapts: whether every trial has adapters, of a rank that the sweep chooses where none is given.
-      given: options that the command line or a file gives; None where that is unknown, as from Python.
+      overrides: names of the options that the command line or a file gives; None if unknown, as from Python.
     """
 
     always_adapts: ClassVar[bool] = False
@@ -84,7 +84,7 @@ class SweepOptions(TrainingOptions):
     release: ReleaseOptions = field(default_factory=ReleaseOptions)
     ledger: LedgerOptions = field(default_factory=LedgerOptions)
     storage: StorageOptions = field(default_factory=StorageOptions)
-    given: frozenset[str] | None = field(default=None, metadata=option(None), compare=False, repr=False)
+    overrides: frozenset[str] | None = field(default=None, metadata=option(None), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.release.select_by == "auto" and not self.release.is_open:
@@ -117,7 +117,7 @@ class SweepOptions(TrainingOptions):
 
     def training(self) -> TrainingOptions:
         """Return the options of its trainings alone."""
-        names = [each.name for each in dataclasses.fields(TrainingOptions)]
+        names = [node.name for node in dataclasses.fields(TrainingOptions)]
         return TrainingOptions(**{name: getattr(self, name) for name in names})
 
     def tiny(self) -> Self:
@@ -139,11 +139,11 @@ class SweepOptions(TrainingOptions):
         """Return the options with the grid of their data set, where a sweep has one."""
         return self
 
-    def completed(self, given: Collection[str]) -> Self:
-        """Return the options with what follows from others.
+    def completed(self, overrides: Collection[str]) -> Self:
+        """Return the options, completed by those that follow from others.
 
         Args:
-          given: options that the user gives, by name.
+          overrides: names of the options that the user gives.
         """
         return self
 

@@ -30,7 +30,7 @@ def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: 
     Raises:
       ConfigError: what was given does not fit.
     """
-    given = options.given
+    given = options.overrides
     if given is None or options.mechanism.sampling_prob is not None:
         return options, points, []
     declared = options.mechanism.num_records_public

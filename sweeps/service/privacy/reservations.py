@@ -118,7 +118,7 @@ class TrialReservations:
         grant = read_grant(self.folder.checkpoint_folder(name))
         if grant is not None:
             total = int(metrics["num_steps_charged"]) + grant.num_steps_lost
-            counted = self.folder.drawn(name)
+            counted = self.folder.read_counts(name)
             if SNR in held and counted is not None and not grant.num_steps_lost:  # else nobody knows
                 first = max(counted.num_attempts, total - held[""].num_steps)
                 executed[SNR] = min(held[SNR].num_steps, first)
@@ -142,7 +142,7 @@ class TrialReservations:
         """Return how many first steps one more attempt needs on top; those that drew nothing had none."""
         if before is None or before.num_steps_lost or self.folder.starts(name).num_lost:
             return 1  # nobody knows how many there were
-        counted = self.folder.drawn(name)
+        counted = self.folder.read_counts(name)
         return max(0, (counted.num_attempts if counted is not None else 0) + 1 - held.num_steps)
 
     def _more_scores(self, trial: Trial, held: Reservation, num_steps_lost: int) -> tuple[int, int]:

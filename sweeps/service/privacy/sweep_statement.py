@@ -40,7 +40,7 @@ def what_one_drew(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] |
     early counts as if it had not been (`steps_left_out`).
     """
     path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
-    counted, grant, starts = folder.drawn(trial.name), read_grant(path), folder.starts(trial.name)
+    counted, grant, starts = folder.read_counts(trial.name), read_grant(path), folder.starts(trial.name)
     lost_by_grant = grant.num_steps_lost if grant is not None else 0
     lost = max(lost_by_grant, starts.num_lost * planned)
     if result is not None:

@@ -14,7 +14,7 @@ from dpgcl_core.release.metrics import is_reference
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.display import doing
-from sweeps.service.console.terminal import say, say_link, warn
+from sweeps.service.console.terminal import print_line, print_link, warn
 from sweeps.service.privacy.sweep_statement import statement_text, what_was_drawn, write_statement
 from sweeps.service.running.answer_file import answer_text, sweep_answer, write_answer
 from sweeps.service.running.mlflow_listener import MlflowListener
@@ -82,7 +82,7 @@ def _state(
         if statement.cost != plan.cost:
             mlflow.tracker.set_tags(mlflow.parent, plan.tags(statement.cost))
         paths = write_statement(statement, folder.path)
-        say(statement_text(statement))
+        print_line(statement_text(statement))
         for path in paths:
             mlflow.log_artifact(path)
     except StorageError as error:
@@ -175,4 +175,4 @@ def _print_link(sweep: PreparedSweep, mlflow: MlflowListener, answer: Answer | N
     uri, tags = sweep.tracking_uri, {SWEEP_TAG: sweep.folder.name, ROLE_TAG: TRIAL_ROLE}
     link = runs_link(uri, mlflow.tracker.experiment_id, tags, None if answer is None else answer.score)
     ui = f"mlflow ui --backend-store-uri {shlex.quote(uri)}  # then " * is_database(uri)
-    say_link(f"runs: {ui}", link)
+    print_link(f"runs: {ui}", link)

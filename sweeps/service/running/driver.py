@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from sweeps.service.cluster.file_visibility import files_of_workers
-from sweeps.service.cluster.interruption import DiskFull, Stopped, no_room_text
+from sweeps.service.cluster.interruption import DiskFull, StopRequest, no_room_text
 from sweeps.service.cluster.ray_session import ray_session
 from sweeps.service.cluster.trial_failure import TrialFailure
 from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.cluster.trial_runner import run_trials
-from sweeps.service.console.terminal import say, warn
+from sweeps.service.console.terminal import print_line, warn
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
@@ -57,7 +57,7 @@ class ReleasePolicy(Protocol):
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
         """Take the result of a trial that has just ended."""
 
-    def interrupt(self, stopped: Stopped | None) -> str:
+    def interrupt(self, stopped: StopRequest | None) -> str:
         """End early, for a signal or (None) a full disk; return what that costs, "" where nothing is said."""
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
@@ -85,7 +85,7 @@ def drive(sweep: PreparedSweep, release: ReleasePolicy) -> int:
                     release.budget,
                     release.source(remaining),
                 )
-    except Stopped as stopped:
+    except StopRequest as stopped:
         name = signal.Signals(stopped.signal_number).name
         # First: a Ray job is killed soon after its signal.
         warn(f"stopped by {name}; continue with {resume_line(folder.path)}")
@@ -100,4 +100,4 @@ def drive(sweep: PreparedSweep, release: ReleasePolicy) -> int:
 
 def _say_note(note: str) -> None:
     if note:
-        say(f"note: {note}")
+        print_line(f"note: {note}")

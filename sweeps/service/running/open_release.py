@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from dpgcl_core.errors import LedgerError
-from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.interruption import StopRequest
 from sweeps.service.cluster.trial_failure import TrialFailure
 from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.console.display import doing
-from sweeps.service.console.terminal import count, say, warn
+from sweeps.service.console.terminal import count, print_line, warn
 from sweeps.service.options.data import data_path
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.sweep_statement import what_one_drew, withdraw_statement
@@ -74,7 +74,7 @@ class OpenRelease:
         self._excluded = self.trials.excluded()
         over = self.trials.results().keys() | self._excluded.keys()
         for line in self.trials.restart_notes(over):
-            say(line)
+            print_line(line)
         return [trial for trial in self.plan.trials if trial.name not in over]
 
     def begin(self, remaining: Sequence[Trial]) -> None:
@@ -129,7 +129,7 @@ class OpenRelease:
             )
         )
 
-    def interrupt(self, stopped: Stopped | None) -> str:
+    def interrupt(self, stopped: StopRequest | None) -> str:
         """End early; return what restarts will cost."""
         self.mlflow.finish(AT_A_STOP)
         self._listeners.on_end(SweepEnd(status="KILLED", folder=self.folder.path))
@@ -171,7 +171,7 @@ class OpenRelease:
                 answer=found.answer,
             )
         )
-        say(f"files: {self.folder.path}")
+        print_line(f"files: {self.folder.path}")
         return 0 if status == "FINISHED" else 1
 
     def _charge(self, remaining: Sequence[Trial]) -> None:
@@ -202,12 +202,12 @@ class OpenRelease:
         if self.service.time_budget is None or not unfinished:
             return False
         begun = [name for name in unfinished if self.folder.starts(name).num_starts]
-        say(
+        print_line(
             f"the time is over (--time-budget {self.service.time_budget:g} min): "
             f"{count(len(begun), 'training')} stopped and saved, {len(unfinished) - len(begun)} not begun"
         )
         if self.budget is not None:
-            say("what is reserved for them stays in the ledger for a resume; sweeps.settle closes it")
+            print_line("what is reserved for them stays in the ledger for a resume; sweeps.settle closes it")
         return True
 
 

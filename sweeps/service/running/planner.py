@@ -28,7 +28,7 @@ from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, f
 from dpgcl_core.planning.snr import too_small
 from dpgcl_core.planning.tradeoff_curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.release.statement import delta_text, rounded_up
-from sweeps.service.console.terminal import count, say
+from sweeps.service.console.terminal import count, print_line
 from sweeps.service.options.planner_options import PlannerOptions
 from sweeps.service.options.sweep_command_line import words_of_options
 from sweeps.service.planning.resources import wanted_of
@@ -78,7 +78,7 @@ def run_plan(options: PlannerOptions) -> int:
         costs=tuning_costs(options, chosen),
     )
     if options.json:
-        say(json.dumps(_as_dict(planned), allow_nan=False))
+        print_line(json.dumps(_as_dict(planned), allow_nan=False))
     else:
         _show(planned)
     if options.output is not None:
@@ -90,7 +90,7 @@ def run_plan(options: PlannerOptions) -> int:
         paths = write_curves(points, options.output, title=title, subtitle=subtitle)
         if not options.json:
             for path in paths:
-                say(f"written: {path}")
+                print_line(f"written: {path}")
     return 0
 
 
@@ -137,17 +137,17 @@ def _show(planned: Planned) -> None:
         f"{wanted.records_per_second:.4g} records a second ({how})"
     )
     for reason, number in answer.refused.items():
-        say(f"left out: {count(number, 'point')}, {reason}")
-    say(
+        print_line(f"left out: {count(number, 'point')}, {reason}")
+    print_line(
         f"{count(len(answer.plans), 'feasible plan')}; * is recommended, then others of its S, then other S, "
         "each by SNR:"
     )
-    say(
+    print_line(
         f"  {'B':>9} {'T':>6} {'S':>6} {'σ':>8} {'epochs':>8} {options.unit:>11} {'GiB':>6} "
         f"{'SNR a step':>11} {'at most':>8} {'over all':>9}"
     )
     for plan in _shown(answer, chosen):
-        say(f"{'*' if plan is chosen else ' '} {_row(plan)}")
+        print_line(f"{'*' if plan is chosen else ' '} {_row(plan)}")
     _say_filled(
         f"recommended: {_point_text(chosen)}, ε = {rounded_up(chosen.mechanism.epsilon(), 4)} by PLD; its "
         "σ is calibrated on the grid of record, that of the others is up to some two per cent too large"
@@ -158,17 +158,17 @@ def _show(planned: Planned) -> None:
     )
     if (warning := _warning(wanted, chosen)) is not None:
         _say_filled(f"note: {warning}")
-    say(f"the sweep: {shlex.join(sweep_command(options, chosen))}")
+    print_line(f"the sweep: {shlex.join(sweep_command(options, chosen))}")
     hours = options.num_trials * chosen.hours if chosen.hours is not None else math.nan
-    say(f"tuning among {count(options.num_trials, 'training')}, {hours:.3g} {options.unit}:")
+    print_line(f"tuning among {count(options.num_trials, 'training')}, {hours:.3g} {options.unit}:")
     for mode, cost in planned.costs.items():
         assert cost.tuned_epsilon is not None
-        say(f"  {mode:<17} ε = {rounded_up(cost.tuned_epsilon, 4):<9} {cost.theorem}")
+        print_line(f"  {mode:<17} ε = {rounded_up(cost.tuned_epsilon, 4):<9} {cost.theorem}")
 
 
 def _say_filled(text: str) -> None:
     """Print a sentence in as many lines as the terminal's columns need; of 100 where there is none."""
-    say(textwrap.fill(text, table_width()))
+    print_line(textwrap.fill(text, table_width()))
 
 
 def sweep_command(options: PlannerOptions, plan: Plan) -> list[str]:

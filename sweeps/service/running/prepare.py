@@ -14,7 +14,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.cluster.ray_session import check_this_machine, trials_at_once
 from sweeps.service.console.display import doing
-from sweeps.service.console.terminal import estimate_text, name_suffix, say, short_name, warn
+from sweeps.service.console.terminal import estimate_text, name_suffix, print_line, short_name, warn
 from sweeps.service.options.options_file import options_text
 from sweeps.service.options.resume_options import command_of
 from sweeps.service.options.service import ServiceOptions, StorageOptions
@@ -148,7 +148,7 @@ def prepared(
     options = dataclasses.replace(options, mechanism=registered)
     root = _checked_root(options.storage)
     uri = tracking_address(options.storage.tracking_uri, root)
-    say(f"storage: {root}{_resumed_text(options.storage)}")
+    print_line(f"storage: {root}{_resumed_text(options.storage)}")
     _check_server(uri)
     doing("loading the data and finding the noise")
     slot_files = SlotFiles.of(data, root, has_ledger=ledger is not None)
@@ -200,7 +200,7 @@ def prepared(
             plan = dataclasses.replace(plan, publication=_publication(plan, known, service))
         policy.print_plan(plan, in_full=service.dry_run)
         if fit is not None:
-            say(f"--total-epsilon: {limits.text(fit, [*plan.trials, *plan.later])}")
+            print_line(f"--total-epsilon: {limits.text(fit, [*plan.trials, *plan.later])}")
         if budget is not None:
             try:
                 budget.check()
@@ -209,7 +209,7 @@ def prepared(
                 with suppress(ConfigError):  # no ε may be given where a search has a range of them
                     advice = limits.what_would_fit(fixed=True)
                 raise BudgetExceeded(f"{error}{advice}") from error
-            say(budget.text())
+            print_line(budget.text())
         if service.dry_run:
             _print_estimate(options, plan)
         else:
@@ -301,10 +301,10 @@ def _print_estimate(options: SweepOptions, plan: SweepPlan) -> None:
     try:
         check_this_machine(options.service, options.performance)
     except ConfigError as error:
-        say(f"note: this machine cannot run it: {error}")
+        print_line(f"note: this machine cannot run it: {error}")
     if missing := ledger_missing(options.data, options.ledger):
-        say(f"note: it would be refused: {missing}")
+        print_line(f"note: it would be refused: {missing}")
     doing("measuring a step of every kind")
-    say(estimate_text(plan))
+    print_line(estimate_text(plan))
     if plan.publication is not None:
-        say(f"estimate: {plan.publication.text()}")
+        print_line(f"estimate: {plan.publication.text()}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.display import put_result
-from sweeps.service.console.terminal import count, headline, say
+from sweeps.service.console.terminal import count, headline, print_line
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.sweep_trials import SweepTrials
 from sweeps.service.storage.log import BEGUN, ENDED, FINISHED, SweepLog
@@ -22,7 +22,7 @@ class TerminalListener:
 
     def on_begin(self, sweep: SweepBeginning) -> None:
         """Print the sweep's name."""
-        say(f"sweep: {sweep.name} ({_num_done_text(sweep)})")
+        print_line(f"sweep: {sweep.name} ({_num_done_text(sweep)})")
         self._num_trials = sweep.num_trials
 
     def on_result(self, result: TrialResult) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dashboards.report.write import REPORT, write_report
 from dpgcl_core.errors import DpgclError, TrackingError
-from sweeps.service.console.terminal import say, warn
+from sweeps.service.console.terminal import print_line, warn
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.mlflow_listener import MlflowListener
 
@@ -67,7 +67,7 @@ class ReportListener:
                         "MLflow is slow; write the report later, by python -m dashboards report"
                     )
             path = write_report(self._uri, self._folder.name, self._folder)
-            say(f"report: {path}")
+            print_line(f"report: {path}")
             self._mlflow.log_artifact(path)
         except (DpgclError, OSError) as error:
             warn(f"warning: the report: {error}")

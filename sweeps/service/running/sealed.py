@@ -32,11 +32,11 @@ from dashboards.dashboard_error import DashboardError
 from dpgcl_core.accounting.tuning.modes import SEALED_THRESHOLD
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import RESEARCH, PrivacyStatement
-from sweeps.service.cluster.interruption import Stopped
+from sweeps.service.cluster.interruption import StopRequest
 from sweeps.service.cluster.trial_failure import INTERRUPTED, TrialFailure
 from sweeps.service.cluster.trial_queue import ListedTrials, TrialSource
 from sweeps.service.console.display import doing
-from sweeps.service.console.terminal import duration, say, warn
+from sweeps.service.console.terminal import duration, print_line, warn
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.sweep_statement import STATEMENT, build_statement, statement_text, write_statement
 from sweeps.service.running.answer_file import answer_text, sweep_answer, write_answer
@@ -102,9 +102,9 @@ class SealedRelease:
             sweep.sweep_id,
         )
         if self._plan.publication is not None:
-            say(self._plan.publication.text(self._begun.started))
+            print_line(self._plan.publication.text(self._begun.started))
         self.plan = dataclasses.replace(self._plan, trials=drawn_trials(self._plan.trials, self._begun.draws))
-        say(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")
+        print_line(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")
         self._hashes = {trial.name: config_hash(trial.config) for trial in self.plan.trials}
         self._count_interrupted()
         done = self._finished()
@@ -120,9 +120,9 @@ class SealedRelease:
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
         """Keep a result on the trusted side."""
         self._keep(name, result)
-        say(f"done: {name}")
+        print_line(f"done: {name}")
 
-    def interrupt(self, stopped: Stopped | None) -> str:
+    def interrupt(self, stopped: StopRequest | None) -> str:
         """End early; return what becomes of the trials that had begun."""
         return "trials that had begun count as the worst score; the number of trials stays"
 
@@ -140,7 +140,7 @@ class SealedRelease:
         self.folder.keep(name, {**result, "config_hash": self._hashes[name]})
 
     def _finished(self) -> dict[str, dict[str, Any]]:
-        return self.folder.finished(self._hashes)
+        return self.folder.read_results(self._hashes)
 
     def _count_interrupted(self) -> None:
         """Keep a worst score for each trial that had begun when an earlier process ended.
@@ -149,8 +149,7 @@ class SealedRelease:
         """
         done = self._finished()
         for trial in self.plan.trials:
-            begun = self.folder.drawn(trial.name) is not None or self.folder.starts(trial.name).num_starts > 0
-            if begun and trial.name not in done:
+            if self.folder.has_begun(trial.name) and trial.name not in done:
                 self._keep(trial.name, {"failed": str(INTERRUPTED)})
 
     def _prepare(self) -> _Prepared:
@@ -195,7 +194,7 @@ class SealedRelease:
         now = self._clock.now()
         moment = self._plan.publication.moment(started, now)
         when = datetime.fromtimestamp(moment)
-        say(f"all is ready; published at {when:%Y-%m-%d %H:%M:%S}, in {duration(moment - now)}")
+        print_line(f"all is ready; published at {when:%Y-%m-%d %H:%M:%S}, in {duration(moment - now)}")
         self._clock.sleep_until(moment)
 
     def _publish(self, prepared: _Prepared) -> None:
@@ -220,10 +219,10 @@ class SealedRelease:
             sweep_id=self._sweep.sweep_id,
             first=prepared.answer.first_lines() if prepared.answer is not None else (),
         )
-        say(statement_text(statement))
+        print_line(statement_text(statement))
         if prepared.answer is not None:
             warn(answer_text(prepared.answer))
-        say(f"published: {prepared.outcome} in {release}")
+        print_line(f"published: {prepared.outcome} in {release}")
         self._listeners.on_end(
             SweepEnd(
                 status="FINISHED",

@@ -19,7 +19,7 @@ from dpgcl_core.errors import StorageError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement, rounded_up
 from sweeps.service.cluster.trial_queue import TrialSource
-from sweeps.service.console.terminal import count, print_notes, say, steps_text, warn
+from sweeps.service.console.terminal import count, print_line, print_notes, steps_text, warn
 from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.search_plan import SearchPlan, costliest_trials, plan_search, searched_trial
@@ -151,7 +151,7 @@ class SearchTrials(SweepTrials):
         self._calibrations.keep()
         return trial
 
-    def ended(self, name: str) -> None:
+    def note_end(self, name: str) -> None:
         """Tell the sampler how a trial ended, by the result that was kept."""
         result = self._folder.result(name, self._hashes[name])
         metrics = None if result is None else result["metrics"]
@@ -267,14 +267,14 @@ def print_search(plan: SearchPlan, *, in_full: bool) -> None:
     print_notes(plan, in_full=in_full)
     config, options = plan.trials[0].config, plan.options
     mechanism = config.mechanism
-    say(
+    print_line(
         f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, {steps_text(mechanism)}, "
         f"to {mechanism.neighboring_relation}"
     )
-    say(f"{options.num_trials} trials by {options.sampler}, for {', '.join(options.objectives)}, over")
+    print_line(f"{options.num_trials} trials by {options.sampler}, for {', '.join(options.objectives)}, over")
     for each in plan.space.searched:
-        say(f"  {each.option:<20} {each.text}")
+        print_line(f"  {each.option:<20} {each.text}")
     if config.guarantee_label == "proven":
         at_most = f"σ at least {mechanism.noise_multiplier:.5g}, ε at most {rounded_up(config.epsilon(), 5)}"
-        say(f"every trial: {at_most}; the whole search, whatever it chooses:")
-    say(plan.tags()["tuning_cost"])
+        print_line(f"every trial: {at_most}; the whole search, whatever it chooses:")
+    print_line(plan.tags()["tuning_cost"])

@@ -10,7 +10,7 @@ from typing import Any
 from dashboards.compose.answer import OWN, Answer
 from dashboards.compose.questions import QUESTIONS
 from dpgcl_core.release.statement import PrivacyStatement
-from sweeps.service.console.display import displayed
+from sweeps.service.console.display import show_progress
 from sweeps.service.console.terminal import short_name, warn
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.inputs import Earlier
@@ -88,7 +88,7 @@ def execute(
       DpgclError: bad input; exit code 2.
     """
     preparation = prepared(question, options, points, policy, earlier=earlier, repeat_options=repeat_options)
-    with displayed(quiet=options.service.is_quiet), preparation as sweep:
+    with show_progress(quiet=options.service.is_quiet), preparation as sweep:
         plan, folder = sweep.plan, sweep.folder
         if options.service.dry_run:
             return Outcome(code=0, plan=plan)

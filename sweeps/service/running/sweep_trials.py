@@ -46,7 +46,7 @@ class SweepTrials:
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the results of finished trials, by name; read once, as only this driver writes here."""
         if self._results is None:
-            self._results = self._folder.finished(self._hashes)
+            self._results = self._folder.read_results(self._hashes)
         return self._results
 
     def keep(self, name: str, result: Mapping[str, Any]) -> dict[str, Any]:

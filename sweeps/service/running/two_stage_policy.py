@@ -17,7 +17,7 @@ from typing import Any
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import METHODS, method_named
-from sweeps.service.console.terminal import say
+from sweeps.service.console.terminal import print_line
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.score_options import default_score, scores_to_compare
 from sweeps.service.options.sweep_options import SweepOptions
@@ -119,7 +119,7 @@ def run_tuned_sweep(
         for candidate, method in zip(candidates, methods, strict=True)
     }
     first = changed(options, repeats=1, name=f"{name}{_TUNING}")
-    say(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
+    print_line(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
     second = changed(options, seed=options.service.seed + 1)
     likely = [_shown(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
     tuning = execute(
@@ -161,7 +161,9 @@ def compared(names: Sequence[str], data: DataOptions) -> list[Method]:
     kept = [m for m in proven if m.neighboring_relation == proven[0].neighboring_relation]
     left = ", ".join(method.name for method in found if method not in kept)
     if left:
-        say(f"note: left out on private data, for want of a guarantee or of the others' relation: {left}")
+        print_line(
+            f"note: left out on private data, for want of a guarantee or of the others' relation: {left}"
+        )
     return kept
 
 
@@ -172,7 +174,7 @@ def _fitting(data: DataOptions) -> list[Method]:
     unlabelled = [m for m in METHODS.values() if not m.takes_labels]
     found = [m for m in unlabelled if (m.takes_images if of_images else m.takes_pairs)]
     left = ", ".join(method.name for method in unlabelled if method not in found)
-    say(f"note: left out, for they have no loss for {kind}: {left}")
+    print_line(f"note: left out, for they have no loss for {kind}: {left}")
     return found
 
 

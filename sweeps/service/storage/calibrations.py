@@ -1,4 +1,4 @@
-"""Noise multipliers found before, verified again when they are used."""
+"""Noise multipliers of earlier plans, verified again when they are used."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from sweeps.service.storage.sweep_folder import storage_errors, write_json
 
 @dataclass(frozen=True)
 class CalibrationCache:
-    """Noise multipliers found before; see `calibrations`.
+    """Noise multipliers of earlier plans; see `calibrations`.
 
     Attributes:
-      folder: where planning finds them, and leaves new ones.
-      kept: where they last.
+      folder: of one run, from which planning reads them, and to which it writes new ones.
+      permanent_folder: in the storage folder.
     """
 
     folder: Path
-    kept: Path
+    permanent_folder: Path
 
     def keep(self) -> None:
-        """Keep what planning found."""
-        with storage_errors(self.kept):
+        """Copy new noise multipliers to the permanent folder."""
+        with storage_errors(self.permanent_folder):
             for file in self.folder.glob("*.json"):
-                if not (self.kept / file.name).exists():
-                    self.kept.mkdir(parents=True, exist_ok=True)
-                    write_json(self.kept / file.name, json.loads(file.read_text()))
+                if not (self.permanent_folder / file.name).exists():
+                    self.permanent_folder.mkdir(parents=True, exist_ok=True)
+                    write_json(self.permanent_folder / file.name, json.loads(file.read_text()))
 
 
 @contextmanager
 def calibrations(root: Path) -> Iterator[CalibrationCache]:
-    """Yield the cache of a storage folder, which changes only when told to: a plan may still be refused."""
+    """Yield the cache of a storage folder, which changes by `keep` alone: a plan may still be refused."""
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         cache = CalibrationCache(Path(folder), root / "calibration")
-        for file in cache.kept.glob("*.json"):
+        for file in cache.permanent_folder.glob("*.json"):
             shutil.copy(file, cache.folder)
         yield cache

@@ -1,4 +1,4 @@
-"""What every node of the connected Ray answers to one question, which is asked of all at once."""
+"""The nodes of the connected Ray, and the answers of all to one function that they run at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def living_nodes() -> list[ClusterNode]:
     """Return the nodes of the connected Ray that are up."""
     import ray
 
-    of_ray: Any = ray
+    untyped_ray: Any = ray
     return [
         ClusterNode(
             id=str(node["NodeID"]),
@@ -40,7 +40,7 @@ def living_nodes() -> list[ClusterNode]:
             num_cpus=float(node["Resources"].get("CPU", 0.0)),
             num_gpus=float(node["Resources"].get("GPU", 0.0)),
         )
-        for node in of_ray.nodes()
+        for node in untyped_ray.nodes()
         if node["Alive"]
     ]
 
@@ -48,33 +48,33 @@ def living_nodes() -> list[ClusterNode]:
 def answers_of_nodes(
     look: Callable[..., Any], *arguments: object, nodes: Sequence[ClusterNode], seconds: float
 ) -> dict[str, Any]:
-    """Return what nodes answer, by their ids; those that do not answer in time, or leave, are left out.
+    """Return the answers of nodes by id, without nodes that do not answer in time, or leave.
 
     Args:
-      look: what each one does: a local function that imports what it needs itself, which Ray sends along, as
-        a node may lack this code.
-      arguments: of it.
-      nodes: that are asked.
-      seconds: to wait for all of them, of which one may be gone without Ray's knowing yet.
+      look: the function that each node runs: a local one with its own imports, which Ray sends along, as a
+        node may lack this code.
+      arguments: of the function.
+      nodes: that run it.
+      seconds: to wait for all nodes, for one may be gone without Ray's knowing yet.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    of_ray: Any = ray
-    task = of_ray.remote(num_cpus=0, max_retries=0)(look)
-    asked = {
+    untyped_ray: Any = ray
+    task = untyped_ray.remote(num_cpus=0, max_retries=0)(look)
+    node_ids = {
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
             *arguments
         ): node.id
         for node in nodes
     }
-    ready, late = of_ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
+    ready, late = untyped_ray.wait(list(node_ids), num_returns=len(node_ids), timeout=seconds)
     for reference in late:
-        of_ray.cancel(reference, force=True)
-    found = {}
+        untyped_ray.cancel(reference, force=True)
+    answers = {}
     for reference in ready:
         try:
-            found[asked[reference]] = of_ray.get(reference)
-        except of_ray.exceptions.RayError:  # the node left meanwhile
-            of_ray.cancel(reference, force=True)
-    return found
+            answers[node_ids[reference]] = untyped_ray.get(reference)
+        except untyped_ray.exceptions.RayError:  # the node left meanwhile
+            untyped_ray.cancel(reference, force=True)
+    return answers

@@ -35,13 +35,13 @@ class SweepLog:
             file.write(json.dumps(line | facts) + "\n")
 
     def restarts(self, trial: str) -> list[str]:
-        """Return what was said of a trial's restarts."""
+        """Return the texts of a trial's restarts."""
         lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
-        found = []
+        texts = []
         for line in lines:
             if RESTARTED.encode() in line:
                 with suppress(ValueError, KeyError, TypeError):  # half a line, of a driver that was killed
                     entry = json.loads(line)
                     if (entry["event"], entry["trial"]) == (RESTARTED, trial):
-                        found.append(str(entry["text"]))
-        return found
+                        texts.append(str(entry["text"]))
+        return texts

@@ -37,27 +37,27 @@ TO_LOCK = (
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStorage:
-    """What one node sees of the folder.
+    """The folder as one node sees it.
 
     Attributes:
       node: its address, and the beginning of Ray's id of it.
       folder: `same`; `other`, of the same path and without the token; `missing`; or `unwritable`.
       lock: `held` as it must be, `taken` although the driver holds it, `unsupported`; "" if not tried.
-      said: what the system says where something failed.
+      error_text: the system's message where something failed.
     """
 
     node: str
     folder: str
     lock: str = ""
-    said: str = ""
+    error_text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageProbe:
-    """What a probe found.
+    """The results of a probe.
 
     Attributes:
-      folder: that was looked at.
+      folder: that was probed.
       nodes: all that answered.
       silent: the nodes that did not.
     """
@@ -67,15 +67,15 @@ class StorageProbe:
     silent: Sequence[str] = ()
 
     def apart(self) -> str:
-        """Return that nodes see another folder, or none, and which; "" where all see the driver's."""
+        """Return a message with the nodes that see another folder or none; "" if all see the driver's."""
         apart = [node for node in self.nodes if node.folder != SAME]
         if not apart:
             return ""
-        seen = ", ".join(f"{node.node} ({_SEEN[node.folder]}{_because(node)})" for node in apart)
-        return f"the storage folder {self.folder} must be one folder on all nodes; not on {seen}"
+        places = ", ".join(f"{node.node} ({_SEEN[node.folder]}{_because(node)})" for node in apart)
+        return f"the storage folder {self.folder} must be one folder on all nodes; not on {places}"
 
     def unlocked(self) -> str:
-        """Return that locks do not hold, and where; "" where they do."""
+        """Return a message with the nodes where locks do not hold; "" if they hold everywhere."""
         unlocked = [node for node in self.nodes if node.lock in (TAKEN, UNSUPPORTED)]
         names = ", ".join(f"{node.node}{_because(node)}" for node in unlocked)
         return f"locks (flock) in {self.folder} do not hold between nodes ({names})" if unlocked else ""
@@ -85,11 +85,11 @@ _SEEN = {OTHER: "another folder of that path", MISSING: "no such folder", UNWRIT
 
 
 def _because(node: NodeStorage) -> str:
-    return f": {node.said}" if node.said else ""
+    return f": {node.error_text}" if node.error_text else ""
 
 
 def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> StorageProbe:
-    """Return what the nodes of the connected Ray see of a folder; a file is written there, and removed.
+    """Probe a folder from all nodes of the connected Ray; a file is written there, and removed.
 
     Args:
       folder: exists, or can be created.
@@ -101,7 +101,7 @@ def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> S
     nodes, question = living_nodes(), look_function()
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _held(folder) as (place, token):
+        with _hold_lock(folder) as (place, token):
             arguments = place, token, _LOOKS, _SECONDS_BETWEEN_LOOKS
             answers = answers_of_nodes(question, *arguments, nodes=nodes, seconds=answer_seconds)
     return StorageProbe(
@@ -111,34 +111,34 @@ def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> S
     )
 
 
-def check_shared(folder: Path, say: Callable[[str], None]) -> None:
-    """Refuse a folder that the nodes of the connected Ray do not share, and say what else was found.
+def check_shared(folder: Path, print_line: Callable[[str], None]) -> None:
+    """Raise StorageError if the nodes of the connected Ray do not share a folder; print other problems.
 
-    On one node nothing is looked at.
+    On one node this is a no-op.
 
     Raises:
       StorageError: a node sees another folder, or none.
     """
     if len(living_nodes()) < 2:
         return
-    found = probe_storage(folder)
-    if apart := found.apart():
+    probe = probe_storage(folder)
+    if apart := probe.apart():
         raise StorageError(f"{apart}: {TO_SHARE}")
-    if unlocked := found.unlocked():
-        say(f"storage: {unlocked}: {TO_LOCK}")
-    if found.silent:
-        say(f"storage: nodes that did not say whether they share {folder}: {', '.join(found.silent)}")
+    if unlocked := probe.unlocked():
+        print_line(f"storage: {unlocked}: {TO_LOCK}")
+    if probe.silent:
+        print_line(f"storage: nodes that did not say whether they share {folder}: {', '.join(probe.silent)}")
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[tuple[str, str]]:
-    """A new folder with a token, and a lock held there; yields its path and the token."""
+def _hold_lock(folder: Path) -> Iterator[tuple[str, str]]:
+    """Create a folder with a token, and hold a lock there; yields the folder's name and the token."""
     token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=folder, ignore_cleanup_errors=True) as name:
         place = Path(name)
         (place / _TOKEN).write_text(token)
         with (place / _LOCK).open("w") as file:
-            with suppress(OSError):  # where there are no locks, the nodes will say so
+            with suppress(OSError):  # where there are no locks, the nodes report it
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield name, token
 
@@ -158,23 +158,23 @@ def look_function() -> Callable[[str, str, int, float], dict[str, Any]]:
             try:
                 if (folder / "token").read_text() == token:
                     break
-                said = ""
+                error_text = ""
             except OSError as error:
-                said = "" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
+                error_text = "" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
             time.sleep(seconds_between)
         else:
-            return {"folder": "other" if folder.parent.is_dir() else "missing", "said": said}
+            return {"folder": "other" if folder.parent.is_dir() else "missing", "error_text": error_text}
         try:
             (folder / str(os.getpid())).write_bytes(bytes(4096))
         except OSError as error:
-            return {"folder": "unwritable", "said": os.strerror(error.errno or 0)}
+            return {"folder": "unwritable", "error_text": os.strerror(error.errno or 0)}
         try:
             with (folder / "lock").open("r+") as file_to_lock:
                 fcntl.flock(file_to_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            lock, said = "taken", ""
+            lock, error_text = "taken", ""
         except OSError as error:
             held = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
-            lock, said = ("held", "") if held else ("unsupported", os.strerror(error.errno or 0))
-        return {"folder": "same", "lock": lock, "said": said}
+            lock, error_text = ("held", "") if held else ("unsupported", os.strerror(error.errno or 0))
+        return {"folder": "same", "lock": lock, "error_text": error_text}
 
     return look

@@ -35,11 +35,11 @@ class SlotFiles:
     """
 
     beside: Path
-    _found: dict[int, bytes | None] = field(default_factory=dict, init=False, repr=False)
+    _file_contents: dict[int, bytes | None] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, data: DataOptions, root: Path, *, has_ledger: bool) -> SlotFiles:
-        """Return where those of a data set lie: beside its mark if it has one and that folder is writable.
+        """Return the files of a data set: beside its mark if it has one and that folder is writable.
 
         Args:
           data: the data set; a table is of its units.
@@ -51,8 +51,8 @@ class SlotFiles:
             mark = mark_path(expand_ranges(path)[0])
             if os.access(mark.parent, os.W_OK):
                 return cls(beside=mark.with_name(mark.name.removesuffix(MARK) + SLOTS))
-        named = repr((data.dataset if path is None else str(path.resolve()), data.unit_column))
-        return cls(beside=root / _FOLDER / hashlib.blake2b(named.encode(), digest_size=12).hexdigest())
+        identity = repr((data.dataset if path is None else str(path.resolve()), data.unit_column))
+        return cls(beside=root / _FOLDER / hashlib.blake2b(identity.encode(), digest_size=12).hexdigest())
 
     def path(self, capacity: int) -> Path:
         """Return the file of a capacity."""
@@ -66,7 +66,7 @@ class SlotFiles:
           StorageError: the file cannot be read, or is of another capacity.
         """
         path = self.path(capacity)
-        self._found[capacity] = content = _content(path)
+        self._file_contents[capacity] = content = _content(path)
         if content is None:
             return SlotTable.empty(capacity).holding(ids, SecureGenerator())
         try:
@@ -87,7 +87,7 @@ class SlotFiles:
         try:
             make_folder(path.parent)
             with FileLock(f"{path}.lock"):
-                if _content(path) != self._found[table.capacity]:
+                if _content(path) != self._file_contents[table.capacity]:
                     raise StorageError(f"another sweep wrote {path} meanwhile: start this one again")
                 with replacing(path, mode=0o600) as file:
                     file.write(table.to_bytes())

@@ -100,19 +100,19 @@ class SweepFolder:
         """The storage folder that it lies in."""
         return self.path.parents[1]
 
-    def create(self, plan: Mapping[str, Any], again: Repetition | None = None) -> None:
+    def create(self, plan: Mapping[str, Any], repetition: Repetition | None = None) -> None:
         """Create the folder with its plan; `plan["fingerprint"]` identifies the configuration.
 
         Args:
-          plan: what a resume must find again.
-          again: what repeats and continues the sweep.
+          plan: content that a resume must find again.
+          repetition: options and command that repeat and continue the sweep.
         """
         facts = dict(plan)
         with storage_errors(self.path):
             make_folder(self.path)
-            if again is not None:
-                replace_text(self.path / CONFIG_FILE, again.options)
-                facts["command"] = dataclasses.asdict(again.command)
+            if repetition is not None:
+                replace_text(self.path / CONFIG_FILE, repetition.options)
+                facts["command"] = dataclasses.asdict(repetition.command)
             write_json(self.path / "plan.json", {**facts, "layout": LAYOUT})
 
     def read_plan(self) -> dict[str, Any] | None:
@@ -149,39 +149,41 @@ class SweepFolder:
         """Return where a trial's steps are counted before they are drawn."""
         return self.path / f"drawn/{trial}.json"
 
-    def drawn(self, trial: str) -> Drawn | None:
-        """Return what a trial may have drawn; None where it has drawn nothing, or its count is lost.
+    def read_counts(self, trial: str) -> Drawn | None:
+        """Return the counts of a trial's draws; None if it has drawn nothing, or its count is lost.
 
-        A StorageError tells that the count is damaged.
+        Raises:
+          StorageError: the count is damaged.
         """
-        found = read_drawn(self.count_file(trial))
-        return found if found is not None and found.num_attempts else None
+        counts = read_drawn(self.count_file(trial))
+        return counts if counts is not None and counts.num_attempts else None
 
-    def checkpoints(self, trial: str, *, every_steps: int, charged: bool = False) -> CheckpointFolder:
+    def checkpoints(self, trial: str, *, every_steps: int, is_charged: bool = False) -> CheckpointFolder:
         """Return a trial's checkpoints, with the count that belongs to them."""
         return CheckpointFolder(
             self.checkpoint_folder(trial),
             every_steps=every_steps,
-            charged=charged,
+            charged=is_charged,
             count_file=self.count_file(trial),
         )
 
     def starts(self, trial: str) -> Starts:
         """Return how often a trial was started, and how many of these starts left no trace.
 
-        A StorageError tells that the count is damaged.
+        Raises:
+          StorageError: the count is damaged.
         """
         path = self._starts_file(trial)
         try:
-            known = Starts(**json.loads(path.read_text())) if path.is_file() else Starts()
+            starts = Starts(**json.loads(path.read_text())) if path.is_file() else Starts()
         except (ValueError, TypeError) as error:
             raise StorageError(f"{path} is damaged; restore it, or choose another --name") from error
         traces = self.count_file(trial).is_file() or self._result_file(trial).exists()
-        return known if traces else dataclasses.replace(known, num_lost=known.num_starts)
+        return starts if traces else dataclasses.replace(starts, num_lost=starts.num_starts)
 
     def has_begun(self, trial: str) -> bool:
         """Return whether a trial has any trace of a start. Raises as `starts`."""
-        return self.starts(trial).num_starts > 0 or self.drawn(trial) is not None
+        return self.starts(trial).num_starts > 0 or self.read_counts(trial) is not None
 
     def mark_start(self, trial: str) -> None:
         """Count one more start of a trial, durably, before it can draw a step.
@@ -189,15 +191,15 @@ class SweepFolder:
         The count of steps lies there first: a process that dies before its first step has drawn none, and
         a count that is missing later was taken away.
         """
-        known, path = self.starts(trial), self._starts_file(trial)
+        starts, path = self.starts(trial), self._starts_file(trial)
         with storage_errors(path):
-            if known.num_starts == 0 and not self.count_file(trial).is_file():
+            if starts.num_starts == 0 and not self.count_file(trial).is_file():
                 write_drawn(self.count_file(trial), Drawn())
             make_folder(path.parent)
             sync_folder(self.path)
-            write_json(path, vars(dataclasses.replace(known, num_starts=known.num_starts + 1)))
+            write_json(path, vars(dataclasses.replace(starts, num_starts=starts.num_starts + 1)))
 
-    def finished(self, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    def read_results(self, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
         """Return the results of the finished trials by name.
 
         Args:
@@ -208,11 +210,11 @@ class SweepFolder:
         """
         names = sorted(file.stem for file in (self.path / "trials").glob("*.json"))
         expected = {name: None if hashes is None else hashes.get(name, "") for name in names}
-        found = {name: self.result(name, expected[name]) for name in names}
-        return {name: result for name, result in found.items() if result is not None}
+        results = {name: self.result(name, expected[name]) for name in names}
+        return {name: result for name, result in results.items() if result is not None}
 
     def result(self, trial: str, config_hash: str | None = None) -> dict[str, Any] | None:
-        """Return the result of one trial; None where it has not finished. Raises as `finished`."""
+        """Return the result of one trial; None where it has not finished. Raises as `read_results`."""
         file = self._result_file(trial)
         if not file.is_file():
             return None
@@ -242,8 +244,8 @@ class SweepFolder:
           StorageError: a file of outcomes is damaged.
         """
         names = sorted(file.stem for file in (self.path / "trials").glob("*.json"))
-        found = {name: read_outcomes(self.checkpoint_folder(name)) for name in names}
-        return {name: outcomes for name, outcomes in found.items() if outcomes is not None}
+        outcomes_by_name = {name: read_outcomes(self.checkpoint_folder(name)) for name in names}
+        return {name: outcomes for name, outcomes in outcomes_by_name.items() if outcomes is not None}
 
     def _result_file(self, trial: str) -> Path:
         return self.path / f"trials/{trial}.json"
@@ -322,7 +324,7 @@ def named_folder(root: Path, name: str) -> SweepFolder:
 
 
 def _refuse_traces(folder: SweepFolder) -> None:
-    """Refuse a folder with trials and without a plan: nobody knows any more with what settings they ran."""
+    """Raise StorageError if a folder has trials and no plan: the settings of the trials are unknown."""
     traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]
     if traces:
         raise StorageError(
@@ -340,7 +342,7 @@ def config_hash(config: TrainingConfig) -> str:
 
 
 def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
-    """Where the params of two configurations differ, of those that decide the result.
+    """Return the params that decide the result and differ between two configurations.
 
     >>> _differences({"num_steps": 5, "device": "cpu"}, {"num_steps": 7, "device": "cuda"})
     ' (num_steps was 5, is 7)'
@@ -349,10 +351,10 @@ def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
         return ""
     passing = {field.name for field in dataclasses.fields(PerformanceConfig)}
     names = sorted((before.keys() | now.keys()) - passing)
-    known = json.loads(json.dumps(dict(now)))
-    pairs = [(name, before.get(name, "varied"), known.get(name, "varied")) for name in names]
-    told = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
-    return f" ({'; '.join(told)})" if told else " (another grid)"
+    new_params = json.loads(json.dumps(dict(now)))
+    pairs = [(name, before.get(name, "varied"), new_params.get(name, "varied")) for name in names]
+    changes = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
+    return f" ({'; '.join(changes)})" if changes else " (another grid)"
 
 
 _NAME = re.compile(r"[^\W_][\w.+=-]{0,99}")
@@ -368,7 +370,7 @@ def unused_name(sweeps: Path, prefix: str, ends: Sequence[str] = ("",)) -> str:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn what the system says of a path that cannot be written into a StorageError."""
+    """Turn the system's error for a path that cannot be written into a StorageError."""
     try:
         yield
     except OSError as error:
