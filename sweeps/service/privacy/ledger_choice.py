@@ -48,7 +48,7 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
             check_unmarked(path)
             for folder in image_folders(name, data.pairs.fitting(name)):
                 check_unmarked_above(folder, named_in=path)
-    url, (path, mark) = ledger_url(data, options), _marked(data)
+    url, (path, mark) = ledger_url(data, options), _find_mark(data)
     if mark is not None and not data.are_private:
         raise LedgerError(
             f"the data in {path} are charged to a ledger as data set {mark[0]!r}, so they are private: leave "
@@ -72,7 +72,7 @@ def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
     """Return what is wrong where private data are to be charged to no ledger; a dry run may do without."""
     if not data.are_private or ledger_url(data, options) is not None:
         return None
-    path, mark = _marked(data)
+    path, mark = _find_mark(data)
     if mark is not None:
         return (
             f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
@@ -87,7 +87,7 @@ def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
     )
 
 
-def _marked(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
+def _find_mark(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
     """The training data's own file or folder with its mark, else with that on a folder of their images.
 
     A file that names its images is not all of the data: another list of the same images has no mark itself.
@@ -133,8 +133,8 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
     path, pairs = data_path(data.dataset), data.pairs_of_training
     files = {os.path.realpath(file) for file in image_files(data.dataset, pairs)}
     folders = {os.path.dirname(file) for file in files}
-    known = files if path is None else {*files, os.path.realpath(path)}
-    alone = [Path(each) for each in sorted(folders) if os.access(each, os.W_OK) and _holds_only(each, known)]
+    paths = files if path is None else {*files, os.path.realpath(path)}
+    alone = [Path(each) for each in sorted(folders) if os.access(each, os.W_OK) and _holds_only(each, paths)]
     heads: set[Head] | None = set()
     try:
         heads = {head for folder in alone for head in heads_of_marks(folder, dataset_id)}
@@ -155,9 +155,9 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
     return len(alone) == len(folders)
 
 
-def _holds_only(folder: str, known: set[str]) -> bool:
+def _holds_only(folder: str, paths: set[str]) -> bool:
     return all(
-        name.startswith(".") or name.endswith(MARK) or os.path.join(root, name) in known
+        name.startswith(".") or name.endswith(MARK) or os.path.join(root, name) in paths
         for root, _, names in os.walk(folder)
         for name in names
     )
@@ -217,11 +217,11 @@ def with_registered_number(
     """
     if ledger is None or dataset_id is None:
         return options
-    registered, given = ledger.num_records_public(dataset_id), options.num_records_public
-    if given not in (None, registered):
+    registered, num_declared = ledger.num_records_public(dataset_id), options.num_records_public
+    if num_declared not in (None, registered):
         raise ConfigError(
             f"data set {dataset_id!r} is registered with num_records_public = {registered}, and everything "
-            f"charged to it assumes that; got {given}: leave --num-records-public out"
+            f"charged to it assumes that; got {num_declared}: leave --num-records-public out"
         )
     return dataclasses.replace(options, num_records_public=registered)
 

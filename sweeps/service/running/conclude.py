@@ -15,7 +15,7 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import say, say_link, warn
-from sweeps.service.privacy.sweep_statement import statement_text, what_was_drawn, write_statement
+from sweeps.service.privacy.sweep_statement import count_draws, statement_text, write_statement
 from sweeps.service.running.answer_file import answer_text, sweep_answer, write_answer
 from sweeps.service.running.mlflow_listener import MlflowListener
 from sweeps.service.running.prepare import PreparedSweep
@@ -76,9 +76,9 @@ def _state(
     """
     statement, plan, folder = None, sweep.plan, sweep.folder
     try:
-        drawn = what_was_drawn(plan, folder, trials.results())
+        draws = count_draws(plan, folder, trials.results())
         ledger = sweep.budget.statement() if sweep.budget is not None else None
-        statement = trials.statement(drawn, ledger)
+        statement = trials.statement(draws, ledger)
         if statement.cost != plan.cost:
             mlflow.tracker.set_tags(mlflow.parent, plan.tags(statement.cost))
         paths = write_statement(statement, folder.path)
@@ -100,8 +100,8 @@ def _reference_scores(sweep: PreparedSweep, mlflow: MlflowListener) -> dict[str,
         return {}
     try:
         logged = mlflow.tracker.metrics_of(mlflow.parent)
-        if known := {name: value for name, value in logged.items() if is_reference(name)}:
-            return known
+        if logged_scores := {name: value for name, value in logged.items() if is_reference(name)}:
+            return logged_scores
         doing("scoring raw pixels and HOG")
         scores = reference_scores(data, evaluation)
         mlflow.log_metrics(scores)
@@ -154,12 +154,12 @@ def _answer_of(
     if not rows:
         return None
     cost = statement.cost if statement is not None else sweep.plan.cost
-    left = None
+    remaining_budget = None
     if sweep.budget is not None:
         with suppress(LedgerError):  # gone meanwhile: the answer does without
-            left = sweep.budget.left()
+            remaining_budget = sweep.budget.remaining_budget()
     tags = {**sweep.plan.tags(), **references}
-    return sweep_answer(sweep.plan.question, rows, tags, cost, left, sweep.folder.outcomes())
+    return sweep_answer(sweep.plan.question, rows, tags, cost, remaining_budget, sweep.folder.outcomes())
 
 
 def _draw(figure: Figure, sweep: PreparedSweep, mlflow: MlflowListener) -> None:

@@ -57,7 +57,7 @@ class ReleasePolicy(Protocol):
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
         """Take the result of a trial that has just ended."""
 
-    def interrupt(self, stopped: Stopped | None) -> str:
+    def interrupt(self, stop: Stopped | None) -> str:
         """End early, for a signal or (None) a full disk; return what that costs, "" where nothing is said."""
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
@@ -85,19 +85,19 @@ def drive(sweep: PreparedSweep, release: ReleasePolicy) -> int:
                     release.budget,
                     release.source(remaining),
                 )
-    except Stopped as stopped:
-        name = signal.Signals(stopped.signal_number).name
+    except Stopped as stop:
+        name = signal.Signals(stop.signal_number).name
         # First: a Ray job is killed soon after its signal.
         warn(f"stopped by {name}; continue with {resume_line(folder.path)}")
-        _say_note(release.interrupt(stopped))
-        return 128 + stopped.signal_number
+        _print_note(release.interrupt(stop))
+        return 128 + stop.signal_number
     except DiskFull:
         warn(no_room_text(folder))
-        _say_note(release.interrupt(None))
+        _print_note(release.interrupt(None))
         return 1
     return release.conclude(failures)
 
 
-def _say_note(note: str) -> None:
+def _print_note(note: str) -> None:
     if note:
         say(f"note: {note}")

@@ -94,8 +94,8 @@ def run(
         for repeat in range(options.service.repeats)
     }
     default = default_score(options.data.modality, options.mechanism.method)
-    chosen = score or default
-    return _result(outcome, chosen if isinstance(chosen, str) else OwnScore("score", chosen), settings)
+    best_by = score or default
+    return _result(outcome, best_by if isinstance(best_by, str) else OwnScore("score", best_by), settings)
 
 
 def search(
@@ -128,14 +128,14 @@ def search(
     """
     _check_open(options)
     name = score if isinstance(score, str) else _name_of(score)
-    nodes = {each.name: getattr(options, each.name) for each in dataclasses.fields(SweepOptions)}
+    nodes = {node.name: getattr(options, node.name) for node in dataclasses.fields(SweepOptions)}
     nodes["service"] = dataclasses.replace(options.service, repeats=1)
     searched = SearchOptions(**nodes, num_trials=num_trials, objectives=(name,), sampler=sampler)
     own_score = None if isinstance(score, str) else OwnScore(name, score)
     policy = SearchPolicy(space=space_of(space), own_score=own_score)
     outcome = execute(question, searched, (), figure, policy=policy)
     values = read_suggestions(outcome.folder) if outcome.folder is not None else []
-    settings = {f"trial-{number}": (f"trial-{number}", each) for number, each in enumerate(values, start=1)}
+    settings = {f"trial-{number}": (f"trial-{number}", value) for number, value in enumerate(values, start=1)}
     return _result(outcome, name, settings)
 
 
@@ -164,10 +164,10 @@ def _result(
     import pandas as pd
 
     rows, scores = [], dict[str, list[float]]()
-    for trial, found in outcome.results.items():
-        metrics = found["metrics"]
+    for trial, result in outcome.results.items():
+        metrics = result["metrics"]
         value = metrics.get(score, math.nan) if isinstance(score, str) else score.of(trial, metrics)
-        rows.append({"trial": trial, **found["params"], **metrics, "score": value})
+        rows.append({"trial": trial, **result["params"], **metrics, "score": value})
         scores.setdefault(settings[trial][0], []).append(value)
     means = {name: sum(values) / len(values) for name, values in scores.items()}
     finite = {name: mean for name, mean in means.items() if math.isfinite(mean)}

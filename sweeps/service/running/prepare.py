@@ -20,7 +20,7 @@ from sweeps.service.options.resume_options import command_of
 from sweeps.service.options.service import ServiceOptions, StorageOptions
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.duration import seconds_of_trials
-from sweeps.service.planning.inputs import Earlier, PlanInputs, num_records
+from sweeps.service.planning.inputs import EarlierSweep, PlanInputs, num_records
 from sweeps.service.planning.plan import Fit, SweepPlan
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.size_to_data import fitted_to_size
@@ -98,7 +98,7 @@ class PreparedSweep:
         return account_of(self.ledger, self.dataset_id)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold_folder(self) -> Iterator[None]:
         """Hold the folder while the sweep runs, and keep the slots.
 
         Raises:
@@ -118,13 +118,13 @@ class PreparedSweep:
 
 
 @contextmanager
-def prepared(
+def prepare_sweep(
     question: str,
     options: SweepOptions,
     points: Sequence[Point],
     policy: TrialPolicy,
     *,
-    earlier: Earlier | None,
+    earlier: EarlierSweep | None,
     repeat_options: SweepOptions | None,
 ) -> Iterator[PreparedSweep]:
     """Plan a sweep, check it, and print its plan; of a dry run what it would need, too.
@@ -180,7 +180,7 @@ def prepared(
             total_epsilon=service.total_epsilon,
             account=None if ledger is None or dataset_id is None else (ledger, dataset_id),
         )
-        if (fit := _fit(inputs, limits, root, fixed=policy.fixes_noise(inputs))) is not None:
+        if (fit := _fit(inputs, limits, root, has_fixed_noise=policy.fixes_noise(inputs))) is not None:
             epsilon = {} if fit.epsilon is None else {"epsilon": fit.epsilon}
             options = changed(options, repeats=fit.repeats, **epsilon)
         plan = policy.plan(dataclasses.replace(inputs, options=options))
@@ -195,9 +195,9 @@ def prepared(
         )
         budget = sweep_budget(plan, ledger, dataset_id, folder)
         check_starts(plan.private_starts, ledger)
-        known = folder.read_plan()
+        folder_plan = folder.read_plan()
         if not plan.release.is_open:
-            plan = dataclasses.replace(plan, publication=_publication(plan, known, service))
+            plan = dataclasses.replace(plan, publication=_publication(plan, folder_plan, service))
         policy.print_plan(plan, in_full=service.dry_run)
         if fit is not None:
             say(f"--total-epsilon: {limits.text(fit, [*plan.trials, *plan.later])}")
@@ -207,7 +207,7 @@ def prepared(
             except BudgetExceeded as error:
                 advice = ""
                 with suppress(ConfigError):  # no ε may be given where a search has a range of them
-                    advice = limits.what_would_fit(fixed=True)
+                    advice = limits.what_would_fit(has_fixed_noise=True)
                 raise BudgetExceeded(f"{error}{advice}") from error
             say(budget.text())
         if service.dry_run:
@@ -230,13 +230,13 @@ def prepared(
                 options=options_text(repeat_options),
                 command=command_of(repeat_options, policy.resumed_name(folder.name)),
             ),
-            known_plan=known,
-            sweep_id=_sweep_id(known, budget),
+            known_plan=folder_plan,
+            sweep_id=_sweep_id(folder_plan, budget),
             listeners=listeners,
         )
 
 
-def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, fixed: bool) -> Fit | None:
+def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, has_fixed_noise: bool) -> Fit | None:
     """Return how a sweep is within its limits; None without `--total-epsilon`.
 
     Of a resumed sweep it is known: its charges stand already.
@@ -245,12 +245,12 @@ def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, fixed: bool) -> Fit 
     if limits.total_epsilon is None:
         return None
     if options.storage.resume and options.storage.name is not None:
-        known = named_folder(root, options.storage.name).read_plan() or {}
-        fit = Fit.read(known.get("params", {}))
+        folder_plan = named_folder(root, options.storage.name).read_plan() or {}
+        fit = Fit.read(folder_plan.get("params", {}))
         if fit is not None and fit.total_epsilon == limits.total_epsilon:
             return fit
-    doing("finding how many repeats fit" if fixed else "finding the largest ε of one training")
-    return limits.fit(fixed=fixed)
+    doing("finding how many repeats fit" if has_fixed_noise else "finding the largest ε of one training")
+    return limits.fit(has_fixed_noise=has_fixed_noise)
 
 
 def _checked_root(storage: StorageOptions) -> Path:

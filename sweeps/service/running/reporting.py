@@ -52,7 +52,7 @@ class ReportListener:
         """Begin to write the report anew, unless it was written lately or is being written."""
         if self._now() < self._due or (self._thread is not None and self._thread.is_alive()):
             return
-        self._thread = threading.Thread(target=self._refreshed, name="report", daemon=True)
+        self._thread = threading.Thread(target=self._refresh, name="report", daemon=True)
         self._thread.start()
 
     def on_end(self, end: SweepEnd) -> None:
@@ -72,8 +72,8 @@ class ReportListener:
         except (DpgclError, OSError) as error:
             warn(f"warning: the report: {error}")
 
-    def _refreshed(self) -> None:
-        begun = self._now()
+    def _refresh(self) -> None:
+        start_seconds = self._now()
         with suppress(Exception):  # the next one, or the last, says what is wrong
             write_report(self._uri, self._folder.name, self._folder)
-        self._due = self._now() + max(_LEAST_SECONDS, _SHARE * (self._now() - begun))
+        self._due = self._now() + max(_LEAST_SECONDS, _SHARE * (self._now() - start_seconds))

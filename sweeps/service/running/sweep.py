@@ -13,7 +13,7 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.console.display import displayed
 from sweeps.service.console.terminal import short_name, warn
 from sweeps.service.options.sweep_options import SweepOptions
-from sweeps.service.planning.inputs import Earlier
+from sweeps.service.planning.inputs import EarlierSweep
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.clock import Clock, SystemClock
@@ -21,7 +21,7 @@ from sweeps.service.running.conclude import Figure
 from sweeps.service.running.driver import drive
 from sweeps.service.running.open_release import OpenRelease
 from sweeps.service.running.outbox import patiently
-from sweeps.service.running.prepare import prepared
+from sweeps.service.running.prepare import prepare_sweep
 from sweeps.service.running.sealed import SealedRelease
 from sweeps.service.running.trial_policy import ALL_POINTS, TrialPolicy
 from sweeps.service.storage.sweep_folder import SweepFolder
@@ -59,7 +59,7 @@ def execute(
     points: Sequence[Point],
     figure: Figure | None,
     *,
-    earlier: Earlier | None = None,
+    earlier: EarlierSweep | None = None,
     policy: TrialPolicy = ALL_POINTS,
     repeat_options: SweepOptions | None = None,
     clock: Clock = SYSTEM_CLOCK,
@@ -87,12 +87,12 @@ def execute(
     Raises:
       DpgclError: bad input; exit code 2.
     """
-    preparation = prepared(question, options, points, policy, earlier=earlier, repeat_options=repeat_options)
-    with displayed(quiet=options.service.is_quiet), preparation as sweep:
+    context = prepare_sweep(question, options, points, policy, earlier=earlier, repeat_options=repeat_options)
+    with displayed(quiet=options.service.is_quiet), context as sweep:
         plan, folder = sweep.plan, sweep.folder
         if options.service.dry_run:
             return Outcome(code=0, plan=plan)
-        with sweep.held(), ThreadPoolExecutor(1) as beside:
+        with sweep.hold_folder(), ThreadPoolExecutor(1) as beside:
 
             def open_tracker() -> Tracker:
                 return Tracker.open(sweep.tracking_uri, folder.root, *experiment_of(plan))
