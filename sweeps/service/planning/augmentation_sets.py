@@ -32,15 +32,15 @@ def combinations(
     """Return the changes of every combination of image and text augmentations, by its name.
 
     Args:
-      views, text_views: whose strengths are taken, where they have an augmentation on.
+      views, text_views: their strengths are taken, if they have an augmentation on.
       images: names of image augmentations, several joined by +, or "none".
       texts: likewise; None where there are no captions.
 
     Raises:
       ConfigError: a name is unknown or given twice, or two would be the same training.
 
-    >>> found = combinations(ViewConfig(), TextViewConfig(), ["none", "crop+blur"], ["word_swap"])
-    >>> list(found), found["none, word_swap"]["max_crop_area"], found["crop+blur, word_swap"]["blur_prob"]
+    >>> sets = combinations(ViewConfig(), TextViewConfig(), ["none", "crop+blur"], ["word_swap"])
+    >>> list(sets), sets["none, word_swap"]["max_crop_area"], sets["crop+blur, word_swap"]["blur_prob"]
     (['none, word_swap', 'crop+blur, word_swap'], 1.0, 0.5)
     """
     changes = {}

@@ -1,4 +1,4 @@
-"""What each trial of a sweep has reserved in a ledger: its labels, its parts, and the grant that follows.
+"""The reservations of each trial in a ledger: their labels and parts, and the grant that follows.
 
 *Whose charge.* Labels are `name-id/trial`. The id is random, drawn with the sweep's folder and kept in its
 plan, so that a sweep of the same name elsewhere, or one begun anew, neither extends nor settles the charges
@@ -80,7 +80,7 @@ class TrialReservations:
         return parts
 
     def extend(self, trial: Trial) -> None:
-        """Reserve what one more attempt of a trial may draw in all, and grant its steps.
+        """Reserve all steps that one more attempt of a trial may draw, and grant them.
 
         Raises:
           BudgetExceeded, LedgerError: nothing more is granted.
@@ -89,12 +89,12 @@ class TrialReservations:
         path, num_steps = self.folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
         before, starts = read_grant(path), self.folder.starts(trial.name)
         if self.folder.has_begun(trial.name):
-            self._checkpoints(trial).outdate()  # one that was cut off may still draw what it has counted
+            self._checkpoints(trial).outdate()  # an attempt that was cut off may still draw its counted steps
         num_extra = dict.fromkeys(parts, 0)
         if SNR in parts:
             num_extra[SNR] = self._more_first_steps(trial.name, parts[SNR], before)
         num_reserved = _num_steps(parts)
-        # Reserved or started, and no trace of what came of it: all of it may have been drawn.
+        # Reserved or started, without a trace of an outcome: all of it may have been drawn.
         num_lost = max(starts.num_lost * num_steps, num_reserved if before is None else before.num_steps_lost)
         num_needed = num_lost + self._checkpoints(trial).steps_if_resumed(num_steps)
         num_extra[""] = max(0, num_needed - num_reserved - num_extra.get(SNR, 0))
@@ -130,7 +130,7 @@ class TrialReservations:
         self.keep_head()
 
     def withdraw_grant(self, name: str) -> None:
-        """Grant no step; what is known to be lost, and the scorings that are paid for, stay."""
+        """Grant no step; the numbers of lost steps and of paid scorings stay."""
         path = self.folder.checkpoint_folder(name)
         write_grant(path, replace(read_grant(path) or Grant(num_steps=0), num_steps=0))
 
@@ -139,14 +139,14 @@ class TrialReservations:
         self.folder.keep_head(vars(self.ledger.head_of(self.dataset_id)))
 
     def _more_first_steps(self, name: str, reservation: Reservation, before: Grant | None) -> int:
-        """Return how many first steps one more attempt needs on top; those that drew nothing had none."""
+        """Return the extra first steps that one more attempt needs; attempts that drew nothing had none."""
         if before is None or before.num_steps_lost or self.folder.starts(name).num_lost:
             return 1  # nobody knows how many there were
         counted = self.folder.drawn(name)
         return max(0, (counted.num_attempts if counted is not None else 0) + 1 - reservation.num_steps)
 
     def _more_scores(self, trial: Trial, reservation: Reservation, num_steps_lost: int) -> tuple[int, int]:
-        """Return how many noised counts one more attempt needs on top, and the scorings to grant."""
+        """Return the extra noised counts that one more attempt needs, and the scorings to grant."""
         per_scoring, planned = trial.config.evaluation.num_noised_scores, trial.config.mechanism.num_steps
         path, starts = self.folder.checkpoint_folder(trial.name), self.folder.starts(trial.name)
         grant, num_reserved = read_grant(path), reservation.num_steps // per_scoring
@@ -179,7 +179,7 @@ def planned_trainings(trials: Mapping[str, Trial], *, num_of_each: int = 1) -> l
 
 
 def _parts(trial: Trial, label: str, num_trials: int) -> list[PlannedTraining]:
-    """Return the charges of so many trials of one kind: steps, and what is released more."""
+    """Return the charges of so many trials of one kind: for steps, and for further releases."""
     trial_release, delta = trial_class(trial), trial.config.mechanism.target_delta
     parts = [("", trial_release.step_class, max(1, trial_release.num_steps - trial_release.num_joint_steps))]
     if trial_release.joint_class is not None:

@@ -1,11 +1,11 @@
-"""Closing what an unfinished sweep has reserved in a ledger, without continuing it.
+"""Closes the reservations of an unfinished sweep in a ledger, without continuing it.
 
 Meant for a sweep that nobody will resume, or that an older version began and this one cannot. Nothing is
 trained, and the sweep's folder only loses its grants.
 
-*What is charged.* A training that finished is charged the steps that its result says, with those of lost
-attempts, as its own driver would have charged it; what it released besides its steps stays charged in full.
-Every other training stays charged in full: how far it came may depend on the records.
+*What is charged.* A training that finished is charged the steps in its result and the steps of lost
+attempts, as its own driver would have charged it; its further releases stay charged in full. Every other
+training stays charged in full: how far it came may depend on the records.
 
 *What is given back.* Where the operator asks for it, a training that never began. Its grant is there, and
 there is no start, no count, no checkpoint and no result. The folder must be the one that the sweep ran in: a
@@ -38,7 +38,7 @@ _PART = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")  # ~2: reserv
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """What became of one reservation.
+    """One reservation, before and after.
 
     Attributes:
       label: of the reservation.
@@ -52,7 +52,7 @@ class Settlement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Traces:
-    """What a training left: the grant it had, its result, and whether it may have drawn a step."""
+    """The traces of a training: its grant, its result, and whether it may have drawn a step."""
 
     grant: Grant | None
     result: Mapping[str, Any] | None
@@ -62,12 +62,12 @@ class _Traces:
 def close_reservations(
     folder: SweepFolder, ledger: Ledger, *, give_back_unstarted: bool = False
 ) -> list[Settlement]:
-    """Settle every open reservation of a sweep that does not run, and return what became of each.
+    """Settle every open reservation of a sweep that does not run, and return their settlements.
 
     Args:
       folder: of the sweep, of this layout or an older one.
       ledger: that it was charged to.
-      give_back_unstarted: give back whole what was reserved for trainings that never began; for a folder that
+      give_back_unstarted: give back the whole reservations of trainings that never began; for a folder that
         is no older copy.
 
     Raises:

@@ -25,7 +25,7 @@ STATEMENT = "privacy_statement"
 def count_draws(
     plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, DrawCounts]:
-    """Return an upper bound on what each begun trial of an open sweep, and of an earlier one, has drawn."""
+    """Return upper bounds on the draws of each begun trial of an open sweep, and of its earlier sweep."""
     bounds = {t.name: count_draws_of(t, folder, results.get(t.name)) for t in plan.trials}
     if plan.earlier is not None:
         bounds |= plan.earlier.draws
@@ -33,10 +33,10 @@ def count_draws(
 
 
 def count_draws_of(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] | None) -> DrawCounts | None:
-    """Return an upper bound on what a trial has drawn; None where it has not begun.
+    """Return upper bounds on the draws of a trial; None if it has not begun.
 
-    Of attempts whose traces were lost only the number of steps is known: each of them may have been a first
-    one, and as many scorings may have been among them as starts or as whole trainings. One that was ended
+    Of attempts without traces only the number of steps is known: each of them may have been a first step,
+    and as many scorings may have been among them as starts or as whole trainings. A training that was ended
     early counts as if it had not been (`steps_left_out`).
     """
     path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
@@ -61,13 +61,13 @@ def count_draws_of(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] 
 
 
 def steps_left_out(trial: Trial, metrics: Mapping[str, float]) -> int:
-    """Return the planned steps that a finished training was ended before, for its scores.
+    """Return the planned steps that a finished training left out, for its scores ended it.
 
-    Every ε has them beside what was drawn. Scores chose the step s that a training ended at, so the s + r
+    Every ε counts them beside the drawn steps. Scores chose the step s that a training ended at, so the s + r
     steps that it made, r of them repeated for a restart, are a number that follows the private data, and no
     ε of so many is a guarantee. Whatever the scores, it would have made at most T + r: all that it released
-    is a function of so many steps. Where R steps for restarts are charged in advance, the T + R that its
-    metrics tell are that number already.
+    is a function of so many steps. If R steps for restarts are charged in advance, the T + R in its metrics
+    are that number already.
     """
     if trial.config.mechanism.num_restart_steps is not None or "num_steps_done" not in metrics:
         return 0
@@ -75,7 +75,7 @@ def steps_left_out(trial: Trial, metrics: Mapping[str, float]) -> int:
 
 
 def cost_charged(plan: SweepPlan, draws: Mapping[str, DrawCounts]) -> TuningCost | None:
-    """Return the cost of an open sweep with what restarts repeated."""
+    """Return the cost of an open sweep, with the steps that restarts repeated."""
     proven = filter(is_proven, plan.charged_trials)
     if all(trial_class(trial, draws.get(trial.name)) == trial_class(trial) for trial in proven):
         return plan.cost
@@ -174,9 +174,9 @@ def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Pa
 
 
 def withdraw_statement(folder: Path, question: str | None = None) -> None:
-    """Take what states the sweep's cost away before more is drawn: it would promise less than is spent.
+    """Remove all files that state the sweep's cost before more is drawn: they would promise too little.
 
-    That is the statement, the answer, and the figure and tables of its question, whose captions have it.
+    These are the statement, the answer, and the figure and tables of its question, by their captions.
     """
     figure_files = () if question is None else folder.glob(f"{question.replace('-', '_')}.*")
     for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER), *filter(_is_figure, figure_files)):

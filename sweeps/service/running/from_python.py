@@ -33,12 +33,12 @@ Score = Callable[[Mapping[str, float]], float]
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """What a sweep found, and what it cost.
+    """The results of a sweep, and its cost.
 
     Attributes:
       trials: one row per finished trial: its name (`trial`), every param and metric, and `score`.
-      best: option values of the setting with the highest score, over its repeats on average; None where no
-        trial has one.
+      best: option values of the setting with the highest mean score over its repeats; None if no trial has
+        one.
       best_score: that score; nan where there is none.
       epsilon: ε of one training at `delta`, of the costliest where they differ; None without a guarantee.
       tuned_epsilon: ε of the whole sweep, every trial and every choice included; None without a guarantee.
@@ -148,7 +148,7 @@ def _check_open(options: SweepOptions) -> None:
 
 
 def _name_of(score: Score) -> str:
-    """The name of a score of one's own, which must not be that of a metric that means something else."""
+    """Return the name of a caller's own score, which must not be the name of another metric."""
     name = getattr(score, "__name__", type(score).__name__)
     if not name.isidentifier() or find_metric(name) is not None or name in (EPSILON, "score"):
         raise ConfigError(
@@ -160,7 +160,7 @@ def _name_of(score: Score) -> str:
 def _result(
     outcome: Outcome, score: str | OwnScore, settings: Mapping[str, tuple[str, Mapping[str, Any]]]
 ) -> SweepResult:
-    """The table of trials, and of the settings, each with a name and its option values, the best."""
+    """Return the table of trials, and the best setting; `settings` has its name and options by trial."""
     import pandas as pd
 
     rows, scores = [], dict[str, list[float]]()

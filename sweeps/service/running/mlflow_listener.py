@@ -36,11 +36,11 @@ class MlflowListener:
       sweep: that is sent.
       trials: of it.
       tracker: of the server, which may still be opened.
-      log: has the restarts that may be told.
+      log: has the restarts that may be published.
 
     Attributes:
       outbox: within it, as a context manager, results are sent beside the sweep.
-      untracked: names of what the server did not take, once the sweep has ended.
+      untracked: names that the server did not take, once the sweep has ended.
     """
 
     tracker: Tracker
@@ -76,7 +76,7 @@ class MlflowListener:
                     self._before = {LEFT_BEFORE: epsilon}
 
     def on_begin(self, sweep: SweepBeginning) -> None:
-        """Send what repeats the sweep, and what the server lacks of earlier results."""
+        """Send the sweep's configuration, and the earlier results that the server lacks."""
         for name in (_BEGINNING, *self._trials.results()):
             self.outbox.put(name)
 
@@ -94,7 +94,7 @@ class MlflowListener:
         return [name for name in self.untracked if name != _BEGINNING]
 
     def on_end(self, end: SweepEnd) -> None:
-        """Say how the sweep ended; a server that does not take results now is not asked for more."""
+        """Set the status of the parent run, unless the server does not take results now."""
         if self.untracked:
             return
         try:
@@ -137,9 +137,9 @@ class MlflowListener:
             raise
 
     def _send_beginning(self) -> None:
-        """Log what repeats the sweep, and ask once which trials have runs.
+        """Log the sweep's configuration, and read once which trials have runs.
 
-        A server that refuses this may take the trials all the same: each is asked for by itself then.
+        A server that refuses this may take the trials all the same: each run is looked up by itself then.
 
         Raises:
           NoAnswer: the server does not answer; call again.
@@ -156,10 +156,10 @@ class MlflowListener:
             return
 
     def _tags_of(self, trial: Trial, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """The tags of a trial's run; its restarts are told where the charge for them tells of them, too.
+        """Return the tags of a trial's run; its restarts are among them if their charge shows them, too.
 
-        Private trainings without a ledger are charged T + R steps whatever happens, so that nothing which
-        leaves the sweep says how often they were restarted.
+        Private trainings without a ledger are charged T + R steps whatever happens, so that nothing that
+        leaves the sweep reveals their restarts.
         """
         tags = self._sweep.plan.tags() | {"guarantee_label": trial.config.guarantee_label}
         in_advance = trial.config.mechanism.num_restart_steps is not None
@@ -197,7 +197,7 @@ def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, 
 
 
 def lost_attempts(trial: Trial, counts: DrawCounts | None, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a training that attempts change of which its checkpoints know nothing.
+    """Return the metrics of a training that change by attempts without a trace in its checkpoints.
 
     Args:
       trial: of the sweep.

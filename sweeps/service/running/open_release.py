@@ -43,7 +43,7 @@ class OpenRelease:
 
     Attributes:
       trials: of the sweep, with their results.
-      conclusion: what it came to; None until it ends by itself.
+      conclusion: of the sweep; None until it ends by itself.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class OpenRelease:
         return [trial for trial in self.plan.trials if trial.name not in ended_names]
 
     def begin(self, remaining: Sequence[Trial]) -> None:
-        """Open the parent run and the folder, charge the ledger, and tell the listeners.
+        """Open the parent run and the folder, charge the ledger, and call the listeners.
 
         Raises:
           TrackingError: MLflow does not take the sweep; nothing is charged.
@@ -111,11 +111,11 @@ class OpenRelease:
         )
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
-        """Return what decides which trial comes next."""
+        """Return the source of the next trials."""
         return self.trials.source(remaining)
 
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
-        """Keep a result, settle its charge, and tell the listeners."""
+        """Keep a result, settle its charge, and call the listeners."""
         stored_result = self.trials.keep(name, result)
         self._settle(name, stored_result)
         trial, metrics = self.trials.by_name[name], stored_result["metrics"]
@@ -130,7 +130,7 @@ class OpenRelease:
         )
 
     def interrupt(self, stop: Stopped | None) -> str:
-        """End early; return what restarts will cost."""
+        """End early; return a note on the cost of restarts."""
         self.mlflow.finish(AT_A_STOP)
         self._listeners.on_end(SweepEnd(status="KILLED", folder=self.folder.path))
         if stop is None:
@@ -193,9 +193,9 @@ class OpenRelease:
             warn(f"warning: {name} is not settled: {error}")
 
     def _print_unfinished(self, failures: Mapping[str, TrialFailure]) -> bool:
-        """Print which trainings the sweep's time was too short for; return whether there are any.
+        """Print the numbers of trainings that the time was too short for; return whether there are any.
 
-        What is reserved for them stays so, for a resume.
+        Their reservations stay, for a resume.
         """
         ended_names = self.trials.results().keys() | failures.keys() | self.trials.excluded().keys()
         unfinished = [name for name in self.trials.by_name if name not in ended_names]

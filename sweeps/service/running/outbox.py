@@ -1,7 +1,7 @@
 """Sending results to MLflow beside the sweep, which waits for no server that is away, slow or hanging.
 
-A queue of names, for the results themselves are on disk, is emptied by a thread. Where the server fails, the
-thread tries again with longer and longer pauses; what is not sent when the sweep ends, `--resume` sends.
+A thread empties a queue of names, for the results themselves are on disk. If the server fails, the thread
+tries again with longer and longer pauses. `--resume` sends what is left when the sweep ends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a server that takes nothing is waited for: until either is used up.
+    """The limits of waiting for a server that takes nothing: until either is used up.
 
     Attributes:
-      tries: that fail, with a pause after each; seven take a minute where the server refuses at once.
-      seconds: of waiting, where it does not even refuse.
+      tries: that fail, with a pause after each; seven take a minute if the server refuses at once.
+      seconds: of waiting, if it does not even refuse.
     """
 
     tries: int
@@ -56,11 +56,11 @@ def pauses() -> Iterator[float]:
 def patiently(
     call: Callable[[], T], print_line: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
 ) -> T:
-    """Return what `call` returns, tried again for a minute while the server does not answer; say so once.
+    """Return the result of `call`, repeated for a minute while the server does not answer.
 
     Args:
-      call: asks the server; it may be repeated.
-      print_line: prints a line.
+      call: of the server; it may be repeated.
+      print_line: prints one line before the first repetition.
       sleep: waits for so many seconds.
 
     Raises:
@@ -79,14 +79,14 @@ def patiently(
 
 
 class Outbox:
-    """Names of what is to be sent, and the thread that sends it; use it as a context manager.
+    """The names of results to send, and the thread that sends them; use it as a context manager.
 
-    The empty name is that of no result: no line counts it.
+    The empty name names no result: no line counts it.
 
     Args:
-      send: sends what has that name, read from disk; may be repeated, and raises where it failed.
-      say: prints a line: one when the server fails, and one when it has caught up.
-      place: where everything is kept meanwhile, for the line.
+      send: sends the result of a name, read from disk; may be repeated, and raises if it failed.
+      print_line: prints a line when the server fails, and when it has caught up.
+      place: of the results meanwhile, for the line.
     """
 
     def __init__(self, send: Callable[[str], None], print_line: Callable[[str], None], place: str) -> None:
@@ -104,20 +104,20 @@ class Outbox:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        """Have the thread end with what it is doing; nothing waits for a server that hangs."""
+        """End the thread after its current call; nothing waits for a server that hangs."""
         with self._condition:
             self._is_closed = True
             self._condition.notify_all()
         self._hurry.set()
 
     def put(self, name: str) -> None:
-        """Have it sent; return at once."""
+        """Queue a name; return at once."""
         with self._condition:
             self._waiting[name] = None
             self._condition.notify_all()
 
     def finish(self, patience: Patience) -> list[str]:
-        """Wait until all is sent; return what is left of it, where the server takes nothing for too long."""
+        """Wait until all is sent; return the rest of the names if the server takes nothing for too long."""
         self._hurry.set()
         with self._condition:
             if self._num_late is not None and self._waiting:

@@ -1,4 +1,4 @@
-"""The planner: from options to a table of feasible plans, one recommended, and what its tuning costs."""
+"""The planner: from options to a table of feasible plans, one recommended, and the cost of its tuning."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ def run_plan(options: PlannerOptions) -> int:
 
 
 def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
-    """Return what choosing among m trainings of a plan costs in each release mode.
+    """Return the cost of choosing among m trainings of a plan, in each release mode.
 
     Sealed: m is the mean of the secret number of trials, by the law and the bound of the options; with a
-    threshold it is its mean where no trial reaches it. One training has no secret number.
+    threshold it is the mean if no trial reaches it. One training has no secret number.
     """
     mechanism, number = plan.mechanism, options.num_trials
     trial = TrialClass(

@@ -66,8 +66,8 @@ class PreparedSweep:
       slots: the table of records held out, to be kept before the first training; None without one.
       slot_files: where.
       repetition: what repeats it, and continues it.
-      known_plan: the plan in its folder, where it is resumed; None of a new one.
-      sweep_id: random; tells it from a sweep of the same name elsewhere.
+      known_plan: the plan in its folder, if it is resumed; None of a new one.
+      sweep_id: random; distinguishes it from a sweep of the same name elsewhere.
       listeners: of the user's own.
     """
 
@@ -94,7 +94,7 @@ class PreparedSweep:
 
     @property
     def account(self) -> dict[str, Any] | None:
-        """What its plan keeps of the ledger; None without one."""
+        """The ids of ledger and data set that its plan keeps; None without a ledger."""
         return account_of(self.ledger, self.dataset_id)
 
     @contextmanager
@@ -127,7 +127,7 @@ def prepare_sweep(
     earlier: EarlierSweep | None,
     repeat_options: SweepOptions | None,
 ) -> Iterator[PreparedSweep]:
-    """Plan a sweep, check it, and print its plan; of a dry run what it would need, too.
+    """Plan a sweep, check it, and print its plan; in a dry run also its needs.
 
     Args:
       question: name of the sweep, for example `group-size`.
@@ -135,10 +135,10 @@ def prepare_sweep(
       points: what is compared.
       policy: which trials it has.
       earlier: the sweep whose results chose these points; its cost is added.
-      repeat_options: the options that repeat all of it, where `options` are those of a part.
+      repeat_options: the options that repeat all of it, if `options` are of a part.
 
     Raises:
-      DpgclError: whatever the user can have got wrong, before anything is written, charged or started.
+      DpgclError: any error of the user, before anything is written, charged or started.
     """
     data, service = options.data, options.service
     check_ledger_options(data, options.ledger, dry_run=service.dry_run)
@@ -237,9 +237,9 @@ def prepare_sweep(
 
 
 def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, has_fixed_noise: bool) -> Fit | None:
-    """Return how a sweep is within its limits; None without `--total-epsilon`.
+    """Return the fit of a sweep to its limits; None without `--total-epsilon`.
 
-    Of a resumed sweep it is known: its charges stand already.
+    A resumed sweep has its fit in its plan: its charges stand already.
     """
     options = inputs.options
     if limits.total_epsilon is None:
@@ -254,7 +254,7 @@ def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, has_fixed_noise: boo
 
 
 def _checked_root(storage: StorageOptions) -> Path:
-    """Return the storage folder, which can be written and holds no sweep of the name that is running."""
+    """Return the storage folder, once it can be written and no sweep of the name is running in it."""
     root = storage_root(storage.folder)
     check_writable(root)
     if storage.name is not None:
@@ -267,7 +267,7 @@ def _resumed_text(storage: StorageOptions) -> str:
 
 
 def _check_server(uri: str) -> None:
-    """Refuse a server that does not answer before planning takes its minutes.
+    """Check that the server answers, before planning takes its minutes.
 
     A database is opened only when the plan is good, for that may write its file.
     """
@@ -288,7 +288,7 @@ def _sweep_id(known_plan: dict[str, Any] | None, budget: SweepBudget | None) -> 
 
 
 def _publication(plan: SweepPlan, known_plan: dict[str, Any] | None, service: ServiceOptions) -> Publication:
-    """Return the moment of a sealed sweep: a new one, or that of the sweep that is resumed."""
+    """Return the moment of a sealed sweep: a new one, or the moment of the resumed sweep."""
     if known_plan is not None:
         return Publication.read(known_plan.get("publication"))
     longest = max(seconds_of_trials(plan))
@@ -297,7 +297,7 @@ def _publication(plan: SweepPlan, known_plan: dict[str, Any] | None, service: Se
 
 
 def _print_estimate(options: SweepOptions, plan: SweepPlan) -> None:
-    """Print, in a dry run, what would refuse the sweep itself, and how long it would take."""
+    """Print, in a dry run, what would stop the sweep itself, and how long it would take."""
     try:
         check_this_machine(options.service, options.performance)
     except ConfigError as error:

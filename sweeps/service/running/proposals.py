@@ -1,4 +1,4 @@
-"""Optuna, asked and told: what a search tries next."""
+"""The next settings of a search, by Optuna's ask-and-tell interface."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sweeps.service.running.study import direction
 
 
 class Proposals:
-    """An Optuna study in memory that is asked and told on the driver; `SearchStudy` is the one that lasts.
+    """An Optuna study in memory, on the driver; `SearchStudy` is the study that lasts.
 
-    The proposal for trial k depends on the public seed, k, and what had been told by then. So random
-    gives the same settings whenever it is asked, and TPE does with one trial at a time.
+    The proposal for trial k depends on the public seed, k, and the scores recorded by then. So random always
+    proposes the same settings, and TPE does with one trial at a time.
 
     Args:
       space: what is chosen from.
@@ -51,14 +51,14 @@ class Proposals:
         """Take the values of the next trial from an earlier process.
 
         Raises:
-          ValueError, KeyError: they are not of this space.
+          ValueError, KeyError: the values are not of this space.
         """
         proposed = {axis.option: axis.proposal(values[axis.option]) for axis in self._space.axes}
         self._study.enqueue_trial(proposed)
         self.suggest()
 
     def record_scores(self, number: int, metrics: Mapping[str, float] | None) -> None:
-        """Take what trial `number`, from 1, scored; without metrics, or one of them, it failed."""
+        """Record the scores of trial `number`, from 1; without all objectives it counts as failed."""
         scores = [(metrics or {}).get(name, math.nan) for name in self._options.objectives]
         if all(map(math.isfinite, scores)):
             self._study.tell(number - 1, scores)
@@ -90,7 +90,7 @@ class Proposals:
 
 
 def _distribution(axis: Axis) -> Any:
-    """A list is searched by place, for its order tells something."""
+    """Return the distribution of an axis; a list is searched by place, for its order has a meaning."""
     if axis.choices:
         return optuna.distributions.IntDistribution(0, len(axis.choices) - 1)
     return optuna.distributions.FloatDistribution(axis.low, axis.high, log=True)

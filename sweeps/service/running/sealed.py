@@ -55,7 +55,7 @@ _HIDDEN_METRICS = ("epsilon", "epsilon_rdp", "epsilon_prv", "num_restarts")
 
 @dataclass(frozen=True, kw_only=True)
 class _SealedRun:
-    """What the one run of MLflow will hold."""
+    """The content of the one run in MLflow."""
 
     outcome: str
     params: Mapping[str, Any]
@@ -123,7 +123,7 @@ class SealedRelease:
         say(f"done: {name}")
 
     def interrupt(self, stop: Stopped | None) -> str:
-        """End early; return what becomes of the trials that had begun."""
+        """End early; return a note on the trials that had begun."""
         return "trials that had begun count as the worst score; the number of trials stays"
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
@@ -145,7 +145,7 @@ class SealedRelease:
     def _count_interrupted(self) -> None:
         """Keep a worst score for each trial that had begun when an earlier process ended.
 
-        Begun is what was started: its checkpoints and its count may be lost.
+        A start is enough: checkpoints and count of the trial may be lost.
         """
         results = self._results()
         for trial in self.plan.trials:
@@ -153,7 +153,7 @@ class SealedRelease:
                 self._keep(trial.name, {"failed": str(INTERRUPTED)})
 
     def _prepare(self) -> _SealedRun:
-        """Choose the trial, and write all that will be released on the trusted side."""
+        """Choose the trial, and write all files of the release on the trusted side."""
         options, outgoing, start = self._plan.release, self._folder.outgoing, self._start
         trial = choose(
             self.plan.trials,
@@ -178,7 +178,7 @@ class SealedRelease:
         return _SealedRun(outcome=outcome, params=params, metrics=metrics, statement=statement, answer=answer)
 
     def _make_answer(self, params: Mapping[str, Any], metrics: Mapping[str, float]) -> Answer | None:
-        """Return the answer of what is published alone: that one run, which nothing is compared with."""
+        """Return the answer of the published run alone, without a comparison."""
         row = {"guarantee_label": "proven", "params": params, "metrics": metrics}
         tags = {"data_is": self._plan.tags()["data_is"]}
         try:
@@ -188,7 +188,7 @@ class SealedRelease:
             return None
 
     def _wait(self, start_time: float) -> None:
-        """Wait for the next moment; where it has passed already, nothing is left to hide."""
+        """Wait for the next moment; once the sweep is published, nothing is left to hide."""
         if self._plan.publication is None or self._folder.is_published:
             return
         now = self._clock.now()
@@ -234,7 +234,7 @@ class SealedRelease:
         )
 
     def _hide_times(self) -> None:
-        """Take the times from what is in `release/`, after every write."""
+        """Remove the times of all files in `release/`, after every write."""
         release = self._folder.release
         for path in (*release.iterdir(), release):
             os.utime(path, ns=(SEALED_TIME_MS * 10**6,) * 2)

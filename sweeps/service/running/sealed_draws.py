@@ -78,9 +78,9 @@ def choose(
     select_by: str,
     min_score: float | None,
 ) -> Trial | None:
-    """Return the trial to publish; None where none has a score (or none reaches `min_score`).
+    """Return the trial to publish; None if none has a score (or none reaches `min_score`).
 
-    Without a threshold it is the one with the best score, with it the first one that reaches it.
+    Without a threshold it is the trial with the best score, with it the first trial that reaches it.
     """
     scored_trials = []
     for trial, draw in zip(trials, draws, strict=True):
@@ -148,7 +148,7 @@ class SealedFolder:
         start_time: float,
         sweep_id: str,
     ) -> SealedStart:
-        """Return the draws: new ones, charged before they are made, or those of the resumed sweep.
+        """Return the draws: new ones, charged before they are made, or the draws of the resumed sweep.
 
         Args:
           plan: with the moment of publication.

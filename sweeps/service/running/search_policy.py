@@ -1,8 +1,8 @@
-"""An adaptive search under way: each trial is chosen by what earlier ones scored.
+"""An adaptive search under way: each trial is chosen by the scores of earlier ones.
 
-What is proposed is written down before it is trained, one file per trial, `suggested/trial-3.json`. A resume
-proposes it again, tells the sampler what was found, and goes on. The study that is kept for Optuna's tools is
-written alone: whatever becomes of it, the search proposes the same.
+A proposal is written down before it is trained, one file per trial, `suggested/trial-3.json`. A resume
+proposes it again, records its scores with the sampler, and goes on. The study for Optuna's tools is only
+written: whatever becomes of it, the search proposes the same.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class OwnScore:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPolicy(TrialPolicy):
-    """Trials are proposed one after the other, each by what earlier ones scored.
+    """Trials are proposed one after the other, each by the scores of earlier ones.
 
     Attributes:
-      space: that is searched; that of the options unless given.
+      space: of the search; taken from the options unless given.
       own_score: computed of each trial, in place of a metric; None for none.
     """
 
@@ -81,12 +81,12 @@ class SearchPolicy(TrialPolicy):
         return plan_search(inputs, self.space, () if self.own_score is None else (self.own_score.name,))
 
     def print_plan(self, plan: SweepPlan, *, in_full: bool) -> None:
-        """Print what is searched, by what, and what it costs at most."""
+        """Print the space and the sampler of a search, and its largest cost."""
         assert isinstance(plan, SearchPlan)
         print_search(plan, in_full=in_full)
 
     def start(self, plan: SweepPlan, folder: SweepFolder, calibrations: CalibrationCache) -> SweepTrials:
-        """Return the trials of the search, those that an earlier process had begun among them."""
+        """Return the trials of the search, including trials that an earlier process had begun."""
         assert isinstance(plan, SearchPlan)
         return SearchTrials(plan, folder, calibrations, self.own_score)
 
@@ -96,7 +96,7 @@ class SearchPolicy(TrialPolicy):
 
 
 class SearchTrials(SweepTrials):
-    """The trials of one search, which names them as it comes to them; it is their `TrialSource`, too.
+    """The trials of one search, named as it reaches them; it is their `TrialSource`, too.
 
     Args:
       plan: of the search.
@@ -152,7 +152,7 @@ class SearchTrials(SweepTrials):
         return trial
 
     def ended(self, name: str) -> None:
-        """Tell the sampler how a trial ended, by the result that was kept."""
+        """Record the outcome of a trial with the sampler, by the result on disk."""
         result = self._folder.result(name, self._hashes[name])
         metrics = None if result is None else result["metrics"]
         self._proposals.record_scores(self.by_name[name].params["trial_number"], metrics)
@@ -160,7 +160,7 @@ class SearchTrials(SweepTrials):
             self._record({name: result})
 
     def begin(self) -> None:
-        """Tell the sampler how earlier trials ended, and add to the kept study what it lacks of them."""
+        """Record the outcomes of earlier trials with the sampler, and add missing ones to the kept study."""
         results, excluded = self.results(), self.excluded()
         for ended_names in (results, excluded):
             for trial in self._to_repeat:
@@ -176,7 +176,7 @@ class SearchTrials(SweepTrials):
         return {name: trial.params[name] for name in self._search.space.columns}
 
     def statement(self, draws: Mapping[str, DrawCounts], ledger: LedgerStatement | None) -> PrivacyStatement:
-        """As of every sweep, with the mechanisms that were trained in place of the costliest one."""
+        """Return the privacy statement, with the trained mechanisms in place of the costliest one."""
         trained = [self.by_name[name] for name in draws if is_proven(self.by_name[name])]
         mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))
         statement = super().statement(draws, ledger)
@@ -190,11 +190,11 @@ class SearchTrials(SweepTrials):
         return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
 
     def finish(self) -> None:
-        """Try once more to add to the kept study what it did not take."""
+        """Try once more to add missing trials to the kept study."""
         self._record(self.results())
 
     def closing_lines(self) -> Iterator[str]:
-        """Yield what the search found, for people to type again."""
+        """Yield the best settings of the search, for people to type again."""
         best, objectives = self._proposals.best(), self._search.options.objectives
         if not best:
             yield f"no trial has a value of {', '.join(objectives)}"
@@ -211,7 +211,7 @@ class SearchTrials(SweepTrials):
             yield f"  {', '.join(names)}: {scores} with {settings}"
 
     def _record(self, results: Results) -> None:
-        """Add trials with a result to the kept study; those that it does not take are tried at the end."""
+        """Add trials with a result to the kept study; the end of the search tries failed ones again."""
         try:
             for name, result in results.items():
                 label = self.by_name[name].config.guarantee_label
@@ -220,7 +220,7 @@ class SearchTrials(SweepTrials):
             warn(f"warning: {error}; the end of the search, or --resume, adds it")
 
     def _register_trial(self, number: int, values: Mapping[str, Any]) -> Trial:
-        """Return trial `number`, which the sweep knows from now on by its real settings."""
+        """Return trial `number`, registered with the sweep by its real settings."""
         trial = searched_trial(self._search, number, values)
         self._values[trial.name] = values
         self.add(trial)
@@ -263,7 +263,7 @@ def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
 
 
 def print_search(plan: SearchPlan, *, in_full: bool) -> None:
-    """Print what is searched, by what, and what it costs at most."""
+    """Print the space and the sampler of a search, and its largest cost."""
     print_notes(plan, in_full=in_full)
     config, options = plan.trials[0].config, plan.options
     mechanism = config.mechanism

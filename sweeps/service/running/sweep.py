@@ -28,13 +28,13 @@ from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.tracking.runs import Tracker
 
 SEALED_EXPERIMENT = "dpgcl"
-"""Of all sealed sweeps: one of their own would tell when it began."""
+"""Of all sealed sweeps: an experiment of its own would reveal when one began."""
 SYSTEM_CLOCK = SystemClock()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a sweep.
+    """The outcome of a sweep.
 
     Attributes:
       code: exit code.
@@ -66,8 +66,7 @@ def execute(
 ) -> Outcome:
     """Run a sweep from plan to figure.
 
-    Everything the user can have got wrong is found before the first worker starts, and nothing is
-    written before that.
+    Every error of the user is found before the first worker starts, and nothing is written before that.
 
     Args:
       question: name of the sweep, for example `group-size`.
@@ -77,11 +76,11 @@ def execute(
         none.
       earlier: the sweep whose results chose these points; its cost is added.
       policy: which trials an open sweep has.
-      repeat_options: the options that repeat all of it, where these are those of a part.
+      repeat_options: the options that repeat all of it, if `options` are of a part.
       clock: that a sealed sweep is published by.
 
     Returns:
-      What became of it, with the exit code: 0; 1 when trials failed or MLflow did not take all results
+      Its outcome, with the exit code: 0; 1 when trials failed or MLflow did not take all results
       (`--resume` continues), or when every training was left out; 128 + signal when stopped.
 
     Raises:

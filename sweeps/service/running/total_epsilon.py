@@ -1,10 +1,9 @@
 """`--total-epsilon`: the largest ε of one training at which a sweep stays within a total; and what would fit.
 
 Nothing is computed anew here: a plan is a number of trainings, each calibrated as the sweep itself calibrates
-it, their cost is `cost_of`, and whether a ledger holds them is asked of the ledger. All of that rises with
-the ε of one training, with the number of repeats and with every further point, so the largest that fits is
-found by bisection. What is returned was found to fit by the two functions that a sweep is stated and charged
-by.
+it, their cost is `cost_of`, and the ledger decides whether it holds them. All of that rises with the ε of
+one training, with the number of repeats and with every further point, so bisection finds the largest that
+fits. Its result fits by the two functions that a sweep is stated and charged by.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ _LEAST_SCALE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What all of a sweep must stay within, and what of it fits.
+    """The limits of a whole sweep, and the largest sweep within them.
 
     Attributes:
       options: of the sweep.
-      points: what is compared.
+      points: the settings to compare.
       trials_of: the sweep's trials.
       total_epsilon: --total-epsilon; None for the ledger alone.
       account: ledger and data set that it is charged to; None without.
@@ -59,7 +58,7 @@ class Limits:
           has_fixed_noise: options or points give the noise of every private training; else its ε is sought.
 
         Raises:
-          ConfigError: no private training is planned, or nothing fits: what would, in the user's words.
+          ConfigError: no private training is planned, or nothing fits; the error names options that would.
         """
         total, repeats = self.total_epsilon, self.options.service.repeats
         assert total is not None
@@ -78,7 +77,7 @@ class Limits:
         )
 
     def what_would_fit(self, *, has_fixed_noise: bool) -> str:
-        """Return what fits in place of a sweep that does not, as a command line has it; "" for nothing.
+        """Return the options that would fit in place of a sweep that does not; "" for none.
 
         Args:
           has_fixed_noise: as of `fit`.
@@ -94,7 +93,7 @@ class Limits:
         return f". What would fit: {', or '.join(alternatives)}" if alternatives else ""
 
     def text(self, fit: Fit, trials: Sequence[Trial]) -> str:
-        """Return what was planned for a total ε, in a sentence."""
+        """Return the plan for a total ε, in a sentence."""
         summary = (
             f"ε = {fit.epsilon:g} of one training is the largest"
             if fit.epsilon is not None
@@ -109,8 +108,8 @@ class Limits:
     def _largest_epsilon(self, *, max_epsilon: float) -> float | None:
         """Return the largest ε of one training, to a percent, at which all of the sweep is within its limits.
 
-        More noise in all trainings is tried first, for that needs no calibration. It tells the ε where all of
-        them cost the same, and else where to look.
+        More noise in all trainings is tried first, for that needs no calibration. It gives the ε if all of
+        them cost the same, and a first guess otherwise.
         """
 
         def fits(epsilon: float) -> bool:
@@ -149,7 +148,7 @@ class Limits:
 
     @property
     def _count(self) -> tuple[str, int]:
-        """The option that says how often every point is trained, and its value; a search has trials."""
+        """The option with the number of trainings of every point, and its value; a search has trials."""
         if isinstance(self.options, SearchOptions):
             return "num_trials", self.options.num_trials
         return "repeats", self.options.service.repeats if self.options.release.is_open else 1
@@ -180,7 +179,7 @@ class Limits:
         return math.inf if tuned is None else max(of_ledger, tuned / self.total_epsilon)
 
     def _share_of_ledger(self, trials: Sequence[Trial]) -> float:
-        """The share of what a ledger has left: of an open sweep in the filter's RDP, else all or nothing."""
+        """Return the share of a ledger's rest: of an open sweep in the filter's RDP, else all or nothing."""
         if self.account is None or not all(trial.config.mechanism.rules.plain_event for trial in trials):
             return 0.0
         (ledger, dataset_id), release = self.account, self.options.release
@@ -264,8 +263,8 @@ def largest_that_fits(share: Callable[[float], float], *, maximum: float, minimu
       share: rises with the number.
       maximum, minimum: both positive.
 
-    >>> found = largest_that_fits(lambda x: x * x / 2, most=10.0, least=0.001)
-    >>> 0.99 * 2**0.5 < found <= 2**0.5
+    >>> largest = largest_that_fits(lambda x: x * x / 2, maximum=10.0, minimum=0.001)
+    >>> 0.99 * 2**0.5 < largest <= 2**0.5
     True
     """
     high, above, low = maximum, share(maximum), maximum

@@ -42,9 +42,9 @@ _TUNING = "-tuning"
 class FirstOfTwo(TrialPolicy):
     """Every setting of a grid, in a sweep whose plan knows the comparison that follows.
 
-    Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T; so plan
-    and dry run tell the total, and a ledger that does not hold both refuses before anything is trained. A
-    resume does not ask again for what the comparison may have reserved already.
+    Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T. So plan
+    and dry run state the total, and a ledger that does not hold both refuses before anything is trained. A
+    resume does not check again what the comparison may have reserved already.
 
     Attributes:
       question, options, points: of the comparison, which has the answer.
@@ -92,7 +92,7 @@ def run_tuned_sweep(
     Args:
       question: name of the sweep.
       options: the user's; `name` is that of the second sweep, and the first one's ends in `-tuning`.
-      candidates: what is compared: the changes that all settings of one share, and what MLflow shows besides.
+      candidates: to compare: the changes that all settings of one share, and the params that MLflow shows.
       grid: settings by option name, the same for all candidates.
       figure: as in `execute`, of the second sweep.
 
@@ -148,11 +148,11 @@ def run_tuned_sweep(
 
 
 def select_methods(names: Sequence[str], data: DataOptions) -> list[Method]:
-    """Return the methods of these names, or of all, that can be compared on the sweep's data.
+    """Return the methods of these names, or all methods, that can be compared on the sweep's data.
 
-    Of all, those that have a loss for what the records are, and that learn without labels. On private data
-    those whose guarantee is proven, and of these the ones with the neighbouring relation of the first:
-    trainings with two relations have no total ε.
+    Of all methods these have a loss for the kind of record, and learn without labels. On private data their
+    guarantee is proven, and they share the neighbouring relation of the first: trainings with two relations
+    have no total ε.
     """
     methods = [method_named(name) for name in dict.fromkeys(names)] or _fitting(data)
     if not data.are_private:
@@ -177,7 +177,7 @@ def _fitting(data: DataOptions) -> list[Method]:
 
 
 def _name_of_both(question: str, options: SweepOptions) -> str:
-    """Return the second sweep's name, which is given or new; one that is taken has spent nothing so far."""
+    """Return the second sweep's name, given or new. Raises StorageError if the name is taken."""
     storage, root = options.storage, storage_root(options.storage.folder)
     if storage.name is None:
         return unused_name(root / "sweeps", sweep_prefix(question, options), ends=("", _TUNING))
