@@ -112,7 +112,7 @@ class SweepPlan:
 
     @property
     def charged_trials(self) -> tuple[Trial, ...]:
-        """All trials that the cost is about: those of an earlier sweep that chose the settings, too."""
+        """All trials that the cost is about, including the earlier sweep that chose the settings."""
         return self.trials if self.earlier is None else (*self.trials, *self.earlier.trials)
 
     @cached_property

@@ -80,9 +80,9 @@ def request_of(options: PlannerOptions) -> Wanted:
 
 
 def _step_seconds(options: PlannerOptions, config: TrainingConfig, shape: ImageShape) -> tuple[float, float]:
-    """Return the seconds of a record and those of a step besides, by real trainings on synthetic records.
+    """Return the seconds of a record, and the rest of a step's, by real trainings on synthetic records.
 
-    A straight line through the steps of a small and of a large batch.
+    They are a straight line through the steps of a small and of a large batch.
     """
     task, size = task_of(config), config.mechanism.group_size
     large = round(config.mechanism.expected_batch_size)
@@ -144,7 +144,7 @@ def _sizes(options: PlannerOptions) -> tuple[GroupSize, ...]:
 
 
 def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
-    """A training of this group size, with a noise and a batch that stand in for those of the plan."""
+    """Return a training of this group size, with stand-ins for the plan's noise and batch."""
     num_records = num_records_of(options)
     batch = min(num_records, max(_BATCH, 4 * int(size)) if size != BATCH else _BATCH)
     training = changed(

@@ -50,7 +50,7 @@ class SearchPlan(SweepPlan):
     Attributes:
       options: of the search.
       inputs: what each of its trials is planned from.
-      space: what is chosen from.
+      space: of its settings.
     """
 
     options: SearchOptions
@@ -65,7 +65,7 @@ class SearchPlan(SweepPlan):
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def params(self) -> dict[str, Any]:
-        """Return the params of the parent run: what all trials share, and what is searched."""
+        """Return the params of the parent run: shared by all trials, and of the search."""
         varied = {*self.space.columns, "sensitivity", "sampling"}
         if self.space.moves_epsilon:
             varied |= {"noise_multiplier", "target_epsilon"}
@@ -85,7 +85,7 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
 
     Args:
       inputs: of the search, with `SearchOptions`.
-      space: what is searched, in place of the options' own lists and ranges.
+      space: to search, in place of the options' own lists and ranges.
       own_scores: names of scores that the caller computes of each trial's visible metrics.
 
     Raises:

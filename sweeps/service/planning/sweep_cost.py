@@ -32,7 +32,7 @@ def delta_of(trials: Sequence[Trial]) -> float:
 
 
 def trial_classes(trials: Sequence[Trial], draws: Mapping[str, DrawCounts] | None = None) -> list[TrialClass]:
-    """Return the proven trials, those that cost the same together.
+    """Return the classes of the proven trials: trials of one class cost the same.
 
     Args:
       trials: of an open sweep.

@@ -45,7 +45,7 @@ def load_training_data(
     Args:
       options: of the data.
       score_on_held_out: that share, see `trainers.config.training.EvaluationConfig`.
-      num_records_public: N, the number of slots where some are held out; that of the records unless given.
+      num_records_public: N, the number of slots if some are held out; the number of records unless given.
       slots_for: gives them their slots then; fresh ones, that nobody keeps, unless given.
 
     Raises:
@@ -151,7 +151,7 @@ def _load(
         scored=held_out,
         slots=slots,
         probes=probes,
-        # Of what is scored, which is public: names of private classes go nowhere.
+        # Of the scored records, which are public: names of private classes go nowhere.
         class_names=() if queries is None else (scored_set or dataset).class_names,
         train_class_names=() if private else dataset.class_names,
     )

@@ -113,7 +113,7 @@ class SweepBudget:
             ) from error
 
     def text(self) -> str:
-        """Return what the sweep takes of the ledger and what it leaves, beside the sweep's own ε."""
+        """Return the line on the sweep's share of the ledger and on its rest, beside the sweep's own ε."""
         spending = self.ledger.spent(self.dataset_id, with_pld=False)
         planned = self.reservations.plan([*self._unreserved(), *self.later])
         cap = f"cap ε = {spending.cap.epsilon:g} at δ = {spending.cap.delta:.4g}"
@@ -135,7 +135,7 @@ class SweepBudget:
         )
 
     def begin(self, remaining: Sequence[Trial], data: Path | None) -> None:
-        """Charge all planned steps and those that resumed trainings may repeat, then write the grants.
+        """Charge all planned steps and the steps that resumed trainings may repeat, then write the grants.
 
         All new trainings are reserved in one transaction. A training that has a reservation already is
         extended to the largest number of steps that all its attempts may have drawn.
@@ -239,7 +239,7 @@ def remaining_budget(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -
 def _num_admitted(
     ledger: Ledger, dataset_id: str, trial: Trial, planned: Sequence[PlannedTraining] = ()
 ) -> int:
-    """How many trainings like one a ledger would admit now, or after those that are planned."""
+    """Return how many trainings like one a ledger would admit now, or after the planned ones."""
 
     def admits(number: int) -> bool:
         more_trainings = planned_trainings({f"more-{new_sweep_id()}": trial}, num_of_each=number)

@@ -56,7 +56,7 @@ class TrialReservations:
     by_trial: dict[str, dict[str, Reservation]] = field(default_factory=dict)
 
     def plan(self, trials: Sequence[Trial]) -> list[PlannedTraining]:
-        """Return what is charged for the trials before they start."""
+        """Return the charges for the trials before they start."""
         return planned_trainings({self._label(trial): trial for trial in trials})
 
     def without_any(self, trials: Sequence[Trial]) -> list[Trial]:
@@ -169,7 +169,7 @@ def _num_steps(parts: Mapping[str, Reservation]) -> int:
 
 
 def planned_trainings(trials: Mapping[str, Trial], *, num_of_each: int = 1) -> list[PlannedTraining]:
-    """Return what is charged for each trial before it starts, by the label of its charge.
+    """Return the charges for each trial before it starts, labelled.
 
     Args:
       trials: by label.

@@ -1,7 +1,7 @@
 """The answer at the end of a sweep: computed from the results on disk, kept in a file, printed.
 
 `answer.json` lies in the sweep's folder, of a sealed sweep in `release/`; export reads it there. It is made
-of what is released alone: of an open sweep every trial, of a sealed one the published run, the statement's
+of released values alone: of an open sweep every trial, of a sealed one the published run, the statement's
 numbers, and what the ledger had left at the moment of the charge, before the number of trials was drawn.
 """
 

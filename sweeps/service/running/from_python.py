@@ -76,8 +76,8 @@ def run(
 
     Args:
       options: of the sweep; a point replaces some of them.
-      points: what is compared.
-      score: what is best: a metric, or a function of a trial's visible metrics; the modality's usual score
+      points: the settings to compare.
+      score: to rank by: a metric, or a function of a trial's visible metrics; the modality's usual score
         (k-NN accuracy, recall at 10 of pairs) unless given.
       question: name of the sweep in folders and MLflow.
       figure: draws a figure from MLflow, as `dashboards.draw` does with its first argument given.

@@ -1,4 +1,4 @@
-"""An open sweep: every trial is charged, kept and shown as it ends, and its ε is that of all of them."""
+"""An open sweep: every trial is charged, kept and shown as it ends, and its ε covers all of them."""
 
 from __future__ import annotations
 

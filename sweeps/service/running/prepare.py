@@ -55,12 +55,12 @@ class PreparedSweep:
     """A sweep that may start: planned, checked, and held against its ledger. Nothing is written or charged.
 
     Attributes:
-      plan: its trials and what they cost.
+      plan: its trials and their cost.
       folder: that will hold its results.
       policy: which trials it has.
       service: resources and limits of its trainings.
       tracking_uri: of MLflow.
-      ledger, dataset_id: what it is charged to; None without a ledger.
+      ledger, dataset_id: that it is charged to; None without a ledger.
       budget: the ledger's part in an open sweep; None of others.
       calibrations: the noise multipliers that planning found.
       slots: the table of records held out, to be kept before the first training; None without one.
@@ -132,7 +132,7 @@ def prepare_sweep(
     Args:
       question: name of the sweep, for example `group-size`.
       options: the user's.
-      points: what is compared.
+      points: the settings to compare.
       policy: which trials it has.
       earlier: the sweep whose results chose these points; its cost is added.
       repeat_options: the options that repeat all of it, if `options` are of a part.

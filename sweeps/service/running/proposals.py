@@ -24,7 +24,7 @@ class Proposals:
     proposes the same settings, and TPE does with one trial at a time.
 
     Args:
-      space: what is chosen from.
+      space: of the settings.
       options: sampler, seed, objectives and number of trials.
     """
 

@@ -11,8 +11,8 @@ has been prepared by then, so that the moment itself takes as long whatever K wa
 
 Who sees what. Trusted are the operator, the terminal, the cluster's logs and `trusted/` in the sweep's
 folder, where K and the progress lie. Readers of MLflow, of the statement, of the ledger and of `release/`
-find one run, without its place among the others. Times that servers and file systems note by themselves are
-those of the start or of the moment.
+find one run, without its place among the others. Times that servers and file systems note by themselves show
+the start or the moment.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class SealedFolder:
 
         Args:
           plan: with the moment of publication.
-          ledger, dataset_id: what is charged.
+          ledger, dataset_id: to charge.
           repetition: what repeats and continues the sweep.
           start_time: the time now; a resumed sweep keeps its own.
           sweep_id: of a new sweep.
@@ -190,7 +190,7 @@ class SealedFolder:
         return SealedStart(draws=draws, ledger=statement, time=start_time, budget=budget)
 
     def _make_trusted(self) -> None:
-        """Make all that will lie in `trusted/`, whose own times others see: they are those of the start."""
+        """Make all entries of `trusted/` at the start, for others see the folder's own times."""
         make_folder(self.trusted.path, mode=0o700)
         for name in ("trials", "checkpoints", "started", "drawn", "ray", self.outgoing.name):
             make_folder(self.trusted.path / name)

@@ -42,7 +42,7 @@ class SearchStudy:
     Args:
       folder: of the sweep.
       objectives: of the search.
-      searched: what it varies.
+      axes: of its space.
     """
 
     def __init__(self, folder: Path, objectives: Sequence[str], axes: Sequence[Axis]) -> None:

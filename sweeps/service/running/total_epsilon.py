@@ -160,7 +160,7 @@ class Limits:
         return largest_admitted(lambda number: self._share(trials[: num_per_count * number]) <= 1, max_count)
 
     def _delta(self, proven: Sequence[Trial]) -> float:
-        """The δ of the total: that of the sweep, or of the ledger's cap where it is smaller."""
+        """Return the δ of the total: the smaller one of the sweep's and of the ledger's cap."""
         if self.account is None:
             return delta_of(proven)
         ledger, dataset_id = self.account

@@ -2,8 +2,8 @@
 
 A candidate is what a comparison has one row for, for example a method at one ε. A first sweep trains every
 setting of every candidate once; a second one trains the best setting of each, with seeds of its own, so
-that the scores shown are not those that the choice was made by. Both are open sweeps: all trials of both
-are released, and the cost stated for the second is that of both together.
+that the scores shown are not the scores that decided the choice. Both are open sweeps: all trials of both
+are released, and the stated cost of the second covers both together.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run_tuned_sweep(
 
     Args:
       question: name of the sweep.
-      options: the user's; `name` is that of the second sweep, and the first one's ends in `-tuning`.
+      options: the user's; `name` belongs to the second sweep, and the first one's ends in `-tuning`.
       candidates: to compare: the changes that all settings of one share, and the params that MLflow shows.
       grid: settings by option name, the same for all candidates.
       figure: as in `execute`, of the second sweep.
