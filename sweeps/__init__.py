@@ -44,7 +44,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "service.options.sweep": ("PairSweepOptions", "SweepOptions"),
+        "service.options.sweep_options": ("PairSweepOptions", "SweepOptions"),
         "service.planning.space": ("Between",),
         "service.planning.trials": ("Point",),
         "service.running.from_python": ("SweepResult", "run", "search"),
