@@ -232,7 +232,7 @@ def test_unused_steps_of_a_training_ended_by_scores_return_to_the_ledger_alone(
     plan = make_plan(*QUICK, *OF_SCANS, "--repeats", "3")
     drawn = count_draws(plan, ledger.folder, {name: {"metrics": metrics}})
     assert drawn == {name: DrawCounts(num_steps=NUM_STEPS)}
-    statement = build_statement(plan, "one", drawn=drawn)
+    statement = build_statement(plan, "one", draws=drawn)
     assert statement.cost == plan.cost
     assert stopped_at(plan.trials[0], metrics) == 4
 
@@ -248,7 +248,7 @@ def test_epsilon_of_a_sweep_has_all_steps_of_a_training_ended_by_scores(
     metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
     drawn = count_draws(plan, folder, {trial.name: {"metrics": metrics}})
     assert drawn[trial.name] == DrawCounts(num_steps=NUM_STEPS + 3, num_first_steps=2)
-    statement = build_statement(plan, "one", drawn=drawn)
+    statement = build_statement(plan, "one", draws=drawn)
     assert statement.cost is not None
     assert plan.cost is not None
     expected = cost_of(plan.release, plan.trials, {trial.name: DrawCounts(num_steps=NUM_STEPS + 3)})
