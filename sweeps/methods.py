@@ -52,12 +52,12 @@ class MethodsOptions(SweepOptions):
 
 def candidates(options: MethodsOptions) -> list[Point]:
     """Return one candidate per private method and ε, and one for each of the others."""
-    from sweeps.service.running.two_stage_policy import compared  # here, with Ray
+    from sweeps.service.running.two_stage_policy import select_methods  # here, with Ray
 
     points, mechanism, total = [], options.mechanism, options.service.total_epsilon
     epsilons = options.epsilon_grid or (None if total else mechanism.target_epsilon(),)
     grid = {"" if epsilon is None else f"-eps{epsilon:g}": epsilon for epsilon in epsilons}
-    for method in compared(options.methods, options.data):
+    for method in select_methods(options.methods, options.data):
         changes = changes_for(method)
         if method.small_batches:
             changes["expected_batch_size"] = min(options.whole_batch_size, mechanism.expected_batch_size)

@@ -94,11 +94,8 @@ class PrivacyNumbers:
             return "No ε: no training has a guarantee."
         sweep = "not accounted" if self.tuned_epsilon is None else rounded_up(self.tuned_epsilon, 4)
         delta = "" if self.delta is None else f", at δ = {delta_text(self.delta)}"
-        num_remaining, training, remainder = (
-            self.trainings_remaining,
-            rounded_up(self.training_epsilon, 4),
-            "",
-        )
+        training, num_remaining = rounded_up(self.training_epsilon, 4), self.trainings_remaining
+        remainder = ""
         if num_remaining is not None:
             remainder = f"; the ledger holds {num_remaining} more such training{'s' * (num_remaining != 1)}"
         return f"ε of one training: {training}; of the whole sweep: {sweep}{delta}{remainder}."

@@ -95,7 +95,7 @@ def _notes(trials: pd.DataFrame, *, private: bool) -> list[str]:
     if len(trials) > 1:
         notes.append("The best of many trainings is the best partly by chance: a dot is no answer.")
     rows = trials[is_private(trials)]
-    deltas = rows["target_delta"].dropna().unique() if "target_delta" in rows else []
+    deltas = list(rows["target_delta"].dropna().unique()) if "target_delta" in rows else []
     if len(deltas) > 1:
         notes.append(f"The ε are at different δ: {', '.join(map(value_text, sorted(deltas)))}.")
     if private:

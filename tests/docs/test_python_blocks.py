@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpgcl_core.losses.info_nce import two_view_group_loss
-from sweeps.service.planning.space import Searched
+from sweeps.service.planning.space import Axis
 from sweeps.service.running.study import SearchStudy
 from tests.docs.commands import ROOT, blocks
 from tests.trainers.exporting import write_small_model
@@ -109,8 +109,8 @@ def test_optuna_draws_the_kept_study_of_a_search(
     folder = tmp_path / "dpgcl-results/sweeps/NAME"
     folder.mkdir(parents=True)
     searched = [
-        Searched(option="learning_rate", low=0.01, high=1.0),
-        Searched(option="group_size", choices=(4, 8)),
+        Axis(option="learning_rate", low=0.01, high=1.0),
+        Axis(option="group_size", choices=(4, 8)),
     ]
     study = SearchStudy(folder, objectives, searched)
     for number in range(1, 9):

@@ -1426,8 +1426,8 @@ BREAKAGES = (
     Breakage(
         name="the answer of a sealed sweep depends on the number of trials",
         file="sweeps/service/running/sealed.py",
-        before="self._plan.cost, self._begun.left)",
-        after="self._plan.cost, (None, len(self._begun.draws)))",
+        before="self._plan.cost, self._start.budget)",
+        after="self._plan.cost, (None, len(self._start.draws)))",
         tests=("tests/sweeps/test_sealed.py::test_nothing_readable_tells_the_number_of_trials",),
     ),
     Breakage(
@@ -1903,8 +1903,8 @@ BREAKAGES = (
     Breakage(
         name="starts without a trace are free",
         file="sweeps/service/privacy/reservations.py",
-        before="max(starts.num_lost * num_steps, reserved if before is None else before.num_steps_lost)",
-        after="reserved if before is None else before.num_steps_lost",
+        before="max(starts.num_lost * num_steps, num_reserved if before is None else before.num_steps_lost)",
+        after="num_reserved if before is None else before.num_steps_lost",
         tests=(
             "tests/sweeps/test_budget.py::test_started_training_without_a_trace_is_charged_in_full_again",
         ),

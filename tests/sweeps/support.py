@@ -25,7 +25,7 @@ from sweeps.service.cluster.trial_failure import TrialFailure
 from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.options.sweep_options import SweepOptions, errors_in_flags
-from sweeps.service.planning.inputs import Earlier, PlanInputs
+from sweeps.service.planning.inputs import EarlierSweep, PlanInputs
 from sweeps.service.planning.plan import SweepPlan, build_plan
 from sweeps.service.planning.sweep_data import load_training_data
 from sweeps.service.planning.trials import Point, Trial
@@ -81,7 +81,7 @@ def plan_of(
     points: Sequence[Point],
     *,
     calibration_folder: Path | None = None,
-    earlier: Earlier | None = None,
+    earlier: EarlierSweep | None = None,
 ) -> SweepPlan:
     """The plan of a sweep, its data loaded."""
     data, notes = loaded(chosen)

@@ -21,8 +21,8 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.data import data_path
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.trials import Charged
-from sweeps.service.privacy.budget import SweepBudget, sweep_budget, what_is_left
+from sweeps.service.planning.trials import DrawCounts
+from sweeps.service.privacy.budget import SweepBudget, remaining_budget, sweep_budget
 from sweeps.service.privacy.ledger_choice import (
     account_of,
     check_account,
@@ -31,7 +31,7 @@ from sweeps.service.privacy.ledger_choice import (
     open_ledger,
     unit_of,
 )
-from sweeps.service.privacy.sweep_statement import what_was_drawn
+from sweeps.service.privacy.sweep_statement import count_draws
 from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import check_ledger, options, write_npz
 from trainers.files.checkpoint import Checkpoint, CheckpointFolder, Grant, read_grant, write_grant
@@ -95,16 +95,16 @@ def test_sweep_reserves_all_its_trials_at_once(make_budget: Callable[..., SweepB
 
 def test_what_is_left_counts_trainings_by_quota(make_budget: Callable[..., SweepBudget]) -> None:
     budget = make_budget()
-    assert budget.left() == (None, 10)
+    assert budget.remaining_budget() == (None, 10)
     assert charged(budget) == 0  # asking charges nothing
     budget.begin(budget.trials, None)
-    assert budget.left() == (None, 8)
+    assert budget.remaining_budget() == (None, 8)
 
 
 def test_what_is_left_is_what_the_filter_still_admits(planned: SweepPlan, tmp_path: Path) -> None:
     ledger = Ledger.create(str(tmp_path / "rdp.db"))
     ledger.register("scans", Cap(epsilon=8.0, delta=5e-5), num_records_public=1445)
-    epsilon, number = what_is_left(ledger, "scans", planned.trials)
+    epsilon, number = remaining_budget(ledger, "scans", planned.trials)
     assert (epsilon, number > 1) == (8.0, True)
     mechanism = planned.trials[0].config.mechanism
     step_class = StepClass(mechanism.sampling_prob, mechanism.noise_multiplier)
@@ -114,7 +114,7 @@ def test_what_is_left_is_what_the_filter_still_admits(planned: SweepPlan, tmp_pa
     with pytest.raises(BudgetExceeded):
         ledger.would_admit("scans", one_more)
     ledger.reserve("scans", one_more[1:])
-    left, none = what_is_left(ledger, "scans", planned.trials)
+    left, none = remaining_budget(ledger, "scans", planned.trials)
     assert none == 0
     assert left is not None
     assert 0 <= left < 8.0
@@ -228,7 +228,7 @@ def test_training_whose_ledger_is_gone_stops_at_the_next_checkpoint(
     training.save(checkpoint(4))
     (tmp_path / "ledger.db").rename(tmp_path / "gone.db")
     budget.confirm(every_seconds=0)
-    assert budget.lost is not None
+    assert budget.outage is not None
     with pytest.raises(LedgerError, match="grants 0 steps"):
         training.save(checkpoint(8))
     assert training.load() == checkpoint(8)
@@ -274,8 +274,8 @@ def test_statement_charges_what_a_failed_training_may_have_drawn(planned: SweepP
     kept = SweepFolder(tmp_path / "one")
     for _ in range(2):
         kept.checkpoints(planned.trials[0].name, every_steps=4).begin_attempt(0, NUM_STEPS)
-    assert what_was_drawn(planned, kept, {}) == {
-        planned.trials[0].name: Charged(num_steps=2 * 4, num_first_steps=2)
+    assert count_draws(planned, kept, {}) == {
+        planned.trials[0].name: DrawCounts(num_steps=2 * 4, num_first_steps=2)
     }
 
 
@@ -425,8 +425,8 @@ def test_settling_keeps_the_first_steps_of_lost_attempts(make_noised: Callable[[
 def test_lost_attempts_may_all_have_been_first_steps(noised_plan: SweepPlan, tmp_path: Path) -> None:
     kept, name = SweepFolder(tmp_path / "one"), noised_plan.trials[0].name
     write_grant(kept.checkpoint_folder(name), Grant(num_steps=20, num_steps_lost=10))
-    assert what_was_drawn(noised_plan, kept, {}) == {
-        name: Charged(num_steps=20, num_first_steps=11, num_scorings=2)
+    assert count_draws(noised_plan, kept, {}) == {
+        name: DrawCounts(num_steps=20, num_first_steps=11, num_scorings=2)
     }
 
 
@@ -640,15 +640,15 @@ def test_lost_counts_are_stated_without_a_ledger(planned: SweepPlan, tmp_path: P
     result = {name: {"metrics": {"num_steps_charged": NUM_STEPS}}}
     kept.mark_start(name)
     kept.checkpoints(name, every_steps=4).begin_attempt(0, NUM_STEPS)
-    assert what_was_drawn(planned, kept, {})[name].num_steps == 4
+    assert count_draws(planned, kept, {})[name].num_steps == 4
     shutil.rmtree(tmp_path / "one" / "drawn")
-    assert what_was_drawn(planned, kept, {})[name].num_steps == NUM_STEPS
+    assert count_draws(planned, kept, {})[name].num_steps == NUM_STEPS
     kept.mark_start(name)
     kept.checkpoints(name, every_steps=4).begin_attempt(0, NUM_STEPS)
-    assert what_was_drawn(planned, kept, {})[name].num_steps == NUM_STEPS + 4
+    assert count_draws(planned, kept, {})[name].num_steps == NUM_STEPS + 4
     kept.keep(name, result[name])
     shutil.rmtree(tmp_path / "one" / "drawn")
-    assert what_was_drawn(planned, kept, result)[name].num_steps == 2 * NUM_STEPS
+    assert count_draws(planned, kept, result)[name].num_steps == 2 * NUM_STEPS
 
 
 def test_scores_that_a_restart_may_draw_again_are_reserved(
@@ -666,7 +666,7 @@ def test_scores_that_a_restart_may_draw_again_are_reserved(
     assert by_kind(budget)["counts"] == 2 * 2 + 2
     training.begin_attempt(8, NUM_STEPS)
     assert training.begin_scoring() == 2
-    drawn = what_was_drawn(noised_plan, budget.folder, {})
+    drawn = count_draws(noised_plan, budget.folder, {})
     assert drawn[name].num_scorings == 2
 
 

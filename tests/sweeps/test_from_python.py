@@ -41,11 +41,11 @@ def test_search_stays_the_function_where_the_script_of_that_name_is_imported(
 def test_space_holds_lists_in_their_order_and_ranges() -> None:
     space = space_of({"group_size": [4, 2, 4], "momentum": [0.9, 0.0], "learning_rate": Between(1e-3, 1e-1)})
     assert space.text == "group_size: 4, 2; momentum: 0.9, 0.0; learning_rate: 0.001 to 0.1"
-    assert space.own({"group_size": 4, "momentum": 0.9, "learning_rate": 0.01}) == {"momentum": 0.9}
+    assert space.extra_params({"group_size": 4, "momentum": 0.9, "learning_rate": 0.01}) == {"momentum": 0.9}
 
 
 def test_space_of_one_value_fixes_the_option() -> None:
-    assert space_of({"group_size": [4], "momentum": [0.9, 0.0]}).fixed == {"group_size": 4}
+    assert space_of({"group_size": [4], "momentum": [0.9, 0.0]}).constants == {"group_size": 4}
 
 
 @pytest.mark.parametrize(

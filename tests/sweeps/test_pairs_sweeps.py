@@ -25,7 +25,7 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.search_plan import plan_search
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.two_stage_policy import _best, compared
+from sweeps.service.running.two_stage_policy import _best, select_methods
 from tests.sweeps.support import loaded, plan_of
 from trainers.config.networks import TextViewConfig, ViewConfig
 from trainers.config.presets import CPU, PAIRS_CPU
@@ -280,13 +280,13 @@ def test_line_of_a_trial_of_pairs_shows_recalls() -> None:
 
 
 def test_comparison_of_pairs_has_the_methods_that_take_them(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [method.name for method in compared((), DataOptions(dataset="shapes:200"))]
+    found = [method.name for method in select_methods((), DataOptions(dataset="shapes:200"))]
     assert found == [name for name, method in METHODS.items() if method.takes_pairs]
     assert "logit_dp" in capsys.readouterr().out
 
 
 def test_comparison_of_images_has_the_methods_that_take_them(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [method.name for method in compared((), DataOptions())]
+    found = [method.name for method in select_methods((), DataOptions())]
     unlabelled = [name for name, method in METHODS.items() if not method.takes_labels]
     assert found == [name for name in unlabelled if METHODS[name].takes_images]
     assert "no loss for images without texts: dp_cap" in capsys.readouterr().out
@@ -294,6 +294,6 @@ def test_comparison_of_images_has_the_methods_that_take_them(capsys: pytest.Capt
 
 def test_comparison_of_pairs_refuses_a_method_that_is_named_and_takes_none() -> None:
     chosen = layers(*QUICK)
-    (named,) = compared(("group_clip",), chosen.data)
+    (named,) = select_methods(("group_clip",), chosen.data)
     with pytest.raises(ConfigError, match="no loss for pairs"):
         planned(chosen, [Point(label="one", changes={"method": named.name})])

@@ -19,7 +19,7 @@ from dpgcl_core.sampling.record_ids import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.planning import sweep_data
 from sweeps.service.planning.plan import SweepPlan, _data_params, cross_checks
-from sweeps.service.planning.trials import Charged, Point, trial_class
+from sweeps.service.planning.trials import DrawCounts, Point, trial_class
 from sweeps.service.privacy.sweep_statement import build_statement
 from tests.sweeps import support
 from tests.sweeps.support import plan_of, write_npz
@@ -531,7 +531,7 @@ def test_cross_checks_agree_with_the_accountant_of_record(make_plan: Plan) -> No
 def test_cross_checks_are_of_the_steps_charged(make_plan: Plan) -> None:
     trial = make_plan(*QUICK).trials[0]
     planned, charged = (
-        cross_checks(trial_class(trial, Charged(num_steps=num)), trial.config.mechanism.target_delta)
+        cross_checks(trial_class(trial, DrawCounts(num_steps=num)), trial.config.mechanism.target_delta)
         for num in (10, 15)
     )
     assert charged["epsilon_rdp"] > planned["epsilon_rdp"]

@@ -21,7 +21,7 @@ from sweeps.privacy_budget import PrivacyBudgetOptions
 from sweeps.service.options.planner_options import PlannerOptions
 from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.planning import resources
-from sweeps.service.planning.resources import wanted_of
+from sweeps.service.planning.resources import request_of
 from sweeps.service.running.planner import run_plan
 from tests.sweeps.support import ROOT, run_script
 from tests.sweeps.support import plan as sweep_plan
@@ -152,7 +152,7 @@ def test_memory_that_no_worker_has_is_told(capsys: Said) -> None:
 
 def test_throughput_weights_and_memory_are_those_of_the_network() -> None:
     chosen = options("--num-records-public", "1500", "--dataset", "digits", *GRID)
-    told = wanted_of(chosen)
+    told = request_of(chosen)
     encoder = build_encoder(_network(chosen), (1, 8, 8), 0)
     assert told.num_weights == num_trainable(encoder)
     assert told.records_per_second is not None
@@ -252,7 +252,7 @@ def test_time_of_a_step_is_that_of_its_records_and_a_fixed_part(monkeypatch: pyt
 
     monkeypatch.setattr(resources, "train", train)
     monkeypatch.setattr(resources, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    found = wanted_of(options("--num-records-public", "2000", "--dataset", "digits", "--epsilon", "3"))
+    found = request_of(options("--num-records-public", "2000", "--dataset", "digits", "--epsilon", "3"))
     threads = options().performance.threads_per_worker
     assert found.records_per_second == pytest.approx(1 / (2 * threads))
     assert found.seconds_per_step == pytest.approx(5 * threads)

@@ -77,7 +77,7 @@ def test_space_is_what_the_options_give_lists_and_ranges() -> None:
 
 def test_space_of_one_value_fixes_the_option() -> None:
     space = Space.of(options("--group-sizes", "4", "--temperature-range", "0.1", "1"))
-    assert (space.columns, space.fixed) == (["temperature"], {"group_size": 4})
+    assert (space.columns, space.constants) == (["temperature"], {"group_size": 4})
 
 
 def test_search_without_a_space_has_one_but_for_what_is_fixed() -> None:
@@ -87,13 +87,13 @@ def test_search_without_a_space_has_one_but_for_what_is_fixed() -> None:
 
 
 def test_values_are_rounded_within_the_range() -> None:
-    (each,) = Space.of(options("--learning-rate-range", "0.0012345", "0.0056789")).searched
+    (each,) = Space.of(options("--learning-rate-range", "0.0012345", "0.0056789")).axes
     assert [each.value(x) for x in (0.0012345, 0.0033333, 0.0056789)] == [0.0012345, 0.00333, 0.0056789]
 
 
 def test_group_sizes_above_a_quarter_of_the_batch_are_left_out_and_told() -> None:
     found = plan("--noise-multiplier", "1", "--sampling", "records", "--group-sizes", "4", "8", "32")
-    assert found.space.searched[0].choices == (4, 8)
+    assert found.space.axes[0].choices == (4, 8)
     assert any("group_size = 32 is not searched: group_size must be at most" in note for note in found.notes)
 
 
@@ -158,7 +158,7 @@ def test_cost_is_that_of_all_trials_at_the_least_noise() -> None:
 def test_cost_in_advance_dominates_that_of_the_trials() -> None:
     found = plan(*SIGMA, "--num-trials", "2", "--sampler", "random")
     proposals = Proposals(found.space, found.options)
-    trials = [searched_trial(found, k, proposals.ask()) for k in range(1, 3)]
+    trials = [searched_trial(found, k, proposals.suggest()) for k in range(1, 3)]
     noises = {trial.config.mechanism.noise_multiplier for trial in trials}
     assert len(noises) == 2
     steps: Counter[StepClass] = Counter()
@@ -193,7 +193,7 @@ def test_trials_share_what_their_cost_depends_on_besides_noise() -> None:
     costliest = found.trials[0].config.mechanism
     proposals = Proposals(found.space, found.options)
     for number in range(1, 9):
-        mechanism = searched_trial(found, number, proposals.ask()).config.mechanism
+        mechanism = searched_trial(found, number, proposals.suggest()).config.mechanism
         assert mechanism.noise_multiplier >= costliest.noise_multiplier
         for name in ("sampling_prob", "num_steps", "target_delta", "num_records_public"):
             assert getattr(mechanism, name) == getattr(costliest, name)
@@ -232,9 +232,9 @@ def proposed(
             first = Proposals(Space.of(chosen), chosen)
             for earlier, values in enumerate(found, start=1):
                 first.repeat(values)
-                first.tell(earlier, score_of(values, peak))
-        found.append(first.ask())
-        first.tell(k, score_of(found[-1], peak))
+                first.record_scores(earlier, score_of(values, peak))
+        found.append(first.suggest())
+        first.record_scores(k, score_of(found[-1], peak))
     return found
 
 
@@ -287,8 +287,8 @@ def test_best_is_the_pareto_front_of_score_and_epsilon() -> None:
     chosen = options(*SPACE, *SIGMA, "--objectives", "knn_accuracy", "epsilon")
     proposals = Proposals(Space.of(chosen), chosen)
     for k, (score, epsilon) in enumerate([(0.5, 1.0), (0.4, 2.0), (0.7, 4.0), (0.7, 8.0)], start=1):
-        proposals.ask()
-        proposals.tell(k, {"knn_accuracy": score, "epsilon": epsilon})
+        proposals.suggest()
+        proposals.record_scores(k, {"knn_accuracy": score, "epsilon": epsilon})
     assert [numbers for numbers, _ in proposals.best()] == [[1], [3]]
 
 
@@ -297,10 +297,10 @@ def test_trainings_of_one_setting_count_by_their_mean() -> None:
     proposals = Proposals(Space.of(chosen), chosen)
     for k, (size, score) in enumerate([(2, 0.9), (2, 0.1), (4, 0.6)], start=1):
         proposals.repeat({"group_size": size})
-        proposals.tell(k, {"knn_accuracy": score})
+        proposals.record_scores(k, {"knn_accuracy": score})
     assert proposals.best() == [([3], {"knn_accuracy": 0.6})]
     proposals.repeat({"group_size": 4})
-    proposals.tell(4, {"knn_accuracy": 0.8})
+    proposals.record_scores(4, {"knn_accuracy": 0.8})
     assert proposals.best() == [([3, 4], {"knn_accuracy": pytest.approx(0.7)})]
 
 
@@ -309,8 +309,8 @@ def test_failed_trials_are_no_best_ones(metrics: dict[str, float] | None) -> Non
     chosen = options(*SPACE)
     proposals = Proposals(Space.of(chosen), chosen)
     for k, told in enumerate([metrics, {"knn_accuracy": 0.1}], start=1):
-        proposals.ask()
-        proposals.tell(k, told)
+        proposals.suggest()
+        proposals.record_scores(k, told)
     assert [numbers for numbers, _ in proposals.best()] == [[2]]
 
 

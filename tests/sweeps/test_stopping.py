@@ -24,10 +24,10 @@ from sweeps.service.cluster.stopping import Stopping, TuneRule, stopped_at
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.sweep_cost import cost_of
-from sweeps.service.planning.trials import Charged, Trial
+from sweeps.service.planning.trials import DrawCounts, Trial
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
 from sweeps.service.privacy.ledger_choice import account_of
-from sweeps.service.privacy.sweep_statement import build_statement, what_was_drawn
+from sweeps.service.privacy.sweep_statement import build_statement, count_draws
 from sweeps.service.running import mlflow_listener
 from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import Driver, environment, given, run
@@ -230,9 +230,9 @@ def test_unused_steps_of_a_training_ended_by_scores_return_to_the_ledger_alone(
     ledger.settle(name, metrics)
     assert charged(ledger) == 4 + 2 * NUM_STEPS
     plan = make_plan(*QUICK, *OF_SCANS, "--repeats", "3")
-    drawn = what_was_drawn(plan, ledger.folder, {name: {"metrics": metrics}})
-    assert drawn == {name: Charged(num_steps=NUM_STEPS)}
-    statement = build_statement(plan, "one", drawn=drawn)
+    drawn = count_draws(plan, ledger.folder, {name: {"metrics": metrics}})
+    assert drawn == {name: DrawCounts(num_steps=NUM_STEPS)}
+    statement = build_statement(plan, "one", draws=drawn)
     assert statement.cost == plan.cost
     assert stopped_at(plan.trials[0], metrics) == 4
 
@@ -246,12 +246,12 @@ def test_epsilon_of_a_sweep_has_all_steps_of_a_training_ended_by_scores(
     assert trial.config.mechanism.num_restart_steps is None
     write_drawn(folder.count_file(trial.name), Drawn(num_attempts=2, num_steps=7))
     metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
-    drawn = what_was_drawn(plan, folder, {trial.name: {"metrics": metrics}})
-    assert drawn[trial.name] == Charged(num_steps=NUM_STEPS + 3, num_first_steps=2)
-    statement = build_statement(plan, "one", drawn=drawn)
+    drawn = count_draws(plan, folder, {trial.name: {"metrics": metrics}})
+    assert drawn[trial.name] == DrawCounts(num_steps=NUM_STEPS + 3, num_first_steps=2)
+    statement = build_statement(plan, "one", draws=drawn)
     assert statement.cost is not None
     assert plan.cost is not None
-    expected = cost_of(plan.release, plan.trials, {trial.name: Charged(num_steps=NUM_STEPS + 3)})
+    expected = cost_of(plan.release, plan.trials, {trial.name: DrawCounts(num_steps=NUM_STEPS + 3)})
     assert statement.cost == expected
     assert statement.cost.tuned_epsilon > plan.cost.tuned_epsilon
     assert statement.trials is not None
@@ -262,10 +262,10 @@ def test_lost_attempts_of_a_training_ended_by_scores_are_beside_all_planned_step
     trial = make_plan(*QUICK, "--repeats", "3").trials[0]
     metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
     assert (
-        mlflow_listener.lost_attempts(trial, Charged(num_steps=NUM_STEPS + 3, num_first_steps=2), metrics)
+        mlflow_listener.lost_attempts(trial, DrawCounts(num_steps=NUM_STEPS + 3, num_first_steps=2), metrics)
         == {}
     )
-    lost = Charged(num_steps=2 * NUM_STEPS + 3, num_first_steps=2 + NUM_STEPS, num_scorings=2)
+    lost = DrawCounts(num_steps=2 * NUM_STEPS + 3, num_first_steps=2 + NUM_STEPS, num_scorings=2)
     found = mlflow_listener.lost_attempts(trial, lost, metrics)
     assert found["num_steps_charged"] == 7 + NUM_STEPS
     assert found["epsilon"] == trial.config.epsilon(2 * NUM_STEPS + 3)

@@ -86,7 +86,7 @@ def cost_at(options: SweepOptions, epsilon: float, trials_of: TrialsOf, delta: f
 def test_fitted_epsilon_is_the_largest_within_the_total(
     chosen: group_size.GroupSizeOptions, trials_of: TrialsOf
 ) -> None:
-    fit = limits_of(chosen, trials_of, 3.0).fit(fixed=False)
+    fit = limits_of(chosen, trials_of, 3.0).fit(has_fixed_noise=False)
     assert fit.epsilon is not None
     assert (
         3.0 * 0.97
@@ -102,7 +102,7 @@ def test_fitted_epsilon_is_held_by_the_ledger_at_its_delta(
 ) -> None:
     """The filter counts at one order, so it admits less than the cap's ε by PLD."""
     ledger = make_ledger(tmp_path, 3.0)
-    epsilon = limits_of(chosen, trials_of, 3.0, ledger).fit(fixed=False).epsilon
+    epsilon = limits_of(chosen, trials_of, 3.0, ledger).fit(has_fixed_noise=False).epsilon
     assert epsilon is not None
     assert cost_at(chosen, epsilon, trials_of, DELTA) <= 3.0
 
@@ -120,7 +120,7 @@ def test_given_noise_lowers_the_repeats(chosen: group_size.GroupSizeOptions, tri
     assert of_three is not None
     assert of_three.tuned_epsilon is not None
     limits = limits_of(options, trials_of, of_three.tuned_epsilon * 1.001)
-    fit = limits.fit(fixed=fixes_noise(options, limits.points))
+    fit = limits.fit(has_fixed_noise=fixes_noise(options, limits.points))
     assert (fit.epsilon, fit.repeats) == (None, 3)
 
 
@@ -132,7 +132,7 @@ def test_refusal_says_which_epsilon_repeats_and_values_fit(
     needed = cost_of(options.release, trials_of(changed(options, repeats=1)))
     assert needed is not None
     assert needed.tuned_epsilon is not None
-    told = limits_of(options, trials_of, needed.tuned_epsilon * 1.001).what_would_fit(fixed=True)
+    told = limits_of(options, trials_of, needed.tuned_epsilon * 1.001).what_would_fit(has_fixed_noise=True)
     assert "--repeats 1" in told
     assert "--epsilon 1." in told
 
@@ -140,7 +140,7 @@ def test_refusal_says_which_epsilon_repeats_and_values_fit(
 def test_nothing_to_fit_without_a_guarantee(trials_of: TrialsOf) -> None:
     options = support.options("--tiny", "--seeded-non-private")
     with pytest.raises(ConfigError, match="is for trainings with a guarantee, and none is planned"):
-        limits_of(options, trials_of, 3.0).fit(fixed=False)
+        limits_of(options, trials_of, 3.0).fit(has_fixed_noise=False)
 
 
 def test_comparison_of_methods_leaves_its_epsilon_to_be_found() -> None:
@@ -158,7 +158,7 @@ def test_resumed_sweep_keeps_its_fit(tmp_path: Path, chosen: group_size.GroupSiz
         options = changed(chosen, total_epsilon=total_epsilon, name=name, resume=True)
         limits: Any = SimpleNamespace(total_epsilon=total_epsilon, fit=lambda **_: "anew")
         inputs: Any = SimpleNamespace(options=options)
-        return prepare._fit(inputs, limits, tmp_path, fixed=False)
+        return prepare._fit(inputs, limits, tmp_path, has_fixed_noise=False)
 
     assert fitted("one", 3.0) == fit
     assert fitted("one", 4.0) == fitted("other", 3.0) == "anew"

@@ -32,51 +32,51 @@ def combinations(
     """Return the changes of every combination of image and text augmentations, by its name.
 
     Args:
-      views, text_views: whose strengths are taken, where they have an augmentation on.
+      views, text_views: their strengths are taken, if they have an augmentation on.
       images: names of image augmentations, several joined by +, or "none".
       texts: likewise; None where there are no captions.
 
     Raises:
       ConfigError: a name is unknown or given twice, or two would be the same training.
 
-    >>> found = combinations(ViewConfig(), TextViewConfig(), ["none", "crop+blur"], ["word_swap"])
-    >>> list(found), found["none, word_swap"]["max_crop_area"], found["crop+blur, word_swap"]["blur_prob"]
+    >>> sets = combinations(ViewConfig(), TextViewConfig(), ["none", "crop+blur"], ["word_swap"])
+    >>> list(sets), sets["none, word_swap"]["max_crop_area"], sets["crop+blur, word_swap"]["blur_prob"]
     (['none, word_swap', 'crop+blur, word_swap'], 1.0, 0.5)
     """
-    found = {}
+    changes = {}
     of_texts = [None] if texts is None else [_parts("text", each, TEXT_AUGMENTATIONS) for each in texts]
     for image in (_parts("image", each, IMAGE_AUGMENTATIONS) for each in images):
         for text in of_texts:
-            chosen = [image] if text is None else [image, text]
-            name = ", ".join("+".join(parts) or NONE for parts in chosen)
-            found[name] = _of_images(views, image) | ({} if text is None else _of_texts(text_views, text))
-    return found
+            combination = [image] if text is None else [image, text]
+            name = ", ".join("+".join(parts) or NONE for parts in combination)
+            changes[name] = _of_images(views, image) | ({} if text is None else _of_texts(text_views, text))
+    return changes
 
 
-def _parts(kind: str, given: str, known: Collection[str]) -> list[str]:
-    """The augmentations of one name, in the order of `known`."""
-    parts = [] if given == NONE else given.split("+")
+def _parts(kind: str, combination: str, augmentations: Collection[str]) -> list[str]:
+    """The augmentations of one name, in the order of `augmentations`."""
+    parts = [] if combination == NONE else combination.split("+")
     for part in parts:
-        if part not in known:
-            raise ConfigError(unknown_choice(f"{kind} augmentation", part, [*known, NONE]))
+        if part not in augmentations:
+            raise ConfigError(unknown_choice(f"{kind} augmentation", part, [*augmentations, NONE]))
     if len(set(parts)) != len(parts):
-        raise ConfigError(f"an augmentation is on or off; got {given!r}: name each once")
-    return [name for name in known if name in parts]
+        raise ConfigError(f"an augmentation is on or off; got {combination!r}: name each once")
+    return [name for name in augmentations if name in parts]
 
 
-def _of_images(views: ViewConfig, chosen: Sequence[str]) -> dict[str, Any]:
+def _of_images(views: ViewConfig, augmentations: Sequence[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for name, off in _OFF.items():
-        given = {option: getattr(views, option) for option in off}
-        if name not in chosen:
+        strengths = {option: getattr(views, option) for option in off}
+        if name not in augmentations:
             changes |= off
-        elif all(given[option] == off[option] for option in _ON[name]):
+        elif all(strengths[option] == off[option] for option in _ON[name]):
             changes |= _ON[name]
     return changes
 
 
-def _of_texts(text_views: TextViewConfig, chosen: Sequence[str]) -> dict[str, Any]:
+def _of_texts(text_views: TextViewConfig, augmentations: Sequence[str]) -> dict[str, Any]:
     return {
-        f"{name}_prob": (getattr(text_views, f"{name}_prob") or usual) if name in chosen else 0.0
+        f"{name}_prob": (getattr(text_views, f"{name}_prob") or usual) if name in augmentations else 0.0
         for name, usual in TEXT_AUGMENTATIONS.items()
     }

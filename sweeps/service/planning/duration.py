@@ -36,7 +36,7 @@ def seconds_of_trials(plan: SweepPlan) -> list[float]:
     """Return the seconds of every trial, as `estimate_seconds`."""
     shape = image_shape_of(plan.data.train)
     rates: dict[Any, float] = {}
-    found = []
+    trial_seconds = []
     for trial in (*plan.trials, *plan.later):
         mechanism = trial.config.mechanism
         key = (
@@ -51,8 +51,8 @@ def seconds_of_trials(plan: SweepPlan) -> list[float]:
             rates[key] = seconds_per_record(trial, shape)
         training = rates.get(key, 0.0) * mechanism.expected_batch_size * mechanism.num_steps
         embedding = _num_embedded(plan, trial) * _seconds_per_embedding(trial, shape, rates)
-        found.append(training + embedding)
-    return found
+        trial_seconds.append(training + embedding)
+    return trial_seconds
 
 
 def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
@@ -88,12 +88,12 @@ def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
     objective = task.objective(config, encoder, config.network, target_of(config, encoder))
     draws = SecretRandomness().generator(0, "statistics") if rule.needs_draws else None
     for _ in range(2):
-        started = time.perf_counter()
+        start_seconds = time.perf_counter()
         inputs = task.inputs(
             config, encoder, synthetic, rows, step=0, num_augmentations=config.num_augmentations
         )
         rule.add_clipped_sum(total, encoder, objective, inputs, draws=draws)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start_seconds
     return seconds / len(synthetic)
 
 
@@ -106,8 +106,8 @@ def _seconds_per_embedding(trial: Trial, shape: ImageShape, rates: dict[Any, flo
     if key not in rates:
         encoder = starting_encoder(trial.config, shape)
         images = normalise(torch.randint(0, 256, (256, *shape), dtype=torch.uint8))
-        started = time.perf_counter()
+        start_seconds = time.perf_counter()
         with torch.no_grad():
             encoder.features(images)
-        rates[key] = (time.perf_counter() - started) / len(images)
+        rates[key] = (time.perf_counter() - start_seconds) / len(images)
     return rates[key]

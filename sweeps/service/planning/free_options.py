@@ -33,22 +33,22 @@ def free_options(
       ConfigError: a name is unknown, or a warm start is named without public weights; a learning rate is not
         of that form, of no option that is tried, or given twice.
     """
-    found = _each(options)
-    found[ALL] = {name: value for changes in found.values() for name, value in changes.items()}
+    changes = _option_changes(options)
+    changes[ALL] = {name: value for values in changes.values() for name, value in values.items()}
     for name in names:
-        _check(name, found)
-    chosen = tuple(dict.fromkeys(names or found))
-    rates = _rates(learning_rates, chosen)
+        _check(name, changes)
+    option_names = tuple(dict.fromkeys(names or changes))
+    rates = _rates(learning_rates, option_names)
     return {
-        name: _PLAIN | found[name] | {"learning_rate": rates.get(name, options.optimizer.learning_rate)}
-        for name in chosen
+        name: _PLAIN | changes[name] | {"learning_rate": rates.get(name, options.optimizer.learning_rate)}
+        for name in option_names
     }
 
 
-def _each(options: SweepOptions) -> dict[str, dict[str, Any]]:
+def _option_changes(options: SweepOptions) -> dict[str, dict[str, Any]]:
     optimizer, start = options.optimizer, options.network.warm_start
     decay = optimizer.learning_rate_decay
-    found: dict[str, dict[str, Any]] = {
+    changes: dict[str, dict[str, Any]] = {
         "plain": {},
         "ema": {"ema_decay": optimizer.ema_decay or 0.95},
         "schedule": {
@@ -58,8 +58,8 @@ def _each(options: SweepOptions) -> dict[str, dict[str, Any]]:
         "automatic-clipping": {"clipping": "automatic"},
     }
     if start is not None:
-        found[WARM_START] = {"warm_start": start}
-    return found
+        changes[WARM_START] = {"warm_start": start}
+    return changes
 
 
 def _check(name: str, names: Collection[str]) -> None:
@@ -70,18 +70,18 @@ def _check(name: str, names: Collection[str]) -> None:
     raise ConfigError(unknown_choice("option", name, names))
 
 
-def _rates(given: Sequence[str], names: Collection[str]) -> dict[str, float]:
+def _rates(assignments: Sequence[str], names: Collection[str]) -> dict[str, float]:
     """Return the learning rates of `OPTION=RATE` by option."""
-    found: dict[str, float] = {}
-    for each in given:
-        name, _, rate = each.partition("=")
+    rates: dict[str, float] = {}
+    for assignment in assignments:
+        name, _, rate = assignment.partition("=")
         _check(name, names)
-        if name in found:
+        if name in rates:
             raise ConfigError(f"each option has one learning rate; got two of {name}")
         try:
-            found[name] = float(rate)
+            rates[name] = float(rate)
         except ValueError:
             raise ConfigError(
-                f"a learning rate is given as OPTION=RATE, such as ema=0.03; got {each!r}"
+                f"a learning rate is given as OPTION=RATE, such as ema=0.03; got {assignment!r}"
             ) from None
-    return found
+    return rates

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sweeps.service.options.sweep_options import SweepOptions
-from sweeps.service.planning.trials import Charged, Point, Trial
+from sweeps.service.planning.trials import DrawCounts, Point, Trial
 from trainers.data.dataset import TrainingData
 
 
 @dataclass(frozen=True, kw_only=True)
-class Earlier:
+class EarlierSweep:
     """A sweep on the same records whose results chose the settings of another one.
 
     Attributes:
       sweep: its name.
       sweep_id: random; a sweep that it chose the settings of belongs to it alone.
       trials: its trials.
-      drawn: what each of them may have drawn, by name.
+      draws: what each of them may have drawn, by name.
       grid: the settings among which was chosen, in words.
     """
 
     sweep: str
     sweep_id: str
     trials: tuple[Trial, ...]
-    drawn: Mapping[str, Charged]
+    draws: Mapping[str, DrawCounts]
     grid: str
 
 
@@ -37,10 +37,10 @@ class PlanInputs:
     Attributes:
       question: name of the sweep.
       options: the user's; a point replaces some of them.
-      points: what is compared.
-      data: the records, as `load_training_data` gives them.
-      calibration_folder: where calibrations are kept; None for nowhere.
-      notes: what must be said about the data.
+      points: the settings to compare.
+      data: the records, as `load_training_data` returns them.
+      calibration_folder: of stored calibrations; None for none.
+      notes: sentences about the data.
       earlier: the sweep that chose the points' settings; None without one.
     """
 
@@ -50,7 +50,7 @@ class PlanInputs:
     data: TrainingData
     calibration_folder: Path | None
     notes: Sequence[str] = ()
-    earlier: Earlier | None = None
+    earlier: EarlierSweep | None = None
 
     @property
     def num_records_public(self) -> int:

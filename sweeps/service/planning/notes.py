@@ -1,4 +1,4 @@
-"""What a plan must say: sentences for statement, figure and reports, from public numbers alone."""
+"""The notes of a plan: sentences for statement, figure and reports, from public numbers alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plan_notes(
 
 
 def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
-    """Return what the noise does to the noised scores, so that nobody pays for noise alone."""
+    """Return a note on the error of noised scores, so that nobody pays for noise alone."""
     errors = [
         noise / config.num_scored_public
         for config in configs
@@ -74,7 +74,7 @@ def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
 
 
 def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
-    """Say what sampling groups costs in empty steps and slots, at the largest S: from public numbers."""
+    """Return what sampling groups costs in empty steps and slots, at the largest S: from public numbers."""
     mechanisms = [config.mechanism for config in configs if config.mechanism.sampling == GROUPS]
     if not mechanisms:
         return []
@@ -110,7 +110,7 @@ def _noised_notes(config: TrainingConfig, num_records_public: int) -> list[str]:
 
 
 def _unit_notes(source: DataOptions, data: TrainingData, configs: Sequence[TrainingConfig]) -> list[str]:
-    """Say what a record is where that is not one row, or more than its image is learned."""
+    """Return what a record is, if it is not one row or more than its image is learned."""
     labelled = any(config.mechanism.rules.takes_labels for config in configs)
     if source.unit_column is not None:
         rows = "rows, images and labels," if labelled else "rows"

@@ -23,7 +23,7 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release_options import ReleaseOptions
 from sweeps.service.options.score_options import visible_scores
 from sweeps.service.options.sweep_options import SweepOptions
-from sweeps.service.planning.inputs import Earlier, PlanInputs
+from sweeps.service.planning.inputs import EarlierSweep, PlanInputs
 from sweeps.service.planning.notes import plan_notes
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.sweep_cost import cost_of, cost_tags
@@ -57,8 +57,8 @@ class Fit:
 
     def params(self) -> dict[str, Any]:
         """Return it as params of the parent run, which `read` finds in a sweep's folder."""
-        found = {"fitted_epsilon": self.epsilon, "fitted_repeats": self.repeats}
-        return {"total_epsilon": self.total_epsilon} | {n: v for n, v in found.items() if v is not None}
+        fit_params = {"fitted_epsilon": self.epsilon, "fitted_repeats": self.repeats}
+        return {"total_epsilon": self.total_epsilon} | {n: v for n, v in fit_params.items() if v is not None}
 
     @classmethod
     def read(cls, params: Mapping[str, Any]) -> Fit | None:
@@ -81,11 +81,11 @@ class SweepPlan:
       num_records_public: n, declared public; those held out for noised scores are among them.
       data: the records.
       trials: in the order they are started; of a sealed sweep, the candidates that it draws from.
-      notes: sentences for statement, figure and reports; the terminal shows those that not every sweep has.
-      usual_notes: those that every sweep of the kind has: docs/sweeps.md tells of them.
+      notes: sentences for statement, figure and reports; the terminal leaves out the usual ones.
+      usual_notes: notes that every sweep of the kind has: docs/sweeps.md describes them.
       advice: sentences for the terminal alone, before anything is spent: they promise nothing.
       earlier: the sweep that chose the settings, whose cost is part of this one's.
-      later: trials of a sweep that will follow this one, to be told and held against a ledger in advance.
+      later: trials of a sweep that will follow this one, checked against a ledger in advance.
       publication: when a sealed sweep is published, and the cap on its trials; None before that is fixed.
       fit: how it was fitted to a total ε; None where none was given.
     """
@@ -100,7 +100,7 @@ class SweepPlan:
     notes: tuple[str, ...]
     usual_notes: frozenset[str] = frozenset()
     advice: tuple[str, ...] = ()
-    earlier: Earlier | None = None
+    earlier: EarlierSweep | None = None
     later: tuple[Trial, ...] = ()
     publication: Publication | None = None
     fit: Fit | None = None
@@ -112,7 +112,7 @@ class SweepPlan:
 
     @property
     def charged_trials(self) -> tuple[Trial, ...]:
-        """All trials that the cost is about: those of an earlier sweep that chose the settings, too."""
+        """All trials that the cost is about, including the earlier sweep that chose the settings."""
         return self.trials if self.earlier is None else (*self.trials, *self.earlier.trials)
 
     @cached_property
@@ -149,9 +149,9 @@ class SweepPlan:
         shared = dict(self.trials[0].params)
         for trial in self.trials[1:]:
             shared = {k: v for k, v in shared.items() if trial.params.get(k) == v}
-        counted = "num_trials" if self.release.is_open else "num_candidates"
-        fitted = {} if self.fit is None else self.fit.params()
-        return shared | {"question": self.question, counted: len(self.trials)} | fitted
+        count_name = "num_trials" if self.release.is_open else "num_candidates"
+        fit_params = {} if self.fit is None else self.fit.params()
+        return shared | {"question": self.question, count_name: len(self.trials)} | fit_params
 
     @property
     def private_starts(self) -> dict[Path, PrivateStart]:
@@ -170,8 +170,8 @@ class SweepPlan:
     @cached_property
     def cost(self) -> TuningCost | None:
         """The cost of the whole sweep, set in advance; None where no trial has a guarantee."""
-        drawn = self.earlier.drawn if self.earlier is not None else None
-        return cost_of(self.release, self.charged_trials, drawn, self.max_trials)
+        draws = self.earlier.draws if self.earlier is not None else None
+        return cost_of(self.release, self.charged_trials, draws, self.max_trials)
 
     def tags(self, cost: TuningCost | None = None) -> dict[str, str]:
         """Return the tags of every run, with the cost in advance or the one given."""
@@ -205,7 +205,7 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
         )
     check_networks(configs, data)
     networks = [config.network for config in configs]
-    if any(each.mixes_no_records for each in networks) and not any(each.is_foreign for each in networks):
+    if any(net.mixes_no_records for net in networks) and not any(net.is_foreign for net in networks):
         raise ConfigError(
             "--mixes-no-records is your word for a network of your own (package.module:factory), and "
             f"{networks[0].name} is this package's: leave it out"
@@ -233,11 +233,7 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
 
 
 def _check_sealed_plan(plan: SweepPlan) -> None:
-    """Refuse candidates without a guarantee, or without a score to select by that is public or noised.
-
-    Raises:
-      ConfigError: as said.
-    """
+    """Raise ConfigError if candidates lack a guarantee, or a public or noised score to select by."""
     for trial in plan.trials:
         if not is_proven(trial):
             raise ConfigError(
@@ -255,16 +251,16 @@ def _check_sealed_plan(plan: SweepPlan) -> None:
             "private records would release them through the choice; give --evaluate-on a public labelled "
             "data set"
         )
-    found = visible_scores(plan.data, plan.trials[0].config.mechanism.method)
-    if plan.release.select_by not in found:
+    scores = visible_scores(plan.data, plan.trials[0].config.mechanism.method)
+    if plan.release.select_by not in scores:
         raise ConfigError(
             f"no trial on these data has the score to select by, {plan.release.select_by!r}; they have "
-            f"{', '.join(found)}"
+            f"{', '.join(scores)}"
         )
 
 
 def planned_trials(inputs: PlanInputs) -> list[Trial]:
-    """Return the trials of a sweep, calibrated, without a look at their networks: for who searches a plan.
+    """Return the calibrated trials of a sweep, with their networks unchecked: for a search among plans.
 
     Raises:
       ConfigError: an option breaks a rule.
@@ -276,17 +272,17 @@ def _trials(
     options: SweepOptions, configs: Sequence[tuple[Point, TrainingConfig]], data: TrainingData
 ) -> list[Trial]:
     trials = []
-    of_data = {each: _data_params(data, each) for each in {config.evaluation for _, config in configs}}
+    data_params = {node: _data_params(data, node) for node in {config.evaluation for _, config in configs}}
     for repeat in range(options.service.repeats if options.release.is_open else 1):
         for point, config in configs:
             config = dataclasses.replace(config, public_seed=options.service.seed + repeat)
-            params = _params(config, options, point, repeat) | of_data[config.evaluation]
+            params = _params(config, options, point, repeat) | data_params[config.evaluation]
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     return trials
 
 
 def trial_at(inputs: PlanInputs, point: Point) -> Trial:
-    """Return the training at one point, which names it: for sweeps that choose while they run."""
+    """Return the training at one point, named after it: for sweeps that choose while they run."""
     ((_, config),) = trial_configs(dataclasses.replace(inputs, points=[point]))
     check_networks([config], inputs.data)
     params = _params(config, inputs.options, point, 0) | _data_params(inputs.data, config.evaluation)
@@ -296,8 +292,8 @@ def trial_at(inputs: PlanInputs, point: Point) -> Trial:
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
     """Return a trial's params: every setting, the target, and the cross-checks of its ε."""
     mechanism = config.mechanism
-    here, source = changed(options.training(), **point.changes), options.data
-    target = here.mechanism.target_epsilon() if mechanism.is_private else math.inf
+    training, source = changed(options.training(), **point.changes), options.data
+    target = training.mechanism.target_epsilon() if mechanism.is_private else math.inf
     params = config.as_params() | {
         "dataset": source.dataset,
         "scored_on": source.evaluate_on or (None if source.are_private else source.dataset),
@@ -314,15 +310,15 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
     }
     if config.evaluation.score_noise_multiplier is not None:
         params["num_scored_public"] = config.num_scored_public
-    if here.mechanism.tan_factor > 1:
-        params["tan_factor"] = here.mechanism.tan_factor
-    if target is None or here.mechanism.tan_factor > 1:
+    if training.mechanism.tan_factor > 1:
+        params["tan_factor"] = training.mechanism.tan_factor
+    if target is None or training.mechanism.tan_factor > 1:
         params["target_epsilon"] = round(config.epsilon(), 4)
     return params | dict(point.params)
 
 
 def _data_params(data: TrainingData, evaluation: EvaluationConfig) -> dict[str, Any]:
-    """Return what a trial's params tell of the records: their images' shape, and how many public ones score.
+    """Return a trial's params about the records: their images' shape, and the number of public scored ones.
 
     `num_scored_records`, and with labels `scored_majority_share`, the share of the most frequent class.
     """
@@ -330,11 +326,11 @@ def _data_params(data: TrainingData, evaluation: EvaluationConfig) -> dict[str, 
     queries = data.queries
     if queries is None or not data.evaluation_is_public:
         return params
-    scored = first_by_hash(queries.ids, evaluation.max_query_records)
-    params["num_scored_records"] = len(scored)
+    scored_ids = first_by_hash(queries.ids, evaluation.max_query_records)
+    params["num_scored_records"] = len(scored_ids)
     if queries.labels is not None:
-        labels = queries.labels[row_of_each(queries.row_starts, queries.ids, scored)]
-        params["scored_majority_share"] = float(np.unique_counts(labels).counts.max() / len(scored))
+        labels = queries.labels[row_of_each(queries.row_starts, queries.ids, scored_ids)]
+        params["scored_majority_share"] = float(np.unique_counts(labels).counts.max() / len(scored_ids))
     return params
 
 

@@ -37,13 +37,13 @@ def along(options: SweepOptions) -> list[Point]:
     >>> [point.label for point in along(Temperatures())]
     ['tau0.1-private', 'tau0.5-private']
     """
-    (axis,) = (each for each in dataclasses.fields(options) if each.metadata.get(SYMBOL))
+    (axis,) = (axis_field for axis_field in dataclasses.fields(options) if axis_field.metadata.get(SYMBOL))
     option, symbol = axis.metadata[VARIES], axis.metadata[SYMBOL]
     non_private = getattr(options, "non_private", False)
-    found: list[Point] = []
+    points: list[Point] = []
     for value in dict.fromkeys(getattr(options, axis.name)):
-        found += at(options.mechanism, f"{symbol}{value:g}", {option: value}, non_private=non_private)
-    return found
+        points += at(options.mechanism, f"{symbol}{value:g}", {option: value}, non_private=non_private)
+    return points
 
 
 def at(
@@ -70,18 +70,18 @@ def at(
     >>> [point.label for point in at(MechanismOptions(), "S4", {"group_size": 4}, epsilons=(1, 3))]
     ['S4-eps1', 'S4-eps3']
     """
-    label, found = fit_for_name(label), list[Point]()
+    label, points = fit_for_name(label), list[Point]()
     for name, noise in _noises(mechanism, epsilons, non_private=non_private).items():
         end = "eps-inf" if name == _NO_NOISE else name
-        found.append(Point(label=f"{label}-{end}", changes={**changes, **noise}, params=params or {}))
-    return found
+        points.append(Point(label=f"{label}-{end}", changes={**changes, **noise}, params=params or {}))
+    return points
 
 
 def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Point]:
-    """Return the points under each way of sampling; as they are where none is given.
+    """Return the points under each way of sampling; unchanged if there is none.
 
-    The whole Poisson batch as one group samples records whatever is asked for, so it stays one point. So does
-    a point without noise, under the first way given: without noise the two differ by little.
+    The whole Poisson batch as one group always samples records, so it stays one point. So does a point
+    without noise, under the first way: without noise the two differ by little.
 
     Args:
       points: of a sweep.
@@ -91,19 +91,19 @@ def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Poin
     >>> [point.label for point in of_samplings(points, ("groups", "records"))]
     ['S2-groups', 'S2-records', 'Sbatch-records']
     """
-    found = []
+    sampled_points = []
     for point in points:
-        each = dict.fromkeys(samplings)
+        point_samplings = dict.fromkeys(samplings)
         if samplings and point.changes.get("group_size") == BATCH:
             from dpgcl_core.mechanism.numbers import RECORDS  # here, with the mechanisms
 
-            each = {RECORDS: None}
+            point_samplings = {RECORDS: None}
         elif point.changes.get("epsilon") == math.inf:
-            each = dict.fromkeys(samplings[:1])
-        for sampling in each:
+            point_samplings = dict.fromkeys(samplings[:1])
+        for sampling in point_samplings:
             changes, params = {**point.changes, "sampling": sampling}, {**point.params, "sampled": sampling}
-            found.append(Point(label=f"{point.label}-{sampling}", changes=changes, params=params))
-    return found or list(points)
+            sampled_points.append(Point(label=f"{point.label}-{sampling}", changes=changes, params=params))
+    return sampled_points or list(points)
 
 
 def changes_for(method: Method) -> dict[str, Any]:
@@ -151,39 +151,36 @@ def of_methods(
     >>> [point.label for point in points]
     ['dp_gcl-S2-eps1', 'dp_gcl-S4-eps1', 'byol_groups-eps1']
     """
-    found = []
+    points = []
     for method in map(method_named, dict.fromkeys(methods)):
         changes = changes_for(method)
-        sized = method.takes_group_size and "group_size" not in changes
-        of_method = epsilons if method.label != "none" else (math.inf,)
-        noises = _noises(mechanism, of_method, non_private=non_private)
-        for size in dict.fromkeys(group_sizes) if sized and group_sizes else (None,):
+        has_sizes = method.takes_group_size and "group_size" not in changes
+        method_epsilons = epsilons if method.label != "none" else (math.inf,)
+        noises = _noises(mechanism, method_epsilons, non_private=non_private)
+        for size in dict.fromkeys(group_sizes) if has_sizes and group_sizes else (None,):
             label = method.name if size is None else f"{method.name}-S{size}"
-            here = changes if size is None else changes | {"group_size": size}
+            sized_changes = changes if size is None else changes | {"group_size": size}
             for name, noise in noises.items():
-                found.append(Point(label=f"{label}-{name}", changes=here | noise))
-    return found
+                points.append(Point(label=f"{label}-{name}", changes=sized_changes | noise))
+    return points
 
 
 def _noises(
     mechanism: MechanismOptions, epsilons: Sequence[float], *, non_private: bool
 ) -> dict[str, dict[str, float]]:
     """Changes of each privacy to train under, by a short name; without noise comes last."""
-    found = {f"eps{value:g}": {"epsilon": value} for value in epsilons if value != math.inf}
+    noises = {f"eps{value:g}": {"epsilon": value} for value in epsilons if value != math.inf}
     if mechanism.epsilon != math.inf and not epsilons:
-        found["private"] = {}
+        noises["private"] = {}
     if non_private or math.inf in (mechanism.epsilon, *epsilons):
-        found[_NO_NOISE] = {"epsilon": math.inf}
-    return found
+        noises[_NO_NOISE] = {"epsilon": math.inf}
+    return noises
 
 
 def check_groups(method: str) -> None:
-    """Refuse to vary the groups of a method that makes none.
+    """Raise ConfigError if a method takes the whole batch, for it has no groups to vary.
 
     >>> check_groups("dp_gcl")
-
-    Raises:
-      ConfigError: it takes the whole batch.
     """
     if not method_named(method).takes_group_size:
         raise ConfigError(

@@ -44,29 +44,29 @@ class Publication:
 
     @classmethod
     def planned(cls, release: ReleaseOptions, trial_seconds: float, at_once: int) -> Self:
-        """Return when to publish: after the time that is asked for, or that most draws of the law need.
+        """Return when to publish: after the time in the options, or a time that most draws of the law need.
 
         Args:
-          release: the law, and the time that is asked for.
+          release: the law, and the time if the user gives one.
           trial_seconds: of the longest trial, as estimated without private records.
           at_once: trials that run side by side.
 
         Raises:
           ConfigError: not even one trial fits.
         """
-        each = _MARGIN * trial_seconds + _SECONDS_PER_TRIAL
-        asked = release.publish_after_seconds
-        if asked is None:
-            most = most_trials(release)
-            rounds = math.ceil(most / at_once)
-            return cls(interval_seconds=math.ceil(_SECONDS_TO_START + rounds * each), max_trials=most)
-        fits = int((asked - _SECONDS_TO_START) / each) * at_once
-        if fits < 1:
+        padded_seconds = _MARGIN * trial_seconds + _SECONDS_PER_TRIAL
+        interval_seconds = release.publish_after_seconds
+        if interval_seconds is None:
+            max_trials = most_trials(release)
+            seconds = _SECONDS_TO_START + math.ceil(max_trials / at_once) * padded_seconds
+            return cls(interval_seconds=math.ceil(seconds), max_trials=max_trials)
+        num_fitting = int((interval_seconds - _SECONDS_TO_START) / padded_seconds) * at_once
+        if num_fitting < 1:
             raise ConfigError(
                 "--publish-after must leave time for a trial, about "
-                f"{_SECONDS_TO_START + each:.0f} seconds with a margin; got {asked:g}"
+                f"{_SECONDS_TO_START + padded_seconds:.0f} seconds with a margin; got {interval_seconds:g}"
             )
-        return cls(interval_seconds=asked, max_trials=min(fits, MAX_TRUNCATED_TRIALS))
+        return cls(interval_seconds=interval_seconds, max_trials=min(num_fitting, MAX_TRUNCATED_TRIALS))
 
     @classmethod
     def read(cls, values: Any) -> Self:
@@ -96,33 +96,33 @@ class Publication:
             f"with at most {self.max_trials} trials: both were fixed before their number was drawn."
         )
 
-    def text(self, started: float | None = None) -> str:
-        """Return what is said before the first trial: when, and the cap on the trials; both are public.
+    def text(self, start_time: float | None = None) -> str:
+        """Return the line before the first trial: the moment, and the cap on the trials; both are public.
 
         Args:
-          started: when the sweep was; None in a dry run.
+          start_time: of the sweep, in seconds since the epoch; None in a dry run.
 
         >>> Publication(interval_seconds=70, max_trials=6).text()
         'published 70 s after the start, later by multiples of 70 s if trials overrun; at most 6 trials'
         """
         seconds = f"{self.interval_seconds:g} s"
-        at = f"{datetime.fromtimestamp(started + self.interval_seconds):%H:%M:%S}, " if started else ""
+        at = f"{datetime.fromtimestamp(start_time + self.interval_seconds):%H:%M:%S}, " if start_time else ""
         overrun = f"later by multiples of {seconds} if trials overrun"
         trials = "1 trial" if self.max_trials == 1 else f"{self.max_trials} trials"
         return f"published {f'at {at}' if at else ''}{seconds} after the start, {overrun}; at most {trials}"
 
-    def moment(self, started: float, now: float) -> float:
-        """Return the first possible moment from `now` on, for a sweep that was started at `started`.
+    def moment(self, start_time: float, now: float) -> float:
+        """Return the first possible moment from `now` on, of a sweep that began at `start_time`.
 
         >>> Publication(interval_seconds=60, max_trials=9).moment(1000, 1059), 1000 + 2 * 60
         (1060, 1120)
         """
-        passed = max(1, math.ceil((now - started) / self.interval_seconds))
-        return started + passed * self.interval_seconds
+        num_intervals = max(1, math.ceil((now - start_time) / self.interval_seconds))
+        return start_time + num_intervals * self.interval_seconds
 
 
 def most_trials(release: ReleaseOptions) -> int:
-    """Return the cap that all but a twentieth of the draws keep to without one.
+    """Return the cap that all but a twentieth of the uncapped draws stay within.
 
     >>> most_trials(ReleaseOptions(mode="sealed", mean_trials=10))
     29

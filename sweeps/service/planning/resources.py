@@ -1,4 +1,4 @@
-"""What the planner is asked, with the weights, throughput and memory of a training; it reads no record."""
+"""The planner's request, with the weights, throughput and memory of a training; it reads no record."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _BATCH = 512
 _TIMED_STEPS = 6
 
 
-def wanted_of(options: PlannerOptions) -> Wanted:
-    """Return what the options ask for, with what a training takes: weights, throughput and memory.
+def request_of(options: PlannerOptions) -> Wanted:
+    """Return the planner's request, with the weights, throughput and memory of a training.
 
-    The network is built unless its weights and the throughput are stated. Seconds besides the records of a
-    step, for sample, noise and optimizer, are 0 where nothing was measured. The memory of a worker, by S, is
-    weights, the sum of the groups in float64, the gradients, what the optimizer keeps, and one pass
+    The network is built unless its weights and the throughput are stated. Seconds of a step besides its
+    records, for sample, noise and optimizer, are 0 if nothing was measured. The memory of a worker, by S, is
+    weights, the sum of the groups in float64, the gradients, the optimizer's state, and one pass
     (`trainers.training.microbatch.pass_bytes`). Libraries and the records, which all processes of a machine
-    share, are not counted. It is not known where the weights were stated.
+    share, are not counted. It is unknown if the weights were stated.
 
     Raises:
-      ConfigError: the shape of the images is not known, or an option breaks a rule.
+      ConfigError: the shape of the images is unknown, or an option breaks a rule.
     """
-    num_records_public = num_records_of(options)  # refused, where it is, before anything is measured
+    num_records_public = num_records_of(options)  # raises before anything is measured
     num_weights, rate, seconds_per_step = options.num_weights, options.records_per_second, 0.0
     memory = dict[GroupSize, float]()
     if num_weights is None or rate is None:
@@ -55,18 +55,18 @@ def wanted_of(options: PlannerOptions) -> Wanted:
         torch.set_num_threads(threads)
         encoder = starting_encoder(config, shape)
         if rate is None:
-            seconds, seconds_per_step = (threads * each for each in _step_seconds(options, config, shape))
+            seconds, seconds_per_step = (threads * time for time in _step_seconds(options, config, shape))
             rate = 1 / seconds
         if num_weights is None:
             num_weights = num_trainable(encoder)
             memory = {size: _memory_bytes(_config(options, size), encoder, shape) for size in sizes}
-    given = options.mechanism
+    mechanism = options.mechanism
     return Wanted(
         num_records_public=num_records_public,
-        target_epsilon=given.target_epsilon() or DEFAULT_EPSILON,
-        target_delta=given.delta,
-        method=given.method,
-        sampling=given.sampling,
+        target_epsilon=mechanism.target_epsilon() or DEFAULT_EPSILON,
+        target_delta=mechanism.delta,
+        method=mechanism.method,
+        sampling=mechanism.sampling,
         num_weights=num_weights,
         batch_sizes=options.batch_sizes,
         num_steps=options.num_steps_grid,
@@ -80,9 +80,9 @@ def wanted_of(options: PlannerOptions) -> Wanted:
 
 
 def _step_seconds(options: PlannerOptions, config: TrainingConfig, shape: ImageShape) -> tuple[float, float]:
-    """Return the seconds of a record and those of a step besides, by real trainings on synthetic records.
+    """Return the seconds of a record, and the rest of a step's, by real trainings on synthetic records.
 
-    A straight line through the steps of a small and of a large batch.
+    They are a straight line through the steps of a small and of a large batch.
     """
     task, size = task_of(config), config.mechanism.group_size
     large = round(config.mechanism.expected_batch_size)
@@ -108,35 +108,31 @@ def _step_seconds(options: PlannerOptions, config: TrainingConfig, shape: ImageS
 
         train(timed, data, progress=mark)
         times.append(statistics.median(b - a for a, b in itertools.pairwise(marks)))
-    each = max(times[1] - times[0], times[1] / 100) / max(large - small, 1)
-    return each, max(0.0, times[1] - each * large)
+    record_seconds = max(times[1] - times[0], times[1] / 100) / max(large - small, 1)
+    return record_seconds, max(0.0, times[1] - record_seconds * large)
 
 
 def image_shape_of(options: PlannerOptions) -> ImageShape:
     """Return (channels, height, width) of the images to plan for.
 
     Raises:
-      ConfigError: neither the options nor the data set's name tell.
+      ConfigError: neither the options nor the data set's name determine it.
     """
     if options.image_shape is not None:
         return options.image_shape
     source = source_of(options.data.dataset)
-    known = None if source is None else source.image_shape
-    if known is None:
+    source_shape = None if source is None else source.image_shape
+    if source_shape is None:
         raise ConfigError(
             f"image_shape must be told for data of your own, which the planner does not read; got "
             f"{options.data.dataset}: give --image-shape CHANNELS HEIGHT WIDTH"
         )
     size = options.data.image_size
-    return known if size is None else (known[0], size, size)
+    return source_shape if size is None else (source_shape[0], size, size)
 
 
 def num_records_of(options: PlannerOptions) -> int:
-    """Return N, which must be told: the planner reads no records.
-
-    Raises:
-      ConfigError: it is not.
-    """
+    """Return N as the options state it. Raises ConfigError without it: the planner reads no records."""
     if options.mechanism.num_records_public is None:
         raise ConfigError("the planner reads no records: give their number, --num-records-public")
     return options.mechanism.num_records_public
@@ -148,10 +144,10 @@ def _sizes(options: PlannerOptions) -> tuple[GroupSize, ...]:
 
 
 def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
-    """A training of this group size, with a noise and a batch that stand in for those of the plan."""
-    number = num_records_of(options)
-    batch = min(number, max(_BATCH, 4 * int(size)) if size != BATCH else _BATCH)
-    here = changed(
+    """Return a training of this group size, with stand-ins for the plan's noise and batch."""
+    num_records = num_records_of(options)
+    batch = min(num_records, max(_BATCH, 4 * int(size)) if size != BATCH else _BATCH)
+    training = changed(
         options.training(),
         group_size=size if method_named(options.mechanism.method).takes_group_size else BATCH,
         expected_batch_size=batch,
@@ -161,8 +157,8 @@ def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
         device="cpu",
     )
     return training_config(
-        here,
-        num_records=number,
+        training,
+        num_records=num_records,
         public_seed=options.service.seed,
         modality=options.data.modality,
         image_shape=image_shape_of(options),
@@ -170,6 +166,6 @@ def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
 
 
 def _memory_bytes(config: TrainingConfig, encoder: AnyEncoder, shape: ImageShape) -> float:
-    weights, trained = sum(each.numel() for each in encoder.parameters()), num_trainable(encoder)
-    kept = optimizer_named(config.optimizer.name).num_states(config.optimizer.momentum)
-    return 4 * weights + (8 + 4 * (1 + kept)) * trained + pass_bytes(config, encoder, shape)
+    num_weights, num_trained = sum(p.numel() for p in encoder.parameters()), num_trainable(encoder)
+    num_states = optimizer_named(config.optimizer.name).num_states(config.optimizer.momentum)
+    return 4 * num_weights + (8 + 4 * (1 + num_states)) * num_trained + pass_bytes(config, encoder, shape)

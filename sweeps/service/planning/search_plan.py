@@ -50,7 +50,7 @@ class SearchPlan(SweepPlan):
     Attributes:
       options: of the search.
       inputs: what each of its trials is planned from.
-      space: what is chosen from.
+      space: of its settings.
     """
 
     options: SearchOptions
@@ -60,12 +60,12 @@ class SearchPlan(SweepPlan):
     @property
     def fingerprint(self) -> str:
         """As of every sweep; the space, the sampler and the objectives decide the results, too."""
-        space = [dataclasses.astuple(each) for each in self.space.searched]
+        space = [dataclasses.astuple(axis) for axis in self.space.axes]
         text = json.dumps([super().fingerprint, space, self.options.sampler, self.options.objectives])
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def params(self) -> dict[str, Any]:
-        """Return the params of the parent run: what all trials share, and what is searched."""
+        """Return the params of the parent run: shared by all trials, and of the search."""
         varied = {*self.space.columns, "sensitivity", "sampling"}
         if self.space.moves_epsilon:
             varied |= {"noise_multiplier", "target_epsilon"}
@@ -81,16 +81,16 @@ class SearchPlan(SweepPlan):
 
 
 def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequence[str] = ()) -> SearchPlan:
-    """Return the plan of a search: every setting it may come to is known to be one, and all are paid for.
+    """Return the plan of a search: every setting it may reach is valid, and all are paid for.
 
     Args:
       inputs: of the search, with `SearchOptions`.
-      space: what is searched, in place of the options' own lists and ranges.
+      space: to search, in place of the options' own lists and ranges.
       own_scores: names of scores that the caller computes of each trial's visible metrics.
 
     Raises:
-      ConfigError: an option breaks a rule, an objective cannot be had, or the method's steps are not those
-        of the guarantee.
+      ConfigError: an option breaks a rule, no trial has an objective, or the guarantee does not cover the
+        method's steps.
     """
     options = inputs.options
     assert isinstance(options, SearchOptions)
@@ -104,56 +104,56 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
             "an adaptive choice is accounted for Poisson-sampled Gaussian steps and adding or removing one "
             f"record, and {mechanism.method} has others: give another method, or a grid sweep"
         )
-    for each in space.searched:
-        if each.option == EPSILON:  # the largest one is met: see whether the smallest one is
-            trial_at(inputs, Point(label="trial", changes=space.corner(epsilon=each.low)))
-        for value in each.choices if each.option in leaves(NetworkOptions) else ():
-            trial_at(inputs, Point(label="trial", changes=space.corner(**{each.option: value})))
-    trials = tuple(_repeated(plan.trials[0], options))
-    told = list(plan.notes)
+    for axis in space.axes:
+        if axis.option == EPSILON:  # the largest one is met: see whether the smallest one is
+            trial_at(inputs, Point(label="trial", changes=space.corner(epsilon=axis.low)))
+        for value in axis.choices if axis.option in leaves(NetworkOptions) else ():
+            trial_at(inputs, Point(label="trial", changes=space.corner(**{axis.option: value})))
+    trials = tuple(_repeat_trial(plan.trials[0], options))
+    notes = list(plan.notes)
     if is_proven(trials[0]):
-        told.append(
+        notes.append(
             f"Settings are chosen while the search runs, by {options.sampler}; its cost is that of "
             f"{len(trials)} trainings with the least noise of all, σ = {mechanism.noise_multiplier:.5g}, "
             "whatever is chosen."
         )
-    planned = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    changed = {"trials": trials, "notes": tuple(told)}
-    return SearchPlan(**{**planned, **changed}, options=options, inputs=inputs, space=space)
+    plan_fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    replacements = {"trials": trials, "notes": tuple(notes)}
+    return SearchPlan(**{**plan_fields, **replacements}, options=options, inputs=inputs, space=space)
 
 
 def costliest_trials(inputs: PlanInputs, space: Space) -> list[Trial]:
     """Return what a search costs at most: its number of trials, each the costliest of its space."""
     assert isinstance(inputs.options, SearchOptions)
     space, _ = without_invalid(space, inputs.options, num_records(inputs.data))
-    return _repeated(trial_at(inputs, Point(label="trial", changes=space.costliest())), inputs.options)
+    return _repeat_trial(trial_at(inputs, Point(label="trial", changes=space.costliest())), inputs.options)
 
 
-def _repeated(trial: Trial, options: SearchOptions) -> list[Trial]:
+def _repeat_trial(trial: Trial, options: SearchOptions) -> list[Trial]:
     return [dataclasses.replace(trial, name=f"trial-{k}") for k in range(1, options.num_trials + 1)]
 
 
 def check_objectives(
     options: SearchOptions, data: TrainingData, space: Space, own_scores: Sequence[str] = ()
 ) -> None:
-    """Refuse objectives that no trial will have.
+    """Raise ConfigError for objectives that no trial will have.
 
     Raises:
       ConfigError: there is none, one is named twice or unknown, or ε is one and does not differ.
     """
-    given = options.objectives
-    if len(set(given)) != len(given) or not set(given) - {EPSILON}:
+    objectives = options.objectives
+    if len(set(objectives)) != len(objectives) or not set(objectives) - {EPSILON}:
         raise ConfigError(
             "objectives must be one or more different scores, and epsilon beside them for a Pareto front; "
-            f"got {' '.join(given) or 'none'}"
+            f"got {' '.join(objectives) or 'none'}"
         )
     possible = [*visible_scores(data, options.mechanism.method), *own_scores, EPSILON]
-    for name in given:
+    for name in objectives:
         if name not in possible:
             raise ConfigError(unknown_choice("objective", name, possible))
-    if EPSILON in given and options.randomness.seeded_non_private:
+    if EPSILON in objectives and options.randomness.seeded_non_private:
         raise ConfigError("a seeded training has no ε: leave epsilon out of the objectives")
-    if EPSILON in given and not space.moves_epsilon:
+    if EPSILON in objectives and not space.moves_epsilon:
         raise ConfigError(
             "epsilon is the same in all trials and no objective: give --epsilon-range or "
             "--noise-multiplier-range, or leave it out"
@@ -163,16 +163,16 @@ def check_objectives(
 def searched_trial(plan: SearchPlan, number: int, values: Mapping[str, Any]) -> Trial:
     """Return trial `number` at these values, with no less noise than the budget is for.
 
-    A calibration is exact to its tolerance only, so that of a target just below the largest one may find
-    less noise; such a trial takes the noise of the largest one.
+    A calibration is exact to its tolerance only, so a target just below the largest one may get less noise;
+    such a trial takes the noise of the largest one.
     """
     least = plan.trials[0].config.mechanism.noise_multiplier
-    changes, params = plan.space.changes(values), {"trial_number": number, **plan.space.own(values)}
+    changes, params = plan.space.changes(values), {"trial_number": number, **plan.space.extra_params(values)}
     point = Point(label=f"trial-{number}", changes=changes, params=params)
     trial = trial_at(plan.inputs, point)
     if trial.config.mechanism.noise_multiplier < least:
-        given = _before_division(least, plan.options.mechanism.tan_factor)
-        point = dataclasses.replace(point, changes={**changes, EPSILON: None, "noise_multiplier": given})
+        undivided = _before_division(least, plan.options.mechanism.tan_factor)
+        point = dataclasses.replace(point, changes={**changes, EPSILON: None, "noise_multiplier": undivided})
         trial = trial_at(plan.inputs, point)
     if trial.config.mechanism.noise_multiplier < least:
         raise ConfigError(
@@ -188,7 +188,7 @@ def _before_division(noise_multiplier: float, factor: float) -> float:
     >>> _before_division(0.3, 3.0) / 3.0 >= 0.3
     True
     """
-    given = noise_multiplier * factor
-    while given / factor < noise_multiplier:
-        given = math.nextafter(given, math.inf)
-    return given
+    undivided = noise_multiplier * factor
+    while undivided / factor < noise_multiplier:
+        undivided = math.nextafter(undivided, math.inf)
+    return undivided

@@ -12,54 +12,54 @@ from sweeps.service.planning.trials import Point
 from trainers.config.tree import changed
 
 _BATCH, _GROUP = "expected_batch_size", "group_size"
-_Fitted = tuple[SweepOptions, Sequence[Point], list[str]]
+_SizedSweep = tuple[SweepOptions, Sequence[Point], list[str]]
 
 
-def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: int) -> _Fitted:
+def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: int) -> _SizedSweep:
     """Return options and points whose batches and groups fit the number of records, and what was lowered.
 
-    Only what nobody gave is lowered, and by the number N that is public: the one declared or registered, or
-    that of the data where it is not declared and so public (`sweeps.service.planning.plan`). All that was
-    given and does not fit is refused together.
+    Only options that nobody gave are lowered, by the public N: the declared or registered number, or that of
+    the data if none is declared (`sweeps.service.planning.plan`). Options that were given and do not fit
+    are refused together.
 
     Args:
       options: of the sweep.
-      points: what is compared.
-      num_records: of the data; looked at only where no number is declared.
+      points: the settings to compare.
+      num_records: of the data; used only if no number is declared.
 
     Raises:
-      ConfigError: what was given does not fit.
+      ConfigError: given options do not fit.
     """
-    given = options.overrides
-    if given is None or options.mechanism.sampling_prob is not None:
+    given_names = options.overrides
+    if given_names is None or options.mechanism.sampling_prob is not None:
         return options, points, []
     declared = options.mechanism.num_records_public
     n, _ = split_public(declared or num_records, options.evaluation.score_on_held_out)
-    _refuse_given(options, points, n, given)
-    options, lowered = _with_smaller_batch(options, n, given)
-    most = min(n, options.mechanism.expected_batch_size) if lowered else n
-    kept = [point for point in points if _fits(point, n, most)]
-    if kept and len(kept) < len(points):
-        left = ", ".join(point.label for point in points if point not in kept)
-        lowered.append(f"left out, for their batches or groups do not fit {n} records: {left}")
-        points = kept
+    _refuse_given(options, points, n, given_names)
+    options, notes = _with_smaller_batch(options, n, given_names)
+    max_group_size = min(n, options.mechanism.expected_batch_size) if notes else n
+    fitting_points = [point for point in points if _fits(point, n, max_group_size)]
+    if fitting_points and len(fitting_points) < len(points):
+        unfit_labels = ", ".join(point.label for point in points if point not in fitting_points)
+        notes.append(f"left out, for their batches or groups do not fit {n} records: {unfit_labels}")
+        points = fitting_points
     size = options.mechanism.group_size
-    if isinstance(size, int) and size > most and _GROUP not in given:
-        smaller = max(2, int(most) // 4)
+    if isinstance(size, int) and size > max_group_size and _GROUP not in given_names:
+        smaller = max(2, int(max_group_size) // 4)
         options = changed(options, group_size=smaller)
-        lowered.append(f"--group-size is {smaller} in place of {size}")
-    return options, points, [f"{each[0].upper()}{each[1:]}." for each in lowered]
+        notes.append(f"--group-size is {smaller} in place of {size}")
+    return options, points, [f"{note[0].upper()}{note[1:]}." for note in notes]
 
 
 def _with_smaller_batch(
-    options: SweepOptions, n: int, given: frozenset[str]
+    options: SweepOptions, n: int, given_names: frozenset[str]
 ) -> tuple[SweepOptions, list[str]]:
     batch = options.mechanism.expected_batch_size
-    if batch <= n or {_BATCH, "sampling_prob"} & given or _BATCH in varied_by(type(options)):
+    if batch <= n or {_BATCH, "sampling_prob"} & given_names or _BATCH in varied_by(type(options)):
         return options, []
     smaller = _power_of_two_below(n / 4)
-    told = f"--expected-batch-size is {smaller} in place of {batch:g}, a quarter of the {n} records at most"
-    return replace(options, mechanism=replace(options.mechanism, expected_batch_size=smaller)), [told]
+    note = f"--expected-batch-size is {smaller} in place of {batch:g}, a quarter of the {n} records at most"
+    return replace(options, mechanism=replace(options.mechanism, expected_batch_size=smaller)), [note]
 
 
 def _power_of_two_below(value: float) -> int:
@@ -71,21 +71,21 @@ def _power_of_two_below(value: float) -> int:
     return 1 << max(0, int(value).bit_length() - 1)
 
 
-def _fits(point: Point, n: int, most: float) -> bool:
+def _fits(point: Point, n: int, max_group_size: float) -> bool:
     size, batch = point.changes.get(_GROUP), point.changes.get(_BATCH)
-    too_large = isinstance(size, int) and size > most
-    return not too_large and (batch is None or batch <= n)
+    is_too_large = isinstance(size, int) and size > max_group_size
+    return not is_too_large and (batch is None or batch <= n)
 
 
-def _refuse_given(options: SweepOptions, points: Sequence[Point], n: int, given: frozenset[str]) -> None:
-    """Refuse batches and groups that were given and do not fit, all of them in one message."""
+def _refuse_given(options: SweepOptions, points: Sequence[Point], n: int, names: frozenset[str]) -> None:
+    """Raise ConfigError if given batches or groups do not fit, with all of them in one message."""
     faults, axes = [], varied_by(type(options))
-    for name in (_BATCH, _GROUP):
-        axis = axes.get(name, name)
-        if axis not in given:
+    for option in (_BATCH, _GROUP):
+        axis = axes.get(option, option)
+        if axis not in names:
             continue
-        own = () if name in axes else (getattr(options.mechanism, name),)
-        values = dict.fromkeys([*own, *(p.changes[name] for p in points if name in p.changes)])
+        base_values = () if option in axes else (getattr(options.mechanism, option),)
+        values = dict.fromkeys([*base_values, *(p.changes[option] for p in points if option in p.changes)])
         large = [f"{value:g}" for value in values if isinstance(value, (int, float)) and value > n]
         if large:
             faults.append(f"--{axis.replace('_', '-')} must not exceed that; got {' '.join(large)}")

@@ -97,11 +97,11 @@ class SearchOptions(SweepOptions):
     def full(self) -> Self:
         return changed(self, dataset="fashion-mnist", num_trials=50)
 
-    def completed(self, given: Collection[str]) -> Self:
+    def completed(self, given_names: Collection[str]) -> Self:
         """Return the options with a score to raise and something to vary, where they name none.
 
         Args:
-          given: options that the user gives, by name; one that is given is not varied.
+          given_names: options that the user gives; none of them is varied.
 
         >>> SearchOptions().completed(["temperature"]).temperature_range is None
         True
@@ -115,14 +115,14 @@ class SearchOptions(SweepOptions):
         free = {
             name: value
             for name, value in _DEFAULT.items()
-            if _CHOICES.get(name, name.removesuffix("_range")) not in given
+            if _CHOICES.get(name, name.removesuffix("_range")) not in given_names
         }
         return dataclasses.replace(options, **free)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Searched:
-    """One option that a search varies: over a list, in its order, or over a range, by its logarithm.
+class Axis:
+    """An option that a search varies: over a list, in its order, or over a range, by its logarithm.
 
     Attributes:
       option: its name.
@@ -173,12 +173,12 @@ class Space:
     """What a search may choose, every combination of it.
 
     Attributes:
-      searched: what varies.
-      fixed: options that the search gives one value.
+      axes: what varies.
+      constants: values of options that the search gives one value.
     """
 
-    searched: tuple[Searched, ...]
-    fixed: Mapping[str, Any]
+    axes: tuple[Axis, ...]
+    constants: Mapping[str, Any]
 
     @classmethod
     def of(cls, options: SearchOptions) -> Space:
@@ -190,61 +190,61 @@ class Space:
         lists = {option: tuple(dict.fromkeys(getattr(options, name))) for name, option in _CHOICES.items()}
         if not method_named(options.mechanism.method).takes_group_size:
             del lists["group_size"]
-        found = [Searched(option=option, choices=values) for option, values in lists.items() if values]
-        found += [_ranged(options, name) for name in _RANGES if getattr(options, f"{name}_range")]
-        return cls.around(found)
+        axes = [Axis(option=option, choices=values) for option, values in lists.items() if values]
+        axes += [_ranged(options, name) for name in _RANGES if getattr(options, f"{name}_range")]
+        return cls.around(axes)
 
     @classmethod
-    def around(cls, found: Sequence[Searched]) -> Space:
-        """Return the space of what is given, with those of one value fixed."""
+    def around(cls, axes: Sequence[Axis]) -> Space:
+        """Return the space of these axes; an axis with one value becomes a constant."""
         single = [
-            each for each in found if len(each.choices) == 1 or (not each.choices and each.low == each.high)
+            axis for axis in axes if len(axis.choices) == 1 or (not axis.choices and axis.low == axis.high)
         ]
-        varied = tuple(each for each in found if each not in single)
+        varied = tuple(axis for axis in axes if axis not in single)
         if not varied:
             ranges = ", ".join(f"--{name.replace('_', '-')}-range" for name in _RANGES)
             raise ConfigError(
                 "a search must vary at least one option: give two values or more to one of --group-sizes, "
                 f"--num-augmentations-grid, {ranges}"
             )
-        return cls(searched=varied, fixed=_with_target({each.option: each.first for each in single}))
+        return cls(axes=varied, constants=_with_target({axis.option: axis.first for axis in single}))
 
     @property
     def columns(self) -> list[str]:
         """The params that vary, in order."""
-        return [each.column for each in self.searched]
+        return [axis.column for axis in self.axes]
 
     @property
     def text(self) -> str:
         """The space in one line."""
-        return "; ".join(f"{each.option}: {each.text}" for each in self.searched)
+        return "; ".join(f"{axis.option}: {axis.text}" for axis in self.axes)
 
     @property
     def moves_epsilon(self) -> bool:
         """Whether trials differ in ε: by their noise alone, for q and T are the same in all."""
-        return any(each.option in ("epsilon", "noise_multiplier") for each in self.searched)
+        return any(axis.option in ("epsilon", "noise_multiplier") for axis in self.axes)
 
-    def own(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the values that no option of a search names: what MLflow shows of them besides."""
-        named = {*_CHOICES.values(), *_RANGES}
-        return {option: value for option, value in values.items() if option not in named}
+    def extra_params(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that no option of a search names: MLflow shows them besides."""
+        searchable = {*_CHOICES.values(), *_RANGES}
+        return {option: value for option, value in values.items() if option not in searchable}
 
     def changes(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the changes of the point with these values of the searched options."""
-        return {**self.fixed, **_with_target(values)}
+        return {**self.constants, **_with_target(values)}
 
     def corner(self, **values: Any) -> dict[str, Any]:
-        """Return the changes at the first values, but for those given."""
-        return self.changes({each.option: each.first for each in self.searched} | values)
+        """Return the changes at the first values, except for these values."""
+        return self.changes({axis.option: axis.first for axis in self.axes} | values)
 
     def costliest(self) -> dict[str, Any]:
         """Return the changes of a point of the smallest noise of all, and of the longest step."""
         values = {}
-        for each in self.searched:
-            if each.option == EPSILON:
-                values[each.option] = each.high
-            if each.option == "num_augmentations":
-                values[each.option] = max(each.choices)
+        for axis in self.axes:
+            if axis.option == EPSILON:
+                values[axis.option] = axis.high
+            if axis.option == "num_augmentations":
+                values[axis.option] = max(axis.choices)
         return self.corner(**values)
 
 
@@ -267,10 +267,10 @@ class Between:
 
 
 def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
-    """Return the space of one's own lists and ranges, by option.
+    """Return the space of a caller's own lists and ranges, by option.
 
-    Any option of network, objective, views and optimizer may vary, and of the mechanism those that leave q
-    and T as they are: the guarantee of a search is about trials that share them.
+    Any option of network, objective, views and optimizer may vary. Options of the mechanism may, if they
+    leave q and T as they are: the guarantee of a search is about trials that share them.
 
     Raises:
       ConfigError: an option is unknown or must not vary, a list holds no plain values, or nothing varies.
@@ -278,24 +278,24 @@ def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
     >>> space_of({"group_size": [2, 4], "momentum": [0.0, 0.9], "learning_rate": Between(1e-3, 1e-1)}).text
     'group_size: 2, 4; momentum: 0.0, 0.9; learning_rate: 0.001 to 0.1'
     """
-    found = []
-    for option, given in values.items():
+    axes = []
+    for option, scope in values.items():
         if option not in _free():
             raise ConfigError(unknown_choice("option to search", option, _free()))
-        if isinstance(given, Between):
-            found.append(Searched(option=option, low=given.low, high=given.high))
+        if isinstance(scope, Between):
+            axes.append(Axis(option=option, low=scope.low, high=scope.high))
             continue
-        plain = not isinstance(given, str) and all(isinstance(v, str | int | float | None) for v in given)
-        if not plain or not given:
+        is_plain = not isinstance(scope, str) and all(isinstance(v, str | int | float | None) for v in scope)
+        if not is_plain or not scope:
             raise ConfigError(
-                f"{option} must be searched over a list of plain values, or Between(low, high); got {given!r}"
+                f"{option} must be searched over a list of plain values, or Between(low, high); got {scope!r}"
             )
         if option in ("epsilon", "noise_multiplier"):  # the costliest trial is found at the end of a range
-            raise ConfigError(f"{option} is searched over a range: give Between(low, high); got {given!r}")
-        found.append(Searched(option=option, choices=tuple(dict.fromkeys(given))))
+            raise ConfigError(f"{option} is searched over a range: give Between(low, high); got {scope!r}")
+        axes.append(Axis(option=option, choices=tuple(dict.fromkeys(scope))))
     if {"epsilon", "noise_multiplier"} <= values.keys():
         raise ConfigError("search epsilon or noise_multiplier, not both: σ follows from ε")
-    return Space.around(found)
+    return Space.around(axes)
 
 
 def _free() -> list[str]:
@@ -306,7 +306,7 @@ def _free() -> list[str]:
 
 
 def without_invalid(space: Space, options: SearchOptions, num_records: int) -> tuple[Space, list[str]]:
-    """Return the space without list entries that no training may have, and what was left out.
+    """Return the space without list entries that no training may have, and a note on each of them.
 
     Every combination of list entries is built, and both ends of every range, so that a trial can break no
     rule once the search is under way.
@@ -314,56 +314,55 @@ def without_invalid(space: Space, options: SearchOptions, num_records: int) -> t
     Raises:
       ConfigError: an end of a range, or every entry of a list, breaks a rule.
     """
-    listed = [each for each in space.searched if each.choices]
-    refused: dict[tuple[Any, ...], str] = {}
-    combinations = list(itertools.product(*(each.choices for each in listed)))
-    names = [each.option for each in listed]
+    listed = [axis for axis in space.axes if axis.choices]
+    refusals: dict[tuple[Any, ...], str] = {}
+    combinations = list(itertools.product(*(axis.choices for axis in listed)))
+    names = [axis.option for axis in listed]
     for combination in combinations:
         reason = _refusal(options, space.corner(**dict(zip(names, combination, strict=True))), num_records)
         if reason is not None:
-            refused[combination] = reason
-    if len(refused) == len(combinations):
-        raise ConfigError(next(iter(refused.values())))
-    found, notes = [], []
+            refusals[combination] = reason
+    if len(refusals) == len(combinations):
+        raise ConfigError(next(iter(refusals.values())))
+    valid_axes, notes = [], []
     if options.group_sizes and not method_named(options.mechanism.method).takes_group_size:
         notes.append(f"group_size is not searched, for it means nothing to {options.mechanism.method}.")
-    for each in space.searched:
-        kept = each.choices
-        if each.choices:
-            place = names.index(each.option)
-            kept = tuple(
-                c for c in each.choices if any(k[place] == c and k not in refused for k in combinations)
+    for axis in space.axes:
+        valid_choices = axis.choices
+        if axis.choices:
+            place = names.index(axis.option)
+            valid_choices = tuple(
+                c for c in axis.choices if any(k[place] == c and k not in refusals for k in combinations)
             )
-            reasons = {k[place]: reason for k, reason in refused.items() if k[place] not in kept}
-            notes += [f"{each.option} = {value} is not searched: {why}." for value, why in reasons.items()]
-        found.append(dataclasses.replace(each, choices=kept))
-    left = Space.around(found)
-    left = dataclasses.replace(left, fixed={**space.fixed, **left.fixed})
-    for combination in itertools.product(*(each.choices for each in found if each.choices)):
-        if combination in refused:
-            raise ConfigError(f"these values cannot be searched together: {refused[combination]}")
-    for each in left.searched:
-        for end in () if each.choices else (each.low, each.high):
-            if (reason := _refusal(options, left.corner(**{each.option: end}), num_records)) is not None:
+            reasons = {k[place]: reason for k, reason in refusals.items() if k[place] not in valid_choices}
+            notes += [f"{axis.option} = {value} is not searched: {why}." for value, why in reasons.items()]
+        valid_axes.append(dataclasses.replace(axis, choices=valid_choices))
+    valid = Space.around(valid_axes)
+    valid = dataclasses.replace(valid, constants={**space.constants, **valid.constants})
+    for combination in itertools.product(*(axis.choices for axis in valid_axes if axis.choices)):
+        if combination in refusals:
+            raise ConfigError(f"these values cannot be searched together: {refusals[combination]}")
+    for axis in valid.axes:
+        for end in () if axis.choices else (axis.low, axis.high):
+            if (reason := _refusal(options, valid.corner(**{axis.option: end}), num_records)) is not None:
                 raise ConfigError(reason)
-    return left, notes
+    return valid, notes
 
 
 def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: int) -> str | None:
-    """Why no training may have these settings; None where it may.
+    """Return why no training may have these settings; None if it may.
 
-    Neither ε is looked at, for σ is what is built, nor the warm start and the classes of the data: each
-    training's plan reads them.
+    The check leaves out ε, for it builds σ. It leaves out warm start and classes, which each plan checks.
     """
     from trainers.training.resolve import training_config  # here, for the options need no network
 
-    given = {"epsilon": None, "noise_multiplier": changes.get("noise_multiplier") or 1.0}
+    noise = {"epsilon": None, "noise_multiplier": changes.get("noise_multiplier") or 1.0}
     if method_named(options.mechanism.method).label == "none":  # it has neither
-        given = {}
+        noise = {}
     try:
-        here = changed(options.training(), **{**changes, **given, "warm_start": None})
+        training = changed(options.training(), **{**changes, **noise, "warm_start": None})
         seed = options.service.seed
-        training_config(here, num_records=num_records, public_seed=seed, num_classes=_ANY_CLASSES)
+        training_config(training, num_records=num_records, public_seed=seed, num_classes=_ANY_CLASSES)
     except ConfigError as error:
         return str(error)
     return None
@@ -374,10 +373,10 @@ def _with_target(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "epsilon": None} if "noise_multiplier" in values else dict(values)
 
 
-def _ranged(options: SearchOptions, name: str) -> Searched:
+def _ranged(options: SearchOptions, name: str) -> Axis:
     low, high = getattr(options, f"{name}_range")
     _check_range(f"{name}_range", low, high)
-    return Searched(option=name, low=low, high=high)
+    return Axis(option=name, low=low, high=high)
 
 
 def _check_range(name: str, low: float, high: float) -> None:

@@ -21,9 +21,9 @@ from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
 from dpgcl_core.release.statement import OpenTrials, delta_text, rounded_up
 from sweeps.service.options.release_options import ReleaseOptions, trial_law
-from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
+from sweeps.service.planning.trials import DrawCounts, Trial, is_proven, trial_class
 
-_NOTHING_DRAWN: Mapping[str, Charged] = MappingProxyType({})
+_NOTHING_DRAWN: Mapping[str, DrawCounts] = MappingProxyType({})
 
 
 def delta_of(trials: Sequence[Trial]) -> float:
@@ -31,15 +31,15 @@ def delta_of(trials: Sequence[Trial]) -> float:
     return min(trial.config.mechanism.target_delta for trial in trials)
 
 
-def trial_classes(trials: Sequence[Trial], charged: Mapping[str, Charged] | None = None) -> list[TrialClass]:
-    """Return the proven trials, those that cost the same together.
+def trial_classes(trials: Sequence[Trial], draws: Mapping[str, DrawCounts] | None = None) -> list[TrialClass]:
+    """Return the classes of the proven trials: trials of one class cost the same.
 
     Args:
       trials: of an open sweep.
-      charged: what was drawn by trial name, where more than planned.
+      draws: what was drawn by trial name, where more than planned.
     """
-    found = charged or {}
-    counts = Counter(trial_class(trial, found.get(trial.name)) for trial in filter(is_proven, trials))
+    draws = draws or {}
+    counts = Counter(trial_class(trial, draws.get(trial.name)) for trial in filter(is_proven, trials))
     return [replace(each, count=count) for each, count in counts.items()]
 
 
@@ -53,7 +53,7 @@ def candidates_of(trials: Sequence[Trial]) -> tuple[list[TrialClass], list[float
 def cost_of(
     release: ReleaseOptions,
     trials: Sequence[Trial],
-    charged: Mapping[str, Charged] | None = None,
+    draws: Mapping[str, DrawCounts] | None = None,
     max_trials: int | None = None,
     delta: float | None = None,
 ) -> TuningCost | None:
@@ -62,7 +62,7 @@ def cost_of(
     Args:
       release: the sweep's mode, and the parameters of a sealed one.
       trials: all trials of an open sweep, or the candidates of a sealed one, equally probable.
-      charged: what was drawn by trial name, where more than planned; for open sweeps.
+      draws: what was drawn by trial name, where more than planned; for open sweeps.
       max_trials: at which the law of a sealed one is cut off.
       delta: δ; the smallest one of the trials unless given.
     """
@@ -72,10 +72,10 @@ def cost_of(
     delta = delta_of(proven) if delta is None else delta
     try:
         if release.mode == OPEN:
-            return _open_cost(proven, charged or {}, delta)
+            return _open_cost(proven, draws or {}, delta)
         relation = proven[0].config.mechanism.neighboring_relation  # plain events, all of them
         return replace(_sealed_cost(release, proven, delta, max_trials), neighboring_relation=relation)
-    except ConfigError as error:  # so much that no finite ε holds: said, never hidden
+    except ConfigError as error:  # too much for a finite ε: stated, never hidden
         worst = max(trial.config.epsilon() for trial in proven)
         return not_accounted(release.mode, reason=str(error), delta=delta, training_epsilon=worst)
 
@@ -101,7 +101,7 @@ def _sealed_cost(
     )
 
 
-def _open_cost(trials: Sequence[Trial], charged: Mapping[str, Charged], delta: float) -> TuningCost:
+def _open_cost(trials: Sequence[Trial], draws: Mapping[str, DrawCounts], delta: float) -> TuningCost:
     """Return the cost of releasing all trials, of whatever methods.
 
     One relation: add or remove, or zero out, whose dominating pair is the same. Steps are Poisson-subsampled
@@ -121,11 +121,11 @@ def _open_cost(trials: Sequence[Trial], charged: Mapping[str, Charged], delta: f
         cost = not_accounted(OPEN, reason=reason, delta=delta, training_epsilon=worst)
         return replace(cost, neighboring_relation=" or ".join(relations))
     if relations not in ([ADD_OR_REMOVE_ONE], [ZERO_OUT_ONE]):
-        return _basic_composition(trials, charged, delta, relations[0])
-    set_aside = sum(_added_delta(trial, charged.get(trial.name)) for trial in trials)
+        return _basic_composition(trials, draws, delta, relations[0])
+    set_aside = sum(_added_delta(trial, draws.get(trial.name)) for trial in trials)
     if set_aside >= delta:
         raise ConfigError(f"the caps of all trials together take δ = {set_aside:.2g} of {delta:.2g}")
-    cost = open_cost(trial_classes(trials, charged), delta=delta - set_aside)
+    cost = open_cost(trial_classes(trials, draws), delta=delta - set_aside)
     cost = replace(cost, neighboring_relation=relations[0])
     if not set_aside:
         return cost
@@ -133,19 +133,19 @@ def _open_cost(trials: Sequence[Trial], charged: Mapping[str, Charged], delta: f
     return replace(cost, delta=delta, theorem=theorem)
 
 
-def _added_delta(trial: Trial, charged: Charged | None) -> float:
+def _added_delta(trial: Trial, counts: DrawCounts | None) -> float:
     mechanism = trial.config.mechanism
-    num_steps = max(mechanism.num_steps_charged, charged.num_steps if charged else 0)
+    num_steps = max(mechanism.num_steps_charged, counts.num_steps if counts else 0)
     return mechanism.rules.added_delta(mechanism, num_steps)
 
 
 def _basic_composition(
-    trials: Sequence[Trial], charged: Mapping[str, Charged], delta: float, relation: str
+    trials: Sequence[Trial], draws: Mapping[str, DrawCounts], delta: float, relation: str
 ) -> TuningCost:
     kinds: Counter[tuple[Mechanism, int]] = Counter()
     for trial in trials:
-        mechanism, drawn = trial.config.mechanism, charged.get(trial.name)
-        num_steps = max(mechanism.num_steps_charged, drawn.num_steps if drawn else 0)
+        mechanism, counts = trial.config.mechanism, draws.get(trial.name)
+        num_steps = max(mechanism.num_steps_charged, counts.num_steps if counts else 0)
         kinds[replace(mechanism, target_delta=delta / len(trials)), num_steps] += 1
     total = sum(count * mechanism.epsilon(steps) for (mechanism, steps), count in kinds.items())
     return TuningCost(
@@ -200,26 +200,26 @@ def cost_line(mode: str, cost: TuningCost | None, trials: OpenTrials) -> str:
 
 
 def open_trials(
-    trials: Sequence[Trial], charged: Mapping[str, Charged] = _NOTHING_DRAWN, num_started: int = 0
+    trials: Sequence[Trial], draws: Mapping[str, DrawCounts] = _NOTHING_DRAWN, num_started: int = 0
 ) -> OpenTrials:
     """Return the numbers of an open sweep's statement.
 
     Args:
       trials: all that were planned.
-      charged: what was drawn by trial name, where more than planned.
+      draws: what was drawn by trial name, where more than planned.
       num_started: trials that may have drawn a step.
     """
     proven = [trial for trial in trials if is_proven(trial)]
     planned = {trial.name: trial.config.mechanism.num_steps_charged for trial in proven}
-    drawn = {name: charged[name].num_steps if name in charged else 0 for name in planned}
-    repeated = sum(max(0, drawn[name] - steps) for name, steps in planned.items())
-    others = [trial.config for trial in trials if not is_proven(trial)]
+    num_drawn = {name: draws[name].num_steps if name in draws else 0 for name in planned}
+    num_repeated = sum(max(0, num_drawn[name] - steps) for name, steps in planned.items())
+    unproven = [trial.config for trial in trials if not is_proven(trial)]
     return OpenTrials(
         planned=len(trials),
         without_guarantee=len(trials) - len(proven),
         started=num_started,
         steps_planned=sum(planned.values()),
-        steps_repeated=repeated,
-        references=sum(not config.mechanism.is_private for config in others),
-        as_published=sum(config.guarantee_label == "as-published" for config in others),
+        steps_repeated=num_repeated,
+        references=sum(not config.mechanism.is_private for config in unproven),
+        as_published=sum(config.guarantee_label == "as-published" for config in unproven),
     )

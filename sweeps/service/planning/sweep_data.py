@@ -1,4 +1,4 @@
-"""The records of a sweep: loaded, split, and refused where their scores would tell of private ones."""
+"""The records of a sweep: loaded, split, and refused if their scores would reveal private ones."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def load_training_data(
     num_records_public: int | None = None,
     slots_for: SlotsFor | None = None,
 ) -> tuple[TrainingData, list[str]]:
-    """Return the records of a sweep and what must be said about them.
+    """Return the records of a sweep, and notes about them.
 
     Public data are split for scoring, by their own split or by record id. Private data are trained on
-    whole, and scored on `evaluate_on` alone, which is public; but for the share that is held out to be
-    scored with noise, by slot.
+    whole, and scored on `evaluate_on` alone, which is public. A share of them may be held out, by slot, to
+    be scored with noise.
 
     Args:
       options: of the data.
       score_on_held_out: that share, see `trainers.config.training.EvaluationConfig`.
-      num_records_public: N, the number of slots where some are held out; that of the records unless given.
+      num_records_public: N, the number of slots if some are held out; the number of records unless given.
       slots_for: gives them their slots then; fresh ones, that nobody keeps, unless given.
 
     Raises:
@@ -69,7 +69,7 @@ def _fresh_slots(capacity: int, ids: Ids) -> SlotTable:
 
 
 def _load_own(options: DataOptions) -> Dataset:
-    """Load the data to train on; of private ones a refusal tells no number outside its details."""
+    """Load the data to train on; an error about private data has numbers in its details alone."""
     try:
         return load_dataset(
             options.dataset,
@@ -81,14 +81,14 @@ def _load_own(options: DataOptions) -> Dataset:
     except RecordsError as error:
         if not options.are_private:
             raise
-        counted = error
-    raise _without_counts(counted)  # out here: an error shows what it was raised in the handling of
+        refusal = error
+    raise _without_counts(refusal)  # out here: an error shows what it was raised in the handling of
 
 
 def _without_counts(error: RecordsError) -> RecordsError:
-    """The same of private records: how many break the rule is in the details alone, as which ones is."""
-    rule, _, found = str(error).partition(";")
-    _, _, fix = found.partition(". ")
+    """Return the error for private records: how many and which break the rule is in its details alone."""
+    rule, _, facts = str(error).partition(";")
+    _, _, fix = facts.partition(". ")
     return RecordsError(
         f"{rule}; some of the training data do not{'. ' * bool(fix)}{fix}",
         {"in full": str(error)} | dict(error.details),
@@ -101,22 +101,22 @@ def _load(
     _check_data_options(options, score_on_held_out)
     dataset = _load_own(options)
     private = options.are_private
-    index = queries = other = None
+    index = queries = scored_set = None
     train = dataset.train
     if options.evaluate_on is not None:
-        other = load_dataset(
+        scored_set = load_dataset(
             options.evaluate_on,
             image_size=options.image_size,
             pairs=options.pairs_of(options.evaluate_on),
             max_image_pixels=options.max_image_pixels,
         )
-        _check_alike(dataset, other)
-        if other.modality == "image" and other.train.labels is None:
+        _check_alike(dataset, scored_set)
+        if scored_set.modality == "image" and scored_set.train.labels is None:
             raise ConfigError(
-                f"evaluate_on is scored by its classes, and {other.name} has no labels: give "
-                f"{label_place(other.name)}, or leave it out"
+                f"evaluate_on is scored by its classes, and {scored_set.name} has no labels: give "
+                f"{label_place(scored_set.name)}, or leave it out"
             )
-        index, queries = _split_to_score(other, options.test_fraction)
+        index, queries = _split_to_score(scored_set, options.test_fraction)
     elif not private:
         train, queries = split_train_test(dataset, options.test_fraction)
         index = train
@@ -124,10 +124,10 @@ def _load(
         show_on_a_terminal(
             {"corrupt rows of the training data, left out (--skip-corrupt)": dataset.num_skipped}
         )
-    slots = scored = None
+    slots = held_out = None
     if score_on_held_out:
         slots = slots_for(num_records_public or len(train), train.ids)
-        train, scored = split_held_out(train, score_on_held_out, slots)
+        train, held_out = split_held_out(train, score_on_held_out, slots)
     probes = load_probes(
         options.probe_datasets,
         dataset,
@@ -136,9 +136,9 @@ def _load(
         max_image_pixels=options.max_image_pixels,
     )
     if private:
-        public = (
-            {} if other is None else {"evaluate_on": [other.train, *([other.test] if other.test else [])]}
-        )
+        public = {}
+        if scored_set is not None:
+            public["evaluate_on"] = [scored_set.train, *([scored_set.test] if scored_set.test else [])]
         if probes:
             public["probe_datasets"] = [part for probe in probes for part in (probe.index, probe.queries)]
         _refuse_shared_images(dataset, public)
@@ -148,38 +148,39 @@ def _load(
         queries=queries,
         train_is_public=not private,
         evaluation_is_public=options.evaluate_on is not None or bool(probes) or not private,
-        scored=scored,
+        scored=held_out,
         slots=slots,
         probes=probes,
-        # Of what is scored, which is public: names of private classes go nowhere.
-        class_names=() if queries is None else (other or dataset).class_names,
+        # Of the scored records, which are public: names of private classes go nowhere.
+        class_names=() if queries is None else (scored_set or dataset).class_names,
         train_class_names=() if private else dataset.class_names,
     )
-    return data, _data_notes(options) + _scorable_notes(data) + _skipped_notes(options, dataset, other)
+    return data, _data_notes(options) + _scorable_notes(data) + _skipped_notes(options, dataset, scored_set)
 
 
-def _split_to_score(other: Dataset, test_fraction: float) -> tuple[AnyRecords | None, AnyRecords]:
-    """Return the index for k-NN and the probe, and what is scored: all, where an index would be no use."""
-    if other.test is None and other.train.labels is None:
-        return None, other.train
-    return split_train_test(other, test_fraction)
+def _split_to_score(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords | None, AnyRecords]:
+    """Return the index for k-NN and the probe, and the scored records: all, if an index would be no use."""
+    if dataset.test is None and dataset.train.labels is None:
+        return None, dataset.train
+    return split_train_test(dataset, test_fraction)
 
 
-def _check_alike(dataset: Dataset, other: Dataset) -> None:
-    if other.modality != dataset.modality:
+def _check_alike(dataset: Dataset, scored_set: Dataset) -> None:
+    if scored_set.modality != dataset.modality:
         raise ConfigError(
-            f"evaluate_on must hold {_KINDS[dataset.modality]}, as the training data do; {other.name} holds "
-            f"{_KINDS[other.modality]} (--probe-datasets takes labelled images beside either)"
+            f"evaluate_on must hold {_KINDS[dataset.modality]}, as the training data do; "
+            f"{scored_set.name} holds {_KINDS[scored_set.modality]} "
+            f"(--probe-datasets takes labelled images beside either)"
         )
-    if other.image_shape != dataset.image_shape:
+    if scored_set.image_shape != dataset.image_shape:
         raise ConfigError(
             f"evaluate_on must have images of the training data's shape {dataset.image_shape}; "
-            f"got {other.image_shape} (give --image-size, and data of as many channels)"
+            f"got {scored_set.image_shape} (give --image-size, and data of as many channels)"
         )
 
 
 def _scorable_notes(data: TrainingData) -> list[str]:
-    """Say which share of what is scored, which is public, no classifier can answer rightly."""
+    """Return a note on the public scored records that no classifier can answer rightly."""
     index, queries = data.index, data.queries
     if index is None or queries is None or index.labels is None or queries.labels is None:
         return []
@@ -197,13 +198,13 @@ def _scorable_notes(data: TrainingData) -> list[str]:
 _KINDS = {"image": "images", "image-text": "images with captions"}
 
 
-def _skipped_notes(options: DataOptions, dataset: Dataset, other: Dataset | None) -> list[str]:
-    """How many corrupt rows were dropped, of public data alone: of private data it tells of the records."""
+def _skipped_notes(options: DataOptions, dataset: Dataset, scored_set: Dataset | None) -> list[str]:
+    """Return the numbers of corrupt rows, of public data alone: of private data they would reveal records."""
     public = [] if options.are_private else [dataset]
     return [
-        f"Of {each.name} {each.num_skipped} corrupt rows are left out (--skip-corrupt)."
-        for each in (*public, *([other] if other is not None else []))
-        if each.num_skipped
+        f"Of {data_set.name} {data_set.num_skipped} corrupt rows are left out (--skip-corrupt)."
+        for data_set in (*public, *([scored_set] if scored_set is not None else []))
+        if data_set.num_skipped
     ]
 
 
@@ -226,8 +227,8 @@ def _data_notes(options: DataOptions) -> list[str]:
 
 
 def _check_data_options(options: DataOptions, share: float) -> None:
-    """Refuse data that cannot be scored as the options ask, before any are read."""
-    other = options.evaluate_on
+    """Raise ConfigError if the data cannot be scored by these options, before any are read."""
+    scored_name = options.evaluate_on
     if share and options.modality != "image":
         raise ConfigError(
             "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
@@ -235,22 +236,22 @@ def _check_data_options(options: DataOptions, share: float) -> None:
             f"noise for one count covers it; got {share}: leave it out, and give --evaluate-on public pairs"
         )
     for name in options.probe_datasets:
-        if any(each and _same_source(name, each) for each in (options.dataset, other)):
+        if any(used_name and _same_source(name, used_name) for used_name in (options.dataset, scored_name)):
             raise ConfigError(
                 "probe_datasets must be public data sets other than those trained and scored on already; got "
                 f"{name} for both"
             )
-    if options.are_private and other and _same_source(other, options.dataset):
+    if options.are_private and scored_name and _same_source(scored_name, options.dataset):
         raise ConfigError(
-            f"evaluate_on must be a public data set, other than the private training data; got {other} for "
-            "both"
+            f"evaluate_on must be a public data set, other than the private training data; got {scored_name} "
+            "for both"
         )
     if share and not options.are_private:
         raise ConfigError(
             "score_on_held_out is for private training data, for scores of public data need no noise; got "
             f"{share} with public data: leave it out, or declare --data-is private"
         )
-    if share and other is None:
+    if share and scored_name is None:
         raise ConfigError(
             "score_on_held_out scores private records against a public index, for a noised count to move by "
             f"one only; got {share}: give --evaluate-on a public labelled data set, too"
@@ -258,7 +259,7 @@ def _check_data_options(options: DataOptions, share: float) -> None:
 
 
 def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRecords]]) -> None:
-    """Refuse public data sets, given by their option, with private images in them, whatever their names.
+    """Raise ConfigError if public data, by their option, hold private images, whatever their names.
 
     The private test records, which nothing is trained on, are as private as the others.
 
@@ -267,9 +268,9 @@ def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRec
     """
     if not any(public.values()):
         return
-    own = _image_digests([private.train, *([private.test] if private.test else [])])
+    private_digests = _image_digests([private.train, *([private.test] if private.test else [])])
     for option, records in public.items():
-        if np.isin(_image_digests(records), own).any():
+        if np.isin(_image_digests(records), private_digests).any():
             raise ConfigError(f"{option} must be public; it holds images of the private training data")
 
 
@@ -290,7 +291,7 @@ def _some_at_a_time(records: AnyRecords) -> Iterator[NDArray[np.uint8]]:
         yield records.images[np.arange(start, min(start + _IMAGES_AT_ONCE, num_images))]
 
 
-def _same_source(one: str, other: str) -> bool:
+def _same_source(first: str, second: str) -> bool:
     """Whether two names lead to the same records, or to parts of them."""
 
     def place(name: str) -> Path | str | int:
@@ -299,4 +300,4 @@ def _same_source(one: str, other: str) -> bool:
         path = data_path(name)
         return name if path is None else path.resolve()
 
-    return place(one) == place(other)
+    return place(first) == place(second)

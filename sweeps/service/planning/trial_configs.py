@@ -33,41 +33,41 @@ from trainers.training.warm_start import starting_encoder
 def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
     """Return the checked training of every point that may be run on these data."""
     options, data = inputs.options, inputs.data
-    found: list[tuple[Point, TrainingConfig]] = []
+    configs: list[tuple[Point, TrainingConfig]] = []
     device, held_out = _device(options), options.evaluation.score_on_held_out
     declared = options.mechanism.num_records_public
-    the_same = (
+    shared_options = (
         ("score_on_held_out", held_out, "a record to be trained on by all or scored by all"),
         ("num_records_public", declared, "one promise to hold for them together"),
     )
     private, is_open = options.data.are_private, options.release.is_open
     restart_steps = num_restart_steps(options)
     for point in inputs.points:
-        for name, given, why in the_same:
-            if point.changes.get(name, given) != given:
+        for name, sweep_value, why in shared_options:
+            if point.changes.get(name, sweep_value) != sweep_value:
                 raise ConfigError(
-                    f"{name} must be the same in all trials of a sweep, for {why}; got {given} and, at the "
-                    f"point {point.label}, {point.changes[name]}"
+                    f"{name} must be the same in all trials of a sweep, for {why}; got {sweep_value} and, "
+                    f"at the point {point.label}, {point.changes[name]}"
                 )
-        restarts = {"restart_steps": restart_steps}  # one number, for one note and one word of them
-        here = changed(options.training(), **{**point.changes, **restarts, "device": device})
-        method = method_named(here.mechanism.method)
-        if here.mechanism.epsilon == math.inf or method.label == "none":
+        restarts = {"restart_steps": restart_steps}  # one number, for one note
+        training = changed(options.training(), **{**point.changes, **restarts, "device": device})
+        method = method_named(training.mechanism.method)
+        if training.mechanism.epsilon == math.inf or method.label == "none":
             if private or not is_open:
                 continue
-            here = changed(here, noise_multiplier=None, restart_steps=None)
+            training = changed(training, noise_multiplier=None, restart_steps=None)
         if private and method.label == "as-published":
             raise ConfigError(
                 f"{method.name} is as-published: its guarantee does not hold, and it is refused with "
                 "private data; `python -m dpgcl_core.methods` lists what is proven"
             )
-        if private and here.mechanism.tan_factor > 1 and ledger_url(options.data, options.ledger) is None:
+        if private and training.mechanism.tan_factor > 1 and ledger_url(options.data, options.ledger) is None:
             raise ConfigError(
                 "tan_factor trains at an ε of its own that is far above the target, so on private data it "
                 "must be charged: give --ledger, which reserves it, or search on public data"
             )
         config = training_config(
-            here,
+            training,
             num_records=num_records(data),
             public_seed=options.service.seed,
             modality=modality_of(data.train),
@@ -81,15 +81,15 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
             place = label_place(options.data.dataset)
             raise ConfigError(f"{method.name} learns labels, and the data have none: give {place}")
         task_of(config).check(config, data.train)
-        found.append((point, _scored_on_the_way(config, options, data)))
-    return found
+        configs.append((point, _scored_on_the_way(config, options, data)))
+    return configs
 
 
 def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: TrainingData) -> TrainingConfig:
-    """Return a training with the scores on the way that it may be ended by: every tenth of its steps.
+    """Return a training with the scores on the way that may end it, at every tenth of its steps.
 
     Raises:
-      ConfigError: no score of it on the way may be seen.
+      ConfigError: none of its scores on the way is visible.
     """
     if options.service.early_stopping == "none":
         return config
@@ -108,7 +108,7 @@ def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: Trai
 
 
 def check_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
-    """Build each network once, and refuse those that no step should see."""
+    """Build each network once; raise ConfigError for one that no step should see."""
     for config in _first_of_each(configs, lambda c: (c.network, c.optimizer, c.per_tower_clipping)):
         _check_network(config, data)
     _check_words([config for config in configs if config.network.mixes_no_records], data)
@@ -118,16 +118,16 @@ def _first_of_each(
     configs: Sequence[TrainingConfig], key: Callable[[TrainingConfig], tuple[object, ...]]
 ) -> list[TrainingConfig]:
     """The first training of every kind."""
-    found: dict[tuple[object, ...], TrainingConfig] = {}
+    first_configs: dict[tuple[object, ...], TrainingConfig] = {}
     for config in configs:
-        found.setdefault(key(config), config)
-    return list(found.values())
+        first_configs.setdefault(key(config), config)
+    return list(first_configs.values())
 
 
 def _charged_to(options: SweepOptions) -> str | None:
     """Return the data set's id in the ledger that private trainings are charged to; None without."""
-    charged = options.data.are_private and ledger_url(options.data, options.ledger) is not None
-    return options.ledger.dataset_id if charged else None
+    is_charged = options.data.are_private and ledger_url(options.data, options.ledger) is not None
+    return options.ledger.dataset_id if is_charged else None
 
 
 def _device(options: SweepOptions) -> str:

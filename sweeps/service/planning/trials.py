@@ -47,10 +47,10 @@ def is_proven(trial: Trial) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Charged:
-    """What one training of an open sweep may have drawn, what restarts repeated included.
+class DrawCounts:
+    """Counts that one training of an open sweep may have drawn, with repeats of restarts.
 
-    Where R steps for restarts are charged in advance, so are T + R of them whatever was drawn.
+    If R steps for restarts are charged in advance, the charge is T + R of them whatever was drawn.
 
     Attributes:
       num_steps: steps.
@@ -63,16 +63,16 @@ class Charged:
     num_scorings: int = 1
 
 
-def trial_class(trial: Trial, charged: Charged | None = None) -> TrialClass:
-    """Return what one training releases, as the accountants see it: what is planned, and charged on top."""
+def trial_class(trial: Trial, counts: DrawCounts | None = None) -> TrialClass:
+    """Return what one training releases, for the accountants: its plan, and what is charged on top."""
     from dpgcl_core.accounting.tuning.trial_release import TrialClass  # here, for a script's points need none
     from dpgcl_core.release import noised_counts
 
     mechanism, evaluation = trial.config.mechanism, trial.config.evaluation
     in_advance = mechanism.num_steps_charged
-    charged = charged or Charged(num_steps=in_advance)
-    num_steps, joint = max(in_advance, charged.num_steps), None
-    num_first_steps = max(1 + (mechanism.num_restart_steps or 0), charged.num_first_steps)
+    counts = counts or DrawCounts(num_steps=in_advance)
+    num_steps, joint = max(in_advance, counts.num_steps), None
+    num_first_steps = max(1 + (mechanism.num_restart_steps or 0), counts.num_first_steps)
     if evaluation.snr_noise_multiplier is not None:
         joint = noised_counts.joint_noise_multiplier(
             mechanism.noise_multiplier, evaluation.snr_noise_multiplier
@@ -84,5 +84,5 @@ def trial_class(trial: Trial, charged: Charged | None = None) -> TrialClass:
         joint_noise_multiplier=joint,
         num_joint_steps=0 if joint is None else min(num_steps, num_first_steps),
         score_noise_multiplier=evaluation.score_noise_multiplier,
-        num_scores=evaluation.num_noised_scores * max(1, charged.num_scorings),
+        num_scores=evaluation.num_noised_scores * max(1, counts.num_scorings),
     )

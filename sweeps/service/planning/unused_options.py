@@ -28,9 +28,9 @@ def unread_options(network: NetworkOptions, params: Sequence[Mapping[str, Any]])
     []
     """
     read = _ALWAYS_READ.union(*map(applying, params))
-    given = values_of(network)
-    usual = {name: [values_of(each.network)[name] for each in SETTINGS.values()] for name in given}
-    return [name for name in leaves(NetworkOptions) if name not in read and given[name] not in usual[name]]
+    values = values_of(network)
+    usual = {name: [values_of(setting.network)[name] for setting in SETTINGS.values()] for name in values}
+    return [name for name in leaves(NetworkOptions) if name not in read and values[name] not in usual[name]]
 
 
 def unread_note(names: Collection[str]) -> list[str]:

@@ -1,16 +1,16 @@
 """The budget ledger in a sweep: reserved before any worker starts, extended before a resume, settled after.
 
-The driver alone talks to the ledger. A worker sees its *grant*, a file beside its checkpoint that says how
-many steps are reserved (`trainers.files.checkpoint`): it draws no step beyond it. The driver asks the ledger
-every few seconds whether the reservations still stand; when it does not answer, all grants are taken back
-and every training stops at its next checkpoint.
+The driver alone uses the ledger. A worker reads its *grant*, a file beside its checkpoint with the number of
+reserved steps (`trainers.files.checkpoint`): it draws no step beyond it. The driver checks every few seconds
+that the reservations still stand. If the ledger does not answer, all grants are withdrawn and every training
+stops at its next checkpoint.
 
 *An old copy of the ledger.* Every charge is on disk first, then in the mark on the data, then in the sweep's
-plan, and only then granted to a worker (`dpgcl_core.ledger.ledger` has the proposition). A ledger that lacks
-what mark or plan know is refused on the next start.
+plan, and only then granted to a worker (`dpgcl_core.ledger.ledger` has the proposition). The next start
+refuses a ledger that lacks rows which mark or plan know.
 
-The plan also keeps the ledger's id and the data set's, and a resume with others is refused. What each trial
-is charged stands in `sweeps.service.privacy.reservations`.
+The plan also keeps the ids of ledger and data set, and a resume with other ids is refused. The charge of
+each trial is described in `sweeps.service.privacy.reservations`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SweepBudget:
       later: trials that follow in a sweep of their own, which the budget must hold, too, in advance.
       unit: what one record stands for.
       source: of the data; None: images that they name are not marked.
-      lost: why the ledger is out of reach; None while it answers.
+      outage: why the ledger is out of reach; None while it answers.
     """
 
     reservations: TrialReservations
@@ -57,7 +57,7 @@ class SweepBudget:
     unit: str = RECORD
     source: DataOptions | None = None
     later: Sequence[Trial] = ()
-    lost: str | None = None
+    outage: str | None = None
     _confirmed: float = 0.0
 
     @property
@@ -76,23 +76,23 @@ class SweepBudget:
         return self.reservations.folder
 
     def check(self) -> None:
-        """Refuse a sweep that the ledger would not admit, before anything is started or charged.
+        """Check that the ledger would admit the sweep, before anything is started or charged.
 
         Raises:
           ConfigError: a trial has no guarantee, or one that a ledger cannot add up.
           BudgetExceeded, LedgerError: as `Ledger.reserve`.
         """
-        loose = [trial.name for trial in self.trials if not is_proven(trial)]
-        if loose:
+        unproven = [trial.name for trial in self.trials if not is_proven(trial)]
+        if unproven:
             raise ConfigError(
-                f"a ledger takes trainings with a guarantee only, and {loose[0]} has none; leave such trials "
-                "out (--no-non-private, no --seeded-non-private)"
+                f"a ledger takes trainings with a guarantee only, and {unproven[0]} has none; leave such "
+                "trials out (--no-non-private, no --seeded-non-private)"
             )
-        other = [t.config.mechanism.method for t in self.trials if not t.config.mechanism.rules.plain_event]
-        if other:
+        methods = [t.config.mechanism.method for t in self.trials if not t.config.mechanism.rules.plain_event]
+        if methods:
             raise ConfigError(
                 f"a ledger adds up Poisson-sampled Gaussian steps for adding or removing one record, and "
-                f"{other[0]} has others: leave it out of the sweep, or give --no-ledger"
+                f"{methods[0]} has others: leave it out of the sweep, or give --no-ledger"
             )
         registered = self.ledger.statement(self.dataset_id).unit
         if registered != self.unit:
@@ -105,37 +105,37 @@ class SweepBudget:
             planned = self.reservations.plan([*self._unreserved(), *self.later])
             self.ledger.would_admit(self.dataset_id, planned)
         except BudgetExceeded as error:
-            number = len(self.trials) + len(self.later)
+            num_trials = len(self.trials) + len(self.later)
             raise BudgetExceeded(
-                f"{error}. The whole sweep ({number} trial{'s' * (number != 1)}) must fit before it "
+                f"{error}. The whole sweep ({num_trials} trial{'s' * (num_trials != 1)}) must fit before it "
                 "starts, and nothing was started: take fewer points or repeats, fewer steps, or a smaller "
                 "epsilon"
             ) from error
 
     def text(self) -> str:
-        """Return what the sweep takes of the ledger and what it leaves, beside the sweep's own ε."""
-        spent = self.ledger.spent(self.dataset_id, with_pld=False)
+        """Return the line on the sweep's share of the ledger and on its rest, beside the sweep's own ε."""
+        spending = self.ledger.spent(self.dataset_id, with_pld=False)
         planned = self.reservations.plan([*self._unreserved(), *self.later])
-        cap = f"cap ε = {spent.cap.epsilon:g} at δ = {spent.cap.delta:.4g}"
-        first = f"ledger: {self.dataset_id!r} has a {cap} for all that is ever charged to it"
-        if spent.rdp is not None and spent.rdp_budget is not None:
-            rule = spent.cap.rdp_filter()
-            needed = sum(rule.cost(each.step_class, each.num_steps) for each in planned)
-            taken, charged = needed / spent.rdp_budget, spent.rdp / spent.rdp_budget
-            first += (
-                f"; {charged:.1%} of it is charged, and these trials take {taken:.1%} (RDP {needed:.4g} of "
-                f"{spent.rdp_budget:.4g} at order {rule.order:g})"
+        cap = f"cap ε = {spending.cap.epsilon:g} at δ = {spending.cap.delta:.4g}"
+        line = f"ledger: {self.dataset_id!r} has a {cap} for all that is ever charged to it"
+        if spending.rdp is not None and spending.rdp_budget is not None:
+            rule = spending.cap.rdp_filter()
+            needed_rdp = sum(rule.cost(training.step_class, training.num_steps) for training in planned)
+            needed_share, charged_share = needed_rdp / spending.rdp_budget, spending.rdp / spending.rdp_budget
+            line += (
+                f"; {charged_share:.1%} of it is charged, and these trials take {needed_share:.1%} "
+                f"(RDP {needed_rdp:.4g} of {spending.rdp_budget:.4g} at order {rule.order:g})"
             )
         costliest = max(self.trials, key=lambda trial: trial.config.epsilon())
-        more = _num_admitted(self.ledger, self.dataset_id, costliest, planned)
+        num_more = _num_admitted(self.ledger, self.dataset_id, costliest, planned)
         return (
-            f"{first}; then {more} more like {costliest.name} fit. What this sweep costs is the ε above. The "
-            "ledger counts the same trials by a coarser rule, under which later sweeps may follow what "
+            f"{line}; then {num_more} more like {costliest.name} fit. What this sweep costs is the ε above. "
+            "The ledger counts the same trials by a coarser rule, under which later sweeps may follow what "
             "earlier ones found, and promises its cap for all of them together"
         )
 
     def begin(self, remaining: Sequence[Trial], data: Path | None) -> None:
-        """Charge all planned steps and those that resumed trainings may repeat, then write the grants.
+        """Charge all planned steps and the steps that resumed trainings may repeat, then write the grants.
 
         All new trainings are reserved in one transaction. A training that has a reservation already is
         extended to the largest number of steps that all its attempts may have drawn.
@@ -176,9 +176,9 @@ class SweepBudget:
         self._confirmed = time.monotonic()
 
     def restarted(self, name: str) -> None:
-        """Charge what a training repeats whose process has died, before it starts again.
+        """Charge the steps that a training repeats after its process died, before it starts again.
 
-        Where the ledger refuses, the grant is taken back, and the training ends at its first look at it.
+        If the ledger refuses, the grant is withdrawn, and the training ends when it first reads it.
         """
         try:
             self.reservations.extend(self._trial(name))
@@ -186,14 +186,14 @@ class SweepBudget:
             self.reservations.withdraw_grant(name)
 
     def confirm(self, *, every_seconds: float = CONFIRM_EVERY_SECONDS) -> None:
-        """Ask the ledger whether the reservations stand; if it does not say so, take all grants back."""
-        if self.lost is not None or time.monotonic() - self._confirmed < every_seconds:
+        """Check that the reservations stand; withdraw all grants unless the ledger confirms it."""
+        if self.outage is not None or time.monotonic() - self._confirmed < every_seconds:
             return
         try:
-            for reservation in (r for held in self.reservations.by_trial.values() for r in held.values()):
+            for reservation in (r for parts in self.reservations.by_trial.values() for r in parts.values()):
                 self.ledger.confirm(reservation)
         except LedgerError as error:
-            self.lost = str(error)
+            self.outage = str(error)
             for name in self.reservations.by_trial:
                 self.reservations.withdraw_grant(name)
         self._confirmed = time.monotonic()
@@ -212,9 +212,9 @@ class SweepBudget:
         """Return the ledger's lines of the privacy statement."""
         return self.ledger.statement(self.dataset_id)
 
-    def left(self) -> tuple[float | None, int]:
-        """Return what the ledger has left, as `what_is_left`."""
-        return what_is_left(self.ledger, self.dataset_id, self.trials)
+    def remaining_budget(self) -> tuple[float | None, int]:
+        """Return what the ledger has left for such trials: ε and trainings."""
+        return remaining_budget(self.ledger, self.dataset_id, self.trials)
 
     def _unreserved(self) -> list[Trial]:
         """Return the trials without a reservation."""
@@ -224,27 +224,27 @@ class SweepBudget:
         return next(trial for trial in self.trials if trial.name == name)
 
 
-def what_is_left(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -> tuple[float | None, int]:
+def remaining_budget(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -> tuple[float | None, int]:
     """Return what a data set's ledger has left: ε of its filter, and trainings like the costliest of these.
 
-    The first one is None with step quotas, which have no common ε. All of it follows from what was charged,
-    and so from public numbers alone.
+    ε is None with step quotas, which have no common ε. Both follow from the charges, and so from public
+    numbers alone.
     """
     costliest = max(filter(is_proven, trials), key=lambda trial: trial.config.epsilon())
-    spent = ledger.spent(dataset_id, with_pld=False)
-    epsilon = None if spent.cap.quotas else max(0.0, spent.cap.epsilon - spent.epsilon_filter)
+    spending = ledger.spent(dataset_id, with_pld=False)
+    epsilon = None if spending.cap.quotas else max(0.0, spending.cap.epsilon - spending.epsilon_filter)
     return epsilon, _num_admitted(ledger, dataset_id, costliest)
 
 
 def _num_admitted(
     ledger: Ledger, dataset_id: str, trial: Trial, planned: Sequence[PlannedTraining] = ()
 ) -> int:
-    """How many trainings like one a ledger would admit now, or after those that are planned."""
+    """Return how many trainings like one a ledger would admit now, or after the planned ones."""
 
     def admits(number: int) -> bool:
-        more = planned_trainings({f"more-{new_sweep_id()}": trial}, num_of_each=number)
+        more_trainings = planned_trainings({f"more-{new_sweep_id()}": trial}, num_of_each=number)
         try:
-            ledger.would_admit(dataset_id, [*planned, *more])
+            ledger.would_admit(dataset_id, [*planned, *more_trainings])
         except BudgetExceeded:
             return False
         return True
@@ -252,8 +252,8 @@ def _num_admitted(
     return largest_admitted(admits, 2**20)
 
 
-def largest_admitted(admits: Callable[[int], bool], most: int) -> int:
-    """Return the largest number up to `most` that is admitted, by bisection; 0 where 1 is not.
+def largest_admitted(admits: Callable[[int], bool], max_number: int) -> int:
+    """Return the largest number up to `max_number` that is admitted, by bisection; 0 where 1 is not.
 
     >>> [largest_admitted(lambda number: number <= limit, 2**20) for limit in (0, 1, 5, 64, 2**21)]
     [0, 1, 5, 64, 1048576]
@@ -261,8 +261,8 @@ def largest_admitted(admits: Callable[[int], bool], most: int) -> int:
     [0, 4, 5, 5]
     """
     low, high = 0, 1
-    while high <= most and admits(high):
-        low, high = high, min(2 * high, most + 1)
+    while high <= max_number and admits(high):
+        low, high = high, min(2 * high, max_number + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if admits(middle) else (low, middle)
@@ -270,7 +270,7 @@ def largest_admitted(admits: Callable[[int], bool], most: int) -> int:
 
 
 def new_sweep_id() -> str:
-    """Return a random id, by which a sweep is told from another one of the same name."""
+    """Return a random id, which distinguishes a sweep from another one of the same name."""
     return secrets.token_hex(6)
 
 
@@ -285,12 +285,12 @@ def sweep_budget(
     check_account(folder, ledger, dataset_id)
     if ledger is None or dataset_id is None or not plan.release.is_open:
         return None
-    known = folder.read_plan()
+    folder_plan = folder.read_plan()
     return SweepBudget(
         reservations=TrialReservations(
             ledger=ledger,
             dataset_id=dataset_id,
-            sweep_id=known["sweep_id"] if known is not None else new_sweep_id(),
+            sweep_id=folder_plan["sweep_id"] if folder_plan is not None else new_sweep_id(),
             folder=folder,
         ),
         trials=plan.trials,

@@ -31,24 +31,24 @@ from trainers.data.pair_tables import image_files, image_folders
 
 
 def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: bool = False) -> None:
-    """Refuse private data without a decision about the ledger, and half a decision.
+    """Check the decision about a ledger, which private data need.
 
     Args:
-      data: what is trained and scored on.
+      data: that the sweep trains and scores on.
       options: of the ledger.
       dry_run: nothing will be trained.
 
     Raises:
       ConfigError: the rule and the fix.
-      LedgerError: the data carry the mark of a ledger, and none is given or they are called public; or
-        data that are scored on carry one.
+      LedgerError: the data carry the mark of a ledger, and none is given or they are declared public; or
+        data to score on carry one.
     """
     for name in (data.evaluate_on or "", *data.probe_datasets):
         if path := data_path(name):
             check_unmarked(path)
             for folder in image_folders(name, data.pairs.fitting(name)):
                 check_unmarked_above(folder, named_in=path)
-    url, (path, mark) = ledger_url(data, options), _marked(data)
+    url, (path, mark) = ledger_url(data, options), _find_mark(data)
     if mark is not None and not data.are_private:
         raise LedgerError(
             f"the data in {path} are charged to a ledger as data set {mark[0]!r}, so they are private: leave "
@@ -69,10 +69,10 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
 
 
 def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
-    """Return what is wrong where private data are to be charged to no ledger; a dry run may do without."""
+    """Return the error text for private data without a ledger, None if all is well; a dry run needs none."""
     if not data.are_private or ledger_url(data, options) is not None:
         return None
-    path, mark = _marked(data)
+    path, mark = _find_mark(data)
     if mark is not None:
         return (
             f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
@@ -87,11 +87,11 @@ def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
     )
 
 
-def _marked(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
-    """The training data's own file or folder with its mark, else with that on a folder of their images.
+def _find_mark(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
+    """Return the training data's file or folder, with its mark or a mark on a folder of their images.
 
     A file that names its images is not all of the data: another list of the same images has no mark itself.
-    Where the images lie is the content of records, and is returned to nobody.
+    The places of the images are content of records, and no caller gets them.
     """
     path = data_path(data.dataset)
     if path is None:
@@ -105,7 +105,7 @@ def _marked(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
 
 
 def marks_note(data: DataOptions, ledger: Ledger | None) -> list[str]:
-    """Return what a plan and a statement say of private data that no mark can lie beside."""
+    """Return the note of plan and statement on private data in a folder that no mark can be written to."""
     path = data_path(data.dataset)
     if ledger is None or path is None or not data.are_private or not is_read_only(path):
         return []
@@ -120,12 +120,12 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
     """Leave the ledger's mark on the folders of the images that a list of private data names.
 
     A list's own mark is no help against a second list of the same images. A mark on a folder holds for all
-    that lies in it, so only those are marked that hold nothing but images of the list (and the list, and
+    files in it. So only folders are marked that hold nothing but images of the list (and the list, and
     hidden files): public data beside them would not be usable any more. Call it before the first charge and
     after it, for these marks do not follow the ledger by themselves.
 
     Returns:
-      Whether all images are protected so; True where the data are no list.
+      Whether all images are protected so; True if the data are no list.
 
     Raises:
       LedgerError: as `Ledger.bind`; no message names a folder, which is the content of records.
@@ -133,8 +133,8 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
     path, pairs = data_path(data.dataset), data.pairs_of_training
     files = {os.path.realpath(file) for file in image_files(data.dataset, pairs)}
     folders = {os.path.dirname(file) for file in files}
-    known = files if path is None else {*files, os.path.realpath(path)}
-    alone = [Path(each) for each in sorted(folders) if os.access(each, os.W_OK) and _holds_only(each, known)]
+    paths = files if path is None else {*files, os.path.realpath(path)}
+    alone = [Path(each) for each in sorted(folders) if os.access(each, os.W_OK) and _holds_only(each, paths)]
     heads: set[Head] | None = set()
     try:
         heads = {head for folder in alone for head in heads_of_marks(folder, dataset_id)}
@@ -155,9 +155,9 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
     return len(alone) == len(folders)
 
 
-def _holds_only(folder: str, known: set[str]) -> bool:
+def _holds_only(folder: str, paths: set[str]) -> bool:
     return all(
-        name.startswith(".") or name.endswith(MARK) or os.path.join(root, name) in known
+        name.startswith(".") or name.endswith(MARK) or os.path.join(root, name) in paths
         for root, _, names in os.walk(folder)
         for name in names
     )
@@ -208,8 +208,8 @@ def with_registered_number(
 ) -> MechanismOptions:
     """Return the options with the number of records N that the data set was registered with.
 
-    Everything that is charged to a data set is stated together, for data sets of at most N records; so all of
-    it assumes one N, which the data decide nothing of.
+    All charges to a data set are stated together, for data sets of at most N records. So they assume one N,
+    which does not depend on the data.
 
     Raises:
       ConfigError: another number is given.
@@ -217,31 +217,31 @@ def with_registered_number(
     """
     if ledger is None or dataset_id is None:
         return options
-    registered, given = ledger.num_records_public(dataset_id), options.num_records_public
-    if given not in (None, registered):
+    registered, num_declared = ledger.num_records_public(dataset_id), options.num_records_public
+    if num_declared not in (None, registered):
         raise ConfigError(
             f"data set {dataset_id!r} is registered with num_records_public = {registered}, and everything "
-            f"charged to it assumes that; got {given}: leave --num-records-public out"
+            f"charged to it assumes that; got {num_declared}: leave --num-records-public out"
         )
     return dataclasses.replace(options, num_records_public=registered)
 
 
 def account_of(ledger: Ledger | None, dataset_id: str | None) -> dict[str, Any] | None:
-    """Return what a sweep's plan keeps of where it is charged: the ids of ledger and data set."""
+    """Return the ids of ledger and data set, which a sweep's plan keeps; None without a ledger."""
     if ledger is None:
         return None
     return {"ledger_id": ledger.head().ledger_id, "dataset_id": dataset_id}
 
 
 def check_starts(starts: Mapping[Path, PrivateStart], ledger: Ledger | None) -> None:
-    """Refuse models of the private data that were charged to another ledger, or to rows that this one lost.
+    """Check that models of the private data were charged to this ledger, and that it has these rows.
 
     Args:
       starts: by the file of their weights.
       ledger: that the sweep is charged to.
 
     Raises:
-      LedgerError: as said, or there is no ledger.
+      LedgerError: a model was not, or there is no ledger.
     """
     for path, start in starts.items():
         if ledger is None:
@@ -250,13 +250,13 @@ def check_starts(starts: Mapping[Path, PrivateStart], ledger: Ledger | None) -> 
 
 
 def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | None) -> None:
-    """Refuse to resume a sweep with another ledger or data set than it was begun with, or without any.
+    """Check that a sweep is resumed with the ledger and data set that it began with.
 
-    Earlier steps would not be charged where later ones are. An old copy of the ledger is refused, too, by the
-    head that the plan keeps; a plan of version 0.1.0 has none, and gets one with its next charge.
+    Earlier and later steps would be charged to two accounts. An old copy of the ledger is refused, too, by
+    the head in the plan; a plan of version 0.1.0 has none, and gets one with its next charge.
 
     Raises:
-      LedgerError: as said.
+      LedgerError: the ledger or the data set is another one, or the ledger is an old copy.
     """
     plan = folder.read_plan()
     if plan is None:

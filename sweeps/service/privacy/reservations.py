@@ -1,4 +1,4 @@
-"""What each trial of a sweep has reserved in a ledger: its labels, its parts, and the grant that follows.
+"""The reservations of each trial in a ledger: their labels and parts, and the grant that follows.
 
 *Whose charge.* Labels are `name-id/trial`. The id is random, drawn with the sweep's folder and kept in its
 plan, so that a sweep of the same name elsewhere, or one begun anew, neither extends nor settles the charges
@@ -56,7 +56,7 @@ class TrialReservations:
     by_trial: dict[str, dict[str, Reservation]] = field(default_factory=dict)
 
     def plan(self, trials: Sequence[Trial]) -> list[PlannedTraining]:
-        """Return what is charged for the trials before they start."""
+        """Return the charges for the trials before they start."""
         return planned_trainings({self._label(trial): trial for trial in trials})
 
     def without_any(self, trials: Sequence[Trial]) -> list[Trial]:
@@ -80,29 +80,29 @@ class TrialReservations:
         return parts
 
     def extend(self, trial: Trial) -> None:
-        """Reserve what one more attempt of a trial may draw in all, and grant its steps.
+        """Reserve all steps that one more attempt of a trial may draw, and grant them.
 
         Raises:
           BudgetExceeded, LedgerError: nothing more is granted.
         """
-        held = self.of_trial(trial)
+        parts = self.of_trial(trial)
         path, num_steps = self.folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
         before, starts = read_grant(path), self.folder.starts(trial.name)
         if self.folder.has_begun(trial.name):
-            self._checkpoints(trial).outdate()  # one that was cut off may still draw what it has counted
-        more = dict.fromkeys(held, 0)
-        if SNR in held:
-            more[SNR] = self._more_first_steps(trial.name, held[SNR], before)
-        reserved = _num_steps(held)
-        # Reserved or started, and no trace of what came of it: all of it may have been drawn.
-        lost = max(starts.num_lost * num_steps, reserved if before is None else before.num_steps_lost)
-        needed = lost + self._checkpoints(trial).steps_if_resumed(num_steps)
-        more[""] = max(0, needed - reserved - more.get(SNR, 0))
-        grant = Grant(num_steps=0, num_steps_lost=lost)
-        if SCORES in held:
-            more[SCORES], num_scorings = self._more_scores(trial, held[SCORES], lost)
+            self._checkpoints(trial).outdate()  # an attempt that was cut off may still draw its counted steps
+        num_extra = dict.fromkeys(parts, 0)
+        if SNR in parts:
+            num_extra[SNR] = self._more_first_steps(trial.name, parts[SNR], before)
+        num_reserved = _num_steps(parts)
+        # Reserved or started, without a trace of an outcome: all of it may have been drawn.
+        num_lost = max(starts.num_lost * num_steps, num_reserved if before is None else before.num_steps_lost)
+        num_needed = num_lost + self._checkpoints(trial).steps_if_resumed(num_steps)
+        num_extra[""] = max(0, num_needed - num_reserved - num_extra.get(SNR, 0))
+        grant = Grant(num_steps=0, num_steps_lost=num_lost)
+        if SCORES in parts:
+            num_extra[SCORES], num_scorings = self._more_scores(trial, parts[SCORES], num_lost)
             grant = replace(grant, num_scorings=num_scorings)
-        extended = {part: self.ledger.extend(each, more[part]) for part, each in held.items()}
+        extended = {part: self.ledger.extend(r, num_extra[part]) for part, r in parts.items()}
         self.by_trial[trial.name] = extended
         self.keep_head()
         write_grant(path, replace(grant, num_steps=_num_steps(extended)))
@@ -113,24 +113,24 @@ class TrialReservations:
         Raises:
           LedgerError: the ledger is out of reach (settle again later), or the training overdrew.
         """
-        name, held = trial.name, self.of_trial(trial)
-        executed = {part: reservation.num_steps for part, reservation in held.items()}
+        name, parts = trial.name, self.of_trial(trial)
+        executed = {part: reservation.num_steps for part, reservation in parts.items()}
         grant = read_grant(self.folder.checkpoint_folder(name))
         if grant is not None:
             total = int(metrics["num_steps_charged"]) + grant.num_steps_lost
             counted = self.folder.read_counts(name)
-            if SNR in held and counted is not None and not grant.num_steps_lost:  # else nobody knows
-                first = max(counted.num_attempts, total - held[""].num_steps)
-                executed[SNR] = min(held[SNR].num_steps, first)
+            if SNR in parts and counted is not None and not grant.num_steps_lost:  # else nobody knows
+                first = max(counted.num_attempts, total - parts[""].num_steps)
+                executed[SNR] = min(parts[SNR].num_steps, first)
             executed[""] = max(0, total - executed.get(SNR, 0))
-        for part, reservation in held.items():
+        for part, reservation in parts.items():
             if reservation.num_steps_executed is None:
                 self.ledger.settle(reservation, executed[part])
         self.by_trial.pop(name, None)
         self.keep_head()
 
     def withdraw_grant(self, name: str) -> None:
-        """Grant no step; what is known to be lost, and the scorings that are paid for, stay."""
+        """Grant no step; the numbers of lost steps and of paid scorings stay."""
         path = self.folder.checkpoint_folder(name)
         write_grant(path, replace(read_grant(path) or Grant(num_steps=0), num_steps=0))
 
@@ -138,22 +138,22 @@ class TrialReservations:
         """Keep the ledger's head in the plan, before anything more may be drawn."""
         self.folder.keep_head(vars(self.ledger.head_of(self.dataset_id)))
 
-    def _more_first_steps(self, name: str, held: Reservation, before: Grant | None) -> int:
-        """Return how many first steps one more attempt needs on top; those that drew nothing had none."""
+    def _more_first_steps(self, name: str, reservation: Reservation, before: Grant | None) -> int:
+        """Return the extra first steps that one more attempt needs; attempts that drew nothing had none."""
         if before is None or before.num_steps_lost or self.folder.starts(name).num_lost:
             return 1  # nobody knows how many there were
         counted = self.folder.read_counts(name)
-        return max(0, (counted.num_attempts if counted is not None else 0) + 1 - held.num_steps)
+        return max(0, (counted.num_attempts if counted is not None else 0) + 1 - reservation.num_steps)
 
-    def _more_scores(self, trial: Trial, held: Reservation, num_steps_lost: int) -> tuple[int, int]:
-        """Return how many noised counts one more attempt needs on top, and the scorings to grant."""
+    def _more_scores(self, trial: Trial, reservation: Reservation, num_steps_lost: int) -> tuple[int, int]:
+        """Return the extra noised counts that one more attempt needs, and the scorings to grant."""
         per_scoring, planned = trial.config.evaluation.num_noised_scores, trial.config.mechanism.num_steps
         path, starts = self.folder.checkpoint_folder(trial.name), self.folder.starts(trial.name)
-        grant, reserved = read_grant(path), held.num_steps // per_scoring
-        unknown = reserved - (grant.num_scorings if grant is not None else 0)
-        lost = max(starts.num_lost, num_steps_lost // planned, unknown)
-        wanted = max(reserved, lost + self._checkpoints(trial).scorings_if_resumed())
-        return (wanted - reserved) * per_scoring, wanted - lost
+        grant, num_reserved = read_grant(path), reservation.num_steps // per_scoring
+        num_unknown = num_reserved - (grant.num_scorings if grant is not None else 0)
+        num_lost = max(starts.num_lost, num_steps_lost // planned, num_unknown)
+        num_needed = max(num_reserved, num_lost + self._checkpoints(trial).scorings_if_resumed())
+        return (num_needed - num_reserved) * per_scoring, num_needed - num_lost
 
     def _checkpoints(self, trial: Trial) -> CheckpointFolder:
         every = trial.config.performance.checkpoint_every_steps
@@ -163,13 +163,13 @@ class TrialReservations:
         return f"{self.folder.name}-{self.sweep_id}/{trial.name}"
 
 
-def _num_steps(held: Mapping[str, Reservation]) -> int:
+def _num_steps(parts: Mapping[str, Reservation]) -> int:
     """Return the steps that a trial has reserved, first ones and others."""
-    return sum(held[part].num_steps for part in ("", SNR) if part in held)
+    return sum(parts[part].num_steps for part in ("", SNR) if part in parts)
 
 
 def planned_trainings(trials: Mapping[str, Trial], *, num_of_each: int = 1) -> list[PlannedTraining]:
-    """Return what is charged for each trial before it starts, by the label of its charge.
+    """Return the charges for each trial before it starts, labelled.
 
     Args:
       trials: by label.
@@ -179,14 +179,14 @@ def planned_trainings(trials: Mapping[str, Trial], *, num_of_each: int = 1) -> l
 
 
 def _parts(trial: Trial, label: str, num_trials: int) -> list[PlannedTraining]:
-    """Return the charges of so many trials of one kind: steps, and what is released more."""
-    released, delta = trial_class(trial), trial.config.mechanism.target_delta
-    parts = [("", released.step_class, max(1, released.num_steps - released.num_joint_steps))]
-    if released.joint_class is not None:
-        parts.append((SNR, released.joint_class, released.num_joint_steps))
-    if released.score_class is not None:
-        parts.append((SCORES, released.score_class, released.num_scores))
+    """Return the charges of so many trials of one kind: for steps, and for further releases."""
+    trial_release, delta = trial_class(trial), trial.config.mechanism.target_delta
+    parts = [("", trial_release.step_class, max(1, trial_release.num_steps - trial_release.num_joint_steps))]
+    if trial_release.joint_class is not None:
+        parts.append((SNR, trial_release.joint_class, trial_release.num_joint_steps))
+    if trial_release.score_class is not None:
+        parts.append((SCORES, trial_release.score_class, trial_release.num_scores))
     return [
-        PlannedTraining(label=f"{label}{part}", step_class=each, num_steps=num_trials * num, delta=delta)
-        for part, each, num in parts
+        PlannedTraining(label=f"{label}{part}", step_class=kind, num_steps=num_trials * num, delta=delta)
+        for part, kind, num in parts
     ]

@@ -71,8 +71,8 @@ def _rdp(steps: Mapping[StepClass, int], orders: Any) -> Any:
 def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> LedgerStatement:
     """Charge the tuned bound once, before K is drawn; return the ledger's lines at that moment.
 
-    By its RDP curve where the cap has an order and the mode a theorem, by basic composition otherwise. A
-    later head would stand among rows with times, and tell how long the sweep took.
+    The charge is by its RDP curve if the cap has an order and the mode a theorem, else by basic composition.
+    A later head would stand among rows with times, and reveal how long the sweep took.
 
     Raises:
       BudgetExceeded, LedgerError: as `Ledger.reserve_sealed`; or the cost is not accounted.

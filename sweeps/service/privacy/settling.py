@@ -1,11 +1,11 @@
-"""Closing what an unfinished sweep has reserved in a ledger, without continuing it.
+"""Closes the reservations of an unfinished sweep in a ledger, without continuing it.
 
 Meant for a sweep that nobody will resume, or that an older version began and this one cannot. Nothing is
 trained, and the sweep's folder only loses its grants.
 
-*What is charged.* A training that finished is charged the steps that its result says, with those of lost
-attempts, as its own driver would have charged it; what it released besides its steps stays charged in full.
-Every other training stays charged in full: how far it came may depend on the records.
+*What is charged.* A training that finished is charged the steps in its result and the steps of lost
+attempts, as its own driver would have charged it; its further releases stay charged in full. Every other
+training stays charged in full: how far it came may depend on the records.
 
 *What is given back.* Where the operator asks for it, a training that never began. Its grant is there, and
 there is no start, no count, no checkpoint and no result. The folder must be the one that the sweep ran in: a
@@ -37,8 +37,8 @@ _PART = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")  # ~2: reserv
 
 
 @dataclass(frozen=True, kw_only=True)
-class Closed:
-    """What became of one reservation.
+class Settlement:
+    """One reservation, before and after.
 
     Attributes:
       label: of the reservation.
@@ -52,7 +52,7 @@ class Closed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Traces:
-    """What a training left: the grant it had, its result, and whether it may have drawn a step."""
+    """The traces of a training: its grant, its result, and whether it may have drawn a step."""
 
     grant: Grant | None
     result: Mapping[str, Any] | None
@@ -61,13 +61,13 @@ class _Traces:
 
 def close_reservations(
     folder: SweepFolder, ledger: Ledger, *, give_back_unstarted: bool = False
-) -> list[Closed]:
-    """Settle every open reservation of a sweep that does not run, and return what became of each.
+) -> list[Settlement]:
+    """Settle every open reservation of a sweep that does not run, and return their settlements.
 
     Args:
       folder: of the sweep, of this layout or an older one.
       ledger: that it was charged to.
-      give_back_unstarted: give back whole what was reserved for trainings that never began; for a folder that
+      give_back_unstarted: give back the whole reservations of trainings that never began; for a folder that
         is no older copy.
 
     Raises:
@@ -96,22 +96,22 @@ def close_reservations(
 
 def _close(
     folder: SweepFolder, ledger: Ledger, dataset_id: str, prefix: str, give_back_unstarted: bool
-) -> Iterator[Closed]:
+) -> Iterator[Settlement]:
     reserved = {
-        each.label: each
-        for each in ledger.reservations(dataset_id)
-        if each.num_steps_executed is None and each.label.startswith(prefix)
+        reservation.label: reservation
+        for reservation in ledger.reservations(dataset_id)
+        if reservation.num_steps_executed is None and reservation.label.startswith(prefix)
     }
     matches = {label: _PART.fullmatch(label.removeprefix(prefix)) for label in reserved}
     trials = {label: match["trial"] for label, match in matches.items() if match is not None}
     traces = {trial: _take_back(folder, trial) for trial in sorted(set(trials.values()))}
     for label, trial in trials.items():
-        reservation, found = reserved[label], traces[trial]
-        charged = 0
-        if found.has_begun or not give_back_unstarted:
-            charged = _num_charged(reservation, found, reserved)
-        ledger.settle(reservation, charged)
-        yield Closed(label=label, num_steps_reserved=reservation.num_steps, num_steps_charged=charged)
+        reservation, trial_traces = reserved[label], traces[trial]
+        num_steps = 0
+        if trial_traces.has_begun or not give_back_unstarted:
+            num_steps = _num_charged(reservation, trial_traces, reserved)
+        ledger.settle(reservation, num_steps)
+        yield Settlement(label=label, num_steps_reserved=reservation.num_steps, num_steps_charged=num_steps)
     folder.keep_head(vars(ledger.head_of(dataset_id)))
 
 
@@ -125,19 +125,19 @@ def _take_back(folder: SweepFolder, trial: str) -> _Traces:
     if grant is not None:
         write_grant(path, replace(grant, num_steps=0))
     attempts.claim()
-    has_files = grant is not None and any(each.name != GRANT_FILE for each in path.iterdir())
+    has_files = grant is not None and any(file.name != GRANT_FILE for file in path.iterdir())
     has_begun = folder.has_begun(trial) or attempts.total().num_attempts > 0
     result = folder.result(trial)
     is_lost_or_done = grant is None or result is not None
     return _Traces(grant=grant, result=result, has_begun=has_files or has_begun or is_lost_or_done)
 
 
-def _num_charged(reservation: Reservation, found: _Traces, reserved: Mapping[str, Reservation]) -> int:
+def _num_charged(reservation: Reservation, traces: _Traces, reserved: Mapping[str, Reservation]) -> int:
     """Return the steps to settle a reservation at; the ledger refuses more than was reserved."""
     is_extra = reservation.label.endswith((SNR, SCORES))
-    if found.result is None or found.grant is None or is_extra:
+    if traces.result is None or traces.grant is None or is_extra:
         return reservation.num_steps
-    total = int(found.result["metrics"]["num_steps_charged"]) + found.grant.num_steps_lost
+    total = int(traces.result["metrics"]["num_steps_charged"]) + traces.grant.num_steps_lost
     first_steps = reserved.get(f"{reservation.label}{SNR}")
     num_first = 0 if first_steps is None else first_steps.num_steps
     return max(min(total, reservation.num_steps), total - num_first)

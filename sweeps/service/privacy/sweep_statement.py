@@ -13,7 +13,7 @@ from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.sweep_cost import cost_of, open_trials
-from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
+from sweeps.service.planning.trials import DrawCounts, Trial, is_proven, trial_class
 from sweeps.service.privacy.budget import NO_LEDGER
 from sweeps.service.storage.sweep_folder import SweepFolder, is_drawn, replace_text, storage_errors
 from trainers.export.sweep_results import ANSWER
@@ -22,71 +22,71 @@ from trainers.files.checkpoint import read_grant
 STATEMENT = "privacy_statement"
 
 
-def what_was_drawn(
+def count_draws(
     plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Charged]:
-    """Return an upper bound on what each begun trial of an open sweep, and of an earlier one, has drawn."""
-    drawn = {t.name: what_one_drew(t, folder, results.get(t.name)) for t in plan.trials}
+) -> dict[str, DrawCounts]:
+    """Return upper bounds on the draws of each begun trial of an open sweep, and of its earlier sweep."""
+    bounds = {t.name: count_draws_of(t, folder, results.get(t.name)) for t in plan.trials}
     if plan.earlier is not None:
-        drawn |= plan.earlier.drawn
-    return {name: charged for name, charged in drawn.items() if charged is not None}
+        bounds |= plan.earlier.draws
+    return {name: draws for name, draws in bounds.items() if draws is not None}
 
 
-def what_one_drew(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] | None) -> Charged | None:
-    """Return an upper bound on what a trial has drawn; None where it has not begun.
+def count_draws_of(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] | None) -> DrawCounts | None:
+    """Return upper bounds on the draws of a trial; None if it has not begun.
 
-    Of attempts whose traces were lost only the number of steps is known: each of them may have been a first
-    one, and as many scorings may have been among them as starts or as whole trainings. One that was ended
+    Of attempts without traces only the number of steps is known: each of them may have been a first step,
+    and as many scorings may have been among them as starts or as whole trainings. A training that was ended
     early counts as if it had not been (`steps_left_out`).
     """
     path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
-    counted, grant, starts = folder.read_counts(trial.name), read_grant(path), folder.starts(trial.name)
-    lost_by_grant = grant.num_steps_lost if grant is not None else 0
-    lost = max(lost_by_grant, starts.num_lost * planned)
+    attempts, grant, starts = folder.read_counts(trial.name), read_grant(path), folder.starts(trial.name)
+    num_lost_by_grant = grant.num_steps_lost if grant is not None else 0
+    num_lost = max(num_lost_by_grant, starts.num_lost * planned)
     if result is not None:
         num_steps = int(result["metrics"]["num_steps_charged"]) + steps_left_out(trial, result["metrics"])
-        num_restarts = max(0, num_steps - planned) if counted is None else counted.num_attempts - 1
-    elif counted is not None:
-        num_steps, num_restarts = counted.num_steps, counted.num_attempts - 1
-    elif lost:  # a grant says that another attempt may have begun since
-        num_steps, num_restarts = planned if lost_by_grant else 0, 0
+        num_restarts = max(0, num_steps - planned) if attempts is None else attempts.num_attempts - 1
+    elif attempts is not None:
+        num_steps, num_restarts = attempts.num_steps, attempts.num_attempts - 1
+    elif num_lost:  # a grant says that another attempt may have begun since
+        num_steps, num_restarts = planned if num_lost_by_grant else 0, 0
     else:
         return None
-    num_scorings = max(1, counted.num_scorings) if counted is not None else 1 + num_restarts
-    return Charged(
-        num_steps=num_steps + lost,
-        num_first_steps=min(num_steps + lost, 1 + num_restarts + lost),
-        num_scorings=num_scorings + max(starts.num_lost, lost // max(1, planned)),
+    num_scorings = max(1, attempts.num_scorings) if attempts is not None else 1 + num_restarts
+    return DrawCounts(
+        num_steps=num_steps + num_lost,
+        num_first_steps=min(num_steps + num_lost, 1 + num_restarts + num_lost),
+        num_scorings=num_scorings + max(starts.num_lost, num_lost // max(1, planned)),
     )
 
 
 def steps_left_out(trial: Trial, metrics: Mapping[str, float]) -> int:
-    """Return the planned steps that a finished training was ended before, for its scores.
+    """Return the planned steps that a finished training left out, for its scores ended it.
 
-    Every ε has them beside what was drawn. Scores chose the step s that a training ended at, so the s + r
+    Every ε counts them beside the drawn steps. Scores chose the step s that a training ended at, so the s + r
     steps that it made, r of them repeated for a restart, are a number that follows the private data, and no
     ε of so many is a guarantee. Whatever the scores, it would have made at most T + r: all that it released
-    is a function of so many steps. Where R steps for restarts are charged in advance, the T + R that its
-    metrics tell are that number already.
+    is a function of so many steps. If R steps for restarts are charged in advance, the T + R in its metrics
+    are that number already.
     """
     if trial.config.mechanism.num_restart_steps is not None or "num_steps_done" not in metrics:
         return 0
     return max(0, trial.config.mechanism.num_steps - int(metrics["num_steps_done"]))
 
 
-def cost_charged(plan: SweepPlan, drawn: Mapping[str, Charged]) -> TuningCost | None:
-    """Return the cost of an open sweep with what restarts repeated."""
+def cost_charged(plan: SweepPlan, draws: Mapping[str, DrawCounts]) -> TuningCost | None:
+    """Return the cost of an open sweep, with the steps that restarts repeated."""
     proven = filter(is_proven, plan.charged_trials)
-    if all(trial_class(trial, drawn.get(trial.name)) == trial_class(trial) for trial in proven):
+    if all(trial_class(trial, draws.get(trial.name)) == trial_class(trial) for trial in proven):
         return plan.cost
-    return cost_of(plan.release, plan.charged_trials, drawn)
+    return cost_of(plan.release, plan.charged_trials, draws)
 
 
 def build_statement(
     plan: SweepPlan,
     sweep: str,
     *,
-    drawn: Mapping[str, Charged] | None = None,
+    draws: Mapping[str, DrawCounts] | None = None,
     ledger: LedgerStatement | None = None,
 ) -> PrivacyStatement:
     """Return the statement of a sweep.
@@ -94,11 +94,11 @@ def build_statement(
     Args:
       plan: the sweep's; of a sealed one, its candidates.
       sweep: the sweep's name.
-      drawn: what each begun trial may have drawn, for an open sweep.
+      draws: what each begun trial may have drawn, for an open sweep.
       ledger: the ledger's lines.
     """
     source, is_open = plan.source, plan.release.is_open
-    charged = drawn or {}
+    draws = draws or {}
     proven = [trial for trial in plan.charged_trials if is_proven(trial)]
     return PrivacyStatement(
         sweep=sweep,
@@ -108,7 +108,7 @@ def build_statement(
         num_records_public=plan.num_records_public,
         num_records_source=str(plan.trials[0].params["num_records_public_source"]),
         mode=plan.release.mode,
-        cost=cost_charged(plan, charged) if is_open else plan.cost,
+        cost=cost_charged(plan, draws) if is_open else plan.cost,
         budget=plan.cost,
         mechanisms=list(dict.fromkeys(trial.config.mechanism for trial in proven)),
         randomness="; ".join(dict.fromkeys(str(trial.params["randomness"]) for trial in plan.trials)),
@@ -116,7 +116,7 @@ def build_statement(
         unit_column=source.unit_column,
         row=plan.row,
         starts=tuple(dict.fromkeys(start.sweep for start in plan.private_starts.values())),
-        trials=open_trials(plan.charged_trials, charged, len(charged)) if is_open else None,
+        trials=open_trials(plan.charged_trials, draws, len(draws)) if is_open else None,
         ledger=ledger,
         ledger_note=NO_LEDGER if source.are_private else "no ledger: public data need none",
         notes=plan.notes,
@@ -134,24 +134,24 @@ def _score_text(plan: SweepPlan) -> str:
     probes = ", ".join(source.probe_datasets)
     if plan.data.queries is None:
         return f"on {probes} (public data), without noise" if probes else "none were computed"
-    where = source.evaluate_on or f"the held-out part of {source.dataset}"
+    place = source.evaluate_on or f"the held-out part of {source.dataset}"
     kind = "public data" if plan.data.evaluation_is_public else "no public data"
-    chosen = "" if release.is_open else f"; the score that selects is {release.select_by}"
+    selection = "" if release.is_open else f"; the score that selects is {release.select_by}"
     if release.mode == SEALED_THRESHOLD:
-        chosen += f", at least {release.min_score:g}"
-    also = f"; features also on {probes} (public data)" if probes else ""
-    return f"on {where} ({kind}), without noise{also}{_noised_text(plan)}{chosen}"
+        selection += f", at least {release.min_score:g}"
+    probes_text = f"; features also on {probes} (public data)" if probes else ""
+    return f"on {place} ({kind}), without noise{probes_text}{_noised_text(plan)}{selection}"
 
 
 def _noised_text(plan: SweepPlan) -> str:
     noises = {trial.config.evaluation.score_noise_multiplier for trial in plan.trials} - {None}
     if not noises:
         return ""
-    shown = ", ".join(f"{noise:g}" for noise in sorted(noise for noise in noises if noise is not None))
+    deviations = ", ".join(f"{noise:g}" for noise in sorted(noise for noise in noises if noise is not None))
     share = plan.trials[0].config.evaluation.score_on_held_out
     return (
         f"; and on {share:.3g} of the private records' slots, that no trial trains on, "
-        f"as counts with Gaussian noise of standard deviation {shown}, charged in ε"
+        f"as counts with Gaussian noise of standard deviation {deviations}, charged in ε"
     )
 
 
@@ -174,12 +174,12 @@ def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Pa
 
 
 def withdraw_statement(folder: Path, question: str | None = None) -> None:
-    """Take what states the sweep's cost away before more is drawn: it would promise less than is spent.
+    """Remove all files that state the sweep's cost before more is drawn: they would promise too little.
 
-    That is the statement, the answer, and the figure and tables of its question, whose captions have it.
+    These are the statement, the answer, and the figure and tables of its question, by their captions.
     """
-    drawn = () if question is None else folder.glob(f"{question.replace('-', '_')}.*")
-    for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER), *filter(_is_figure, drawn)):
+    figure_files = () if question is None else folder.glob(f"{question.replace('-', '_')}.*")
+    for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER), *filter(_is_figure, figure_files)):
         path.unlink()
 
 
@@ -189,8 +189,8 @@ def _is_figure(path: Path) -> bool:
 
 def statement_text(statement: PrivacyStatement) -> str:
     """Return the statement's first lines for the terminal."""
-    shown = [f"privacy: {statement.headline()}"]
-    spends = statement.data_are_private or statement.ledger is not None
-    first = ("ε", "Ledger") if spends and statement.cost is not None else ()
-    shown += [f"  {name}: {value}" for name, value in statement.lines() if name.startswith(first)]
-    return "\n".join(shown)
+    lines = [f"privacy: {statement.headline()}"]
+    has_cost = statement.data_are_private or statement.ledger is not None
+    line_names = ("ε", "Ledger") if has_cost and statement.cost is not None else ()
+    lines += [f"  {name}: {value}" for name, value in statement.lines() if name.startswith(line_names)]
+    return "\n".join(lines)

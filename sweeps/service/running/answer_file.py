@@ -1,7 +1,7 @@
 """The answer at the end of a sweep: computed from the results on disk, kept in a file, printed.
 
 `answer.json` lies in the sweep's folder, of a sealed sweep in `release/`; export reads it there. It is made
-of what is released alone: of an open sweep every trial, of a sealed one the published run, the statement's
+of released values alone: of an open sweep every trial, of a sealed one the published run, the statement's
 numbers, and what the ledger had left at the moment of the charge, before the number of trials was drawn.
 """
 
@@ -28,7 +28,7 @@ def sweep_answer(
     rows: Sequence[Mapping[str, Any]],
     tags: Mapping[str, Any],
     cost: TuningCost | None,
-    left: tuple[float | None, int] | None = None,
+    remaining_budget: tuple[float | None, int] | None = None,
     outcomes: Mapping[str, Outcomes] | None = None,
 ) -> Answer | None:
     """Return the answer of a sweep, from results in place of MLflow; None where no trial has a score.
@@ -38,20 +38,20 @@ def sweep_answer(
       rows: `trial`, `guarantee_label`, `params` and `metrics` of each trial.
       tags: and other values that all of them share.
       cost: of the sweep; None without a guarantee.
-      left: what a ledger has left: ε and trainings; None without one.
+      remaining_budget: what a ledger has left: ε and trainings; None without one.
       outcomes: on public test records, by the trial's name.
 
     Raises:
       DashboardError: as `dashboards.compose.answer.answer_of`.
     """
-    found = []
+    trial_rows = []
     for row in rows:
         params = {name: typed(str(value)) for name, value in row["params"].items()}
-        own = {name: row[name] for name in ("trial", "guarantee_label") if row.get(name) is not None}
-        found.append({**tags, **params, **row["metrics"], **own})
-    frame = pd.DataFrame(found)
+        identity = {name: row[name] for name in ("trial", "guarantee_label") if row.get(name) is not None}
+        trial_rows.append({**tags, **params, **row["metrics"], **identity})
+    frame = pd.DataFrame(trial_rows)
     frame = frame.astype({"group_size": object}) if "group_size" in frame else frame
-    epsilon, num_trainings = left if left is not None else (None, None)
+    epsilon, num_trainings = remaining_budget if remaining_budget is not None else (None, None)
     privacy = PrivacyNumbers(epsilon_remaining=epsilon, trainings_remaining=num_trainings)
     if cost is not None:
         privacy = dataclasses.replace(
@@ -72,8 +72,8 @@ def write_answer(answer: Answer, folder: Path) -> Path:
 
 def answer_text(answer: Answer) -> str:
     """Return the answer for the terminal, the privacy statement's numbers left out: they stand above it."""
-    first, *others = dataclasses.replace(answer, privacy=None).lines()
-    left = answer.privacy.trainings_remaining if answer.privacy is not None else None
-    such = "training" if left == 1 else "trainings"
-    more = [] if left is None else [f"The ledger holds {left} more {such} like the costliest of these."]
-    return "\n  ".join([f"answer: {first}", *others, *more])
+    first, *further_lines = dataclasses.replace(answer, privacy=None).lines()
+    num_remaining = answer.privacy.trainings_remaining if answer.privacy is not None else None
+    noun = "training" if num_remaining == 1 else "trainings"
+    line = f"The ledger holds {num_remaining} more {noun} like the costliest of these."
+    return "\n  ".join([f"answer: {first}", *further_lines, *[line] * (num_remaining is not None)])

@@ -27,5 +27,5 @@ class SystemClock:
 
     def sleep_until(self, moment: float) -> None:
         """Return when `now` has reached `moment`, whatever sets the clock meanwhile."""
-        while (left := moment - self.now()) > 0:
-            time.sleep(min(left, _LONGEST_NAP_SECONDS))
+        while (remaining_seconds := moment - self.now()) > 0:
+            time.sleep(min(remaining_seconds, _LONGEST_NAP_SECONDS))

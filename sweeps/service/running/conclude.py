@@ -15,7 +15,7 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import print_line, print_link, warn
-from sweeps.service.privacy.sweep_statement import statement_text, what_was_drawn, write_statement
+from sweeps.service.privacy.sweep_statement import count_draws, statement_text, write_statement
 from sweeps.service.running.answer_file import answer_text, sweep_answer, write_answer
 from sweeps.service.running.mlflow_listener import MlflowListener
 from sweeps.service.running.prepare import PreparedSweep
@@ -30,11 +30,11 @@ Figure = Callable[[str, str, Path], Sequence[Path]]
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """What an open sweep came to.
+    """The conclusion of an open sweep.
 
     Attributes:
-      statement: None where MLflow lacks results, or it could not be made.
-      is_stated: whether nothing in the storage folder stood against a statement.
+      statement: None if MLflow lacks results, or the statement failed.
+      is_stated: False if the storage folder did not take the statement.
       answer: None without scores.
     """
 
@@ -46,12 +46,12 @@ class Conclusion:
 def conclude(
     sweep: PreparedSweep, trials: SweepTrials, mlflow: MlflowListener, figure: Figure | None
 ) -> Conclusion:
-    """State, answer and draw; what fails of these is a warning, and `--resume` makes it again.
+    """State, answer and draw; a failure is a warning, and `--resume` repeats the step.
 
     Args:
       sweep: whose trainings have ended.
       trials: of it, with their results.
-      mlflow: has the results, or names those that it lacks: then nothing is stated or drawn.
+      mlflow: has the results, or names the missing ones: then nothing is stated or drawn.
       figure: None for none.
     """
     statement, is_stated, answer = None, True, None
@@ -70,15 +70,15 @@ def conclude(
 def _state(
     sweep: PreparedSweep, trials: SweepTrials, mlflow: MlflowListener
 ) -> tuple[PrivacyStatement | None, bool]:
-    """Write, log and print the privacy statement, with what restarts have repeated.
+    """Write, log and print the privacy statement, with the steps that restarts repeated.
 
-    Comes before the figure, which quotes its tuning cost.
+    It comes before the figure, which quotes its tuning cost.
     """
     statement, plan, folder = None, sweep.plan, sweep.folder
     try:
-        drawn = what_was_drawn(plan, folder, trials.results())
+        draws = count_draws(plan, folder, trials.results())
         ledger = sweep.budget.statement() if sweep.budget is not None else None
-        statement = trials.statement(drawn, ledger)
+        statement = trials.statement(draws, ledger)
         if statement.cost != plan.cost:
             mlflow.tracker.set_tags(mlflow.parent, plan.tags(statement.cost))
         paths = write_statement(statement, folder.path)
@@ -94,14 +94,14 @@ def _state(
 
 
 def _reference_scores(sweep: PreparedSweep, mlflow: MlflowListener) -> dict[str, float]:
-    """Score what needs no training, once per sweep: of public records alone, so it costs no ε."""
+    """Score references without training, once per sweep, on public records alone: it costs no ε."""
     data, evaluation = sweep.plan.data, sweep.plan.trials[0].config.evaluation
     if not sweep.service.references or mlflow.untracked or (data.queries is None and not data.probes):
         return {}
     try:
         logged = mlflow.tracker.metrics_of(mlflow.parent)
-        if known := {name: value for name, value in logged.items() if is_reference(name)}:
-            return known
+        if logged_scores := {name: value for name, value in logged.items() if is_reference(name)}:
+            return logged_scores
         doing("scoring raw pixels and HOG")
         scores = reference_scores(data, evaluation)
         mlflow.log_metrics(scores)
@@ -120,7 +120,7 @@ def _answer(
 ) -> Answer | None:
     """Write, log and print the answer; MLflow gets it where it has all results.
 
-    Comes before the figure, which quotes it.
+    It comes before the figure, which quotes it.
     """
     answer = None
     try:
@@ -144,7 +144,7 @@ def _answer_of(
     statement: PrivacyStatement | None,
     references: Mapping[str, float],
 ) -> Answer | None:
-    """Return the answer of the trainings that made all their steps; None where there are none."""
+    """Return the answer of the trainings that made all their steps; None if there are none."""
     results = trials.results()
     rows = [
         {"trial": name, "guarantee_label": trial.config.guarantee_label, **results[name]}
@@ -154,12 +154,12 @@ def _answer_of(
     if not rows:
         return None
     cost = statement.cost if statement is not None else sweep.plan.cost
-    left = None
+    remaining_budget = None
     if sweep.budget is not None:
         with suppress(LedgerError):  # gone meanwhile: the answer does without
-            left = sweep.budget.left()
+            remaining_budget = sweep.budget.remaining_budget()
     tags = {**sweep.plan.tags(), **references}
-    return sweep_answer(sweep.plan.question, rows, tags, cost, left, sweep.folder.outcomes())
+    return sweep_answer(sweep.plan.question, rows, tags, cost, remaining_budget, sweep.folder.outcomes())
 
 
 def _draw(figure: Figure, sweep: PreparedSweep, mlflow: MlflowListener) -> None:

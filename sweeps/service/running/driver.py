@@ -1,7 +1,7 @@
-"""The one way in which trials are run: a release policy begins, trains what remains on Ray, and concludes.
+"""The one way to run trials: a release policy begins, trains the remaining trials on Ray, and concludes.
 
-Which trials there are is the trial policy's. What is charged, kept and shown of them, and when, is the
-release policy's: `open_release`, or `sealed`.
+The trial policy decides which trials there are. The release policy, `open_release` or `sealed`, decides what
+is charged, kept and shown of them, and when.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ class ReleasePolicy(Protocol):
 
     @property
     def budget(self) -> SweepBudget | None:
-        """What is asked of the ledger while trainings run; None for nothing."""
+        """The budget that the ledger confirms while trainings run; None without one."""
 
     def remaining(self) -> Sequence[Trial]:
         """Return the trials that have no result yet, before Ray is started."""
 
     def begin(self, remaining: Sequence[Trial]) -> None:
-        """Do what must be done before the first training, which no worker has begun by then."""
+        """Prepare for the first training, before any worker begins it."""
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
-        """Return what decides which trial comes next."""
+        """Return the source of the next trials."""
 
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
         """Take the result of a trial that has just ended."""
 
-    def interrupt(self, stopped: StopRequest | None) -> str:
-        """End early, for a signal or (None) a full disk; return what that costs, "" where nothing is said."""
+    def interrupt(self, stop: StopRequest | None) -> str:
+        """End early, for a signal or (None) a full disk; return a note on its cost, "" for none."""
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
-        """End the sweep, of whose trials these have failed, and return the exit code."""
+        """End the sweep with these failures of trials, and return the exit code."""
 
 
 def drive(sweep: PreparedSweep, release: ReleasePolicy) -> int:
-    """Run what is left of a sweep whose folder this process holds, and return the exit code."""
+    """Run the rest of a sweep whose folder this process holds, and return the exit code."""
     folder = sweep.folder
     remaining = release.remaining()
     failures: Mapping[str, TrialFailure] = {}
@@ -85,19 +85,19 @@ def drive(sweep: PreparedSweep, release: ReleasePolicy) -> int:
                     release.budget,
                     release.source(remaining),
                 )
-    except StopRequest as stopped:
-        name = signal.Signals(stopped.signal_number).name
+    except StopRequest as stop:
+        name = signal.Signals(stop.signal_number).name
         # First: a Ray job is killed soon after its signal.
         warn(f"stopped by {name}; continue with {resume_line(folder.path)}")
-        _say_note(release.interrupt(stopped))
-        return 128 + stopped.signal_number
+        _print_note(release.interrupt(stop))
+        return 128 + stop.signal_number
     except DiskFull:
         warn(no_room_text(folder))
-        _say_note(release.interrupt(None))
+        _print_note(release.interrupt(None))
         return 1
     return release.conclude(failures)
 
 
-def _say_note(note: str) -> None:
+def _print_note(note: str) -> None:
     if note:
         print_line(f"note: {note}")

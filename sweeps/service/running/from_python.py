@@ -33,12 +33,12 @@ Score = Callable[[Mapping[str, float]], float]
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """What a sweep found, and what it cost.
+    """The results of a sweep, and its cost.
 
     Attributes:
       trials: one row per finished trial: its name (`trial`), every param and metric, and `score`.
-      best: option values of the setting with the highest score, over its repeats on average; None where no
-        trial has one.
+      best: option values of the setting with the highest mean score over its repeats; None if no trial has
+        one.
       best_score: that score; nan where there is none.
       epsilon: ε of one training at `delta`, of the costliest where they differ; None without a guarantee.
       tuned_epsilon: ε of the whole sweep, every trial and every choice included; None without a guarantee.
@@ -76,8 +76,8 @@ def run(
 
     Args:
       options: of the sweep; a point replaces some of them.
-      points: what is compared.
-      score: what is best: a metric, or a function of a trial's visible metrics; the modality's usual score
+      points: the settings to compare.
+      score: to rank by: a metric, or a function of a trial's visible metrics; the modality's usual score
         (k-NN accuracy, recall at 10 of pairs) unless given.
       question: name of the sweep in folders and MLflow.
       figure: draws a figure from MLflow, as `dashboards.draw` does with its first argument given.
@@ -94,8 +94,8 @@ def run(
         for repeat in range(options.service.repeats)
     }
     default = default_score(options.data.modality, options.mechanism.method)
-    chosen = score or default
-    return _result(outcome, chosen if isinstance(chosen, str) else OwnScore("score", chosen), settings)
+    best_by = score or default
+    return _result(outcome, best_by if isinstance(best_by, str) else OwnScore("score", best_by), settings)
 
 
 def search(
@@ -128,14 +128,14 @@ def search(
     """
     _check_open(options)
     name = score if isinstance(score, str) else _name_of(score)
-    nodes = {each.name: getattr(options, each.name) for each in dataclasses.fields(SweepOptions)}
+    nodes = {node.name: getattr(options, node.name) for node in dataclasses.fields(SweepOptions)}
     nodes["service"] = dataclasses.replace(options.service, repeats=1)
     searched = SearchOptions(**nodes, num_trials=num_trials, objectives=(name,), sampler=sampler)
     own_score = None if isinstance(score, str) else OwnScore(name, score)
     policy = SearchPolicy(space=space_of(space), own_score=own_score)
     outcome = execute(question, searched, (), figure, policy=policy)
     values = read_suggestions(outcome.folder) if outcome.folder is not None else []
-    settings = {f"trial-{number}": (f"trial-{number}", each) for number, each in enumerate(values, start=1)}
+    settings = {f"trial-{number}": (f"trial-{number}", value) for number, value in enumerate(values, start=1)}
     return _result(outcome, name, settings)
 
 
@@ -148,7 +148,7 @@ def _check_open(options: SweepOptions) -> None:
 
 
 def _name_of(score: Score) -> str:
-    """The name of a score of one's own, which must not be that of a metric that means something else."""
+    """Return the name of a caller's own score, which must not be the name of another metric."""
     name = getattr(score, "__name__", type(score).__name__)
     if not name.isidentifier() or find_metric(name) is not None or name in (EPSILON, "score"):
         raise ConfigError(
@@ -160,14 +160,14 @@ def _name_of(score: Score) -> str:
 def _result(
     outcome: Outcome, score: str | OwnScore, settings: Mapping[str, tuple[str, Mapping[str, Any]]]
 ) -> SweepResult:
-    """The table of trials, and of the settings, each with a name and its option values, the best."""
+    """Return the table of trials, and the best setting; `settings` has its name and options by trial."""
     import pandas as pd
 
     rows, scores = [], dict[str, list[float]]()
-    for trial, found in outcome.results.items():
-        metrics = found["metrics"]
+    for trial, result in outcome.results.items():
+        metrics = result["metrics"]
         value = metrics.get(score, math.nan) if isinstance(score, str) else score.of(trial, metrics)
-        rows.append({"trial": trial, **found["params"], **metrics, "score": value})
+        rows.append({"trial": trial, **result["params"], **metrics, "score": value})
         scores.setdefault(settings[trial][0], []).append(value)
     means = {name: sum(values) / len(values) for name, values in scores.items()}
     finite = {name: mean for name, mean in means.items() if math.isfinite(mean)}

@@ -1,8 +1,8 @@
-"""Listeners of an open sweep: they are told that it begins, of each result, and how it ended.
+"""Listeners of an open sweep: called when it begins, with each result, and when it ends.
 
 A listener sees what the release gate passes: params and visible metrics of finished trials. Failures,
-restarts and times of private trainings are not among it; the trusted log alone has them. A sealed sweep tells
-its listeners one thing, after the moment of publication: what was published.
+restarts and times of private trainings are in the trusted log alone. A sealed sweep calls its listeners
+once, after the moment of publication, with the published run.
 """
 
 from __future__ import annotations
@@ -75,38 +75,38 @@ class SweepEnd:
 
 
 class Listener(Protocol):
-    """What is told of a sweep."""
+    """A handler of a sweep's events."""
 
     def on_begin(self, sweep: SweepBeginning) -> None:
-        """Hear that a sweep begins, before its first training and after its charge."""
+        """Handle the beginning of a sweep, before its first training and after its charge."""
 
     def on_result(self, result: TrialResult) -> None:
-        """Hear of a finished trial, whose result is kept on disk by then."""
+        """Handle a finished trial, whose result is on disk by then."""
 
     def on_end(self, end: SweepEnd) -> None:
-        """Hear how the sweep ended."""
+        """Handle the end of the sweep."""
 
 
 class Listeners:
-    """Tells several listeners, one after the other.
+    """Calls several listeners, one after the other.
 
     Args:
-      listeners: that are told.
+      listeners: in the order of their calls.
     """
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners
 
     def on_begin(self, sweep: SweepBeginning) -> None:
-        """Tell all that a sweep begins."""
+        """Call all at the beginning of a sweep."""
         self._call("on_begin", sweep)
 
     def on_result(self, result: TrialResult) -> None:
-        """Tell all of a finished trial."""
+        """Call all with a finished trial."""
         self._call("on_result", result)
 
     def on_end(self, end: SweepEnd) -> None:
-        """Tell all how the sweep ended."""
+        """Call all at the end of the sweep."""
         self._call("on_end", end)
 
     def _call(self, method: str, event: object) -> None:
@@ -137,7 +137,7 @@ def own_listener(name: str) -> Listener:
 
 
 class GuardedListener(Listeners):
-    """A team's own listener: what it raises is printed as a warning, and the sweep goes on."""
+    """A team's own listener: its exceptions become warnings, and the sweep goes on."""
 
     def _call(self, method: str, event: object) -> None:
         try:

@@ -14,8 +14,8 @@ from dpgcl_core.errors import LedgerError, TrackingError
 from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.terminal import question_text, run_name, warn
 from sweeps.service.planning.plan import cross_checks
-from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
-from sweeps.service.privacy.sweep_statement import steps_left_out, what_one_drew
+from sweeps.service.planning.trials import DrawCounts, Trial, is_proven, trial_class
+from sweeps.service.privacy.sweep_statement import count_draws_of, steps_left_out
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.outbox import Outbox, Patience, patiently
 from sweeps.service.running.prepare import PreparedSweep
@@ -36,11 +36,11 @@ class MlflowListener:
       sweep: that is sent.
       trials: of it.
       tracker: of the server, which may still be opened.
-      log: has the restarts that may be told.
+      log: has the restarts that may be published.
 
     Attributes:
       outbox: within it, as a context manager, results are sent beside the sweep.
-      untracked: names of what the server did not take, once the sweep has ended.
+      untracked: names that the server did not take, once the sweep has ended.
     """
 
     tracker: Tracker
@@ -52,7 +52,7 @@ class MlflowListener:
         tracker: Future[Tracker],
         log: SweepLog,
     ) -> None:
-        self._sweep, self._trials, self._opened, self._log = sweep, trials, tracker, log
+        self._sweep, self._trials, self._tracker_future, self._log = sweep, trials, tracker, log
         self.outbox = Outbox(self._send, warn, str(sweep.folder.path))
         self.untracked: list[str] = []
         self.parent = ""
@@ -66,17 +66,17 @@ class MlflowListener:
         Raises:
           TrackingError: the server refuses, or does not answer for a minute.
         """
-        self.tracker, sweep = self._opened.result(), self._sweep
+        self.tracker, sweep = self._tracker_future.result(), self._sweep
         shared = sweep.folder.name, sweep.plan.params(), sweep.plan.tags(), question_text(sweep.plan)
         self.parent = patiently(lambda: self.tracker.start_sweep(*shared, sweep_id=sweep.sweep_id), warn)
         if sweep.is_new:
             self._before = {}
             with suppress(LedgerError):  # what is left before the charge, for the report
-                if sweep.budget is not None and (left := sweep.budget.left()[0]) is not None:
-                    self._before = {LEFT_BEFORE: left}
+                if sweep.budget is not None and (epsilon := sweep.budget.remaining_budget()[0]) is not None:
+                    self._before = {LEFT_BEFORE: epsilon}
 
     def on_begin(self, sweep: SweepBeginning) -> None:
-        """Send what repeats the sweep, and what the server lacks of earlier results."""
+        """Send the sweep's configuration, and the earlier results that the server lacks."""
         for name in (_BEGINNING, *self._trials.results()):
             self.outbox.put(name)
 
@@ -94,7 +94,7 @@ class MlflowListener:
         return [name for name in self.untracked if name != _BEGINNING]
 
     def on_end(self, end: SweepEnd) -> None:
-        """Say how the sweep ended; a server that does not take results now is not asked for more."""
+        """Set the status of the parent run, unless the server does not take results now."""
         if self.untracked:
             return
         try:
@@ -137,9 +137,9 @@ class MlflowListener:
             raise
 
     def _send_beginning(self) -> None:
-        """Log what repeats the sweep, and ask once which trials have runs.
+        """Log the sweep's configuration, and read once which trials have runs.
 
-        A server that refuses this may take the trials all the same: each is asked for by itself then.
+        A server that refuses this may take the trials all the same: each run is looked up by itself then.
 
         Raises:
           NoAnswer: the server does not answer; call again.
@@ -156,10 +156,10 @@ class MlflowListener:
             return
 
     def _tags_of(self, trial: Trial, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """The tags of a trial's run; its restarts are told where the charge for them tells of them, too.
+        """Return the tags of a trial's run; its restarts are among them if their charge shows them, too.
 
-        Private trainings without a ledger are charged T + R steps whatever happens, so that nothing which
-        leaves the sweep says how often they were restarted.
+        Private trainings without a ledger are charged T + R steps whatever happens, so that nothing that
+        leaves the sweep reveals their restarts.
         """
         tags = self._sweep.plan.tags() | {"guarantee_label": trial.config.guarantee_label}
         in_advance = trial.config.mechanism.num_restart_steps is not None
@@ -171,15 +171,15 @@ class MlflowListener:
     def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
         if not is_proven(trial):
             return {}
-        drawn = what_one_drew(trial, self._sweep.folder, {"metrics": metrics})
-        lost = lost_attempts(trial, drawn, metrics)
+        counts = count_draws_of(trial, self._sweep.folder, {"metrics": metrics})
+        lost_metrics = lost_attempts(trial, counts, metrics)
         if not trial.config.mechanism.rules.plain_event:
-            return lost
-        key = (trial_class(trial, drawn), trial.config.mechanism.target_delta)
+            return lost_metrics
+        key = (trial_class(trial, counts), trial.config.mechanism.target_delta)
         if key not in self._checks:
             values = cross_checks(*key)
             self._checks[key] = {name: value for name, value in values.items() if math.isfinite(value)}
-        return self._checks[key] | lost
+        return self._checks[key] | lost_metrics
 
 
 def times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -187,7 +187,7 @@ def times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
     seconds = [result["metrics"].get(name) for name in ("train_seconds", "evaluation_seconds")]
     if "ended_ms" not in result or seconds[0] is None:
         return None
-    return result["ended_ms"] - int(1000 * sum(each or 0.0 for each in seconds)), result["ended_ms"]
+    return result["ended_ms"] - int(1000 * sum(s or 0.0 for s in seconds)), result["ended_ms"]
 
 
 def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -196,18 +196,18 @@ def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, 
     return {name: value for name, value in metrics.items() if (name, value) != ("num_steps_done", planned)}
 
 
-def lost_attempts(trial: Trial, drawn: Charged | None, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a training that attempts change of which its checkpoints know nothing.
+def lost_attempts(trial: Trial, counts: DrawCounts | None, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a training that change by attempts without a trace in its checkpoints.
 
     Args:
       trial: of the sweep.
-      drawn: what it may have drawn in all.
+      counts: what it may have drawn in all.
       metrics: as the training knows them.
     """
     left_out = steps_left_out(trial, metrics)
-    if not is_proven(trial) or drawn is None or drawn.num_steps <= metrics["num_steps_charged"] + left_out:
+    if not is_proven(trial) or counts is None or counts.num_steps <= metrics["num_steps_charged"] + left_out:
         return {}
     epsilon = trial.config.epsilon(
-        drawn.num_steps, num_restarts=drawn.num_first_steps - 1, num_scorings=drawn.num_scorings
+        counts.num_steps, num_restarts=counts.num_first_steps - 1, num_scorings=counts.num_scorings
     )
-    return {"num_steps_charged": float(drawn.num_steps - left_out), "epsilon": epsilon}
+    return {"num_steps_charged": float(counts.num_steps - left_out), "epsilon": epsilon}

@@ -1,4 +1,4 @@
-"""An open sweep: every trial is charged, kept and shown as it ends, and its ε is that of all of them."""
+"""An open sweep: every trial is charged, kept and shown as it ends, and its ε covers all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import count, print_line, warn
 from sweeps.service.options.data import data_path
 from sweeps.service.planning.trials import Trial
-from sweeps.service.privacy.sweep_statement import what_one_drew, withdraw_statement
+from sweeps.service.privacy.sweep_statement import count_draws_of, withdraw_statement
 from sweeps.service.running.conclude import Conclusion, Figure, conclude
 from sweeps.service.running.listeners import (
     Listeners,
@@ -43,7 +43,7 @@ class OpenRelease:
 
     Attributes:
       trials: of the sweep, with their results.
-      conclusion: what it came to; None until it ends by itself.
+      conclusion: of the sweep; None until it ends by itself.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class OpenRelease:
     def remaining(self) -> list[Trial]:
         """Return the trials without a result that may go on."""
         self._excluded = self.trials.excluded()
-        over = self.trials.results().keys() | self._excluded.keys()
-        for line in self.trials.restart_notes(over):
+        ended_names = self.trials.results().keys() | self._excluded.keys()
+        for line in self.trials.restart_notes(ended_names):
             print_line(line)
-        return [trial for trial in self.plan.trials if trial.name not in over]
+        return [trial for trial in self.plan.trials if trial.name not in ended_names]
 
     def begin(self, remaining: Sequence[Trial]) -> None:
-        """Open the parent run and the folder, charge the ledger, and tell the listeners.
+        """Open the parent run and the folder, charge the ledger, and call the listeners.
 
         Raises:
           TrackingError: MLflow does not take the sweep; nothing is charged.
           LedgerError: the ledger refuses; no worker starts.
         """
-        sweep, done = self._sweep, self.trials.results()
+        sweep, results = self._sweep, self.trials.results()
         if not remaining:
             doing("opening MLflow")
         self.mlflow.open()
@@ -97,7 +97,7 @@ class OpenRelease:
         if remaining:
             withdraw_statement(self.folder.path, self.plan.question)
             self._report.withdraw()
-        for name, result in done.items():
+        for name, result in results.items():
             self._settle(name, result)
         self.trials.begin()
         self._listeners.on_begin(
@@ -106,36 +106,36 @@ class OpenRelease:
                 question=self.plan.question,
                 params=self.plan.params(),
                 num_trials=len(self.trials.by_name),
-                num_done=len(done),
+                num_done=len(results),
             )
         )
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
-        """Return what decides which trial comes next."""
+        """Return the source of the next trials."""
         return self.trials.source(remaining)
 
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
-        """Keep a result, settle its charge, and tell the listeners."""
-        kept = self.trials.keep(name, result)
-        self._settle(name, kept)
-        trial, metrics = self.trials.by_name[name], kept["metrics"]
-        drawn = what_one_drew(trial, self.folder, kept)
+        """Keep a result, settle its charge, and call the listeners."""
+        stored_result = self.trials.keep(name, result)
+        self._settle(name, stored_result)
+        trial, metrics = self.trials.by_name[name], stored_result["metrics"]
+        counts = count_draws_of(trial, self.folder, stored_result)
         self._listeners.on_result(
             TrialResult(
                 name=name,
-                params=dict(kept["params"]),  # copies: what is stated must not depend on a listener
-                metrics={**metrics, **lost_attempts(trial, drawn, metrics)},
+                params=dict(stored_result["params"]),  # copies: what is stated must not depend on a listener
+                metrics={**metrics, **lost_attempts(trial, counts, metrics)},
                 num_done=len(self.trials.results()),
             )
         )
 
-    def interrupt(self, stopped: StopRequest | None) -> str:
-        """End early; return what restarts will cost."""
+    def interrupt(self, stop: StopRequest | None) -> str:
+        """End early; return a note on the cost of restarts."""
         self.mlflow.finish(AT_A_STOP)
         self._listeners.on_end(SweepEnd(status="KILLED", folder=self.folder.path))
-        if stopped is None:
+        if stop is None:
             return ""
-        return _stop_note(self.plan.trials[0].config, is_saved=stopped.is_saved)
+        return _stop_note(self.plan.trials[0].config, is_saved=stop.is_saved)
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
         """State, answer, draw and report; return 1 where a resume has more to do, or nothing was finished."""
@@ -147,15 +147,15 @@ class OpenRelease:
         for name, failure in failures.items():
             warn(f"failed: {name} ({failure})")
             self._log.write(FAILED, name, str(failure))
-        if lost := self.mlflow.lost_results:
-            warn(f"MLflow did not take {count(len(lost), 'result')}; kept in {self.folder.path}.")
+        if lost_results := self.mlflow.lost_results:
+            warn(f"MLflow did not take {count(len(lost_results), 'result')}; kept in {self.folder.path}.")
         is_unfinished = self._print_unfinished(failures)
-        if self.budget is not None and self.budget.lost is not None:
-            lost_ledger = self.budget.lost
-            warn(f"the ledger is gone, and every training stopped at its next checkpoint: {lost_ledger}")
-        found = self.conclusion = conclude(self._sweep, self.trials, self.mlflow, self._figure)
+        if self.budget is not None and self.budget.outage is not None:
+            outage = self.budget.outage
+            warn(f"the ledger is gone, and every training stopped at its next checkpoint: {outage}")
+        conclusion = self.conclusion = conclude(self._sweep, self.trials, self.mlflow, self._figure)
         status, line = "FINISHED", ""
-        if failures or self.mlflow.untracked or is_unfinished or not found.is_stated:
+        if failures or self.mlflow.untracked or is_unfinished or not conclusion.is_stated:
             status = "KILLED" if is_unfinished and not failures else "FAILED"
             line = f"continue with {resume_line(self.folder.path)}"
         elif not self.trials.results():
@@ -167,8 +167,8 @@ class OpenRelease:
                 status=status,
                 folder=self.folder.path,
                 is_concluded=True,
-                statement=found.statement,
-                answer=found.answer,
+                statement=conclusion.statement,
+                answer=conclusion.answer,
             )
         )
         print_line(f"files: {self.folder.path}")
@@ -193,12 +193,12 @@ class OpenRelease:
             warn(f"warning: {name} is not settled: {error}")
 
     def _print_unfinished(self, failures: Mapping[str, TrialFailure]) -> bool:
-        """Print which trainings the sweep's time was too short for; return whether there are any.
+        """Print the numbers of trainings that the time was too short for; return whether there are any.
 
-        What is reserved for them stays so, for a resume.
+        Their reservations stay, for a resume.
         """
-        over = self.trials.results().keys() | failures.keys() | self.trials.excluded().keys()
-        unfinished = [name for name in self.trials.by_name if name not in over]
+        ended_names = self.trials.results().keys() | failures.keys() | self.trials.excluded().keys()
+        unfinished = [name for name in self.trials.by_name if name not in ended_names]
         if self.service.time_budget is None or not unfinished:
             return False
         begun = [name for name in unfinished if self.folder.starts(name).num_starts]

@@ -1,7 +1,7 @@
 """Sending results to MLflow beside the sweep, which waits for no server that is away, slow or hanging.
 
-A queue of names, for the results themselves are on disk, is emptied by a thread. Where the server fails, the
-thread tries again with longer and longer pauses; what is not sent when the sweep ends, `--resume` sends.
+A thread empties a queue of names, for the results themselves are on disk. If the server fails, the thread
+tries again with longer and longer pauses. `--resume` sends what is left when the sweep ends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a server that takes nothing is waited for: until either is used up.
+    """The limits of waiting for a server that takes nothing: until either is used up.
 
     Attributes:
-      tries: that fail, with a pause after each; seven take a minute where the server refuses at once.
-      seconds: of waiting, where it does not even refuse.
+      tries: that fail, with a pause after each; seven take a minute if the server refuses at once.
+      seconds: of waiting, if it does not even refuse.
     """
 
     tries: int
@@ -54,13 +54,13 @@ def pauses() -> Iterator[float]:
 
 
 def patiently(
-    call: Callable[[], T], say: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
+    call: Callable[[], T], print_line: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
 ) -> T:
-    """Return what `call` returns, tried again for a minute while the server does not answer; say so once.
+    """Return the result of `call`, repeated for a minute while the server does not answer.
 
     Args:
-      call: asks the server; it may be repeated.
-      say: prints a line.
+      call: of the server; it may be repeated.
+      print_line: prints one line before the first repetition.
       sleep: waits for so many seconds.
 
     Raises:
@@ -73,26 +73,26 @@ def patiently(
             if number == _START_TRIES:
                 raise
             if number == 1:
-                say(f"MLflow does not answer yet ({error.reason}); asking again for a minute …")
+                print_line(f"MLflow does not answer yet ({error.reason}); asking again for a minute …")
         sleep(pause)
     raise AssertionError("there is always another pause")
 
 
 class Outbox:
-    """Names of what is to be sent, and the thread that sends it; use it as a context manager.
+    """The names of results to send, and the thread that sends them; use it as a context manager.
 
-    The empty name is that of no result: no line counts it.
+    The empty name names no result: no line counts it.
 
     Args:
-      send: sends what has that name, read from disk; may be repeated, and raises where it failed.
-      say: prints a line: one when the server fails, and one when it has caught up.
-      place: where everything is kept meanwhile, for the line.
+      send: sends the result of a name, read from disk; may be repeated, and raises if it failed.
+      print_line: prints a line when the server fails, and when it has caught up.
+      place: of the results meanwhile, for the line.
     """
 
-    def __init__(self, send: Callable[[str], None], say: Callable[[str], None], place: str) -> None:
-        self._send, self._say, self._place = send, say, place
+    def __init__(self, send: Callable[[str], None], print_line: Callable[[str], None], place: str) -> None:
+        self._send, self._print_line, self._place = send, print_line, place
         self._waiting: dict[str, None] = {}
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._hurry = threading.Event()
         self._is_closed = False
         self._num_late: int | None = None
@@ -104,32 +104,32 @@ class Outbox:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        """Have the thread end with what it is doing; nothing waits for a server that hangs."""
-        with self._changed:
+        """End the thread after its current call; nothing waits for a server that hangs."""
+        with self._condition:
             self._is_closed = True
-            self._changed.notify_all()
+            self._condition.notify_all()
         self._hurry.set()
 
     def put(self, name: str) -> None:
-        """Have it sent; return at once."""
-        with self._changed:
+        """Queue a name; return at once."""
+        with self._condition:
             self._waiting[name] = None
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def finish(self, patience: Patience) -> list[str]:
-        """Wait until all is sent; return what is left of it, where the server takes nothing for too long."""
+        """Wait until all is sent; return the rest of the names if the server takes nothing for too long."""
         self._hurry.set()
-        with self._changed:
+        with self._condition:
             if self._num_late is not None and self._waiting:
                 what = count(sum(map(bool, self._waiting)), "result")
-                self._say(f"waiting up to {duration(patience.seconds)} for MLflow to take {what} …")
+                self._print_line(f"waiting up to {duration(patience.seconds)} for MLflow to take {what} …")
             num_left = len(self._waiting) + 1
             while self._waiting and len(self._waiting) < num_left:  # as long as it takes some
                 num_left, last = len(self._waiting), self._num_failures + patience.tries
-                self._changed.wait_for(self._moved(num_left, last), patience.seconds)
+                self._condition.wait_for(self._progress_test(num_left, last), patience.seconds)
             return list(self._waiting)
 
-    def _moved(self, num_left: int, last: int) -> Callable[[], bool]:
+    def _progress_test(self, num_left: int, last: int) -> Callable[[], bool]:
         return lambda: len(self._waiting) < num_left or self._num_failures >= last
 
     def _run(self) -> None:
@@ -138,33 +138,33 @@ class Outbox:
             try:
                 self._send(name)
             except Exception as error:  # whatever it is: the thread must go on, and the sweep with it
-                self._failed(error)
+                self._record_failure(error)
                 if self._hurry.wait(next(waits)):
                     self._hurry.clear()
                     waits = pauses()
             else:
                 waits = pauses()
-                self._sent(name)
+                self._mark_sent(name)
 
     def _next(self) -> str | None:
         """The name that waits longest; None at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+        with self._condition:
+            self._condition.wait_for(lambda: self._waiting or self._is_closed)
             return None if self._is_closed else next(iter(self._waiting))
 
-    def _failed(self, error: Exception) -> None:
-        with self._changed:
+    def _record_failure(self, error: Exception) -> None:
+        with self._condition:
             is_first, self._num_late = self._num_late is None, self._num_late or 0
         if is_first:
             text = str(error) if isinstance(error, DpgclError) else f"{type(error).__name__}: {error}"
             line = " ".join(masked_text(text).split())
-            self._say(f"warning: {line}; results are kept in {self._place} and sent later")
-        with self._changed:
+            self._print_line(f"warning: {line}; results are kept in {self._place} and sent later")
+        with self._condition:
             self._num_failures += 1
-            self._changed.notify_all()
+            self._condition.notify_all()
 
-    def _sent(self, name: str) -> None:
-        with self._changed:
+    def _mark_sent(self, name: str) -> None:
+        with self._condition:
             if self._num_late is not None:
                 self._num_late += bool(name)
             self._waiting.pop(name)
@@ -172,5 +172,5 @@ class Outbox:
             if num_sent is not None:
                 self._num_late = None
                 what = count(num_sent, "result")
-                self._say(f"MLflow answers again, and has all {what} that waited")
-            self._changed.notify_all()
+                self._print_line(f"MLflow answers again, and has all {what} that waited")
+            self._condition.notify_all()

@@ -1,4 +1,4 @@
-"""The planner: from options to a table of feasible plans, one recommended, and what its tuning costs."""
+"""The planner: from options to a table of feasible plans, one recommended, and the cost of its tuning."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from dpgcl_core.release.statement import delta_text, rounded_up
 from sweeps.service.console.terminal import count, print_line
 from sweeps.service.options.planner_options import PlannerOptions
 from sweeps.service.options.sweep_command_line import words_of_options
-from sweeps.service.planning.resources import wanted_of
+from sweeps.service.planning.resources import request_of
 from trainers.config.settings import DEFAULT_EPSILON
 
 _SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
-    """What was asked for, and what was found.
+class PlannerResult:
+    """A request, its feasible plans and the cost of tuning.
 
     Attributes:
       options: of the command.
-      wanted: the same in the words of the library.
+      request: the same in the words of the library.
       answer: the feasible plans.
-      chosen: the recommended one, its σ calibrated on the grid of record.
+      choice: the recommended plan, its σ calibrated on the grid of record.
       costs: of tuning, by release mode.
     """
 
     options: PlannerOptions
-    wanted: Wanted
+    request: Wanted
     answer: Answer
-    chosen: Plan
+    choice: Plan
     costs: Mapping[str, TuningCost]
 
 
 def run_plan(options: PlannerOptions) -> int:
-    """Print what is feasible within the options, and write its curves where asked for; spend nothing.
+    """Print the plans that the options allow, and write their curves to `options.output`; spend nothing.
 
     Returns:
       0.
@@ -65,27 +65,27 @@ def run_plan(options: PlannerOptions) -> int:
     Raises:
       ConfigError: bad input, or no plan is feasible: then what to relax and by how much.
     """
-    wanted = wanted_of(options)
-    answer = feasible(wanted)
+    request = request_of(options)
+    answer = feasible(request)
     if answer.recommended is None:
         raise ConfigError(f"no plan is feasible. {'. '.join(answer.relax)}")
-    chosen = verified(wanted, answer.recommended)
-    planned = Planned(
+    choice = verified(request, answer.recommended)
+    planner_result = PlannerResult(
         options=options,
-        wanted=wanted,
+        request=request,
         answer=answer,
-        chosen=chosen,
-        costs=tuning_costs(options, chosen),
+        choice=choice,
+        costs=tuning_costs(options, choice),
     )
     if options.json:
-        print_line(json.dumps(_as_dict(planned), allow_nan=False))
+        print_line(json.dumps(_as_dict(planner_result), allow_nan=False))
     else:
-        _show(planned)
+        _show(planner_result)
     if options.output is not None:
-        points = [*epsilon_by_records(wanted, chosen.mechanism), *epochs_by_batch(wanted, chosen.mechanism)]
-        title = f"What N, B and σ allow: {wanted.method}, N = {wanted.num_records_public}"
+        points = [*epsilon_by_records(request, choice.mechanism), *epochs_by_batch(request, choice.mechanism)]
+        title = f"What N, B and σ allow: {request.method}, N = {request.num_records_public}"
         subtitle = (
-            f"ε = {wanted.target_epsilon:g}, δ = {wanted.delta:.3g}; the plan has {_point_text(chosen)}"
+            f"ε = {request.target_epsilon:g}, δ = {request.delta:.3g}; the plan has {_point_text(choice)}"
         )
         paths = write_curves(points, options.output, title=title, subtitle=subtitle)
         if not options.json:
@@ -95,10 +95,10 @@ def run_plan(options: PlannerOptions) -> int:
 
 
 def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
-    """Return what choosing among m trainings of a plan costs in each release mode.
+    """Return the cost of choosing among m trainings of a plan, in each release mode.
 
     Sealed: m is the mean of the secret number of trials, by the law and the bound of the options; with a
-    threshold it is its mean where no trial reaches it. One training has no secret number.
+    threshold it is the mean if no trial reaches it. One training has no secret number.
     """
     mechanism, number = plan.mechanism, options.num_trials
     trial = TrialClass(
@@ -107,34 +107,34 @@ def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
         num_steps=mechanism.num_steps_charged,
     )
     delta = mechanism.target_delta
-    found = {OPEN: open_cost([dataclasses.replace(trial, count=number)], delta=delta)}
+    costs = {OPEN: open_cost([dataclasses.replace(trial, count=number)], delta=delta)}
     if number > 1:
         law = TruncatedNegativeBinomial.from_mean(float(number), eta=options.release.eta)
-        found[SEALED] = sealed_cost([trial], law=law, delta=delta, bound=options.release.bound)
-        found[SEALED_THRESHOLD] = sealed_threshold_cost([trial], halting_prob=1 / number, delta=delta)
-    return found
+        costs[SEALED] = sealed_cost([trial], law=law, delta=delta, bound=options.release.bound)
+        costs[SEALED_THRESHOLD] = sealed_threshold_cost([trial], halting_prob=1 / number, delta=delta)
+    return costs
 
 
-def _shown(answer: Answer, chosen: Plan) -> list[Plan]:
-    """The recommended plan, others of its S, and the best of every other S."""
-    first = chosen.mechanism.group_size
-    own = [plan for plan in answer.plans if plan.mechanism.group_size == first]
-    found = [chosen, *[plan for plan in own if plan != answer.recommended][: _SHOWN - 1]]
+def _plans_to_show(answer: Answer, choice: Plan) -> list[Plan]:
+    """The recommended plan, more of its S, and the best of every other S."""
+    first = choice.mechanism.group_size
+    same_size = [plan for plan in answer.plans if plan.mechanism.group_size == first]
+    plans = [choice, *[plan for plan in same_size if plan != answer.recommended][: _SHOWN - 1]]
     for size in dict.fromkeys(plan.mechanism.group_size for plan in answer.plans):
         if size != first:
-            found.append(next(plan for plan in answer.plans if plan.mechanism.group_size == size))
-    return found
+            plans.append(next(plan for plan in answer.plans if plan.mechanism.group_size == size))
+    return plans
 
 
-def _show(planned: Planned) -> None:
-    options, wanted = planned.options, planned.wanted
-    answer, chosen = planned.answer, planned.chosen
-    how = "as stated" if options.records_per_second else "measured here on synthetic images"
-    network = "as stated" if options.num_weights is not None else options.network.name
-    _say_filled(
-        f"N = {wanted.num_records_public}, ε = {wanted.target_epsilon:g}, δ = {delta_text(wanted.delta)}, "
-        f"{wanted.method} on {wanted.num_weights} weights ({network}), "
-        f"{wanted.records_per_second:.4g} records a second ({how})"
+def _show(planner_result: PlannerResult) -> None:
+    options, request = planner_result.options, planner_result.request
+    answer, choice = planner_result.answer, planner_result.choice
+    rate_source = "as stated" if options.records_per_second else "measured here on synthetic images"
+    weights_source = "as stated" if options.num_weights is not None else options.network.name
+    _print_wrapped(
+        f"N = {request.num_records_public}, ε = {request.target_epsilon:g}, δ = {delta_text(request.delta)}, "
+        f"{request.method} on {request.num_weights} weights ({weights_source}), "
+        f"{request.records_per_second:.4g} records a second ({rate_source})"
     )
     for reason, number in answer.refused.items():
         print_line(f"left out: {count(number, 'point')}, {reason}")
@@ -146,28 +146,28 @@ def _show(planned: Planned) -> None:
         f"  {'B':>9} {'T':>6} {'S':>6} {'σ':>8} {'epochs':>8} {options.unit:>11} {'GiB':>6} "
         f"{'SNR a step':>11} {'at most':>8} {'over all':>9}"
     )
-    for plan in _shown(answer, chosen):
-        print_line(f"{'*' if plan is chosen else ' '} {_row(plan)}")
-    _say_filled(
-        f"recommended: {_point_text(chosen)}, ε = {rounded_up(chosen.mechanism.epsilon(), 4)} by PLD; its "
+    for plan in _plans_to_show(answer, choice):
+        print_line(f"{'*' if plan is choice else ' '} {_row(plan)}")
+    _print_wrapped(
+        f"recommended: {_point_text(choice)}, ε = {rounded_up(choice.mechanism.epsilon(), 4)} by PLD; its "
         "σ is calibrated on the grid of record, that of the others is up to some two per cent too large"
     )
-    _say_filled(
+    _print_wrapped(
         "expected SNR: groups agree as in the committed tables, half of the squared norm in common at "
-        f"S = {wanted.alignment_size:.3g}; at most: if they agreed fully"
+        f"S = {request.alignment_size:.3g}; at most: if they agreed fully"
     )
-    if (warning := _warning(wanted, chosen)) is not None:
-        _say_filled(f"note: {warning}")
-    print_line(f"the sweep: {shlex.join(sweep_command(options, chosen))}")
-    hours = options.num_trials * chosen.hours if chosen.hours is not None else math.nan
+    if (warning := _warning(request, choice)) is not None:
+        _print_wrapped(f"note: {warning}")
+    print_line(f"the sweep: {shlex.join(sweep_command(options, choice))}")
+    hours = options.num_trials * choice.hours if choice.hours is not None else math.nan
     print_line(f"tuning among {count(options.num_trials, 'training')}, {hours:.3g} {options.unit}:")
-    for mode, cost in planned.costs.items():
+    for mode, cost in planner_result.costs.items():
         assert cost.tuned_epsilon is not None
         print_line(f"  {mode:<17} ε = {rounded_up(cost.tuned_epsilon, 4):<9} {cost.theorem}")
 
 
-def _say_filled(text: str) -> None:
-    """Print a sentence in as many lines as the terminal's columns need; of 100 where there is none."""
+def _print_wrapped(text: str) -> None:
+    """Print a sentence, wrapped to the terminal's columns; to 100 without a terminal."""
     print_line(textwrap.fill(text, table_width()))
 
 
@@ -186,12 +186,12 @@ def sweep_command(options: PlannerOptions, plan: Plan) -> list[str]:
     return ["python", f"sweeps/{script}.py", *words_of_options(options, values | axes)]
 
 
-def _warning(wanted: Wanted, plan: Plan) -> str | None:
-    found = too_small(plan.mechanism, wanted.num_weights, wanted.alignment_size)
-    if found is None:
+def _warning(request: Wanted, plan: Plan) -> str | None:
+    note = too_small(plan.mechanism, request.num_weights, request.alignment_size)
+    if note is None:
         return None
-    number = enough_records(wanted, plan) if found.startswith("n and ε") else None
-    return found if number is None else f"{found} At this B, T and S, n = {number} would do at the same ε."
+    number = enough_records(request, plan) if note.startswith("n and ε") else None
+    return note if number is None else f"{note} At this B, T and S, n = {number} would do at the same ε."
 
 
 def _row(plan: Plan) -> str:
@@ -213,25 +213,25 @@ def _point_text(plan: Plan) -> str:
     )
 
 
-def _as_dict(planned: Planned) -> dict[str, Any]:
-    wanted, chosen = planned.wanted, planned.chosen
+def _as_dict(planner_result: PlannerResult) -> dict[str, Any]:
+    request, choice = planner_result.request, planner_result.choice
     return {
-        "num_records_public": wanted.num_records_public,
-        "target_epsilon": wanted.target_epsilon,
-        "target_delta": wanted.delta,
-        "method": wanted.method,
-        "num_weights": wanted.num_weights,
-        "records_per_second": wanted.records_per_second,
-        "records_per_second_is_measured": planned.options.records_per_second is None,
-        "alignment_size": wanted.alignment_size,
-        "hours_are": planned.options.unit,
-        "network": planned.options.network.name,
-        "recommended": plan_dict(chosen),
-        "command": sweep_command(planned.options, chosen),
-        "plans": [plan_dict(plan) for plan in planned.answer.plans],
-        "refused": dict(planned.answer.refused),
-        "warning": _warning(wanted, chosen),
-        "tuning": {mode: cost.as_dict() for mode, cost in planned.costs.items()},
+        "num_records_public": request.num_records_public,
+        "target_epsilon": request.target_epsilon,
+        "target_delta": request.delta,
+        "method": request.method,
+        "num_weights": request.num_weights,
+        "records_per_second": request.records_per_second,
+        "records_per_second_is_measured": planner_result.options.records_per_second is None,
+        "alignment_size": request.alignment_size,
+        "hours_are": planner_result.options.unit,
+        "network": planner_result.options.network.name,
+        "recommended": plan_dict(choice),
+        "command": sweep_command(planner_result.options, choice),
+        "plans": [plan_dict(plan) for plan in planner_result.answer.plans],
+        "refused": dict(planner_result.answer.refused),
+        "warning": _warning(request, choice),
+        "tuning": {mode: cost.as_dict() for mode, cost in planner_result.costs.items()},
     }
 
 

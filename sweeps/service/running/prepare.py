@@ -20,7 +20,7 @@ from sweeps.service.options.resume_options import command_of
 from sweeps.service.options.service import ServiceOptions, StorageOptions
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.duration import seconds_of_trials
-from sweeps.service.planning.inputs import Earlier, PlanInputs, num_records
+from sweeps.service.planning.inputs import EarlierSweep, PlanInputs, num_records
 from sweeps.service.planning.plan import Fit, SweepPlan
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.size_to_data import fitted_to_size
@@ -55,19 +55,19 @@ class PreparedSweep:
     """A sweep that may start: planned, checked, and held against its ledger. Nothing is written or charged.
 
     Attributes:
-      plan: its trials and what they cost.
+      plan: its trials and their cost.
       folder: that will hold its results.
       policy: which trials it has.
       service: resources and limits of its trainings.
       tracking_uri: of MLflow.
-      ledger, dataset_id: what it is charged to; None without a ledger.
+      ledger, dataset_id: that it is charged to; None without a ledger.
       budget: the ledger's part in an open sweep; None of others.
       calibrations: the noise multipliers that planning found.
       slots: the table of records held out, to be kept before the first training; None without one.
       slot_files: where.
       repetition: what repeats it, and continues it.
-      known_plan: the plan in its folder, where it is resumed; None of a new one.
-      sweep_id: random; tells it from a sweep of the same name elsewhere.
+      known_plan: the plan in its folder, if it is resumed; None of a new one.
+      sweep_id: random; distinguishes it from a sweep of the same name elsewhere.
       listeners: of the user's own.
     """
 
@@ -94,11 +94,11 @@ class PreparedSweep:
 
     @property
     def account(self) -> dict[str, Any] | None:
-        """What its plan keeps of the ledger; None without one."""
+        """The ids of ledger and data set that its plan keeps; None without a ledger."""
         return account_of(self.ledger, self.dataset_id)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold_folder(self) -> Iterator[None]:
         """Hold the folder while the sweep runs, and keep the slots.
 
         Raises:
@@ -118,27 +118,27 @@ class PreparedSweep:
 
 
 @contextmanager
-def prepared(
+def prepare_sweep(
     question: str,
     options: SweepOptions,
     points: Sequence[Point],
     policy: TrialPolicy,
     *,
-    earlier: Earlier | None,
+    earlier: EarlierSweep | None,
     repeat_options: SweepOptions | None,
 ) -> Iterator[PreparedSweep]:
-    """Plan a sweep, check it, and print its plan; of a dry run what it would need, too.
+    """Plan a sweep, check it, and print its plan; in a dry run also its needs.
 
     Args:
       question: name of the sweep, for example `group-size`.
       options: the user's.
-      points: what is compared.
+      points: the settings to compare.
       policy: which trials it has.
       earlier: the sweep whose results chose these points; its cost is added.
-      repeat_options: the options that repeat all of it, where `options` are those of a part.
+      repeat_options: the options that repeat all of it, if `options` are of a part.
 
     Raises:
-      DpgclError: whatever the user can have got wrong, before anything is written, charged or started.
+      DpgclError: any error of the user, before anything is written, charged or started.
     """
     data, service = options.data, options.service
     check_ledger_options(data, options.ledger, dry_run=service.dry_run)
@@ -180,7 +180,7 @@ def prepared(
             total_epsilon=service.total_epsilon,
             account=None if ledger is None or dataset_id is None else (ledger, dataset_id),
         )
-        if (fit := _fit(inputs, limits, root, fixed=policy.fixes_noise(inputs))) is not None:
+        if (fit := _fit(inputs, limits, root, has_fixed_noise=policy.fixes_noise(inputs))) is not None:
             epsilon = {} if fit.epsilon is None else {"epsilon": fit.epsilon}
             options = changed(options, repeats=fit.repeats, **epsilon)
         plan = policy.plan(dataclasses.replace(inputs, options=options))
@@ -195,9 +195,9 @@ def prepared(
         )
         budget = sweep_budget(plan, ledger, dataset_id, folder)
         check_starts(plan.private_starts, ledger)
-        known = folder.read_plan()
+        folder_plan = folder.read_plan()
         if not plan.release.is_open:
-            plan = dataclasses.replace(plan, publication=_publication(plan, known, service))
+            plan = dataclasses.replace(plan, publication=_publication(plan, folder_plan, service))
         policy.print_plan(plan, in_full=service.dry_run)
         if fit is not None:
             print_line(f"--total-epsilon: {limits.text(fit, [*plan.trials, *plan.later])}")
@@ -207,7 +207,7 @@ def prepared(
             except BudgetExceeded as error:
                 advice = ""
                 with suppress(ConfigError):  # no ε may be given where a search has a range of them
-                    advice = limits.what_would_fit(fixed=True)
+                    advice = limits.what_would_fit(has_fixed_noise=True)
                 raise BudgetExceeded(f"{error}{advice}") from error
             print_line(budget.text())
         if service.dry_run:
@@ -230,31 +230,31 @@ def prepared(
                 options=options_text(repeat_options),
                 command=command_of(repeat_options, policy.resumed_name(folder.name)),
             ),
-            known_plan=known,
-            sweep_id=_sweep_id(known, budget),
+            known_plan=folder_plan,
+            sweep_id=_sweep_id(folder_plan, budget),
             listeners=listeners,
         )
 
 
-def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, fixed: bool) -> Fit | None:
-    """Return how a sweep is within its limits; None without `--total-epsilon`.
+def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, has_fixed_noise: bool) -> Fit | None:
+    """Return the fit of a sweep to its limits; None without `--total-epsilon`.
 
-    Of a resumed sweep it is known: its charges stand already.
+    A resumed sweep has its fit in its plan: its charges stand already.
     """
     options = inputs.options
     if limits.total_epsilon is None:
         return None
     if options.storage.resume and options.storage.name is not None:
-        known = named_folder(root, options.storage.name).read_plan() or {}
-        fit = Fit.read(known.get("params", {}))
+        folder_plan = named_folder(root, options.storage.name).read_plan() or {}
+        fit = Fit.read(folder_plan.get("params", {}))
         if fit is not None and fit.total_epsilon == limits.total_epsilon:
             return fit
-    doing("finding how many repeats fit" if fixed else "finding the largest ε of one training")
-    return limits.fit(fixed=fixed)
+    doing("finding how many repeats fit" if has_fixed_noise else "finding the largest ε of one training")
+    return limits.fit(has_fixed_noise=has_fixed_noise)
 
 
 def _checked_root(storage: StorageOptions) -> Path:
-    """Return the storage folder, which can be written and holds no sweep of the name that is running."""
+    """Return the storage folder, once it can be written and no sweep of the name is running in it."""
     root = storage_root(storage.folder)
     check_writable(root)
     if storage.name is not None:
@@ -267,7 +267,7 @@ def _resumed_text(storage: StorageOptions) -> str:
 
 
 def _check_server(uri: str) -> None:
-    """Refuse a server that does not answer before planning takes its minutes.
+    """Check that the server answers, before planning takes its minutes.
 
     A database is opened only when the plan is good, for that may write its file.
     """
@@ -288,7 +288,7 @@ def _sweep_id(known_plan: dict[str, Any] | None, budget: SweepBudget | None) -> 
 
 
 def _publication(plan: SweepPlan, known_plan: dict[str, Any] | None, service: ServiceOptions) -> Publication:
-    """Return the moment of a sealed sweep: a new one, or that of the sweep that is resumed."""
+    """Return the moment of a sealed sweep: a new one, or the moment of the resumed sweep."""
     if known_plan is not None:
         return Publication.read(known_plan.get("publication"))
     longest = max(seconds_of_trials(plan))
@@ -297,7 +297,7 @@ def _publication(plan: SweepPlan, known_plan: dict[str, Any] | None, service: Se
 
 
 def _print_estimate(options: SweepOptions, plan: SweepPlan) -> None:
-    """Print, in a dry run, what would refuse the sweep itself, and how long it would take."""
+    """Print, in a dry run, what would stop the sweep itself, and how long it would take."""
     try:
         check_this_machine(options.service, options.performance)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What the terminal and the log tell of an open sweep as its trials finish."""
+"""The lines of an open sweep in terminal and log, as its trials finish."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TerminalListener:
         put_result(f"[{result.num_done}/{self._num_trials}] {result.name}: {text}")
 
     def on_end(self, end: SweepEnd) -> None:
-        """Print nothing: the end has lines of its own."""
+        """No-op: the end has lines of its own."""
 
 
 class LogListener:

@@ -1,4 +1,4 @@
-"""Optuna, asked and told: what a search tries next."""
+"""The next settings of a search, by Optuna's ask-and-tell interface."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.service.planning.samplers import SAMPLERS
-from sweeps.service.planning.space import EPSILON, Searched, SearchOptions, Space
+from sweeps.service.planning.space import EPSILON, Axis, SearchOptions, Space
 from sweeps.service.running.study import direction
 
 
 class Proposals:
-    """An Optuna study in memory that is asked and told on the driver; `SearchStudy` is the one that lasts.
+    """An Optuna study in memory, on the driver; `SearchStudy` is the study that lasts.
 
-    The proposal for trial k depends on the public seed, k, and what had been told by then. So random
-    gives the same settings whenever it is asked, and TPE does with one trial at a time.
+    The proposal for trial k depends on the public seed, k, and the scores recorded by then. So random always
+    proposes the same settings, and TPE does with one trial at a time.
 
     Args:
-      space: what is chosen from.
+      space: of the settings.
       options: sampler, seed, objectives and number of trials.
     """
 
     def __init__(self, space: Space, options: SearchOptions) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._options = space, options
-        self._distributions = {each.option: _distribution(each) for each in space.searched}
+        self._distributions = {axis.option: _distribution(axis) for axis in space.axes}
         directions = [direction(name) for name in options.objectives]
         self._study = optuna.create_study(
             directions=directions, sampler=RandomSampler(seed=options.service.seed)
         )
 
     @property
-    def num_asked(self) -> int:
+    def num_suggestions(self) -> int:
         """Trials so far."""
         return len(self._study.get_trials(deepcopy=False))
 
-    def ask(self) -> dict[str, Any]:
+    def suggest(self) -> dict[str, Any]:
         """Return the values of the next trial, by option."""
-        self._study.sampler = self._sampler(self.num_asked)
+        self._study.sampler = self._sampler(self.num_suggestions)
         return self._values(self._study.ask(self._distributions).params)
 
     def repeat(self, values: Mapping[str, Any]) -> None:
         """Take the values of the next trial from an earlier process.
 
         Raises:
-          ValueError, KeyError: they are not of this space.
+          ValueError, KeyError: the values are not of this space.
         """
-        proposed = {each.option: each.proposal(values[each.option]) for each in self._space.searched}
+        proposed = {axis.option: axis.proposal(values[axis.option]) for axis in self._space.axes}
         self._study.enqueue_trial(proposed)
-        self.ask()
+        self.suggest()
 
-    def tell(self, number: int, metrics: Mapping[str, float] | None) -> None:
-        """Take what trial `number`, from 1, scored; without metrics, or one of them, it failed."""
-        found = [(metrics or {}).get(name, math.nan) for name in self._options.objectives]
-        if all(map(math.isfinite, found)):
-            self._study.tell(number - 1, found)
+    def record_scores(self, number: int, metrics: Mapping[str, float] | None) -> None:
+        """Record the scores of trial `number`, from 1; without all objectives it counts as failed."""
+        scores = [(metrics or {}).get(name, math.nan) for name in self._options.objectives]
+        if all(map(math.isfinite, scores)):
+            self._study.tell(number - 1, scores)
         else:
             self._study.tell(number - 1, state=TrialState.FAIL)
 
@@ -79,18 +79,18 @@ class Proposals:
             (trial.user_attrs["numbers"], dict(zip(self._options.objectives, trial.values, strict=True)))
             for trial in pooled.best_trials
         ]
-        return sorted(front, key=lambda each: each[1].get(EPSILON, 0.0))
+        return sorted(front, key=lambda member: member[1].get(EPSILON, 0.0))
 
     def _values(self, proposed: Mapping[str, Any]) -> dict[str, Any]:
-        return {each.option: each.value(proposed[each.option]) for each in self._space.searched}
+        return {axis.option: axis.value(proposed[axis.option]) for axis in self._space.axes}
 
     def _sampler(self, number: int) -> BaseSampler:
         seed = np.random.SeedSequence((self._options.service.seed, number)).generate_state(1)[0]
         return SAMPLERS[self._options.sampler](self._options.num_trials, int(seed))
 
 
-def _distribution(each: Searched) -> Any:
-    """A list is searched by place, for its order tells something."""
-    if each.choices:
-        return optuna.distributions.IntDistribution(0, len(each.choices) - 1)
-    return optuna.distributions.FloatDistribution(each.low, each.high, log=True)
+def _distribution(axis: Axis) -> Any:
+    """Return the distribution of an axis; a list is searched by place, for its order has a meaning."""
+    if axis.choices:
+        return optuna.distributions.IntDistribution(0, len(axis.choices) - 1)
+    return optuna.distributions.FloatDistribution(axis.low, axis.high, log=True)

@@ -1,7 +1,7 @@
 """The report of an open sweep: written anew beside its trials while they run, and once more at the end.
 
-It is read from MLflow, in a thread of its own: no trial waits for it. Between two of them a minute passes,
-and twenty times what the last one took, so that a sweep of any size gives at most a twentieth of a processor.
+A thread of its own reads it from MLflow: no trial waits for it. Between two reports passes a minute, and
+twenty times the time of the last one, so that a sweep of any size spends at most a twentieth of a processor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ReportListener:
         self._thread: threading.Thread | None = None
 
     def withdraw(self) -> None:
-        """Remove the report of an earlier run of the sweep, before more is drawn than it tells."""
+        """Remove the report of an earlier run of the sweep, before more is drawn than it states."""
         (self._folder / REPORT).unlink(missing_ok=True)
 
     def on_begin(self, sweep: SweepBeginning) -> None:
@@ -52,7 +52,7 @@ class ReportListener:
         """Begin to write the report anew, unless it was written lately or is being written."""
         if self._now() < self._due or (self._thread is not None and self._thread.is_alive()):
             return
-        self._thread = threading.Thread(target=self._refreshed, name="report", daemon=True)
+        self._thread = threading.Thread(target=self._refresh, name="report", daemon=True)
         self._thread.start()
 
     def on_end(self, end: SweepEnd) -> None:
@@ -72,8 +72,8 @@ class ReportListener:
         except (DpgclError, OSError) as error:
             warn(f"warning: the report: {error}")
 
-    def _refreshed(self) -> None:
-        begun = self._now()
-        with suppress(Exception):  # the next one, or the last, says what is wrong
+    def _refresh(self) -> None:
+        start_seconds = self._now()
+        with suppress(Exception):  # the next report, or the last, raises it again
             write_report(self._uri, self._folder.name, self._folder)
-        self._due = self._now() + max(_LEAST_SECONDS, _SHARE * (self._now() - begun))
+        self._due = self._now() + max(_LEAST_SECONDS, _SHARE * (self._now() - start_seconds))

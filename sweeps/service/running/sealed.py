@@ -11,8 +11,8 @@ has been prepared by then, so that the moment itself takes as long whatever K wa
 
 Who sees what. Trusted are the operator, the terminal, the cluster's logs and `trusted/` in the sweep's
 folder, where K and the progress lie. Readers of MLflow, of the statement, of the ledger and of `release/`
-find one run, without its place among the others. Times that servers and file systems note by themselves are
-those of the start or of the moment.
+find one run, without its place among the others. Times that servers and file systems note by themselves show
+the start or the moment.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _HIDDEN_METRICS = ("epsilon", "epsilon_rdp", "epsilon_prv", "num_restarts")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Prepared:
-    """What the one run of MLflow will hold."""
+class _SealedRun:
+    """The content of the one run in MLflow."""
 
     outcome: str
     params: Mapping[str, Any]
@@ -76,7 +76,7 @@ class SealedRelease:
     budget = None
 
     def __init__(self, sweep: PreparedSweep, tracker: Future[Tracker], clock: Clock) -> None:
-        self._sweep, self._opened, self._clock = sweep, tracker, clock
+        self._sweep, self._tracker_future, self._clock = sweep, tracker, clock
         self._listeners = Listeners(*sweep.listeners)
         publication = () if sweep.plan.publication is None else (sweep.plan.publication.note(),)
         self._plan = dataclasses.replace(sweep.plan, notes=(*sweep.plan.notes, *publication))
@@ -92,8 +92,8 @@ class SealedRelease:
           TrackingError: MLflow does not answer; nothing was charged.
         """
         doing("opening MLflow")
-        self._tracker, sweep = self._opened.result(), self._sweep
-        self._begun = self._folder.begin(
+        self._tracker, sweep = self._tracker_future.result(), self._sweep
+        self._start = self._folder.begin(
             self._plan,
             sweep.ledger,
             sweep.dataset_id,
@@ -102,13 +102,13 @@ class SealedRelease:
             sweep.sweep_id,
         )
         if self._plan.publication is not None:
-            print_line(self._plan.publication.text(self._begun.started))
-        self.plan = dataclasses.replace(self._plan, trials=drawn_trials(self._plan.trials, self._begun.draws))
+            print_line(self._plan.publication.text(self._start.time))
+        self.plan = dataclasses.replace(self._plan, trials=drawn_trials(self._plan.trials, self._start.draws))
         print_line(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")
         self._hashes = {trial.name: config_hash(trial.config) for trial in self.plan.trials}
         self._count_interrupted()
-        done = self._finished()
-        return [trial for trial in self.plan.trials if trial.name not in done]
+        results = self._results()
+        return [trial for trial in self.plan.trials if trial.name not in results]
 
     def begin(self, remaining: Sequence[Trial]) -> None:
         """No-op: the charge came before the draws."""
@@ -122,8 +122,8 @@ class SealedRelease:
         self._keep(name, result)
         print_line(f"done: {name}")
 
-    def interrupt(self, stopped: StopRequest | None) -> str:
-        """End early; return what becomes of the trials that had begun."""
+    def interrupt(self, stop: StopRequest | None) -> str:
+        """End early; return a note on the trials that had begun."""
         return "trials that had begun count as the worst score; the number of trials stays"
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
@@ -131,73 +131,73 @@ class SealedRelease:
         for name, failure in failures.items():
             warn(f"failed: {name} ({failure}); it counts as the worst score")
             self._keep(name, {"failed": str(failure)})
-        prepared = self._prepare()
-        self._wait(self._begun.started)
-        self._publish(prepared)
+        run = self._prepare()
+        self._wait(self._start.time)
+        self._publish(run)
         return 0
 
     def _keep(self, name: str, result: Mapping[str, Any]) -> None:
         self.folder.keep(name, {**result, "config_hash": self._hashes[name]})
 
-    def _finished(self) -> dict[str, dict[str, Any]]:
+    def _results(self) -> dict[str, dict[str, Any]]:
         return self.folder.read_results(self._hashes)
 
     def _count_interrupted(self) -> None:
         """Keep a worst score for each trial that had begun when an earlier process ended.
 
-        Begun is what was started: its checkpoints and its count may be lost.
+        A start is enough: checkpoints and count of the trial may be lost.
         """
-        done = self._finished()
+        results = self._results()
         for trial in self.plan.trials:
-            if self.folder.has_begun(trial.name) and trial.name not in done:
+            if trial.name not in results and self.folder.has_begun(trial.name):
                 self._keep(trial.name, {"failed": str(INTERRUPTED)})
 
-    def _prepare(self) -> _Prepared:
-        """Choose the trial, and write all that will be released on the trusted side."""
-        options, outgoing, begun = self._plan.release, self._folder.outgoing, self._begun
-        chosen = choose(
+    def _prepare(self) -> _SealedRun:
+        """Choose the trial, and write all files of the release on the trusted side."""
+        options, outgoing, start = self._plan.release, self._folder.outgoing, self._start
+        trial = choose(
             self.plan.trials,
-            begun.draws,
-            self._finished(),
+            start.draws,
+            self._results(),
             select_by=options.select_by,
             min_score=options.min_score if options.mode == SEALED_THRESHOLD else None,
         )
-        outcome = "one model" if chosen is not None else "no model"
-        metrics = self._visible(chosen)
-        params = chosen.params if chosen is not None else {}
-        statement = build_statement(self._plan, self._name, ledger=begun.ledger)
+        outcome = "one model" if trial is not None else "no model"
+        metrics = self._visible(trial)
+        params = trial.params if trial is not None else {}
+        statement = build_statement(self._plan, self._name, ledger=start.ledger)
         for path in outgoing.iterdir():  # of an attempt that ended before the moment
             path.unlink()
         write_statement(statement, outgoing)
-        if chosen is not None:
-            self._copy_model(chosen)
+        if trial is not None:
+            self._copy_model(trial)
         write_json(outgoing / RESULT, {"outcome": outcome, "params": params, "metrics": metrics})
-        answer = self._answered(params, metrics) if chosen is not None else None
+        answer = self._make_answer(params, metrics) if trial is not None else None
         if answer is not None:
             write_answer(answer, outgoing)
-        return _Prepared(outcome=outcome, params=params, metrics=metrics, statement=statement, answer=answer)
+        return _SealedRun(outcome=outcome, params=params, metrics=metrics, statement=statement, answer=answer)
 
-    def _answered(self, params: Mapping[str, Any], metrics: Mapping[str, float]) -> Answer | None:
-        """Return the answer of what is published alone: that one run, which nothing is compared with."""
+    def _make_answer(self, params: Mapping[str, Any], metrics: Mapping[str, float]) -> Answer | None:
+        """Return the answer of the published run alone, without a comparison."""
         row = {"guarantee_label": "proven", "params": params, "metrics": metrics}
         tags = {"data_is": self._plan.tags()["data_is"]}
         try:
-            return sweep_answer(self._plan.question, [row], tags, self._plan.cost, self._begun.left)
+            return sweep_answer(self._plan.question, [row], tags, self._plan.cost, self._start.budget)
         except DashboardError as error:
             warn(f"warning: the answer: {error}")
             return None
 
-    def _wait(self, started: float) -> None:
-        """Wait for the next moment; where it has passed already, nothing is left to hide."""
+    def _wait(self, start_time: float) -> None:
+        """Wait for the next moment; once the sweep is published, nothing is left to hide."""
         if self._plan.publication is None or self._folder.is_published:
             return
         now = self._clock.now()
-        moment = self._plan.publication.moment(started, now)
+        moment = self._plan.publication.moment(start_time, now)
         when = datetime.fromtimestamp(moment)
         print_line(f"all is ready; published at {when:%Y-%m-%d %H:%M:%S}, in {duration(moment - now)}")
         self._clock.sleep_until(moment)
 
-    def _publish(self, prepared: _Prepared) -> None:
+    def _publish(self, run: _SealedRun) -> None:
         """Move everything out at once: files first, `result.json` last, then the run in MLflow."""
         outgoing, release = self._folder.outgoing, self._folder.release
         release.mkdir(exist_ok=True)
@@ -207,43 +207,43 @@ class SealedRelease:
             shutil.copyfile(outgoing / name, part)  # a file moved here would keep the time of its making
             part.replace(release / name)
             self._hide_times()
-        statement = prepared.statement
-        tags = self._plan.tags() | {"outcome": prepared.outcome, "guarantee_label": statement.guarantee_label}
+        statement = run.statement
+        tags = self._plan.tags() | {"outcome": run.outcome, "guarantee_label": statement.guarantee_label}
         texts = {STATEMENT: statement.to_json(), f"{STATEMENT}_page": statement.to_markdown()}
         self._tracker.log_sealed(
             self._name,
-            prepared.params,
-            prepared.metrics,
+            run.params,
+            run.metrics,
             tags,
             texts,
             sweep_id=self._sweep.sweep_id,
-            first=prepared.answer.first_lines() if prepared.answer is not None else (),
+            first=run.answer.first_lines() if run.answer is not None else (),
         )
         print_line(statement_text(statement))
-        if prepared.answer is not None:
-            warn(answer_text(prepared.answer))
-        print_line(f"published: {prepared.outcome} in {release}")
+        if run.answer is not None:
+            warn(answer_text(run.answer))
+        print_line(f"published: {run.outcome} in {release}")
         self._listeners.on_end(
             SweepEnd(
                 status="FINISHED",
                 folder=release,
                 is_concluded=True,
                 statement=statement,
-                answer=prepared.answer,
+                answer=run.answer,
             )
         )
 
     def _hide_times(self) -> None:
-        """Take the times from what is in `release/`, after every write."""
+        """Remove the times of all files in `release/`, after every write."""
         release = self._folder.release
         for path in (*release.iterdir(), release):
             os.utime(path, ns=(SEALED_TIME_MS * 10**6,) * 2)
 
-    def _visible(self, chosen: Trial | None) -> dict[str, float]:
+    def _visible(self, trial: Trial | None) -> dict[str, float]:
         """The metrics of the published trial that the bound covers; its own ε is not the sweep's."""
-        if chosen is None:
+        if trial is None:
             return {}
-        metrics = self._finished()[chosen.name]["metrics"]
+        metrics = self._results()[trial.name]["metrics"]
         return {
             name: value
             for name, value in metrics.items()
@@ -252,12 +252,12 @@ class SealedRelease:
             and name not in _HIDDEN_METRICS
         }
 
-    def _copy_model(self, chosen: Trial) -> None:
-        path = self.folder.checkpoint_folder(chosen.name)
-        saved = CheckpointFolder(path, every_steps=1).load() if path.is_dir() else None
-        if saved is not None:
-            averaged = chosen.config.optimizer.ema_decay > 0
+    def _copy_model(self, trial: Trial) -> None:
+        path = self.folder.checkpoint_folder(trial.name)
+        checkpoint = CheckpointFolder(path, every_steps=1).load() if path.is_dir() else None
+        if checkpoint is not None:
+            is_averaged = trial.config.optimizer.ema_decay > 0
             data = "private" if self._plan.source.are_private else RESEARCH
             note = json.dumps({"data": data, "sweep": self._name})
-            state = released_state(saved, averaged=averaged)
+            state = released_state(checkpoint, averaged=is_averaged)
             write_weights(self._folder.outgoing / PUBLISHED, state, note=note)

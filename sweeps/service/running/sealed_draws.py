@@ -20,7 +20,7 @@ from dpgcl_core.ledger.report import LedgerStatement
 from sweeps.service.options.release_options import trial_law
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
-from sweeps.service.privacy.budget import what_is_left
+from sweeps.service.privacy.budget import remaining_budget
 from sweeps.service.privacy.ledger_choice import account_of
 from sweeps.service.privacy.sealed_charge import reserve
 from sweeps.service.storage.sweep_folder import Repetition, SweepFolder, write_json
@@ -60,14 +60,14 @@ def draw_trials(law: TrialCountLaw, num_candidates: int) -> tuple[Draw, ...]:
 
 def drawn_trials(candidates: Sequence[Trial], draws: Sequence[Draw]) -> tuple[Trial, ...]:
     """Return the trials of the draws; their names number them, and stay on the trusted side."""
-    found = []
+    trials = []
     for number, draw in enumerate(draws):
         candidate = candidates[draw.candidate]
         config = dataclasses.replace(candidate.config, public_seed=draw.public_seed)
         params = {k: v for k, v in candidate.params.items() if k not in _HIDDEN_PARAMS}
         params |= {"public_seed": draw.public_seed}
-        found.append(Trial(name=f"draw-{number}", config=config, params=params))
-    return tuple(found)
+        trials.append(Trial(name=f"draw-{number}", config=config, params=params))
+    return tuple(trials)
 
 
 def choose(
@@ -78,35 +78,35 @@ def choose(
     select_by: str,
     min_score: float | None,
 ) -> Trial | None:
-    """Return the trial to publish; None where none has a score (or none reaches `min_score`).
+    """Return the trial to publish; None if none has a score (or none reaches `min_score`).
 
-    Without a threshold it is the one with the best score, with it the first one that reaches it.
+    Without a threshold it is the trial with the best score, with it the first trial that reaches it.
     """
-    scored = []
+    scored_trials = []
     for trial, draw in zip(trials, draws, strict=True):
         score = results.get(trial.name, {}).get("metrics", {}).get(select_by)
         if score is not None and np.isfinite(score):
-            scored.append((score, draw.coin, trial))
+            scored_trials.append((score, draw.coin, trial))
     if min_score is not None:
-        return next((trial for score, _, trial in scored if score >= min_score), None)
-    return max(scored, key=lambda each: each[:2])[2] if scored else None
+        return next((trial for score, _, trial in scored_trials if score >= min_score), None)
+    return max(scored_trials, key=lambda entry: entry[:2])[2] if scored_trials else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun:
-    """What was fixed when the sweep began.
+class SealedStart:
+    """The start of a sealed sweep, which fixes all of this.
 
     Attributes:
       draws: of its trials.
       ledger: the ledger's lines from the moment of the charge; None without a ledger.
-      left: what the ledger had left then: ε and trainings; None without a ledger.
-      started: seconds since the epoch, before anything was drawn.
+      time: seconds since the epoch, before anything was drawn.
+      budget: ε and trainings that the ledger had left then; None without a ledger.
     """
 
     draws: tuple[Draw, ...]
     ledger: LedgerStatement | None
-    started: float
-    left: tuple[float | None, int] | None = None
+    time: float
+    budget: tuple[float | None, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,17 +144,17 @@ class SealedFolder:
         plan: SweepPlan,
         ledger: Ledger | None,
         dataset_id: str | None,
-        again: Repetition,
-        started: float,
+        repetition: Repetition,
+        start_time: float,
         sweep_id: str,
-    ) -> Begun:
-        """Return the draws: new ones, charged before they are made, or those of the resumed sweep.
+    ) -> SealedStart:
+        """Return the draws: new ones, charged before they are made, or the draws of the resumed sweep.
 
         Args:
           plan: with the moment of publication.
-          ledger, dataset_id: what is charged.
-          again: what repeats and continues the sweep.
-          started: the time now; a resumed sweep keeps its own.
+          ledger, dataset_id: to charge.
+          repetition: what repeats and continues the sweep.
+          start_time: the time now; a resumed sweep keeps its own.
           sweep_id: of a new sweep.
 
         Raises:
@@ -163,46 +163,46 @@ class SealedFolder:
         """
         path = self.trusted.path / "sealed.json"
         if self.folder.read_plan() is not None:
-            begun = self._read(path)
-            if ledger is not None and begun.ledger is None:
+            start = self._read(path)
+            if ledger is not None and start.ledger is None:
                 raise LedgerError(
                     f"the sweep {self.folder.name!r} was begun without a ledger, and cannot be charged "
                     "before it draws any more; resume it as it was begun"
                 )
-            return begun
+            return start
         if plan.publication is None:
             raise ConfigError(
                 "a sealed sweep needs a moment of publication before it draws its number of trials"
             )
-        charged = reserve(ledger, str(dataset_id), plan, self.folder.name) if ledger is not None else None
+        statement = reserve(ledger, str(dataset_id), plan, self.folder.name) if ledger is not None else None
         # Before K is drawn, so that it tells nothing of it; later rows are of other times.
-        left = what_is_left(ledger, str(dataset_id), plan.trials) if ledger is not None else None
+        budget = remaining_budget(ledger, str(dataset_id), plan.trials) if ledger is not None else None
         draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))
         self._make_trusted()
-        ledger_lines = dataclasses.asdict(charged) if charged is not None else None
-        drawn = [vars(draw) for draw in draws]
-        write_json(path, {"draws": drawn, "ledger": ledger_lines, "started": started, "left": left})
+        ledger_lines = dataclasses.asdict(statement) if statement is not None else None
+        rows = [vars(draw) for draw in draws]
+        write_json(path, {"draws": rows, "ledger": ledger_lines, "started": start_time, "left": budget})
         facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": sweep_id}
-        if charged is not None:
-            facts["head"] = vars(charged.head)
-        fixed = {"account": account_of(ledger, dataset_id), "publication": plan.publication.as_dict()}
-        self.folder.create(facts | fixed, again)
-        return Begun(draws=draws, ledger=charged, started=started, left=left)
+        if statement is not None:
+            facts["head"] = vars(statement.head)
+        terms = {"account": account_of(ledger, dataset_id), "publication": plan.publication.as_dict()}
+        self.folder.create(facts | terms, repetition)
+        return SealedStart(draws=draws, ledger=statement, time=start_time, budget=budget)
 
     def _make_trusted(self) -> None:
-        """Make all that will lie in `trusted/`, whose own times others see: they are those of the start."""
+        """Make all entries of `trusted/` at the start, for others see the folder's own times."""
         make_folder(self.trusted.path, mode=0o700)
         for name in ("trials", "checkpoints", "started", "drawn", "ray", self.outgoing.name):
             make_folder(self.trusted.path / name)
 
-    def _read(self, path: Path) -> Begun:
+    def _read(self, path: Path) -> SealedStart:
         try:
             values = json.loads(path.read_text())
             draws = tuple(Draw(**draw) for draw in values["draws"])
             lines = values["ledger"]
-            charged = LedgerStatement(**{**lines, "head": Head(**lines["head"])}) if lines else None
-            left = None if values.get("left") is None else tuple(values["left"])
-            return Begun(draws=draws, ledger=charged, started=float(values["started"]), left=left)
+            statement = LedgerStatement(**{**lines, "head": Head(**lines["head"])}) if lines else None
+            budget = None if values.get("left") is None else tuple(values["left"])
+            return SealedStart(draws=draws, ledger=statement, time=float(values["started"]), budget=budget)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(
                 f"{path} is gone or damaged, and with it the secret number of trials: this sweep cannot "

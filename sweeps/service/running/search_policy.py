@@ -1,8 +1,8 @@
-"""An adaptive search under way: each trial is chosen by what earlier ones scored.
+"""An adaptive search under way: each trial is chosen by the scores of earlier ones.
 
-What is proposed is written down before it is trained, one file per trial, `suggested/trial-3.json`. A resume
-proposes it again, tells the sampler what was found, and goes on. The study that is kept for Optuna's tools is
-written alone: whatever becomes of it, the search proposes the same.
+A proposal is written down before it is trained, one file per trial, `suggested/trial-3.json`. A resume
+proposes it again, records its scores with the sampler, and goes on. The study for Optuna's tools is only
+written: whatever becomes of it, the search proposes the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.search_plan import SearchPlan, costliest_trials, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
-from sweeps.service.planning.trials import Charged, Trial, is_proven
+from sweeps.service.planning.trials import DrawCounts, Trial, is_proven
 from sweeps.service.running.mlflow_listener import times_ms
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.study import SearchStudy
@@ -58,10 +58,10 @@ class OwnScore:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPolicy(TrialPolicy):
-    """Trials are proposed one after the other, each by what earlier ones scored.
+    """Trials are proposed one after the other, each by the scores of earlier ones.
 
     Attributes:
-      space: that is searched; that of the options unless given.
+      space: of the search; taken from the options unless given.
       own_score: computed of each trial, in place of a metric; None for none.
     """
 
@@ -81,12 +81,12 @@ class SearchPolicy(TrialPolicy):
         return plan_search(inputs, self.space, () if self.own_score is None else (self.own_score.name,))
 
     def print_plan(self, plan: SweepPlan, *, in_full: bool) -> None:
-        """Print what is searched, by what, and what it costs at most."""
+        """Print the space and the sampler of a search, and its largest cost."""
         assert isinstance(plan, SearchPlan)
         print_search(plan, in_full=in_full)
 
     def start(self, plan: SweepPlan, folder: SweepFolder, calibrations: CalibrationCache) -> SweepTrials:
-        """Return the trials of the search, those that an earlier process had begun among them."""
+        """Return the trials of the search, including trials that an earlier process had begun."""
         assert isinstance(plan, SearchPlan)
         return SearchTrials(plan, folder, calibrations, self.own_score)
 
@@ -96,7 +96,7 @@ class SearchPolicy(TrialPolicy):
 
 
 class SearchTrials(SweepTrials):
-    """The trials of one search, which names them as it comes to them; it is their `TrialSource`, too.
+    """The trials of one search, named as it reaches them; it is their `TrialSource`, too.
 
     Args:
       plan: of the search.
@@ -119,7 +119,7 @@ class SearchTrials(SweepTrials):
         self._search, self._calibrations, self._own_score = plan, calibrations, own_score
         self._proposals = Proposals(plan.space, plan.options)
         self._values: dict[str, Mapping[str, Any]] = {}
-        self._study = SearchStudy(folder.path, plan.options.objectives, plan.space.searched)
+        self._study = SearchStudy(folder.path, plan.options.objectives, plan.space.axes)
         self._to_repeat: list[Trial] = []
         for number, values in enumerate(read_suggestions(folder), start=1):
             try:
@@ -128,7 +128,7 @@ class SearchTrials(SweepTrials):
                 raise StorageError(
                     f"{suggestion_file(folder, number)} is of another search: {error}"
                 ) from error
-            self._to_repeat.append(self._named(number, values))
+            self._to_repeat.append(self._register_trial(number, values))
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
         """Return itself."""
@@ -136,65 +136,65 @@ class SearchTrials(SweepTrials):
 
     def keep(self, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
         """Keep a result with its own score, where that is a finite number."""
-        metrics, own = result["metrics"], self._own_score
-        if own is not None and math.isfinite(value := own.of(name, metrics)):
-            metrics = metrics | {own.name: value}
+        metrics, own_score = result["metrics"], self._own_score
+        if own_score is not None and math.isfinite(value := own_score.of(name, metrics)):
+            metrics = metrics | {own_score.name: value}
         return super().keep(name, {**result, "metrics": metrics})
 
     def next_trial(self) -> Trial:
         """Return a trial that an earlier process had begun, or a new one, once it is written down."""
         if self._to_repeat:
             return self._to_repeat.pop(0)
-        number, values = self._proposals.num_asked + 1, self._proposals.ask()
-        trial = self._named(number, values)
+        number, values = self._proposals.num_suggestions + 1, self._proposals.suggest()
+        trial = self._register_trial(number, values)
         write_suggestion(self._folder, number, values)
         self._calibrations.keep()
         return trial
 
     def note_end(self, name: str) -> None:
-        """Tell the sampler how a trial ended, by the result that was kept."""
+        """Record the outcome of a trial with the sampler, by the result on disk."""
         result = self._folder.result(name, self._hashes[name])
         metrics = None if result is None else result["metrics"]
-        self._proposals.tell(self.by_name[name].params["trial_number"], metrics)
+        self._proposals.record_scores(self.by_name[name].params["trial_number"], metrics)
         if result is not None:
             self._record({name: result})
 
     def begin(self) -> None:
-        """Tell the sampler how earlier trials ended, and add to the kept study what it lacks of them."""
-        done, excluded = self.results(), self.excluded()
-        for known in (done, excluded):
+        """Record the outcomes of earlier trials with the sampler, and add missing ones to the kept study."""
+        results, excluded = self.results(), self.excluded()
+        for ended_names in (results, excluded):
             for trial in self._to_repeat:
-                if trial.name in known:
-                    metrics = done[trial.name]["metrics"] if trial.name in done else None
-                    self._proposals.tell(trial.params["trial_number"], metrics)
-        over = done.keys() | excluded.keys()
-        self._to_repeat = [trial for trial in self._to_repeat if trial.name not in over]
-        self._record(done)
+                if trial.name in ended_names:
+                    metrics = results[trial.name]["metrics"] if trial.name in results else None
+                    self._proposals.record_scores(trial.params["trial_number"], metrics)
+        all_ended = results.keys() | excluded.keys()
+        self._to_repeat = [trial for trial in self._to_repeat if trial.name not in all_ended]
+        self._record(results)
 
     def axes(self, trial: Trial) -> dict[str, Any]:
         """Return the settings that are searched."""
         return {name: trial.params[name] for name in self._search.space.columns}
 
-    def statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
-        """As of every sweep, with the mechanisms that were trained in place of the costliest one."""
-        trained = [self.by_name[name] for name in drawn if is_proven(self.by_name[name])]
+    def statement(self, draws: Mapping[str, DrawCounts], ledger: LedgerStatement | None) -> PrivacyStatement:
+        """Return the privacy statement, with the trained mechanisms in place of the costliest one."""
+        trained = [self.by_name[name] for name in draws if is_proven(self.by_name[name])]
         mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))
-        statement = super().statement(drawn, ledger)
-        notes, num_settings = statement.notes, len({str(self._values[name]) for name in drawn})
-        if num_settings < len(drawn):
-            counted = f"{count(len(drawn), 'training')} of {count(num_settings, 'setting')}"
+        statement = super().statement(draws, ledger)
+        notes, num_settings = statement.notes, len({str(self._values[name]) for name in draws})
+        if num_settings < len(draws):
+            counts_text = f"{count(len(draws), 'training')} of {count(num_settings, 'setting')}"
             notes = (
                 *notes,
-                f"{counted}: repeats of one setting are ranked by their mean, and all are charged.",
+                f"{counts_text}: repeats of one setting are ranked by their mean, and all are charged.",
             )
         return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
 
     def finish(self) -> None:
-        """Try once more to add to the kept study what it did not take."""
+        """Try once more to add missing trials to the kept study."""
         self._record(self.results())
 
     def closing_lines(self) -> Iterator[str]:
-        """Yield what the search found, for people to type again."""
+        """Yield the best settings of the search, for people to type again."""
         best, objectives = self._proposals.best(), self._search.options.objectives
         if not best:
             yield f"no trial has a value of {', '.join(objectives)}"
@@ -211,7 +211,7 @@ class SearchTrials(SweepTrials):
             yield f"  {', '.join(names)}: {scores} with {settings}"
 
     def _record(self, results: Results) -> None:
-        """Add trials with a result to the kept study; those that it does not take are tried at the end."""
+        """Add trials with a result to the kept study; the end of the search tries failed ones again."""
         try:
             for name, result in results.items():
                 label = self.by_name[name].config.guarantee_label
@@ -219,8 +219,8 @@ class SearchTrials(SweepTrials):
         except StorageError as error:
             warn(f"warning: {error}; the end of the search, or --resume, adds it")
 
-    def _named(self, number: int, values: Mapping[str, Any]) -> Trial:
-        """Return trial `number`, which the sweep knows from now on by its real settings."""
+    def _register_trial(self, number: int, values: Mapping[str, Any]) -> Trial:
+        """Return trial `number`, registered with the sweep by its real settings."""
         trial = searched_trial(self._search, number, values)
         self._values[trial.name] = values
         self.add(trial)
@@ -251,19 +251,19 @@ def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
     Raises:
       StorageError: one is damaged or gone; a trial of other settings must not take its name.
     """
-    count = len(list((folder.path / "suggested").glob("trial-*.json")))
-    found = []
-    for number in range(1, count + 1):
+    num_suggestions = len(list((folder.path / "suggested").glob("trial-*.json")))
+    suggestions = []
+    for number in range(1, num_suggestions + 1):
         path = suggestion_file(folder, number)
         try:
-            found.append(dict(json.loads(path.read_text())))
+            suggestions.append(dict(json.loads(path.read_text())))
         except (OSError, ValueError, TypeError) as error:
             raise StorageError(f"{path} is gone or damaged; restore it, or choose another --name") from error
-    return found
+    return suggestions
 
 
 def print_search(plan: SearchPlan, *, in_full: bool) -> None:
-    """Print what is searched, by what, and what it costs at most."""
+    """Print the space and the sampler of a search, and its largest cost."""
     print_notes(plan, in_full=in_full)
     config, options = plan.trials[0].config, plan.options
     mechanism = config.mechanism
@@ -272,8 +272,8 @@ def print_search(plan: SearchPlan, *, in_full: bool) -> None:
         f"to {mechanism.neighboring_relation}"
     )
     print_line(f"{options.num_trials} trials by {options.sampler}, for {', '.join(options.objectives)}, over")
-    for each in plan.space.searched:
-        print_line(f"  {each.option:<20} {each.text}")
+    for axis in plan.space.axes:
+        print_line(f"  {axis.option:<20} {axis.text}")
     if config.guarantee_label == "proven":
         at_most = f"σ at least {mechanism.noise_multiplier:.5g}, ε at most {rounded_up(config.epsilon(), 5)}"
         print_line(f"every trial: {at_most}; the whole search, whatever it chooses:")

@@ -23,7 +23,7 @@ from optuna.trial import TrialState, create_trial
 
 from dpgcl_core.errors import StorageError
 from dpgcl_core.release.metrics import find_metric
-from sweeps.service.planning.space import EPSILON, Searched
+from sweeps.service.planning.space import EPSILON, Axis
 
 JOURNAL = "study.journal"
 _TRIAL = "trial"
@@ -42,12 +42,12 @@ class SearchStudy:
     Args:
       folder: of the sweep.
       objectives: of the search.
-      searched: what it varies.
+      axes: of its space.
     """
 
-    def __init__(self, folder: Path, objectives: Sequence[str], searched: Sequence[Searched]) -> None:
+    def __init__(self, folder: Path, objectives: Sequence[str], axes: Sequence[Axis]) -> None:
         self._folder, self._objectives = folder, list(objectives)
-        self._distributions = {each.option: _distribution(each) for each in searched}
+        self._distributions = {axis.option: _distribution(axis) for axis in axes}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
 
     def add(
@@ -76,7 +76,7 @@ class SearchStudy:
         attributes = {_TRIAL: trial, "guarantee_label": guarantee_label}
         if EPSILON in metrics:
             attributes[EPSILON] = metrics[EPSILON]
-        ended = create_trial(
+        frozen_trial = create_trial(
             state=state,
             values=scores if state is TrialState.COMPLETE else None,
             params=dict(values),
@@ -84,18 +84,18 @@ class SearchStudy:
             user_attrs=attributes,
         )
         if times_ms is not None:  # else it begins and ends now
-            ended.datetime_start, ended.datetime_complete = (
+            frozen_trial.datetime_start, frozen_trial.datetime_complete = (
                 datetime.fromtimestamp(t / 1000) for t in times_ms
             )
         try:
-            study = self._opened()
-            known = study.get_trials(deepcopy=False)
-            if all(each.user_attrs.get(_TRIAL) != trial for each in known):
-                study.add_trial(ended)
+            study = self._open_study()
+            known_trials = study.get_trials(deepcopy=False)
+            if all(each.user_attrs.get(_TRIAL) != trial for each in known_trials):
+                study.add_trial(frozen_trial)
         except Exception as error:  # of the file system, or Optuna's of a damaged file
             raise StorageError(f"{self._folder / JOURNAL} does not take {trial}: {error}") from error
 
-    def _opened(self) -> Study:
+    def _open_study(self) -> Study:
         """The study, there already or new."""
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(self._folder / JOURNAL))),
@@ -109,7 +109,7 @@ class SearchStudy:
         return study
 
 
-def _distribution(each: Searched) -> BaseDistribution:
-    if each.choices:
-        return CategoricalDistribution(each.choices)
-    return FloatDistribution(each.low, each.high, log=True)
+def _distribution(axis: Axis) -> BaseDistribution:
+    if axis.choices:
+        return CategoricalDistribution(axis.choices)
+    return FloatDistribution(axis.low, axis.high, log=True)

@@ -13,7 +13,7 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.console.display import show_progress
 from sweeps.service.console.terminal import short_name, warn
 from sweeps.service.options.sweep_options import SweepOptions
-from sweeps.service.planning.inputs import Earlier
+from sweeps.service.planning.inputs import EarlierSweep
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.clock import Clock, SystemClock
@@ -21,20 +21,20 @@ from sweeps.service.running.conclude import Figure
 from sweeps.service.running.driver import drive
 from sweeps.service.running.open_release import OpenRelease
 from sweeps.service.running.outbox import patiently
-from sweeps.service.running.prepare import prepared
+from sweeps.service.running.prepare import prepare_sweep
 from sweeps.service.running.sealed import SealedRelease
 from sweeps.service.running.trial_policy import ALL_POINTS, TrialPolicy
 from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.tracking.runs import Tracker
 
 SEALED_EXPERIMENT = "dpgcl"
-"""Of all sealed sweeps: one of their own would tell when it began."""
+"""Of all sealed sweeps: an experiment of its own would reveal when one began."""
 SYSTEM_CLOCK = SystemClock()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a sweep.
+    """The outcome of a sweep.
 
     Attributes:
       code: exit code.
@@ -59,15 +59,14 @@ def execute(
     points: Sequence[Point],
     figure: Figure | None,
     *,
-    earlier: Earlier | None = None,
+    earlier: EarlierSweep | None = None,
     policy: TrialPolicy = ALL_POINTS,
     repeat_options: SweepOptions | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Outcome:
     """Run a sweep from plan to figure.
 
-    Everything the user can have got wrong is found before the first worker starts, and nothing is
-    written before that.
+    Every error of the user is found before the first worker starts, and nothing is written before that.
 
     Args:
       question: name of the sweep, for example `group-size`.
@@ -77,22 +76,22 @@ def execute(
         none.
       earlier: the sweep whose results chose these points; its cost is added.
       policy: which trials an open sweep has.
-      repeat_options: the options that repeat all of it, where these are those of a part.
+      repeat_options: the options that repeat all of it, if `options` are of a part.
       clock: that a sealed sweep is published by.
 
     Returns:
-      What became of it, with the exit code: 0; 1 when trials failed or MLflow did not take all results
+      Its outcome, with the exit code: 0; 1 when trials failed or MLflow did not take all results
       (`--resume` continues), or when every training was left out; 128 + signal when stopped.
 
     Raises:
       DpgclError: bad input; exit code 2.
     """
-    preparation = prepared(question, options, points, policy, earlier=earlier, repeat_options=repeat_options)
-    with show_progress(quiet=options.service.is_quiet), preparation as sweep:
+    context = prepare_sweep(question, options, points, policy, earlier=earlier, repeat_options=repeat_options)
+    with show_progress(quiet=options.service.is_quiet), context as sweep:
         plan, folder = sweep.plan, sweep.folder
         if options.service.dry_run:
             return Outcome(code=0, plan=plan)
-        with sweep.held(), ThreadPoolExecutor(1) as beside:
+        with sweep.hold_folder(), ThreadPoolExecutor(1) as beside:
 
             def open_tracker() -> Tracker:
                 return Tracker.open(sweep.tracking_uri, folder.root, *experiment_of(plan))
@@ -120,9 +119,9 @@ def experiment_of(plan: SweepPlan) -> tuple[str, str]:
     if not plan.release.is_open:
         return SEALED_EXPERIMENT, ""
     dataset, question = plan.source.dataset, plan.question.removesuffix("-tuning")
-    asked = QUESTIONS.get(question, OWN).text
+    title = QUESTIONS.get(question, OWN).text
     about = (
-        f"{asked} Sweeps of {question} on {dataset}: one parent run for each sweep, whose description "
+        f"{title} Sweeps of {question} on {dataset}: one parent run for each sweep, whose description "
         "begins with its answer, and one run below for each training."
     )
     return f"{question} on {short_name(dataset)}", about

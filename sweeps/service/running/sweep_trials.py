@@ -1,4 +1,4 @@
-"""The trials of one open sweep while it runs: which are left, and what is kept of each one."""
+"""The trials of one open sweep while it runs: the remaining ones, and the kept result of each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.cluster.trial_queue import ListedTrials, TrialSource
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.trials import Charged, Trial
+from sweeps.service.planning.trials import DrawCounts, Trial
 from sweeps.service.privacy.sweep_statement import build_statement
 from sweeps.service.storage.sweep_folder import SweepFolder, config_hash
 from trainers.files.checkpoint import CheckpointFolder
 
 Results = Mapping[str, Mapping[str, Any]]
-"""What finished trials came to, by name."""
+"""The results of finished trials, by name."""
 
 
 class SweepTrials:
@@ -39,7 +39,7 @@ class SweepTrials:
         self._results: dict[str, dict[str, Any]] | None = None
 
     def add(self, trial: Trial) -> None:
-        """Know a trial from now on, or know it by its real settings."""
+        """Add a trial, or replace it by one with its real settings."""
         self.by_name[trial.name] = trial
         self._hashes[trial.name] = config_hash(trial.config)
 
@@ -50,68 +50,68 @@ class SweepTrials:
         return self._results
 
     def keep(self, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep the result of a trial that has just ended, durably, and return what is kept."""
+        """Keep the result of a trial that has just ended, durably, and return the kept record."""
         more = {"config_hash": self._hashes[name], "params": self.by_name[name].params}
-        kept = {**result, **more, "ended_ms": int(time.time() * 1000)}
-        self._folder.keep(name, kept)
-        self.results()[name] = kept
-        return kept
+        record = {**result, **more, "ended_ms": int(time.time() * 1000)}
+        self._folder.keep(name, record)
+        self.results()[name] = record
+        return record
 
     def excluded(self) -> dict[str, str]:
-        """Return the trainings that no attempt may continue any more, by name, and why.
+        """Return the reasons why no attempt may continue a training, by the training's name.
 
-        What the others release is charged for all trainings, these included, so they go on without them.
+        The releases of the others are charged for all trainings, these included; so they go on without them.
         """
-        found = {}
-        for name, trial in self._begun(self.results()):
+        reasons = {}
+        for name, trial in self._begun_trials(self.results()):
             mechanism = trial.config.mechanism
             checkpoints = self._checkpoints(trial)
             if why := checkpoints.refusal(mechanism.num_steps, mechanism.num_restart_steps):
-                found[name] = why
-        return found
+                reasons[name] = why
+        return reasons
 
     def restart_notes(self, finished_or_excluded: Collection[str]) -> Iterator[str]:
-        """Yield, for every training that goes on, how much of R is left, the steps charged in advance."""
-        for name, trial in self._begun(finished_or_excluded):
+        """Yield the rest of R, the steps charged in advance, for every training that goes on."""
+        for name, trial in self._begun_trials(finished_or_excluded):
             restarts, checkpoints = trial.config.mechanism.num_restart_steps, self._checkpoints(trial)
             if restarts is not None and checkpoints.drawn().num_attempts:
                 yield f"{name}: {checkpoints.goes_on_text(restarts)}"
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
-        """Return what decides which of the remaining trials comes next."""
+        """Return the source of the remaining trials."""
         return ListedTrials(remaining)
 
     def begin(self) -> None:
         """Prepare for the first training, or for the next one of a resumed sweep."""
 
     def finish(self) -> None:
-        """Complete what is kept of the trials, once all have ended."""
+        """Complete the kept records, once all trials have ended."""
 
     def axes(self, trial: Trial) -> dict[str, Any]:
-        """Return what the sweep's question is about, of one training."""
+        """Return the params of a training that the sweep's question is about."""
         question = QUESTIONS.get(self._plan.question.removesuffix("-tuning"), OWN)
         if question is OWN:
             return {POINT: trial.name.rpartition("-r")[0]}
         if question.axis.column in trial.params:
             return {question.axis.column: trial.params[question.axis.column]}
-        every = [each.params for each in self._plan.trials]
-        varied = [name for name in question.splits if len({str(params.get(name)) for params in every}) > 1]
+        rows = [each.params for each in self._plan.trials]
+        varied = [name for name in question.splits if len({str(params.get(name)) for params in rows}) > 1]
         return {name: trial.params[name] for name in varied if name in trial.params}
 
-    def statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
+    def statement(self, draws: Mapping[str, DrawCounts], ledger: LedgerStatement | None) -> PrivacyStatement:
         """Return the sweep's privacy statement.
 
         Args:
-          drawn: what each trial may have drawn, by name.
+          draws: what each trial may have drawn, by name.
           ledger: the ledger's lines; None without one.
         """
-        return build_statement(self._plan, self._folder.name, drawn=drawn, ledger=ledger)
+        return build_statement(self._plan, self._folder.name, draws=draws, ledger=ledger)
 
     def closing_lines(self) -> Iterable[str]:
-        """Return what the sweep ends with, below its answer."""
+        """Return the sweep's last lines, below its answer."""
         return ()
 
-    def _begun(self, without: Collection[str]) -> Iterator[tuple[str, Trial]]:
+    def _begun_trials(self, without: Collection[str]) -> Iterator[tuple[str, Trial]]:
         for name, trial in self.by_name.items():
             if name not in without and self._folder.starts(name).num_starts:
                 yield name, trial

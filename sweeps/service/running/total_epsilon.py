@@ -1,10 +1,9 @@
 """`--total-epsilon`: the largest ε of one training at which a sweep stays within a total; and what would fit.
 
 Nothing is computed anew here: a plan is a number of trainings, each calibrated as the sweep itself calibrates
-it, their cost is `cost_of`, and whether a ledger holds them is asked of the ledger. All of that rises with
-the ε of one training, with the number of repeats and with every further point, so the largest that fits is
-found by bisection. What is returned was found to fit by the two functions that a sweep is stated and charged
-by.
+it, their cost is `cost_of`, and the ledger decides whether it holds them. All of that rises with the ε of
+one training, with the number of repeats and with every further point, so bisection finds the largest that
+fits. Its result fits by the two functions that a sweep is stated and charged by.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ _LEAST_SCALE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What all of a sweep must stay within, and what of it fits.
+    """The limits of a whole sweep, and the largest sweep within them.
 
     Attributes:
       options: of the sweep.
-      points: what is compared.
+      points: the settings to compare.
       trials_of: the sweep's trials.
       total_epsilon: --total-epsilon; None for the ledger alone.
       account: ledger and data set that it is charged to; None without.
@@ -52,86 +51,86 @@ class Limits:
     total_epsilon: float | None
     account: tuple[Ledger, str] | None = None
 
-    def fit(self, *, fixed: bool) -> Fit:
+    def fit(self, *, has_fixed_noise: bool) -> Fit:
         """Return the largest ε of one training, or number of repeats, at which a sweep is within its limits.
 
         Args:
-          fixed: whether options or points give the noise of every private training; else its ε is sought.
+          has_fixed_noise: options or points give the noise of every private training; else its ε is sought.
 
         Raises:
-          ConfigError: no private training is planned, or nothing fits: what would, in the user's words.
+          ConfigError: no private training is planned, or nothing fits; the error names options that would.
         """
         total, repeats = self.total_epsilon, self.options.service.repeats
         assert total is not None
-        if not fixed:
-            epsilon = self._largest_epsilon(most=total)
+        if not has_fixed_noise:
+            epsilon = self._largest_epsilon(max_epsilon=total)
             if epsilon is not None:
                 return Fit(total_epsilon=total, epsilon=epsilon, repeats=repeats)
         else:
-            fits, (_, wanted) = self._count_that_fits(), self._count
-            if fits == wanted or (fits and not isinstance(self.options, SearchOptions)):
-                return Fit(total_epsilon=total, epsilon=None, repeats=min(fits, repeats))
+            num_fitting, (_, num_wanted) = self._count_that_fits(), self._count
+            if num_fitting == num_wanted or (num_fitting and not isinstance(self.options, SearchOptions)):
+                return Fit(total_epsilon=total, epsilon=None, repeats=min(num_fitting, repeats))
         raise ConfigError(
             f"all of the sweep must fit within --total-epsilon {total:g}"
             f"{' and the ledger' if self.account is not None else ''}, and does not"
-            f"{self.what_would_fit(fixed=fixed) or ': give more, or fewer points'}"
+            f"{self.what_would_fit(has_fixed_noise=has_fixed_noise) or ': give more, or fewer points'}"
         )
 
-    def what_would_fit(self, *, fixed: bool) -> str:
-        """Return what fits in place of a sweep that does not, as a command line has it; "" for nothing.
+    def what_would_fit(self, *, has_fixed_noise: bool) -> str:
+        """Return the options that would fit in place of a sweep that does not; "" for none.
 
         Args:
-          fixed: as of `fit`.
+          has_fixed_noise: as of `fit`.
         """
-        found, mechanism = [], self.options.mechanism
+        alternatives, mechanism = [], self.options.mechanism
         if mechanism.noise_multiplier is None and not _have_noise(self.points):
-            most = mechanism.epsilon or self.total_epsilon or DEFAULT_EPSILON
-            if epsilon := self._largest_epsilon(most=most):
-                found.append(f"--epsilon {epsilon:g}")
-        name, wanted = self._count
-        if fixed and 0 < (fits := self._count_that_fits()) < wanted:
-            found.append(f"--{name.replace('_', '-')} {fits}")
-        return f". What would fit: {', or '.join(found)}" if found else ""
+            max_epsilon = mechanism.epsilon or self.total_epsilon or DEFAULT_EPSILON
+            if epsilon := self._largest_epsilon(max_epsilon=max_epsilon):
+                alternatives.append(f"--epsilon {epsilon:g}")
+        name, num_wanted = self._count
+        if has_fixed_noise and 0 < (num_fitting := self._count_that_fits()) < num_wanted:
+            alternatives.append(f"--{name.replace('_', '-')} {num_fitting}")
+        return f". What would fit: {', or '.join(alternatives)}" if alternatives else ""
 
     def text(self, fit: Fit, trials: Sequence[Trial]) -> str:
-        """Return what was planned for a total ε, in a sentence."""
-        what = (
+        """Return the plan for a total ε, in a sentence."""
+        summary = (
             f"ε = {fit.epsilon:g} of one training is the largest"
             if fit.epsilon is not None
             else f"{fit.repeats} repeat{'s' * (fit.repeats != 1)} of every point are the most"
         )
-        held = ", and the ledger holds it" if self.account is not None else ""
+        ledger_text = ", and the ledger holds it" if self.account is not None else ""
         return (
-            f"{what} (to a percent) at which all of the sweep costs ε = {fit.total_epsilon:g} at most, "
-            f"at δ = {delta_text(self._delta([trial for trial in trials if is_proven(trial)]))}{held}"
+            f"{summary} (to a percent) at which all of the sweep costs ε = {fit.total_epsilon:g} at most, "
+            f"at δ = {delta_text(self._delta([trial for trial in trials if is_proven(trial)]))}{ledger_text}"
         )
 
-    def _largest_epsilon(self, *, most: float) -> float | None:
+    def _largest_epsilon(self, *, max_epsilon: float) -> float | None:
         """Return the largest ε of one training, to a percent, at which all of the sweep is within its limits.
 
-        More noise in all trainings is tried first, for that needs no calibration. It tells the ε where all of
-        them cost the same, and else where to look.
+        More noise in all trainings is tried first, for that needs no calibration. It gives the ε if all of
+        them cost the same, and a first guess otherwise.
         """
 
         def fits(epsilon: float) -> bool:
             trials = self._calibrated(epsilon)
             return trials is not None and self._share(trials) <= 1
 
-        if fits(most):
-            return most
-        near = most
+        if fits(max_epsilon):
+            return max_epsilon
+        near = max_epsilon
         while (start := self._calibrated(near)) is None:
             near /= 2
             if near < SMALLEST_EPSILON:
                 return None
         scale = largest_that_fits(
-            lambda scale: self._share(_with_noise(start, 1 / scale)), most=1.0, least=_LEAST_SCALE
+            lambda scale: self._share(_with_noise(start, 1 / scale)), maximum=1.0, minimum=_LEAST_SCALE
         )
         if scale is None:
             return None
         quieter = _with_noise(start, 1 / scale)
         guess = max(trial.config.epsilon() for trial in quieter if is_proven(trial))
-        return _nearest(fits, min(guess, most))
+        return _nearest(fits, min(guess, max_epsilon))
 
     def _calibrated(self, epsilon: float) -> Sequence[Trial] | None:
         """The trials at an ε of one training; None where no noise is found for one so large, or so small."""
@@ -149,19 +148,19 @@ class Limits:
 
     @property
     def _count(self) -> tuple[str, int]:
-        """The option that says how often every point is trained, and its value; a search has trials."""
+        """The option with the number of trainings of every point, and its value; a search has trials."""
         if isinstance(self.options, SearchOptions):
             return "num_trials", self.options.num_trials
         return "repeats", self.options.service.repeats if self.options.release.is_open else 1
 
     def _count_that_fits(self) -> int:
         """Return the largest number of repeats (trials of a search), up to that given, that fits; or 0."""
-        trials, (_, most) = self.trials_of(self.options), self._count
-        each = len(trials) // most
-        return largest_admitted(lambda number: self._share(trials[: each * number]) <= 1, most)
+        trials, (_, max_count) = self.trials_of(self.options), self._count
+        num_per_count = len(trials) // max_count
+        return largest_admitted(lambda number: self._share(trials[: num_per_count * number]) <= 1, max_count)
 
     def _delta(self, proven: Sequence[Trial]) -> float:
-        """The δ of the total: that of the sweep, or of the ledger's cap where it is smaller."""
+        """Return the δ of the total: the smaller one of the sweep's and of the ledger's cap."""
         if self.account is None:
             return delta_of(proven)
         ledger, dataset_id = self.account
@@ -180,37 +179,37 @@ class Limits:
         return math.inf if tuned is None else max(of_ledger, tuned / self.total_epsilon)
 
     def _share_of_ledger(self, trials: Sequence[Trial]) -> float:
-        """The share of what a ledger has left: of an open sweep in the filter's RDP, else all or nothing."""
+        """Return the share of a ledger's rest: of an open sweep in the filter's RDP, else all or nothing."""
         if self.account is None or not all(trial.config.mechanism.rules.plain_event for trial in trials):
             return 0.0
         (ledger, dataset_id), release = self.account, self.options.release
-        spent, needed = ledger.spent(dataset_id, with_pld=False), 0.0
+        spending, needed_share = ledger.spent(dataset_id, with_pld=False), 0.0
         try:
             if not release.is_open:
                 cost = cost_of(release, trials)
                 if cost is None or cost.tuned_epsilon is None:
                     return _MORE_THAN_ALL
-                curve = charged_curve(release, trials, spent.cap)
+                curve = charged_curve(release, trials, spending.cap)
                 ledger.would_admit_sealed(
                     dataset_id, epsilon=cost.tuned_epsilon, delta=cost.delta, rdp_curve=curve
                 )
                 return 0.0
             planned = planned_trainings({f"planned {number}": trial for number, trial in enumerate(trials)})
-            if spent.rdp is not None and spent.rdp_budget is not None:
-                rule, left = spent.cap.rdp_filter(), spent.rdp_budget - spent.rdp
-                total = sum(rule.cost(each.step_class, each.num_steps) for each in planned)
-                needed = total / left if left > 0 else math.inf
+            if spending.rdp is not None and spending.rdp_budget is not None:
+                rule, rdp_left = spending.cap.rdp_filter(), spending.rdp_budget - spending.rdp
+                total = sum(rule.cost(training.step_class, training.num_steps) for training in planned)
+                needed_share = total / rdp_left if rdp_left > 0 else math.inf
             ledger.would_admit(dataset_id, planned)
         except BudgetExceeded:
-            return max(needed, _MORE_THAN_ALL)
-        return min(needed, 1.0)
+            return max(needed_share, _MORE_THAN_ALL)
+        return min(needed_share, 1.0)
 
 
 def _have_noise(points: Sequence[Point]) -> bool:
     """Whether every private point has an ε or σ of its own."""
-    given = [{name: point.changes.get(name) for name in ("epsilon", "noise_multiplier")} for point in points]
-    private = [each for each in given if each["epsilon"] != math.inf]
-    return bool(private) and all(set(each.values()) != {None} for each in private)
+    noises = [{name: point.changes.get(name) for name in ("epsilon", "noise_multiplier")} for point in points]
+    private = [noise for noise in noises if noise["epsilon"] != math.inf]
+    return bool(private) and all(set(noise.values()) != {None} for noise in private)
 
 
 def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
@@ -257,30 +256,30 @@ def _rounded_down(value: float) -> float:
     return float(f"{math.floor(value / unit + 1e-9) * unit:.3g}")
 
 
-def largest_that_fits(share: Callable[[float], float], *, most: float, least: float) -> float | None:
-    """Return a number from `least` to `most`, within a percent of the largest, whose share is at most 1.
+def largest_that_fits(share: Callable[[float], float], *, maximum: float, minimum: float) -> float | None:
+    """Return a number from `minimum` to `maximum`, within a percent of the largest, whose share is at most 1.
 
     Args:
       share: rises with the number.
-      most, least: both positive.
+      maximum, minimum: both positive.
 
-    >>> found = largest_that_fits(lambda x: x * x / 2, most=10.0, least=0.001)
-    >>> 0.99 * 2**0.5 < found <= 2**0.5
+    >>> largest = largest_that_fits(lambda x: x * x / 2, maximum=10.0, minimum=0.001)
+    >>> 0.99 * 2**0.5 < largest <= 2**0.5
     True
     """
-    high, above, low = most, share(most), most
+    high, above, low = maximum, share(maximum), maximum
     if above <= 1:
-        return most
+        return maximum
     while (below := share(low := low / 1.5)) > 1:
-        if low < least:
+        if low < minimum:
             return None
         high, above = low, below
     while high / low > 1.01:
         part = 0.5 if below <= 0 or above == math.inf else math.log(below) / math.log(below / above)
         middle = low * (high / low) ** min(max(part - 0.05, 0.1), 0.9)
-        found = share(middle)
-        if found <= 1:
-            low, below = middle, found
+        middle_share = share(middle)
+        if middle_share <= 1:
+            low, below = middle, middle_share
         else:
-            high, above = middle, found
+            high, above = middle, middle_share
     return low

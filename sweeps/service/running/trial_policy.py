@@ -1,4 +1,4 @@
-"""Which trials a sweep has: every point as often as asked, unless a policy of its own says something else."""
+"""The choice of a sweep's trials: every point with its repeats, unless a policy of its own differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sweeps.service.storage.sweep_folder import SweepFolder
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPolicy:
-    """Every point is trained as often as the options say, in the order of the points.
+    """Every point is trained with all repeats, in the order of the points.
 
     Attributes:
       has_answer: whether the sweep ends in an answer to its question.
@@ -42,7 +42,7 @@ class TrialPolicy:
         print_plan(plan, in_full=in_full)
 
     def resumed_name(self, name: str) -> str:
-        """Return the name that the sweep is resumed by; of the first of two sweeps, that of the second."""
+        """Return the name to resume the sweep by: for the first of two sweeps, the second one's name."""
         return name
 
     def start(self, plan: SweepPlan, folder: SweepFolder, calibrations: CalibrationCache) -> SweepTrials:

@@ -2,8 +2,8 @@
 
 A candidate is what a comparison has one row for, for example a method at one ε. A first sweep trains every
 setting of every candidate once; a second one trains the best setting of each, with seeds of its own, so
-that the scores shown are not those that the choice was made by. Both are open sweeps: all trials of both
-are released, and the cost stated for the second is that of both together.
+that the scores shown are not the scores that decided the choice. Both are open sweeps: all trials of both
+are released, and the stated cost of the second covers both together.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sweeps.service.console.terminal import print_line
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.score_options import default_score, scores_to_compare
 from sweeps.service.options.sweep_options import SweepOptions
-from sweeps.service.planning.inputs import Earlier, PlanInputs
+from sweeps.service.planning.inputs import EarlierSweep, PlanInputs
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point, Trial
-from sweeps.service.privacy.sweep_statement import what_was_drawn
+from sweeps.service.privacy.sweep_statement import count_draws
 from sweeps.service.running.conclude import Figure
 from sweeps.service.running.prepare import sweep_prefix
 from sweeps.service.running.sweep import Outcome, execute
@@ -42,9 +42,9 @@ _TUNING = "-tuning"
 class FirstOfTwo(TrialPolicy):
     """Every setting of a grid, in a sweep whose plan knows the comparison that follows.
 
-    Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T; so plan
-    and dry run tell the total, and a ledger that does not hold both refuses before anything is trained. A
-    resume does not ask again for what the comparison may have reserved already.
+    Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T. So plan
+    and dry run state the total, and a ledger that does not hold both refuses before anything is trained. A
+    resume does not check again what the comparison may have reserved already.
 
     Attributes:
       question, options, points: of the comparison, which has the answer.
@@ -91,8 +91,8 @@ def run_tuned_sweep(
 
     Args:
       question: name of the sweep.
-      options: the user's; `name` is that of the second sweep, and the first one's ends in `-tuning`.
-      candidates: what is compared: the changes that all settings of one share, and what MLflow shows besides.
+      options: the user's; `name` belongs to the second sweep, and the first one's ends in `-tuning`.
+      candidates: to compare: the changes that all settings of one share, and the params that MLflow shows.
       grid: settings by option name, the same for all candidates.
       figure: as in `execute`, of the second sweep.
 
@@ -121,7 +121,7 @@ def run_tuned_sweep(
     first = changed(options, repeats=1, name=f"{name}{_TUNING}")
     print_line(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
     second = changed(options, seed=options.service.seed + 1)
-    likely = [_shown(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
+    likely = [_final_point(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
     tuning = execute(
         f"{question}-tuning",
         first,
@@ -133,53 +133,51 @@ def run_tuned_sweep(
     if tuning.code or options.service.dry_run:
         return tuning.code
     scores = scores_to_compare(tuning.plan.data, methods)
-    chosen = [
+    best_points = [
         _best(settings[candidate.label], tuning, candidate, scores.get(method, ""))
         for candidate, method in zip(candidates, methods, strict=True)
     ]
     assert tuning.folder is not None
-    begun = (tuning.folder.path.parent / name / "plan.json").is_file()
-    second = changed(second, name=name, resume=options.storage.resume and begun, total_epsilon=None)
+    has_begun = (tuning.folder.path.parent / name / "plan.json").is_file()
+    second = changed(second, name=name, resume=options.storage.resume and has_begun, total_epsilon=None)
     if (fit := tuning.plan.fit) is not None and fit.epsilon is not None:
         second = changed(second, epsilon=fit.epsilon)
     return execute(
-        question, second, chosen, figure, earlier=_earlier(tuning, grid), repeat_options=options
+        question, second, best_points, figure, earlier=_earlier(tuning, grid), repeat_options=options
     ).code
 
 
-def compared(names: Sequence[str], data: DataOptions) -> list[Method]:
-    """Return the methods of these names, or of all, that can be compared on the sweep's data.
+def select_methods(names: Sequence[str], data: DataOptions) -> list[Method]:
+    """Return the methods of these names, or all methods, that can be compared on the sweep's data.
 
-    Of all, those that have a loss for what the records are, and that learn without labels. On private data
-    those whose guarantee is proven, and of these the ones with the neighbouring relation of the first:
-    trainings with two relations have no total ε.
+    Of all methods these have a loss for the kind of record, and learn without labels. On private data their
+    guarantee is proven, and they share the neighbouring relation of the first: trainings with two relations
+    have no total ε.
     """
-    found = [method_named(name) for name in dict.fromkeys(names)] or _fitting(data)
+    methods = [method_named(name) for name in dict.fromkeys(names)] or _fitting(data)
     if not data.are_private:
-        return found
-    proven = [method for method in found if method.label == "proven"]
-    kept = [m for m in proven if m.neighboring_relation == proven[0].neighboring_relation]
-    left = ", ".join(method.name for method in found if method not in kept)
-    if left:
-        print_line(
-            f"note: left out on private data, for want of a guarantee or of the others' relation: {left}"
-        )
-    return kept
+        return methods
+    proven = [m for m in methods if m.label == "proven"]
+    comparable = [m for m in proven if m.neighboring_relation == proven[0].neighboring_relation]
+    left_out = ", ".join(m.name for m in methods if m not in comparable)
+    if left_out:
+        print_line(f"note: left out on private data, without a guarantee or of another relation: {left_out}")
+    return comparable
 
 
 def _fitting(data: DataOptions) -> list[Method]:
     """All methods that can be trained on records of the sweep's modality."""
     of_images = data.modality == "image"
     kind = "images without texts" if of_images else "pairs of images and texts"
-    unlabelled = [m for m in METHODS.values() if not m.takes_labels]
-    found = [m for m in unlabelled if (m.takes_images if of_images else m.takes_pairs)]
-    left = ", ".join(method.name for method in unlabelled if method not in found)
-    print_line(f"note: left out, for they have no loss for {kind}: {left}")
-    return found
+    unlabelled = [method for method in METHODS.values() if not method.takes_labels]
+    fitting = [method for method in unlabelled if (method.takes_images if of_images else method.takes_pairs)]
+    left_out = ", ".join(method.name for method in unlabelled if method not in fitting)
+    print_line(f"note: left out, for they have no loss for {kind}: {left_out}")
+    return fitting
 
 
 def _name_of_both(question: str, options: SweepOptions) -> str:
-    """Return the second sweep's name, which is given or new; one that is taken has spent nothing so far."""
+    """Return the second sweep's name, given or new. Raises StorageError if the name is taken."""
     storage, root = options.storage, storage_root(options.storage.folder)
     if storage.name is None:
         return unused_name(root / "sweeps", sweep_prefix(question, options), ends=("", _TUNING))
@@ -212,26 +210,26 @@ def _best(points: Sequence[Point], tuning: Outcome, candidate: Point, name: str)
         value = tuning.results[f"{point.label}-r0"]["metrics"].get(name, -math.inf)
         return value if math.isfinite(value) else -math.inf
 
-    found = max((point for point in points if f"{point.label}-r0" in tuning.results), key=score, default=None)
-    if found is None:
+    best = max((point for point in points if f"{point.label}-r0" in tuning.results), key=score, default=None)
+    if best is None:
         raise ConfigError(
             f"no setting of {candidate.label} may be run on these data; leave it out of the comparison"
         )
-    return _shown(candidate, found, len(points))
+    return _final_point(candidate, best, len(points))
 
 
-def _shown(candidate: Point, setting: Point, num_tried: int) -> Point:
+def _final_point(candidate: Point, setting: Point, num_tried: int) -> Point:
     """The point of the comparison."""
     params = {**candidate.params, "tuning_grid_size": num_tried}
     return Point(label=candidate.label, changes=setting.changes, params=params)
 
 
-def _earlier(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> Earlier:
+def _earlier(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> EarlierSweep:
     assert tuning.folder is not None
-    return Earlier(
+    return EarlierSweep(
         sweep=tuning.folder.name,
         sweep_id=(tuning.folder.read_plan() or {})["sweep_id"],
         trials=tuning.plan.trials,
-        drawn=what_was_drawn(tuning.plan, tuning.folder, tuning.results),
+        draws=count_draws(tuning.plan, tuning.folder, tuning.results),
         grid="; ".join(", ".join(f"{name} = {value:g}" for name, value in each.items()) for each in grid),
     )
