@@ -89,7 +89,7 @@ def test_group_size_batch_is_accepted(make_plan: Callable[..., object]) -> None:
 
 def test_a_tab_is_the_separator_however_it_is_typed() -> None:
     for typed in ("\t", "\\t"):
-        assert options("--tiny", "--csv-separator", typed).data.pairs.given == ()
+        assert options("--tiny", "--csv-separator", typed).data.pairs.changed_fields == ()
 
 
 def test_options_of_pairs_are_read_for_any_of_the_data_sets() -> None:

@@ -558,9 +558,9 @@ HELD_OUT = ("--evaluate-on", "digits", "--score-on-held-out", "0.3", "--score-no
 def test_held_out_records_are_scored_and_not_trained_on(make_plan: Plan, private: str) -> None:
     whole = make_plan(*QUICK, *SMALL, "--dataset", private).data.train
     data = make_plan(*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5").data
-    assert data.scored is not None
-    assert 10 < len(data.scored) < 45
-    assert sorted([*data.train.ids, *data.scored.ids]) == sorted(whole.ids)
+    assert data.held_out_records is not None
+    assert 10 < len(data.held_out_records) < 45
+    assert sorted([*data.train.ids, *data.held_out_records.ids]) == sorted(whole.ids)
 
 
 @pytest.mark.ci
@@ -605,7 +605,7 @@ def test_noised_plan_tells_nothing_of_one_record(
     for drop in itertools.takewhile(lambda _: len(sides) < 2, range(30)):
         own = write_persons(tmp_path / "own.npz", **{name: drop})
         other = make_plan(*given, *unit, "--dataset", own)
-        pairs = [(p.data.train, p.data.scored) for p in (full, other)]
+        pairs = [(p.data.train, p.data.held_out_records) for p in (full, other)]
         sides.add(tuple(len(before) - len(after) for before, after in zip(*pairs, strict=True)))  # type: ignore[arg-type]
         for attribute in ("trials", "notes", "fingerprint", "num_records_public"):
             assert getattr(full, attribute) == getattr(other, attribute)

@@ -55,13 +55,13 @@ def train(
     """Train one encoder under `config.mechanism` and score it.
 
     Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
-    are (ε, δ)-differentially private for adding or removing one record of `data.train` or `data.scored`, at
-    the ε reported as `epsilon`, which counts noised numbers and the steps that a resume repeated; where R of
-    these are charged in advance, also if restarts follow what was seen (docs/theory/restarts.md). A training
-    that `oversight` ends early, after scores that it released, has the ε of all T steps: the number of steps
-    that were made is one more thing that follows what was seen (docs/theory/ledger.md). Scores and
-    by-products pass through `dpgcl_core.release.metrics.visible`, so with private records only releasable
-    ones are returned.
+    are (ε, δ)-differentially private for adding or removing one record of `data.train` or
+    `data.held_out_records`, at the ε reported as `epsilon`, which counts noised numbers and the steps that a
+    resume repeated; where R of these are charged in advance, also if restarts follow what was seen
+    (docs/theory/restarts.md). A training that `oversight` ends early, after scores that it released, has the
+    ε of all T steps: the number of steps that were made is one more thing that follows what was seen
+    (docs/theory/ledger.md). Scores and by-products pass through `dpgcl_core.release.metrics.visible`, so with
+    private records only releasable ones are returned.
 
     Args:
       config: the settings.

@@ -69,7 +69,7 @@ def _check_labels(config: TrainingConfig, data: TrainingData) -> None:
 
 def _check_noised_scores(config: TrainingConfig, data: TrainingData) -> None:
     evaluation = config.evaluation
-    share, scored, index = evaluation.score_on_held_out, data.scored, data.index
+    share, scored, index = evaluation.score_on_held_out, data.held_out_records, data.index
     if (scored is not None) != (share > 0):
         found = "none" if scored is None else "some"
         raise ConfigError(

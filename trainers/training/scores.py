@@ -64,15 +64,15 @@ class Scorer:
         """Draw the noised scores, once: a resume has them from its checkpoint. Return whether it drew."""
         training = self.training
         data, final, step = training.data, training.observer.final, training.private_step
-        is_drawn = data.index is None or data.scored is None or holds_noised_scores(final)
+        is_drawn = data.index is None or data.held_out_records is None or holds_noised_scores(final)
         if is_drawn or not training.is_first_worker:
             return False
         assert data.index is not None
-        assert data.scored is not None
+        assert data.held_out_records is not None
         scores = noised_scores(
             training.released,
             data.index,
-            data.scored,
+            data.held_out_records,
             training.config,
             step.randomness.generator(training.num_steps_done, "score noise"),
             next(training.encoder.parameters()).device,

@@ -60,4 +60,4 @@ class PlanInputs:
 
 def num_records(data: TrainingData) -> int:
     """The records that the guarantee is about: those trained on, and those held out."""
-    return len(data.train) + (len(data.scored) if data.scored is not None else 0)
+    return len(data.train) + (len(data.held_out_records) if data.held_out_records is not None else 0)

@@ -127,7 +127,7 @@ class SweepPlan:
         It is written down, so the true number of private records must not move it; n does.
         """
         source, release = self.source, self.release
-        pairs = {name: getattr(source.pairs, name) for name in source.pairs.given}
+        pairs = {name: getattr(source.pairs, name) for name in source.pairs.changed_fields}
         limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
         is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
         captions = [] if source.class_captions is None else [source.class_captions]

@@ -148,7 +148,7 @@ def _load(
         queries=queries,
         train_is_public=not private,
         evaluation_is_public=options.evaluate_on is not None or bool(probes) or not private,
-        scored=scored,
+        held_out_records=scored,
         slots=slots,
         probes=probes,
         # Of what is scored, which is public: names of private classes go nowhere.
