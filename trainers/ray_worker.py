@@ -64,7 +64,7 @@ class RayTrial:
         nodes have copies of their own.
       gpus_per_worker: GPUs of one worker.
       memory_share: the part of its machine's free memory that one worker may use.
-      charged: whether a ledger pays for it: then no step is drawn that the driver has not reserved.
+      is_paid: whether a ledger pays for it: then no step is drawn that the driver has not reserved.
       scratch: the driver's folder of its own, where workers of its machine meet.
       method: the training's method, where the program registered it itself, by `packed_method`.
       data_are_public: whether all may be told of a failure.
@@ -80,7 +80,7 @@ class RayTrial:
     code_root: Path | None
     gpus_per_worker: float
     memory_share: float
-    charged: bool = False
+    is_paid: bool = False
     scratch: Path | None = None
     method: bytes | None = None
     data_are_public: bool = False
@@ -268,16 +268,16 @@ def _prepare(trial: RayTrial) -> None:
     """
     _check_code(trial.code_root)
     know_method(trial)
-    if trial.charged and current_workers().rank == 0:
+    if trial.is_paid and current_workers().rank == 0:
         checkpoints = _checkpoints(trial)
-        with checkpoints.held():
+        with checkpoints.hold():
             checkpoints.check_grant(trial.config.mechanism.num_steps)
 
 
 def _checkpoints(trial: RayTrial) -> CheckpointFolder:
     every_steps = trial.config.performance.checkpoint_every_steps
     return CheckpointFolder(
-        trial.checkpoint_folder, every_steps=every_steps, charged=trial.charged, count_file=trial.count_file
+        trial.checkpoint_folder, every_steps=every_steps, is_paid=trial.is_paid, count_file=trial.count_file
     )
 
 

@@ -1091,8 +1091,8 @@ BREAKAGES = (
     Breakage(
         name="steps of an attempt are counted after they are drawn",
         file="trainers/files/checkpoint.py",
-        before="num_steps=num_before - drawn.num_steps + ahead))",
-        after="num_steps=num_before - drawn.num_steps))",
+        before="num_steps=num_before - counts.num_steps + ahead))",
+        after="num_steps=num_before - counts.num_steps))",
         tests=("tests/trainers/files/test_checkpoint.py::test_kill_at_any_place_leaves_no_draw_uncounted",),
     ),
     Breakage(
@@ -1131,14 +1131,14 @@ BREAKAGES = (
         name="a restart is charged while the attempt before it still counts",
         file="sweeps/service/privacy/reservations.py",
         before="            self._checkpoints(trial).outdate()",
-        after="            self._checkpoints(trial).drawn()",
+        after="            self._checkpoints(trial).read_counts()",
         tests=("tests/sweeps/test_budget.py::test_restart_stops_an_attempt_that_still_runs",),
     ),
     Breakage(
         name="restarts go beyond the steps charged in advance",
         file="trainers/files/checkpoint.py",
-        before="if repeated <= num_restart_steps:",
-        after="if repeated <= 10 * num_restart_steps:",
+        before="if num_repeated <= num_restart_steps:",
+        after="if num_repeated <= 10 * num_restart_steps:",
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_operator_who_restarts_by_what_is_seen_gets_no_more_than_is_charged",
         ),
@@ -1858,8 +1858,9 @@ BREAKAGES = (
     Breakage(
         name="an attempt looks for newer ones before it has counted",
         file="trainers/files/attempts.py",
-        before="        self._write(number, drawn)\n        try:\n            self.refuse_outdated(number)\n",
-        after="        self.refuse_outdated(number)\n        self._write(number, drawn)\n"
+        before="        self._write(number, counts)\n        try:\n"
+        "            self.refuse_outdated(number)\n",
+        after="        self.refuse_outdated(number)\n        self._write(number, counts)\n"
         "        try:\n            pass\n",
         tests=(
             "tests/trainers/files/test_attempts.py::test_attempt_looks_for_newer_ones_after_it_has_counted",
@@ -1868,8 +1869,8 @@ BREAKAGES = (
     Breakage(
         name="a count beyond T + R goes on at the next checkpoint",
         file="trainers/files/checkpoint.py",
-        before="if restarts is not None and drawn.num_steps + more > self._num_steps + restarts:",
-        after="if restarts is not None and more > self._num_steps + restarts:",
+        before="if restarts is not None and counts.num_steps + num_ahead > self._num_steps + restarts:",
+        after="if restarts is not None and num_ahead > self._num_steps + restarts:",
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_count_beyond_what_is_charged_stops_whoever_counts",
         ),

@@ -147,7 +147,7 @@ def _train_here(
             code_root=ROOT,
             gpus_per_worker=0,
             memory_share=0.5,
-            charged=budget is not None,
+            is_paid=budget is not None,
             data_are_public=plan.data.train_is_public,
         )
         result = ray_worker.train_worker({"trial": given, "records": [plan.data]})

@@ -485,7 +485,7 @@ def test_data_with_the_mark_of_a_ledger_are_not_trained_on_without_it(
 
 def test_grant_that_was_taken_back_keeps_the_lost_steps(tmp_path: Path) -> None:
     write_grant(tmp_path, Grant(num_steps=25, num_steps_lost=15))
-    paid = CheckpointFolder(tmp_path, every_steps=4, charged=True)
+    paid = CheckpointFolder(tmp_path, every_steps=4, is_paid=True)
     assert paid.begin_attempt(0, NUM_STEPS).num_restarts == 0
     with pytest.raises(LedgerError):
         paid.begin_attempt(0, NUM_STEPS)

@@ -31,7 +31,7 @@ from sweeps.service.privacy.sweep_statement import build_statement, what_was_dra
 from sweeps.service.running import mlflow_listener
 from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import Driver, environment, given, run
-from trainers.files.checkpoint import Drawn, write_drawn
+from trainers.files.checkpoint import DrawCounts, write_drawn
 from trainers.files.oversight import Oversight
 
 QUICK = ("--tiny", "--noise-multiplier", "1", "--no-non-private", "--no-references")
@@ -244,7 +244,7 @@ def test_epsilon_of_a_sweep_has_all_steps_of_a_training_ended_by_scores(
     plan = make_plan(*QUICK, "--repeats", "3")
     trial, folder = plan.trials[0], SweepFolder(tmp_path / "one")
     assert trial.config.mechanism.num_restart_steps is None
-    write_drawn(folder.count_file(trial.name), Drawn(num_attempts=2, num_steps=7))
+    write_drawn(folder.count_file(trial.name), DrawCounts(num_attempts=2, num_steps=7))
     metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
     drawn = what_was_drawn(plan, folder, {trial.name: {"metrics": metrics}})
     assert drawn[trial.name] == Charged(num_steps=NUM_STEPS + 3, num_first_steps=2)
@@ -295,7 +295,7 @@ def test_resumes_whose_time_is_over_before_a_draw_charge_nothing(
     before = charged(resumed())
     for _ in range(5):
         folder.mark_start(trial.name)
-        assert folder.checkpoints(trial.name, every_steps=5, charged=True).drawn().num_attempts == 0
+        assert folder.checkpoints(trial.name, every_steps=5, charged=True).read_counts().num_attempts == 0
         assert charged(resumed()) == before
     folder.mark_start(trial.name)
     folder.checkpoints(trial.name, every_steps=5, charged=True).begin_attempt(0, NUM_STEPS)

@@ -81,7 +81,7 @@ def train(
     """
     training = prepare(config, data, workers or SingleWorker(), memory_share)
     is_first_worker = training.is_first_worker
-    with training.threads, checkpoints.held() if checkpoints and is_first_worker else nullcontext():
+    with training.threads, checkpoints.hold() if checkpoints and is_first_worker else nullcontext():
         scorer, callbacks = Scorer(training=training), list[TrainingCallback]()
         checkpointing = Checkpointing(training, checkpoints) if checkpoints else None
         scorer.score_start()  # before every resume: the outcomes must not tell whether there was one
@@ -129,7 +129,7 @@ def _result(
     mechanism = config.mechanism
     attempt = checkpointing.attempt if checkpointing else Attempt()
     num_restarts = attempt.num_restarts
-    num_scorings = checkpointing.folder.drawn().num_scorings if checkpointing else 1
+    num_scorings = checkpointing.folder.read_counts().num_scorings if checkpointing else 1
     if mechanism.num_restart_steps is None:
         num_steps_charged = num_steps_done + attempt.num_steps_repeated
         num_steps_promised = mechanism.num_steps + attempt.num_steps_repeated  # though it was stopped early

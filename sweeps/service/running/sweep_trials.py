@@ -74,7 +74,7 @@ class SweepTrials:
         """Yield, for every training that goes on, how much of R is left, the steps charged in advance."""
         for name, trial in self._begun(finished_or_excluded):
             restarts, checkpoints = trial.config.mechanism.num_restart_steps, self._checkpoints(trial)
-            if restarts is not None and checkpoints.drawn().num_attempts:
+            if restarts is not None and checkpoints.read_counts().num_attempts:
                 yield f"{name}: {checkpoints.goes_on_text(restarts)}"
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:

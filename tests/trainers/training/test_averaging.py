@@ -144,7 +144,7 @@ def test_checkpoint_without_an_average_serves_a_training_without_one(
     del saved["average"]  # as files were before averages
     torch.save(saved, path)
     train(make_config(), make_data(), checkpoints=_folder(tmp_path))
-    assert _folder(tmp_path).drawn().num_attempts == 2
+    assert _folder(tmp_path).read_counts().num_attempts == 2
 
 
 def test_checkpoint_without_an_average_is_refused_where_one_is_asked_for(

@@ -276,17 +276,17 @@ def test_scoring_is_noted_before_it_is_made(tmp_path: Path, monkeypatch: pytest.
     folder = CheckpointFolder(tmp_path, every_steps=2)
     with pytest.raises(KeyboardInterrupt):
         train(_config(), _data(), checkpoints=folder)
-    assert (folder.drawn().num_scorings, folder.scorings_if_resumed()) == (1, 2)
+    assert (folder.read_counts().num_scorings, folder.scorings_if_resumed()) == (1, 2)
 
 
 def test_scoring_beyond_the_grant_is_refused(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path, every_steps=2, charged=True)
+    folder = CheckpointFolder(tmp_path, every_steps=2, is_paid=True)
     write_grant(tmp_path, Grant(num_steps=100, num_scorings=1))
     config = _config()
     train(config, _data(), checkpoints=folder)
     (tmp_path / "checkpoint.pt").unlink()
     with pytest.raises(LedgerError, match="grants 1 drawings of noised scores"):
-        train(config, _data(), checkpoints=CheckpointFolder(tmp_path, every_steps=2, charged=True))
+        train(config, _data(), checkpoints=CheckpointFolder(tmp_path, every_steps=2, is_paid=True))
 
 
 @pytest.mark.parametrize(
