@@ -743,8 +743,8 @@ BREAKAGES = (
     Breakage(
         name="a scored record leaves something in a foreign network",
         file="trainers/training/release.py",
-        before="scored.images, batch_size=1, **how)",
-        after='scored.images, batch_size=1, **(how | {"isolate": False}))',
+        before="records.images, batch_size=1, **options)",
+        after='records.images, batch_size=1, **(options | {"isolate": False}))',
         tests=(
             "tests/trainers/training/test_release.py"
             "::test_scored_record_reaches_no_other_records_answer_and_no_released_buffer",
@@ -964,8 +964,8 @@ BREAKAGES = (
     Breakage(
         name="δ by default is of the records trained on alone",
         file="trainers/training/resolve.py",
-        before="target_delta=default_delta(n) if given",
-        after="target_delta=default_delta(trained) if given",
+        before="target_delta=default_delta(n) if request",
+        after="target_delta=default_delta(num_trained) if request",
         tests=(
             "tests/trainers/config/test_settings.py"
             "::test_default_delta_is_of_all_records_where_some_are_held_out",
@@ -1058,12 +1058,12 @@ BREAKAGES = (
     Breakage(
         name="resumes from one checkpoint draw alike",
         file="trainers/training/callbacks.py",
-        before="            training.num_steps_done = saved.step\n",
+        before="            training.num_steps_done = checkpoint.step\n",
         after=(
-            "            training.num_steps_done = saved.step\n"
+            "            training.num_steps_done = checkpoint.step\n"
             "            from dpgcl_core.noise.randomness import SeededNonPrivateRandomness\n"
             "\n"
-            "            again = SeededNonPrivateRandomness(saved.step)\n"
+            "            again = SeededNonPrivateRandomness(checkpoint.step)\n"
             '            object.__setattr__(training.private_step, "randomness", again)\n'
         ),
         tests=(
@@ -1593,8 +1593,8 @@ BREAKAGES = (
     Breakage(
         name="hidden patches reach the encoder",
         file="trainers/models/masked.py",
-        before="shown, hidden = order.split([self.num_patches - self.num_hidden, self.num_hidden], dim=1)",
-        after="shown, hidden = order, order[:, -self.num_hidden :]",
+        before="visible, hidden = order.split([self.num_patches - self.num_hidden, self.num_hidden], dim=1)",
+        after="visible, hidden = order, order[:, -self.num_hidden :]",
         tests=(
             "tests/trainers/models/test_masked.py::test_hidden_patches_do_not_reach_what_is_made_of_them",
         ),
@@ -1697,8 +1697,8 @@ BREAKAGES = (
     Breakage(
         name="loss of a classifier is the mean over the batch",
         file="trainers/tasks/class_task.py",
-        before="return own.reshape(len(inputs[0]), -1).mean(1)",
-        after="return own.mean().expand(len(inputs[0]))",
+        before="return entropies.reshape(len(inputs[0]), -1).mean(1)",
+        after="return entropies.mean().expand(len(inputs[0]))",
         tests=(
             "tests/trainers/tasks/test_class_task.py::test_label_of_a_record_moves_its_own_loss_alone",
             "tests/trainers/tasks/test_class_task.py::test_network_in_which_labels_or_images_meet_is_refused",
@@ -2175,7 +2175,7 @@ BREAKAGES = (
     Breakage(
         name="two sweeps of one name share their runs",
         file="trainers/tracking/runs.py",
-        before="if sweep_id and found and self._search",
+        before="if sweep_id and stored_id and self._search",
         after="if False and self._search",
         tests=(
             "tests/trainers/tracking/test_tracking.py"

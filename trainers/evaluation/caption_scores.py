@@ -110,9 +110,9 @@ def caption_scores(network: Captioner, scoring: Scoring) -> tuple[dict[str, floa
     """
     records, class_names, batch_size = scoring.queries, scoring.class_names, scoring.batch_size
     num_images, targets = records.images.shape[0], dict[str, Texts]()
-    owned = captions_of(records)
-    if owned is not None:
-        texts, owners = owned
+    captions = captions_of(records)
+    if captions is not None:
+        texts, owners = captions
         targets["captions"] = Texts(tokens=network.tokenizer(texts).tokens, images=owners)
         orders, caption_of_order = _other_orders(network, texts, targets["captions"].tokens, scoring.seed)
         targets["orders"] = Texts(tokens=orders, images=owners[caption_of_order])
@@ -130,9 +130,9 @@ def caption_scores(network: Captioner, scoring: Scoring) -> tuple[dict[str, floa
             parts[name].append(_likelihoods(network, encoded, each, rows))
     likelihoods = {name: _join_likelihoods(each) for name, each in parts.items()}
     scores = dict[str, float]()
-    if owned is not None:
+    if captions is not None:
         true = likelihoods["captions"]
-        per_token = partial(_per_token, num_tokens=true.num_tokens, images=owned[1], num_images=num_images)
+        per_token = partial(_per_token, num_tokens=true.num_tokens, images=captions[1], num_images=num_images)
         scores["caption_token_probability"] = exp_score(per_token(true.log_likelihoods))
         scores["next_token_accuracy"] = per_token(true.num_right)
         if len(caption_of_order):

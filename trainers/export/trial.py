@@ -211,7 +211,7 @@ def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tupl
     if score not in scores:
         raise ConfigError(unknown_choice(f"score of the trials of {sweep.name}", score, scores))
     candidates = [each for each in proven or trained if score in each.metrics]
-    best = max(candidates, key=lambda each: each.metrics[score])
+    best = max(candidates, key=lambda trial: trial.metrics[score])
     among = "the trials with a guarantee" if proven else "all trials"
     return best, f"the best {score}, {best.metrics[score]:.4f}, of {among} ({len(candidates)} have one)"
 

@@ -121,7 +121,7 @@ def test_average_is_what_is_scored_and_returned(monkeypatch: pytest.MonkeyPatch)
 def test_target_alone_is_not_what_is_returned() -> None:
     run = prepare(_config(optimizer=OptimizerConfig(), **BYOL), make_data(), SingleWorker())
     assert run.average is not None
-    assert run.released is run.encoder
+    assert run.released_network is run.encoder
 
 
 @pytest.mark.parametrize("changes", [{}, BYOL], ids=["averaged", "target"])
