@@ -46,7 +46,7 @@ from trainers.config.networks import (
 from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData
 from trainers.data.dataset_registry import BUILTIN_DATASETS
 from trainers.data.loading import check_dataset_name, load_dataset, modality_of_name
@@ -223,7 +223,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
       DataError: the data set has too few records.
     """
     members, others = _members_and_others(options)
-    base = changed(
+    base = replace_options(
         REMEMBERING,
         num_steps=options.num_steps,
         expected_batch_size=options.expected_batch_size,
@@ -237,7 +237,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
     encoders = {
         "untrained": build_encoder(config.network, members.images.shape[1:], options.public_seed),
         "private": _train_encoder(base, members, options),
-        "non-private": _train_encoder(changed(base, epsilon=math.inf), members, options),
+        "non-private": _train_encoder(replace_options(base, epsilon=math.inf), members, options),
     }
     attacks = {}
     for name, encoder in encoders.items():

@@ -35,7 +35,7 @@ from sweeps.service.running.conclude import Figure
 from sweeps.service.running.sweep import execute
 from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers import ray_worker
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def options(*arguments: str) -> group_size.GroupSizeOptions:
 
 def given(**values: Any) -> SweepOptions:
     """The options of a sweep, some of them given by name."""
-    return changed(SweepOptions(), **values)
+    return replace_options(SweepOptions(), **values)
 
 
 def loaded(chosen: SweepOptions) -> tuple[TrainingData, list[str]]:

@@ -35,7 +35,7 @@ from sweeps.service.privacy.sweep_statement import build_statement
 from sweeps.service.running import mlflow_listener
 from sweeps.service.running.two_stage_policy import run_tuned_sweep
 from tests.sweeps.support import options, plan_of, run_sweep, tracked_runs, without_ray, write_npz
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.tracking.mlflow_server import connect
 
 pytestmark = pytest.mark.ci
@@ -95,7 +95,7 @@ def test_ledger_refuses_steps_that_it_cannot_add_up(
     with_ledger = Ledger.create(url)
     with_ledger.register("scans", num_records_public=200, cap=Cap(epsilon=100, delta=1e-3))
     chosen = options(*QUICK, "--method", method, "--dataset", own, "--ledger", url, "--dataset-id", "scans")
-    chosen = changed(chosen, storage=tmp_path, num_records_public=200)
+    chosen = replace_options(chosen, storage=tmp_path, num_records_public=200)
     with pytest.raises(ConfigError, match="a ledger adds up"):
         run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
 

@@ -18,7 +18,7 @@ from sweeps.service.options.start import Start
 from sweeps.service.running import driver
 from tests.sweeps.support import SCRIPT, environment, options, run_script, run_sweep
 from trainers.config.presets import SETTINGS
-from trainers.config.tree import changed, leaves
+from trainers.config.tree import leaves, replace_options
 from trainers.data.pair_options import PairOptions
 from trainers.models.clip.published_models import SHIPPED
 
@@ -51,7 +51,7 @@ def test_options_take_every_value_of_a_named_setting(name: str) -> None:
 
 def test_options_given_replace_those_of_a_named_setting() -> None:
     chosen = options("--dataset", "digits", "--setting", "paper", "--num-steps", "7")
-    assert chosen.training() == changed(SETTINGS["paper"], num_steps=7)
+    assert chosen.training() == replace_options(SETTINGS["paper"], num_steps=7)
 
 
 def test_tiny_is_replaced_by_explicit_options() -> None:

@@ -32,7 +32,7 @@ from sweeps.service.privacy.sweep_statement import build_statement
 from sweeps.service.running import driver
 from tests.sweeps.support import check_ledger, options, run_sweep, write_npz
 from trainers.config.settings import TrainingOptions
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
 
@@ -372,7 +372,7 @@ def test_tags_of_the_tuning_cost_are_rounded_up() -> None:
 
 @pytest.mark.parametrize("share", ["0", "0.9"])
 def test_delta_is_held_against_all_declared_records(share: str) -> None:
-    setting = changed(
+    setting = replace_options(
         TrainingOptions(),
         noise_multiplier=1.0,
         delta=0.0011,

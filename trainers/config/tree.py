@@ -92,12 +92,7 @@ def _leaves(kind: Any) -> Mapping[str, Leaf]:
             field_leaves = [dataclasses.replace(leaf, path=(field.name, *leaf.path)) for leaf in inner]
         else:
             field_leaves = [
-                Leaf(
-                    option=name,
-                    path=(field.name,),
-                    type=types[field.name],
-                    help=helps.get(field.name, ""),
-                )
+                Leaf(option=name, path=(field.name,), type=types[field.name], help=helps.get(field.name, ""))
             ]
         for leaf in field_leaves:
             if leaf.option in leaf_by_option:
@@ -116,28 +111,28 @@ def values_of(tree: DataclassInstance) -> dict[str, Any]:
     return {name: leaf.of(tree) for name, leaf in leaves(type(tree)).items()}
 
 
-def changed(tree: Node, /, **values: Any) -> Node:
+def replace_options(tree: Node, /, **values: Any) -> Node:
     """Return a tree with other values of some options; each node is checked once, with all of them.
 
     Raises:
       ConfigError: there is no such option, or a value breaks a rule.
 
     >>> from trainers.config.settings import TrainingOptions
-    >>> changed(TrainingOptions(), num_steps=7, optimizer="sgd").optimizer.name
+    >>> replace_options(TrainingOptions(), num_steps=7, optimizer="sgd").optimizer.name
     'sgd'
     """
     leaf_by_option = leaves(type(tree))
     for name in values:
         if name not in leaf_by_option:
             raise ConfigError(unknown_choice("option", name, leaf_by_option))
-    return _replaced(tree, {leaf_by_option[name].path: value for name, value in values.items()})
+    return _replace_paths(tree, {leaf_by_option[name].path: value for name, value in values.items()})
 
 
-def _replaced(tree: Node, values: Mapping[tuple[str, ...], Any]) -> Node:
+def _replace_paths(tree: Node, values: Mapping[tuple[str, ...], Any]) -> Node:
     field_values = {path[0]: value for path, value in values.items() if len(path) == 1}
     for name in dict.fromkeys(path[0] for path in values if len(path) > 1):
         below = {path[1:]: value for path, value in values.items() if path[0] == name}
-        field_values[name] = _replaced(getattr(tree, name), below)
+        field_values[name] = _replace_paths(getattr(tree, name), below)
     return dataclasses.replace(tree, **field_values) if field_values else tree
 
 

@@ -8,10 +8,9 @@ each: one unit more or less takes its own rows alone, so the adjacency "add or r
 promises nothing for the image itself, which stays with the other units when one leaves.
 
 An id depends on its own record alone: on the unit's name, else on what identifies the image (its path, or
-its bytes as stored); never on a caption or on a row's place. Which rows are corrupt is a
-function of each row alone, too, so dropping them moves no other record; they are dropped before the data
-set is fingerprinted. No message holds a path, a caption or a position: those of the faults are in
-`RecordsError.details` alone.
+its bytes as stored); never on a caption or on a row's place. Which rows are corrupt is a function of each row
+alone, too, so dropping them moves no other record; they are dropped before the data set is fingerprinted. No
+message holds a path, a caption or a position: the positions of faults are in `RecordsError.details` alone.
 """
 
 from __future__ import annotations

@@ -22,13 +22,7 @@ from dpgcl_core.release.metrics import visible
 from trainers.config.nodes import EvaluationConfig
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.pairs import Images
-from trainers.evaluation.features import (
-    check_some,
-    first_records,
-    is_labelled,
-    label_scores,
-    read_images,
-)
+from trainers.evaluation.features import check_some, first_records, is_labelled, label_scores, read_images
 from trainers.evaluation.linear_probe import Features
 
 MAX_PIXELS_A_SIDE = 32
@@ -44,8 +38,7 @@ def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, 
 
     `raw_pixels_knn_accuracy`, `raw_pixels_linear_probe_accuracy` and both of `hog_`, and what else fits the
     labels, of `data.queries`; of every data set in `data.probes` `raw_pixels_transfer_knn_accuracy/NAME` and
-    so on. None without labels,
-    and none where the records of scores are private. Of pairs the images alone are seen.
+    so on. None without labels, and none where the records of scores are private. Of pairs only images count.
 
     Args:
       data: what a training may touch.

@@ -215,11 +215,8 @@ def _read_answer(place: Path) -> tuple[Mapping[str, str], tuple[TakenSetting, ..
         answer = json.loads((place / ANSWER).read_text(encoding="utf-8"))
         for choice in answer["choices"]:
             for setting in choice["settings"]:
-                name, trials, comparison = (
-                    setting["name"],
-                    tuple(map(str, setting["trials"])),
-                    setting["over_start"],
-                )
+                name, comparison = setting["name"], setting["over_start"]
+                trials = tuple(map(str, setting["trials"]))
                 if comparison is not None and comparison["verdict"] != "higher":
                     doubt = (
                         f"{name} is not distinguishable above {comparison['minus']} "

@@ -23,13 +23,7 @@ from dpgcl_core.errors import ConfigError, TrackingError
 from dpgcl_core.release.markdown import escaped
 from dpgcl_core.release.metrics import declared_name, is_reference, tracked_name
 from trainers.config.active_settings import applying
-from trainers.tracking.mlflow_server import (
-    connect,
-    database_address,
-    is_database,
-    search_runs,
-    server_errors,
-)
+from trainers.tracking.mlflow_server import connect, database_address, is_database, search_runs, server_errors
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment, Metric, Run

@@ -34,7 +34,7 @@ from sweeps.service.storage.sweep_folder import config_hash
 from trainers.config.networks import PrivateStart
 from trainers.config.nodes import EvaluationConfig
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData, modality_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.rows import row_of_each
@@ -296,7 +296,7 @@ def trial_at(inputs: PlanInputs, point: Point) -> Trial:
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
     """Return a trial's params: every setting, the target, and the cross-checks of its ε."""
     mechanism = config.mechanism
-    here, source = changed(options.training(), **point.changes), options.data
+    here, source = replace_options(options.training(), **point.changes), options.data
     target = here.mechanism.target_epsilon() if mechanism.is_private else math.inf
     params = config.as_params() | {
         "dataset": source.dataset,

@@ -18,7 +18,7 @@ from sweeps.service.options.planner_options import PlannerOptions
 from trainers.config.optimizer_registry import optimizer_named
 from trainers.config.settings import DEFAULT_EPSILON
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData
 from trainers.data.dataset_registry import source_of
 from trainers.models.encoder import ImageShape
@@ -151,7 +151,7 @@ def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
     """A training of this group size, with a noise and a batch that stand in for those of the plan."""
     number = num_records_of(options)
     batch = min(number, max(_BATCH, 4 * int(size)) if size != BATCH else _BATCH)
-    here = changed(
+    here = replace_options(
         options.training(),
         group_size=size if method_named(options.mechanism.method).takes_group_size else BATCH,
         expected_batch_size=batch,
