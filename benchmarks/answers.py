@@ -121,24 +121,24 @@ class Summary:
         columns = map(str, self.rows)
         names = [name for name in columns if not re.search(r"_(mean|standard_error|n|share)$", name)]
         num_repeats = int(row["num_trials"])
-        found = pd.DataFrame({"repeat": range(num_repeats)}).assign(**{name: row[name] for name in names})
-        found["guarantee_label"], found["data_is"] = row["guarantee"], "public"
-        found["num_steps"] = 0 if row.get("method") == "base" else 1
-        found[TUNING_COST_TAG] = next((note for note in self._notes if "restarts" not in note), None)
+        trials = pd.DataFrame({"repeat": range(num_repeats)}).assign(**{name: row[name] for name in names})
+        trials["guarantee_label"], trials["data_is"] = row["guarantee"], "public"
+        trials["num_steps"] = 0 if row.get("method") == "base" else 1
+        trials[TUNING_COST_TAG] = next((note for note in self._notes if "restarts" not in note), None)
         if self._starts_have_networks:
-            found[NETWORK] = self._network_of(row)
+            trials[NETWORK] = self._network_of(row)
         for metric in self._metrics:
             name = metric.removesuffix("_mean")
-            found[name] = _spread(row, name, num_repeats)
+            trials[name] = _spread(row, name, num_repeats)
             if gains and pd.notna(row.get(f"{name}{_GAIN}_mean")):
-                start = found[name] - _spread(row, f"{name}{_GAIN}", num_repeats)
-                found[f"{self._start_of(row)}_{name}"] = start
+                start = trials[name] - _spread(row, f"{name}{_GAIN}", num_repeats)
+                trials[f"{self._start_of(row)}_{name}"] = start
         for prefix, reference in self._references_of(row):
             for metric in self._metrics:
                 name = metric.removesuffix("_mean")
-                if prefix + name not in found and pd.notna(reference[metric]):
-                    found[prefix + name] = _spread(reference, name, num_repeats)
-        return found.drop(columns=["guarantee", "num_trials"])
+                if prefix + name not in trials and pd.notna(reference[metric]):
+                    trials[prefix + name] = _spread(reference, name, num_repeats)
+        return trials.drop(columns=["guarantee", "num_trials"])
 
     def _start_of(self, row: pd.Series) -> str:
         found = [prefix for prefix, _ in self._references_of(row)]
@@ -187,28 +187,28 @@ class Summary:
 
     def content(self, answer: Answer) -> Content:
         """Return figure, tables and notes."""
-        drawn = content_of(self.trials(gains=False), self.question, answer)
+        content = content_of(self.trials(gains=False), self.question, answer)
         title, subtitle = self._page[0].removeprefix("# "), self._page[2]
         overspent = [note for note in self._notes if "restarts are charged" in note]
         tables = [*self._tables(answer), (SETTINGS, settings_table(answer))]
         return replace(
-            drawn, title=title, subtitle=subtitle, tables=tables, remarks=[*overspent, *drawn.remarks]
+            content, title=title, subtitle=subtitle, tables=tables, remarks=[*overspent, *content.remarks]
         )
 
     def _tables(self, answer: Answer) -> list[tuple[str, Table]]:
         if self.question.kind != "methods":
             table, axis = self.settings, self.question.axis.column
             return [("Numbers", for_readers(table, axis, list(self._reference_rows(axis))))]
-        shown = shown_trials(self.trials(gains=False), self.question)
-        common = common_scores(shown)
-        found = []
-        for scores in (common, [name for name in score_names(shown) if name not in common]):
+        trials = shown_trials(self.trials(gains=False), self.question)
+        common = common_scores(trials)
+        tables = []
+        for scores in (common, [name for name in score_names(trials) if name not in common]):
             if scores:
-                found.append(("Scores", score_table(shown, self.question, scores, answer)))
+                tables.append(("Scores", score_table(trials, self.question, scores, answer)))
                 gained = shown_trials(self.trials(gains=True), self.question)
                 gains = gain_table(gained, self.question, scores)
-                found += [("Private gain", gains)] if gains is not None else []
-        return found
+                tables += [("Private gain", gains)] if gains is not None else []
+        return tables
 
     def _reference_rows(self, axis: str) -> Iterator[ReferenceRow]:
         for _, row in self.rows[self.rows["guarantee"] == REFERENCE].iterrows():
@@ -237,20 +237,20 @@ def _spread(row: pd.Series, name: str, num_repeats: int) -> Array:
     return found
 
 
-def filled(page: str, folder: Path = RESULTS) -> str:
+def fill_page(page: str, folder: Path = RESULTS) -> str:
     """Return the page of results with each answer between its marks: figure, settings and two sentences.
 
     The marks are `<!-- answer: NAME -->` and `<!-- end -->`.
     """
 
-    def block(found: re.Match[str]) -> str:
-        name = found.group(1)
+    def block(mark: re.Match[str]) -> str:
+        name = mark.group(1)
         answer = read_answer(name, folder)
         figure = [f"![figure]({name}.png)"] if (folder / f"{name}.png").exists() else []
         sentences = replace(answer, privacy=None).first_lines()
         links = f"[All scores]({name}.md) ([CSV]({name}.csv)), [the whole answer]({name}.answer.json)."
-        told = "\n".join([*map(escaped, sentences), links])
-        parts = [*figure, to_markdown(_short_table(answer)), told]
+        text = "\n".join([*map(escaped, sentences), links])
+        parts = [*figure, to_markdown(_short_table(answer)), text]
         return "\n\n".join([f"<!-- answer: {name} -->", *parts, "<!-- end -->"])
 
     return re.sub(r"<!-- answer: ([\w/]+) -->.*?<!-- end -->", block, page, flags=re.DOTALL)
@@ -310,7 +310,7 @@ def write(only: str = "", folder: Path = RESULTS) -> int:
             summary.path.with_suffix(".png").write_bytes(pictures_of(content)[".png"])
         print(summary.path.stem, *answer.lines(), sep="\n  ")
     page = folder / "README.md"
-    page.write_text(filled(page.read_text(), folder))
+    page.write_text(fill_page(page.read_text(), folder))
     return 0
 
 

@@ -36,7 +36,7 @@ from typing import Any, Literal
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import harness
-from benchmarks.harness import Output, Page, in_turn, or_warning, ratio_text, say, seconds_of, side_text
+from benchmarks.harness import Output, Page, in_turn, or_warning, ratio_text, seconds_of, side_text
 from benchmarks.memory import peak_bytes
 from benchmarks.steps import (
     MICROBATCHES,
@@ -115,22 +115,22 @@ class Options(Output):
 
 
 def tasks(options: Options) -> list[Task]:
-    """Return what the options ask for, a row each.
+    """Return the tasks of the options, a row each.
 
     Raises:
       ConfigError: there is no such network.
     """
-    chosen: list[Task] = []
+    all_tasks: list[Task] = []
     for model in options.models:
         kind = task_class(model)
-        own: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if kind is PairTask:
-            own = {"num_augmentations": options.num_augmentations, "lora_rank": options.lora_rank}
+            settings = {"num_augmentations": options.num_augmentations, "lora_rank": options.lora_rank}
         if kind is RecordTask:
-            own = {"tie_embeddings": options.tie_embeddings and model.startswith("cap")}
+            settings = {"tie_embeddings": options.tie_embeddings and model.startswith("cap")}
         for batch in options.expected_batch_sizes or BATCH_SIZES.get(model, (64,)):
             sizes = (1,) if kind is RecordTask else options.group_sizes
-            chosen += [
+            all_tasks += [
                 kind(
                     model=model,
                     group_size=size,
@@ -138,30 +138,30 @@ def tasks(options: Options) -> list[Task]:
                     threads=options.threads,
                     device=options.device,
                     precision=options.precision,
-                    **own,
+                    **settings,
                 )
                 for size in sizes
                 if size <= batch or len(sizes) == 1
             ]
-    return chosen
+    return all_tasks
 
 
 def measure(options: Options, task: Task) -> dict[str, Any]:
     """Return one row: times, memory and error of every side, and their ratios over non-private."""
-    ours, _ = fastest(OURS, options, task)
-    assert isinstance(ours, OurStep)
-    check, num_parameters = ours.check(), num_trainable(ours.run.encoder)
+    our_step, _ = fastest(OURS, options, task)
+    assert isinstance(our_step, OurStep)
+    check, num_parameters = our_step.check(), num_trainable(our_step.run.encoder)
     plain = fastest(NON_PRIVATE, options, task)
     if options.device == "cpu" and isinstance(task, ImageTask):
         plain = min(plain, fastest(NON_PRIVATE, options, task, channels_last=True), key=lambda p: p[1])
-    steps: dict[str, Step] = {OURS: ours, NON_PRIVATE: plain[0]}
+    steps: dict[str, Step] = {OURS: our_step, NON_PRIVATE: plain[0]}
     for side in task.sides[2:]:
         steps[side], _ = fastest(side, options, task)
     takes = {side: partial(seconds_of, step.take, task.device) for side, step in steps.items()}
     times = in_turn(takes, options.repeats or (3 if task.model in LARGE else 5))
     channels_last = bool(getattr(plain[0], "channels_last", False))
     at_once = {side: step.views_per_microbatch for side, step in steps.items()}
-    del steps, takes, ours, plain  # the measuring processes need the memory
+    del steps, takes, our_step, plain  # the measuring processes need the memory
     gc.collect()
     sides: dict[str, dict[str, Any]] = {}
     for side, views in at_once.items():
@@ -181,10 +181,10 @@ def measure(options: Options, task: Task) -> dict[str, Any]:
     }
 
 
-def _ratios(side: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _ratios(side: dict[str, Any], other_side: dict[str, Any]) -> dict[str, Any]:
     """One side over another: the median of the rounds' ratios, its ends, and that of memory."""
-    ratio, *ends = harness.ratio_of(side["all_seconds"], other["all_seconds"])
-    memory = harness.memory_ratio(side, other)
+    ratio, *ends = harness.ratio_of(side["all_seconds"], other_side["all_seconds"])
+    memory = harness.memory_ratio(side, other_side)
     return {"time_ratio": ratio, "time_ratio_range": ends, "memory_ratio": memory}
 
 
@@ -203,24 +203,30 @@ def fastest(side: str, options: Options, task: Task, *, channels_last: bool = Fa
     sizes = candidates(options, task)
     if side == WHOLE_BATCH:
         sizes = sizes[-1:]  # it has but one
-    seen: dict[int, float] = {}
+    seconds_by_size: dict[int, float] = {}
     for is_second in (False, True):
         num_worse = 0
         for size in sizes:
             gc.collect()  # hooks and modules refer to each other: the last candidate is still there
             step = build_step(side, task, size, channels_last=channels_last)
-            seconds = _best_of_few(step, task, min(seen.values(), default=None))
-            say(f"  {side}: {size} views at once{', channels last' * channels_last}: {seconds:.3f} s")
-            seen[size] = min(seconds, seen.get(size, seconds))
-            num_worse = num_worse + 1 if seconds > WORSE_BY * min(seen.values()) else 0
+            seconds = _best_of_few(step, task, min(seconds_by_size.values(), default=None))
+            harness.print_line(
+                f"  {side}: {size} views at once{', channels last' * channels_last}: {seconds:.3f} s"
+            )
+            seconds_by_size[size] = min(seconds, seconds_by_size.get(size, seconds))
+            num_worse = num_worse + 1 if seconds > WORSE_BY * min(seconds_by_size.values()) else 0
             if num_worse == 2 and not is_second:
                 break
-        if len(sizes) == 1 or min(seen.values()) > SHORT_SECONDS:
+        if len(sizes) == 1 or min(seconds_by_size.values()) > SHORT_SECONDS:
             break
-    best = min(size for size, seconds in seen.items() if seconds <= AS_FAST * min(seen.values()))
+    best = min(
+        size
+        for size, seconds in seconds_by_size.items()
+        if seconds <= AS_FAST * min(seconds_by_size.values())
+    )
     step = build_step(side, task, best, channels_last=channels_last)
     seconds_of(step.take, task.device)
-    return step, seen[best]
+    return step, seconds_by_size[best]
 
 
 def _best_of_few(step: Step, task: Task, best: float | None) -> float:
@@ -278,15 +284,15 @@ def _text_over_whole_batch(row: dict[str, Any]) -> str:
 def main() -> int:
     """Measure every row and write the table."""
     options = harness.read_options(Options, __doc__)
-    chosen = tasks(options)
+    all_tasks = tasks(options)
     name = "clipping" if options.models == Options.models else "clipping_" + "_".join(options.models)
     page = Page(name=name.replace("/", "-"), title="Private over non-private step", text=PAGE)
     facts = harness.about(device=options.device, threads=options.threads)
     rows: list[dict[str, Any]] = []
-    for task in chosen:
-        say(f"{task.model}, S = {task.group_size}, B = {task.expected_batch_size}")
+    for task in all_tasks:
+        harness.print_line(f"{task.model}, S = {task.group_size}, B = {task.expected_batch_size}")
         rows.append(measure(options, task))
-        say(table(rows[-1:]))
+        harness.print_line(table(rows[-1:]))
         if not options.json:  # after every row, for a table takes hours
             harness.write(page, facts, {"rows": rows}, [table(rows)], options.output)
     return harness.publish(page, options, facts, {"rows": rows}, [table(rows)])

@@ -93,25 +93,25 @@ def draw_layout(cell: Cell, means: Array, start: float, generator: np.random.Gen
     shared = generator.normal(0, 3 * cell.spread, (repeats, 1))
     own = generator.normal(0, cell.spread, (repeats, settings + 1))
     own[:, 0] *= cell.ratio
-    drawn = np.append(means, start) + shared + own
+    scores = np.append(means, start) + shared + own
     if cell.has_public_start:
-        drawn[:, -1] = start
+        scores[:, -1] = start
     spread = None
     if n:
         of_record = np.full((settings + 1, settings + 1), SHARED_BY_RECORD)
         of_record[np.diag_indices(settings + 1)] += SETTING_BY_RECORD
         of_rest = np.full(settings + 1, REST)
         of_rest[-1] *= not cell.has_public_start
-        drawn += generator.multivariate_normal(np.zeros(settings + 1), of_record / n)
-        drawn += generator.normal(0, np.sqrt(of_rest / n), (repeats, settings + 1))
+        scores += generator.multivariate_normal(np.zeros(settings + 1), of_record / n)
+        scores += generator.normal(0, np.sqrt(of_rest / n), (repeats, settings + 1))
         rest = np.diag(np.maximum(of_rest, 1e-12))
         between = wishart.rvs(n - 1, (of_record + rest / repeats) / (n - 1), random_state=generator)
         degrees = max((repeats - 1) * (n - 1), settings + 1)
         interaction = wishart.rvs(degrees, rest / degrees, random_state=generator)
         order = [*range(settings), *[settings] * settings]  # every setting has the same start
         spread = RecordSpread(n, between[np.ix_(order, order)], interaction[np.ix_(order, order)])
-    starts = np.repeat(drawn[:, -1:], settings, axis=1)
-    return Layout(drawn[:, :-1], starts, spread)
+    starts = np.repeat(scores[:, -1:], settings, axis=1)
+    return Layout(scores[:, :-1], starts, spread)
 
 
 def has_winner(layout: Layout) -> bool:

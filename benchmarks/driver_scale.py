@@ -36,7 +36,7 @@ from unittest.mock import patch
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import harness
-from benchmarks.harness import ROOT, MeasurementError, Output, Page, say
+from benchmarks.harness import ROOT, MeasurementError, Output, Page, print_line
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 
 MODULE = "benchmarks.driver_scale"
@@ -108,12 +108,12 @@ class _Meter:
     seconds: float = 0.0
 
     def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def metered(*given: Any, **named: Any) -> Any:
-            started = time.process_time()
+        def metered(*arguments: Any, **options: Any) -> Any:
+            start_seconds = time.process_time()
             try:
-                return call(*given, **named)
+                return call(*arguments, **options)
             finally:
-                self.seconds += time.process_time() - started
+                self.seconds += time.process_time() - start_seconds
 
         return metered
 
@@ -167,14 +167,14 @@ def _train(storage: str, num_trials: int, arguments: Sequence[str]) -> dict[str,
     ends: list[float] = []
     metrics: list[Mapping[str, float]] = []
 
-    def noting(session: Any, plan: Any, folder: Any, trials: Any, on_result: Any, *others: Any) -> Any:
+    def noting(session: Any, plan: Any, folder: Any, trials: Any, on_result: Any, *further: Any) -> Any:
         def note(name: str, result: Mapping[str, Any]) -> None:
             metrics.append(result["metrics"])
             on_result(name, result)
             ends.append(time.time())
 
         ends.append(time.time())
-        return run_trials(session, plan, folder, trials, note, *others)
+        return run_trials(session, plan, folder, trials, note, *further)
 
     fixed = ("--max-concurrent-trials", "1", "--no-non-private", "--repeats", str(num_trials))
     with patch.object(driver, "run_trials", noting):
@@ -210,14 +210,14 @@ def _load(storage: str) -> dict[str, float]:
     from dashboards.query.trial_frames import load_trials
     from dashboards.report.write import write_report
 
-    uri, started = f"sqlite:///{storage}/mlflow.db", time.process_time()
+    uri, start_seconds = f"sqlite:///{storage}/mlflow.db", time.process_time()
     trials = load_trials(uri, "scale")
-    loaded = time.process_time()
+    loaded_seconds = time.process_time()
     report = write_report(uri, "scale", Path(storage))
     return {
-        "dashboard_seconds": loaded - started,
+        "dashboard_seconds": loaded_seconds - start_seconds,
         "rows": len(trials),
-        "report_seconds": time.process_time() - loaded,
+        "report_seconds": time.process_time() - loaded_seconds,
         "report_bytes": report.stat().st_size,
     }
 
@@ -247,13 +247,13 @@ def _in_fresh_process(*command: str) -> tuple[str, float]:
             stdout=out,
             stderr=err,
         )
-        _, status, used = os.wait4(process.pid, 0)
+        _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
         if process.returncode:
             raise MeasurementError(f"{' '.join(command)[:200]} failed: {err.read()[-2000:]}")
-        return out.read(), used.ru_utime + used.ru_stime
+        return out.read(), usage.ru_utime + usage.ru_stime
 
 
 def _ordered(**order: Any) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def measure(kind: str, num_trials: int, arguments: Sequence[str] = ()) -> dict[s
       num_trials: of the sweep.
       arguments: of a sweep that trains.
     """
-    say(f"{kind}: {num_trials} trials")
+    print_line(f"{kind}: {num_trials} trials")
     with tempfile.TemporaryDirectory() as storage:
         row: dict[str, Any] = {"kind": kind, "trials": num_trials}
         row |= _ordered(kind=kind, num_trials=num_trials, storage=storage, arguments=arguments)
@@ -304,7 +304,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return f"{row[name]:.2f} s" if name in row else "–"
 
     driver = [row for row in rows if row["kind"] != "train"]
-    trained = [row for row in rows if row["kind"] == "train"]
+    trainings = [row for row in rows if row["kind"] == "train"]
     columns = ["results", "trials", "CPU per trial", "peak memory", "resume", "dashboards' data", "report"]
     lines = [
         [
@@ -320,13 +320,13 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in driver
     ]
     around = ("trial", "not_training", "not_training_or_evaluation", "first_not_training")
-    told = ["trainings", "seconds of a trial", "not of its steps", "nor of its scores", "the first trial's"]
+    titles = ["trainings", "seconds of a trial", "not of its steps", "nor of its scores", "the first trial's"]
     both = [(columns, lines)] if driver else []
-    if trained:
+    if trainings:
         both.append(
             (
-                told,
-                [[row["trials"], *(seconds(row, f"{name}_seconds") for name in around)] for row in trained],
+                titles,
+                [[row["trials"], *(seconds(row, f"{name}_seconds") for name in around)] for row in trainings],
             )
         )
     return [harness.markdown_table(*each) for each in both]
@@ -340,14 +340,14 @@ def main() -> int:
     options = harness.read_options(Options, __doc__)
     facts = harness.about(device="cpu", threads=1)
     rows = [measure("replay", number) for number in options.trials]
-    missed = misses(rows[0], rows[-1]) if rows else []
+    faults = misses(rows[0], rows[-1]) if rows else []
     rows += [measure("ray", number) for number in options.ray_trials if number]
     if options.trainings:
         rows.append(measure("train", options.trainings, options.training_options.split()))
-    for each in missed:
-        say(f"missed: {each}")
+    for each in faults:
+        print_line(f"missed: {each}")
     page = Page(name="driver_scale", title="What the service costs beside the trainings", text=PAGE)
-    return harness.publish(page, options, facts, {"rows": rows, "bars": BARS, "missed": missed}, tables(rows))
+    return harness.publish(page, options, facts, {"rows": rows, "bars": BARS, "missed": faults}, tables(rows))
 
 
 PAGE = """

@@ -103,11 +103,11 @@ def in_turn(sides: Mapping[_Name, Callable[[], _T]], rounds: int) -> dict[_Name,
     >>> "".join(order), list(measured)
     ('abba', ['a', 'b'])
     """
-    found: dict[_Name, list[_T]] = {name: [] for name in sides}
+    measurements: dict[_Name, list[_T]] = {name: [] for name in sides}
     for index in range(rounds):
         for name in list(sides)[:: -1 if index % 2 else 1]:
-            found[name].append(sides[name]())
-    return found
+            measurements[name].append(sides[name]())
+    return measurements
 
 
 class Ratio(NamedTuple):
@@ -118,13 +118,13 @@ class Ratio(NamedTuple):
     highest: float
 
 
-def ratio_of(side: Sequence[float], other: Sequence[float]) -> Ratio:
+def ratio_of(side: Sequence[float], other_side: Sequence[float]) -> Ratio:
     """Return the ratio of two sides that were measured in turn.
 
     >>> ratio_of([1.0, 12.0, 2.0], [1.0, 10.0, 2.5])
     Ratio(median=1.0, lowest=0.8, highest=1.2)
     """
-    rounds = [a / b for a, b in zip(side, other, strict=True)]
+    rounds = [a / b for a, b in zip(side, other_side, strict=True)]
     return Ratio(statistics.median(rounds), min(rounds), max(rounds))
 
 
@@ -151,25 +151,25 @@ def number_of_fresh_process(module: str, order: Row, *, of: str) -> int:
       MeasurementError: the process failed, for instance for want of memory.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", module, json.dumps(order)],
         env=os.environ | MALLOC | {"PYTHONPATH": path},
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"signal {-done.returncode}"]
+    if process.returncode:
+        last = process.stderr.strip().splitlines()[-1:] or [f"signal {-process.returncode}"]
         raise MeasurementError(f"measuring the memory of {of} failed: {last[0]}")
-    return int(done.stdout.strip().splitlines()[-1])
+    return int(process.stdout.strip().splitlines()[-1])
 
 
 def or_warning(measure: Callable[[], int]) -> int | None:
-    """Return what `measure` does; where that fails, say so and return None."""
+    """Return what `measure` does; where that fails, print a warning and return None."""
     try:
         return measure()
     except MeasurementError as error:
-        say(f"warning: {error}")
+        print_line(f"warning: {error}")
         return None
 
 
@@ -210,10 +210,10 @@ def side_row(
     }
 
 
-def memory_ratio(side: Row, other: Row) -> float | None:
+def memory_ratio(side: Row, other_side: Row) -> float | None:
     """Return the ratio of two sides' memory; None where either is not known."""
-    known = side["memory_bytes"] and other["memory_bytes"]
-    return side["memory_bytes"] / other["memory_bytes"] if known else None
+    is_known = side["memory_bytes"] and other_side["memory_bytes"]
+    return side["memory_bytes"] / other_side["memory_bytes"] if is_known else None
 
 
 def side_text(side: Row) -> str:
@@ -270,7 +270,9 @@ def about(*, device: str, threads: int) -> dict[str, Any]:
     """
     load = os.getloadavg()[0]
     if load > 0.5:
-        say(f"warning: the machine is busy (load {load:.1f}); several threads then wait for each other")
+        print_line(
+            f"warning: the machine is busy (load {load:.1f}); several threads then wait for each other"
+        )
     script = Path(sys.argv[0]).resolve()
     shown = script.relative_to(ROOT) if script.is_relative_to(ROOT) else Path(script.name)
     return {
@@ -286,7 +288,7 @@ def about(*, device: str, threads: int) -> dict[str, Any]:
     }
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line of progress at once, away from the result."""
     print(text, file=sys.stderr, flush=True)
 
@@ -315,7 +317,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What the result files of a benchmark are called, and say besides the numbers.
+    """What the result files of a benchmark are called, and hold besides the numbers.
 
     Attributes:
       name: of the files.

@@ -124,10 +124,10 @@ MEANINGS: dict[str, tuple[str, float, str]] = {
 """What each number is, and the unit that the table shows it in."""
 
 
-def shown(name: str, value: float) -> list[str]:
+def format_number(name: str, value: float) -> list[str]:
     """Return a number's row in the table.
 
-    >>> shown("sum_bytes_per_worker", 6.88e8)
+    >>> format_number("sum_bytes_per_worker", 6.88e8)
     ['clipped sum that each worker sends per step, float64', '688 MB']
     """
     meaning, unit, text = MEANINGS[name]
@@ -183,15 +183,15 @@ def measure(options: Options) -> dict[str, Any]:
 
 def tables(options: Options, result: dict[str, Any]) -> list[str]:
     """Return both tables in Markdown."""
-    of_paper = [shown(name, value) for name, value in result["numbers"].items()]
-    drawn = [
+    of_paper = [format_number(name, value) for name, value in result["numbers"].items()]
+    draw_rows = [
         [row["source"], f"{row['num_records']:,}", harness.seconds_text(row["processor_seconds"])]
         for row in result["draws"]
     ]
     return [
         harness.markdown_table(["number", "value"], of_paper),
         f"One draw of B = {options.expected_batch_size:,} records in groups of {options.group_size}:\n\n"
-        + harness.markdown_table(["source", "N", "processor s"], drawn),
+        + harness.markdown_table(["source", "N", "processor s"], draw_rows),
     ]
 
 

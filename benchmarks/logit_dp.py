@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import harness
-from benchmarks.harness import Output, Page, Seconds, in_turn, say, seconds_text, timed
+from benchmarks.harness import Output, Page, Seconds, in_turn, print_line, seconds_text, timed
 from benchmarks.steps import IMAGE_SHAPES
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_parameters
@@ -97,7 +97,7 @@ class Setting:
         embeddings: Tensor = self.model(inputs.flatten(0, 2))
         return embeddings.view(*inputs.shape[:3], -1)
 
-    def ours(self, num_records: int | None = None) -> tuple[Tensor, GroupReport]:
+    def take_clipped_sum(self, num_records: int | None = None) -> tuple[Tensor, GroupReport]:
         """Take our clipped sum."""
         total = torch.zeros(num_trainable(self.model))
         inputs = self.inputs[:, :num_records]
@@ -120,13 +120,13 @@ class Setting:
         """Both terms of each pair's gradient by `autograd.grad`: `[n, n, num_parameters]`."""
         parameters = trainable_parameters(self.model)
         queries, keys = self.record_embeddings(num_records)
-        found = []
+        terms = []
         for query in queries:
             for key in keys:
                 for similarity in (query @ key.detach(), query.detach() @ key):
                     term = torch.autograd.grad(similarity, parameters, retain_graph=True)
-                    found.append(torch.cat([gradient.flatten() for gradient in term]))
-        both = torch.stack(found).view(num_records, num_records, 2, -1).double()
+                    terms.append(torch.cat([gradient.flatten() for gradient in term]))
+        both = torch.stack(terms).view(num_records, num_records, 2, -1).double()
         return both[:, :, 0], both[:, :, 1]
 
     def norms_by_loop(self, rows: int) -> Tensor:
@@ -168,7 +168,7 @@ def sum_error(setting: Setting) -> float:
     bounds = of_queries.norm(dim=2) + of_keys.norm(dim=2)
     factor = (CLIP_NORM * (1 - 1e-4) / bounds).clamp_max(1)
     exact = torch.einsum("ij,ijp->p", coefficients * factor, of_queries + of_keys)
-    return float((setting.ours(n)[0].double() - exact).norm() / exact.norm())
+    return float((setting.take_clipped_sum(n)[0].double() - exact).norm() / exact.norm())
 
 
 def _keep(norms: dict[str, Tensor], name: str, take: Callable[[int], Tensor], rows: int) -> None:
@@ -179,15 +179,15 @@ def against_pairs(options: Options) -> dict[str, Any]:
     """Return one row: our step against one gradient per pair."""
     num_records = options.pair_records
     setting = Setting(options, num_records, options.dim)
-    _, report = setting.ours()
+    _, report = setting.take_clipped_sum()
     rows = options.reference_rows
     norms: dict[str, Tensor] = {}
-    sides = {"ours": median_of([timed(setting.ours) for _ in range(options.repeats)])}
+    sides = {"ours": median_of([timed(setting.take_clipped_sum) for _ in range(options.repeats)])}
     for name, take in (("loop", setting.norms_by_loop), ("vmap", setting.norms_by_vmap)):
         take(1)
         seconds = timed(partial(_keep, norms, name, take, rows))
         sides[name] = median_of([seconds], scale=num_records / rows)
-        say(f"  {name}: {sides[name].processor:.1f} s for n = {num_records}")
+        print_line(f"  {name}: {sides[name].processor:.1f} s for n = {num_records}")
     exact = norms["loop"]
     bounds = report.norms.view(num_records, -1)[:rows]
     fastest = min(sides["loop"].processor, sides["vmap"].processor)
@@ -207,7 +207,7 @@ def against_dp_gcl(options: Options, dim: int) -> dict[str, Any]:
     """Return one row: our step against DP-GCL's, sides in turn."""
     n = options.step_records
     setting = Setting(options, n, dim)
-    takes: dict[str, Callable[[], Any]] = {"ours": setting.ours, "dp_gcl": setting.dp_gcl}
+    takes: dict[str, Callable[[], Any]] = {"ours": setting.take_clipped_sum, "dp_gcl": setting.dp_gcl}
     for take in takes.values():
         take()
     found = in_turn({name: partial(timed, take) for name, take in takes.items()}, options.repeats)
@@ -228,11 +228,11 @@ def against_dp_gcl(options: Options, dim: int) -> dict[str, Any]:
 def measure(options: Options) -> dict[str, Any]:
     """Return all rows."""
     torch.set_num_threads(1)
-    say(f"n = {options.pair_records}")
+    print_line(f"n = {options.pair_records}")
     pairs = [against_pairs(options)]
     steps = []
     for dim in options.step_dims:
-        say(f"against DP-GCL, dim {dim}")
+        print_line(f"against DP-GCL, dim {dim}")
         steps.append(against_dp_gcl(options, dim))
     return {"model": options.model, "pairs": pairs, "steps": steps}
 

@@ -46,7 +46,7 @@ from trainers.config.networks import (
 from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData
 from trainers.data.dataset_registry import BUILTIN_DATASETS
 from trainers.data.loading import check_dataset_name, load_dataset, modality_of_name
@@ -116,25 +116,25 @@ def attack(member_scores: Scores, non_member_scores: Scores) -> AttackResult:
     >>> found.true_positive_rate, found.false_positive_rate, found.auc
     (0.51, 0.01, 0.875)
     """
-    members, others = len(member_scores), len(non_member_scores)
-    if members == 0 or others < round(1 / MAX_FALSE_POSITIVE_RATE):
+    members, non_members = len(member_scores), len(non_member_scores)
+    if members == 0 or non_members < round(1 / MAX_FALSE_POSITIVE_RATE):
         raise DataError(
             "TPR at 1 % FPR needs at least one member and 100 non-members; "
-            f"got {members} and {others}. Use a larger data set or fewer members"
+            f"got {members} and {non_members}. Use a larger data set or fewer members"
         )
-    allowed = math.floor(MAX_FALSE_POSITIVE_RATE * others + 1e-9)
-    threshold = np.sort(non_member_scores)[others - allowed - 1]
-    found = int((member_scores > threshold).sum())
-    interval = stats.binomtest(found, members).proportion_ci(_CONFIDENCE, method="exact")
+    num_allowed = math.floor(MAX_FALSE_POSITIVE_RATE * non_members + 1e-9)
+    threshold = np.sort(non_member_scores)[non_members - num_allowed - 1]
+    num_accused = int((member_scores > threshold).sum())
+    interval = stats.binomtest(num_accused, members).proportion_ci(_CONFIDENCE, method="exact")
     ranks = stats.rankdata(np.concatenate([member_scores, non_member_scores]))[:members]
     return AttackResult(
-        true_positive_rate=found / members,
+        true_positive_rate=num_accused / members,
         lowest_true_positive_rate=float(interval.low),
         highest_true_positive_rate=float(interval.high),
         false_positive_rate=float((non_member_scores > threshold).mean()),
-        auc=float((ranks.sum() - members * (members + 1) / 2) / (members * others)),
+        auc=float((ranks.sum() - members * (members + 1) / 2) / (members * non_members)),
         num_members=members,
-        num_non_members=others,
+        num_non_members=non_members,
     )
 
 
@@ -223,7 +223,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
       DataError: the data set has too few records.
     """
     members, others = _members_and_others(options)
-    base = changed(
+    base = replace_options(
         REMEMBERING,
         num_steps=options.num_steps,
         expected_batch_size=options.expected_batch_size,
@@ -236,8 +236,8 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
     assert isinstance(config.network, NetworkConfig)  # images alone are taken
     encoders = {
         "untrained": build_encoder(config.network, members.images.shape[1:], options.public_seed),
-        "private": _trained(base, members, options),
-        "non-private": _trained(changed(base, epsilon=math.inf), members, options),
+        "private": _train_encoder(base, members, options),
+        "non-private": _train_encoder(replace_options(base, epsilon=math.inf), members, options),
     }
     attacks = {}
     for name, encoder in encoders.items():
@@ -249,7 +249,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
     return attacks
 
 
-def _trained(setting: TrainingOptions, members: Records, options: MembershipOptions) -> Encoder:
+def _train_encoder(setting: TrainingOptions, members: Records, options: MembershipOptions) -> Encoder:
     config = training_config(setting, num_records=len(members), public_seed=options.public_seed)
     data = TrainingData(
         train=members, index=None, queries=None, train_is_public=True, evaluation_is_public=True
@@ -303,16 +303,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
       ConfigError: an option is unknown or breaks a rule, or the data are private.
       DataError: the data set is missing or too small.
     """
-    given: MembershipOptions = run_command(
+    options: MembershipOptions = run_command(
         MembershipOptions, prog="python benchmarks/membership.py", description=__doc__, arguments=arguments
     )
-    attacks = infer_membership(given)
-    if given.json:
-        options = {name: value for name, value in dataclasses.asdict(given).items() if name != "json"}
-        found = {name: dataclasses.asdict(each) for name, each in attacks.items()}
-        print(json.dumps(options | {"attacks": found}))
+    attacks = infer_membership(options)
+    if options.json:
+        settings = {name: value for name, value in dataclasses.asdict(options).items() if name != "json"}
+        rates = {name: dataclasses.asdict(each) for name, each in attacks.items()}
+        print(json.dumps(settings | {"attacks": rates}))
     else:
-        print(table(attacks, given.epsilon))
+        print(table(attacks, options.epsilon))
     return 0
 
 

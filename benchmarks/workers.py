@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from benchmarks import harness
-from benchmarks.harness import Output, Page, in_turn, say
+from benchmarks.harness import Output, Page, in_turn, print_line
 from benchmarks.steps import ImageTask, OurStep
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.workers import current_workers
@@ -68,23 +68,23 @@ def measure(options: Options, model: str) -> dict[str, Any]:
 
     def seconds(count: int) -> list[float]:
         task = _task(options, model, arrangements[count])
-        found = _seconds(task, size, count, options.steps)
-        say(f"  {model}: {count} × {task.threads} threads: {statistics.median(found):.3f} s")
-        return found
+        step_seconds = _seconds(task, size, count, options.steps)
+        print_line(f"  {model}: {count} × {task.threads} threads: {statistics.median(step_seconds):.3f} s")
+        return step_seconds
 
     rounds = in_turn({count: partial(seconds, count) for count in arrangements}, options.rounds)
     times = {count: [value for found in every for value in found] for count, every in rounds.items()}
-    one, many = (statistics.median(times[count]) for count in (1, options.num_workers))
+    one_worker, many_workers = (statistics.median(times[count]) for count in (1, options.num_workers))
     return {
         **dataclasses.asdict(_task(options, model, arrangements[options.num_workers])),
         "views_per_microbatch": size,
         "num_workers": options.num_workers,
         "threads_of_one_worker": arrangements[1],
         "threads_per_worker": arrangements[options.num_workers],
-        "one_worker_seconds": one,
-        "many_workers_seconds": many,
+        "one_worker_seconds": one_worker,
+        "many_workers_seconds": many_workers,
         "all_seconds": {str(count): values for count, values in times.items()},
-        "time_ratio": many / one,
+        "time_ratio": many_workers / one_worker,
         "time_ratio_range": harness.ratio_of(times[options.num_workers], times[1])[1:],
     }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps import Between, SweepOptions, search
-from trainers import changed
+from trainers import replace_options
 
 
 def cautious_accuracy(metrics: Mapping[str, float]) -> float:
@@ -22,7 +22,7 @@ def cautious_accuracy(metrics: Mapping[str, float]) -> float:
 
 def main(storage: Path) -> None:
     """Search three settings of a small training on digits, with ε = 8 each."""
-    options = changed(
+    options = replace_options(
         SweepOptions().tiny(),
         storage=storage,
         dataset="digits",

@@ -22,7 +22,7 @@ from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.free_options import free_options
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class AblationOptions(SweepOptions):
     """OPTION=RATE, such as ema=0.03: another learning rate than --learning-rate for that option."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), options=("plain", "all"))
+        return replace_options(super().tiny(), options=("plain", "all"))
 
 
 def points(options: AblationOptions) -> list[Point]:

@@ -24,7 +24,7 @@ from sweeps.service.options.sweep_options import PairSweepOptions, varies
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 OF_PAIRS = ("clip-tiny", "clip-tiny-patch4", "clip-small")
 OF_IMAGES = ("tiny_cnn", "wide_cnn", "small_cnn", "resnet18")
@@ -40,10 +40,10 @@ class ArchitecturesOptions(PairSweepOptions):
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), networks=("clip-tiny",))
+        return replace_options(super().tiny(), networks=("clip-tiny",))
 
     def full(self) -> Self:
-        return changed(
+        return replace_options(
             super().full(),
             networks=("ViT-B-32", "ViT-B-16", "ViT-L-14"),
             pretrained="openai",  # the one name of weights that all of them have

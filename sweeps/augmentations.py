@@ -25,7 +25,7 @@ from sweeps.service.planning.augmentation_sets import IMAGE_AUGMENTATIONS, combi
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.views.caption_views import TEXT_AUGMENTATIONS
 
 
@@ -41,7 +41,9 @@ class AugmentationsOptions(PairSweepOptions):
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), image_augmentations=("crop",), text_augmentations=("word_swap",))
+        return replace_options(
+            super().tiny(), image_augmentations=("crop",), text_augmentations=("word_swap",)
+        )
 
 
 def points(options: AugmentationsOptions) -> list[Point]:

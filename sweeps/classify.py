@@ -25,7 +25,7 @@ from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
 from trainers.config.networks import TRAINED_LAYERS
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 METHOD = "dp_classifier"
 
@@ -42,13 +42,13 @@ class ClassifyOptions(SweepOptions):
     """Also train without noise and clipping (ε = ∞); public data only."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), epsilons=(10.0,), layers=TRAINED_LAYERS[:1])
+        return replace_options(super().tiny(), epsilons=(10.0,), layers=TRAINED_LAYERS[:1])
 
     def completed(self, overrides: Collection[str]) -> Self:
         if "method" in overrides and self.mechanism.method != METHOD:
             raise ConfigError(f"this sweep trains {METHOD}; got {self.mechanism.method}: leave --method out")
         chosen = {} if "select_by" in overrides or self.release.is_open else {"select_by": CLASSIFIER_SCORE}
-        return changed(self, method=METHOD, num_augmentations=0, **chosen)
+        return replace_options(self, method=METHOD, num_augmentations=0, **chosen)
 
 
 def points(options: ClassifyOptions) -> list[Point]:

@@ -20,7 +20,7 @@ from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import along
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class ClipNormOptions(SweepOptions):
     """Values of C."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), l2_clip_norms=(0.3, 1.0))
+        return replace_options(super().tiny(), l2_clip_norms=(0.3, 1.0))
 
 
 def main() -> int:

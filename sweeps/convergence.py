@@ -23,7 +23,7 @@ from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import of_methods
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 SCORED = 10
 
@@ -40,14 +40,14 @@ class ConvergenceOptions(SweepOptions):
     """Also train without noise and clipping (ε = ∞); public data only."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), group_sizes=(4,))
+        return replace_options(super().tiny(), group_sizes=(4,))
 
     def full(self) -> Self:
-        return changed(super().full(), group_sizes=(4, 16, 64, "batch"))
+        return replace_options(super().full(), group_sizes=(4, 16, 64, "batch"))
 
     def completed(self, overrides: Collection[str]) -> Self:
         evaluation, tenth = self.evaluation, max(1, self.mechanism.num_steps // SCORED)
-        return changed(
+        return replace_options(
             self,
             score_every_steps=evaluation.score_every_steps or tenth,
             record_every_steps=min(evaluation.record_every_steps, tenth),

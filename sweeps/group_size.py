@@ -25,7 +25,7 @@ from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import at, check_groups, of_samplings
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_question
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 SIZES, PAIRS = (2, 4, 8, 16, 32, 64), "shapes:10000:7:short"
 OF_PAIRS: dict[str, Any] = {"group_sizes": (4, 16, 64)}
@@ -49,13 +49,15 @@ class GroupSizeOptions(SweepOptions):
     """Values of --sampling to compare, groups and records; the one of --sampling unless given."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), dataset="digits", group_sizes=(4,))
+        return replace_options(super().tiny(), dataset="digits", group_sizes=(4,))
 
     def full(self) -> Self:
-        return changed(super().full(), num_augmentations_grid=(1,), group_sizes=(*SIZES, 128, 256, "batch"))
+        return replace_options(
+            super().full(), num_augmentations_grid=(1,), group_sizes=(*SIZES, 128, 256, "batch")
+        )
 
     def of_dataset(self) -> Self:
-        return changed(self, **{PAIRS: OF_PAIRS, "digits": OF_DIGITS}.get(self.data.dataset, {}))
+        return replace_options(self, **{PAIRS: OF_PAIRS, "digits": OF_DIGITS}.get(self.data.dataset, {}))
 
 
 def points(options: GroupSizeOptions) -> list[Point]:

@@ -22,7 +22,7 @@ from sweeps.service.options.sweep_options import PairSweepOptions
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
 RANK, RANK_OF_SMALL = 16, 4
@@ -40,7 +40,7 @@ class LoraLayersOptions(PairSweepOptions):
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), layers=("Q+V",))
+        return replace_options(super().tiny(), layers=("Q+V",))
 
 
 def points(options: LoraLayersOptions) -> list[Point]:

@@ -23,7 +23,7 @@ from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import changes_for
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_tuned_question
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,11 @@ class MethodsOptions(SweepOptions):
 
     def tiny(self) -> Self:
         index = self.evaluation.max_index_records
-        small = changed(super().tiny(), num_steps=5, group_size=4, max_index_records=index)
-        return changed(small, methods=("dp_gcl", "dp_clip"), l2_clip_norm_grid=(1.0,))
+        small = replace_options(super().tiny(), num_steps=5, group_size=4, max_index_records=index)
+        return replace_options(small, methods=("dp_gcl", "dp_clip"), l2_clip_norm_grid=(1.0,))
 
     def full(self) -> Self:
-        return changed(super().full(), epsilon_grid=(1.0, 10.0))
+        return replace_options(super().full(), epsilon_grid=(1.0, 10.0))
 
 
 def candidates(options: MethodsOptions) -> list[Point]:

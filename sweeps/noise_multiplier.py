@@ -20,7 +20,7 @@ from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import along
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class NoiseMultiplierOptions(SweepOptions):
     """Values of σ = noise std / sensitivity."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), noise_multipliers=(1.0, 2.0))
+        return replace_options(super().tiny(), noise_multipliers=(1.0, 2.0))
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import of_samplings
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class PrivacyBudgetOptions(SweepOptions):
     """Values of --sampling to compare, groups and records; the one of --sampling unless given."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), epsilons=(10.0,))
+        return replace_options(super().tiny(), epsilons=(10.0,))
 
 
 def points(options: PrivacyBudgetOptions) -> list[Point]:

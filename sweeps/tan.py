@@ -22,7 +22,7 @@ from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class TanOptions(SweepOptions):
     """Values of k; 1 is the full training. A large σ, of a small ε, allows larger ones."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), tan_factors=(1.0, 2.0))
+        return replace_options(super().tiny(), tan_factors=(1.0, 2.0))
 
 
 def points(options: TanOptions) -> list[Point]:

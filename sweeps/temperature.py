@@ -20,7 +20,7 @@ from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import along
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class TemperatureOptions(SweepOptions):
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), temperatures=(0.5,))
+        return replace_options(super().tiny(), temperatures=(0.5,))
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import of_methods
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 # Probed unless others are named: for all but digits itself nothing has to be downloaded.
 PROBED = {"digits": ("fashion-mnist",)}
@@ -41,14 +41,14 @@ class TransferOptions(SweepOptions):
     """Also train without noise and clipping (ε = ∞); public data only."""
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), epsilons=(10.0,))
+        return replace_options(super().tiny(), epsilons=(10.0,))
 
     def full(self) -> Self:
-        return changed(super().full(), probe_datasets=("digits", "cifar10", "eurosat"))
+        return replace_options(super().full(), probe_datasets=("digits", "cifar10", "eurosat"))
 
     def completed(self, overrides: Collection[str]) -> Self:
         probed = self.data.probe_datasets or PROBED.get(self.data.dataset, PROBED_ELSE)
-        return changed(self, probe_datasets=probed)
+        return replace_options(self, probe_datasets=probed)
 
 
 def points(options: TransferOptions) -> list[Point]:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from trainers.config.presets import SETTINGS, named_setting
     from trainers.config.settings import MechanismOptions, TrainingOptions
     from trainers.config.training import TrainingConfig
-    from trainers.config.tree import changed
+    from trainers.config.tree import replace_options
+    from trainers.config.tree import replace_options as changed
     from trainers.data.dataset import Dataset, TrainingData
     from trainers.data.loading import load_dataset, split_train_test
     from trainers.data.records import Records
@@ -46,6 +47,7 @@ __all__ = [
     "named_setting",
     "read_images",
     "register_task",
+    "replace_options",
     "split_train_test",
     "task_named",
     "train",
@@ -58,7 +60,8 @@ __getattr__, __dir__ = lazy_names(
         "config.presets": ("SETTINGS", "named_setting"),
         "config.settings": ("MechanismOptions", "TrainingOptions"),
         "config.training": ("TrainingConfig",),
-        "config.tree": ("changed",),
+        "config.removed_options": ("changed",),
+        "config.tree": ("replace_options",),
         "data.dataset": ("Dataset", "TrainingData"),
         "data.loading": ("load_dataset", "split_train_test"),
         "data.records": ("Records",),

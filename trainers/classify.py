@@ -84,11 +84,11 @@ def probabilities(
     """
     from trainers.evaluation.features import frozen, normalised_batches
 
-    found = [np.zeros((0, network.num_classes))]
+    row_blocks = [np.zeros((0, network.num_classes))]
     with frozen(network):
         for batch in normalised_batches(images, batch_size, next(network.parameters()).device):
-            found.append(network(batch).double().softmax(1).cpu().numpy())
-    return np.concatenate(found)
+            row_blocks.append(network(batch).double().softmax(1).cpu().numpy())
+    return np.concatenate(row_blocks)
 
 
 if __name__ == "__main__":

@@ -42,11 +42,11 @@ class EmbeddingModel:
         is_clip = self.description.kind == CLIP
         self._network: Any = (load_clip(folder) if is_clip else load_encoder(folder))[0]
 
-    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> NDArray[np.float32]:
+    def predict(self, inputs: Any, params: Mapping[str, Any] | None = None) -> NDArray[np.float32]:
         """Return embeddings, float32 `[num_images, dim]`.
 
         Args:
-          model_input: uint8 `[num_images, channels, height, width]` of the model's image shape, not
+          inputs: uint8 `[num_images, channels, height, width]` of the model's image shape, not
             normalised; an array, or tensors under one name.
           params: `features`, see `FEATURES`.
 
@@ -54,15 +54,15 @@ class EmbeddingModel:
           DataError: the images are of another shape or type.
           ConfigError: the model has no such features.
         """
-        images = _images(model_input, self.description.image_shape)
+        images = _images(inputs, self.description.image_shape)
         if self.description.kind == CLIP:
             return embed_with_image_tower(self._network, images)
         features = str((params or {}).get(FEATURES, BACKBONE))
         return embed_images(self._network, images, features=features, batch_size=IMAGES_AT_ONCE)
 
 
-def _images(given: Any, image_shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    values = next(iter(given.values())) if isinstance(given, Mapping) and len(given) == 1 else given
+def _images(inputs: Any, image_shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    values = next(iter(inputs.values())) if isinstance(inputs, Mapping) and len(inputs) == 1 else inputs
     images = np.asarray(values)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != image_shape:
         raise DataError(

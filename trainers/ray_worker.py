@@ -64,12 +64,12 @@ class RayTrial:
         nodes have copies of their own.
       gpus_per_worker: GPUs of one worker.
       memory_share: the part of its machine's free memory that one worker may use.
-      charged: whether a ledger pays for it: then no step is drawn that the driver has not reserved.
+      is_paid: whether a ledger pays for it: then no step is drawn that the driver has not reserved.
       scratch: the driver's folder of its own, where workers of its machine meet.
       method: the training's method, where the program registered it itself, by `packed_method`.
-      data_are_public: whether all may be told of a failure.
-      oversight: whether it goes on is decided by; None: it trains to its end.
-      progress_file: where the first worker tells its steps; None where nobody may see them.
+      data_are_public: whether a failure may be described in full.
+      oversight: decides whether it goes on; None: it trains to its end.
+      progress_file: where the first worker writes its steps; None where nobody may see them.
     """
 
     name: str
@@ -80,7 +80,7 @@ class RayTrial:
     code_root: Path | None
     gpus_per_worker: float
     memory_share: float
-    charged: bool = False
+    is_paid: bool = False
     scratch: Path | None = None
     method: bytes | None = None
     data_are_public: bool = False
@@ -188,7 +188,7 @@ class _FileBackend(TorchBackend):
         on_gpu = worker_group.get_resources_per_worker().get("GPU", 0) > 0
         url = f"file://{worker_group.execute_single(0, _meeting_place, backend_config.folder)}"
         worker_group.execute(set_torch_distributed_env_vars)
-        joined = [
+        futures = [
             worker_group.execute_single_async(
                 rank,
                 _meet,
@@ -200,7 +200,7 @@ class _FileBackend(TorchBackend):
             )
             for rank in range(len(worker_group))
         ]
-        ray.get(joined)
+        ray.get(futures)
 
 
 def _this_machine() -> str:
@@ -213,10 +213,10 @@ def _meeting_place(folder: str | None) -> str:
     return str(Path(tempfile.mkdtemp(prefix="dpgcl-workers-", dir=known)) / "store")
 
 
-def _meet(**given: Any) -> None:
+def _meet(**options: Any) -> None:
     if sys.platform == "linux":
         os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"})
-    setup_torch_process_group(**given)
+    setup_torch_process_group(**options)
 
 
 class TrainingFailed(Exception):  # noqa: N818
@@ -236,7 +236,7 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     failures as well: Ray would end the process with their text in its logs and on the terminal.
     """
     trial: RayTrial = loop_config["trial"]
-    stage, result, failure, lost = Stage.BEFORE_DATA, dict[str, Any](), "", False
+    stage, result, failure, is_lost = Stage.BEFORE_DATA, dict[str, Any](), "", False
     try:
         _prepare(trial)
         stage = Stage.WITH_DATA
@@ -245,13 +245,13 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
         result = {"stopped": stopped.step}
     except BaseException as error:
         failure = describe_error(error, data_are_public=trial.data_are_public, stage=stage)
-        lost = _lost_another_worker(error)
+        is_lost = _lost_another_worker(error)
     finally:
         _give_memory_back()
     # Raised out here: an error shows what it was raised in the handling of.
     if failure and current_workers().count == 1:
         return {"error": failure}
-    if failure and lost:
+    if failure and is_lost:
         raise WorkerLost("a worker of this training was lost")  # its text goes to Ray's logs
     if failure:
         raise TrainingFailed(failure)  # the other workers wait for this one: end the group
@@ -268,16 +268,16 @@ def _prepare(trial: RayTrial) -> None:
     """
     _check_code(trial.code_root)
     know_method(trial)
-    if trial.charged and current_workers().rank == 0:
+    if trial.is_paid and current_workers().rank == 0:
         checkpoints = _checkpoints(trial)
-        with checkpoints.held():
+        with checkpoints.hold():
             checkpoints.check_grant(trial.config.mechanism.num_steps)
 
 
 def _checkpoints(trial: RayTrial) -> CheckpointFolder:
     every_steps = trial.config.performance.checkpoint_every_steps
     return CheckpointFolder(
-        trial.checkpoint_folder, every_steps=every_steps, charged=trial.charged, count_file=trial.count_file
+        trial.checkpoint_folder, every_steps=every_steps, is_paid=trial.is_paid, count_file=trial.count_file
     )
 
 

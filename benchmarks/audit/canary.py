@@ -41,7 +41,7 @@ from torch import Tensor
 
 from benchmarks.audit import defects
 from benchmarks.audit.defects import Defect, Step, step_of
-from benchmarks.audit.judging import Claim, Released, judge
+from benchmarks.audit.judging import Claim, Releases, judge
 from benchmarks.audit.result import AuditResult, markdown, table
 from benchmarks.audit.worst_cases import (
     CANARY,
@@ -199,7 +199,7 @@ class _Simulator:
         self._sums: dict[bytes, Tensor] = {}
         self._model, self._divisor = Crafted(case.dim), case.mechanism.divisor
 
-    def release(self, runs: int, has_canary: bool) -> Released:
+    def release(self, runs: int, has_canary: bool) -> Releases:
         """Return what `runs` runs release, times the claimed divisor."""
         shape = (runs, self._case.num_trials, self._mechanism.num_steps, self._case.dim)
         noisy, clean = np.empty(shape), np.empty(shape)
@@ -211,31 +211,31 @@ class _Simulator:
                 row = int(self._rows.random(1)[0] * (self._case.num_records + 1))
                 present = np.insert(members, row, CANARY)
             for trial, step in np.ndindex(shape[1:3]):
-                noisy[run, trial, step], clean[run, trial, step] = self._one(present, trial, step)
-        return Released(noisy, clean)
+                noisy[run, trial, step], clean[run, trial, step] = self._release_step(present, trial, step)
+        return Releases(noisy, clean)
 
-    def _one(
+    def _release_step(
         self, members: NDArray[np.int64], trial: int, step: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        made, of = self._step, partial(self._draws.of, trial=trial, step=step)
-        drawn = made.stage.draw(len(members) - 1, sampling=of("sampling"), permutation=of("permutation"))
-        total = self._clean_sum(members[drawn.rows], drawn).clone()
-        scale = self._divisor / made.divisor(drawn)
+        parts, of = self._step, partial(self._draws.of, trial=trial, step=step)
+        groups = parts.stage.draw(len(members) - 1, sampling=of("sampling"), permutation=of("permutation"))
+        total = self._clean_sum(members[groups.rows], groups).clone()
+        scale = self._divisor / parts.divisor(groups)
         clean = total.double().numpy() * scale
-        noise = made.noise(drawn)
+        noise = parts.noise(groups)
         noise.add_rounded_once(total, noise.draw(len(total), of("noise")))
         return total.double().numpy() * scale, clean
 
-    def _clean_sum(self, groups: NDArray[np.int64], drawn: DrawnGroups) -> Tensor:
+    def _clean_sum(self, groups: NDArray[np.int64], draw: DrawnGroups) -> Tensor:
         """Return the clipped sum of groups of members, of each combination of gradients once."""
         if not len(groups):
             return torch.zeros(self._case.dim, dtype=torch.float64)
         vectors = [self._gradient(members_of(group)).tobytes() for group in groups.tolist()]
-        key = b"".join(sorted(v + bytes([c]) for v, c in zip(vectors, drawn.complete.tolist(), strict=True)))
+        key = b"".join(sorted(v + bytes([c]) for v, c in zip(vectors, draw.complete.tolist(), strict=True)))
         if key not in self._sums:
             total = torch.zeros(self._case.dim, dtype=torch.float64)
             inputs = crafted_inputs(groups, self._gradient, l2_clip_norm=self._mechanism.l2_clip_norm)
-            complete = torch.from_numpy(drawn.complete)
+            complete = torch.from_numpy(draw.complete)
             self._step.rule.add_clipped_sum(total, self._model, self._model, inputs, complete=complete)
             self._sums[key] = total
         return self._sums[key]
@@ -301,15 +301,15 @@ def standard_cases() -> tuple[AuditCase, ...]:
     `groups-of-two` is the smallest case in which a short last group violates 2C: with two records and the
     canary, σ = 1, ε = 1, the true δ is 0.205 where 0.127 is claimed.
     """
-    one = AuditCase(name="one-group", mechanism=_ONE_GROUP, num_records=20)
+    one_group = AuditCase(name="one-group", mechanism=_ONE_GROUP, num_records=20)
     poisson = AuditCase(
         name="poisson-groups", mechanism=dataclasses.replace(_ONE_GROUP, group_size=4), num_records=20
     )
     two = AuditCase(name="groups-of-two", mechanism=_TWO_RECORDS, num_records=2, runs_factor=4)
     tensors = dataclasses.replace(two, name="two-tensors", dim=2, runs_factor=1)
     four = AuditCase(name="groups-of-four", mechanism=_FOUR_RECORDS, num_records=4, runs_factor=4)
-    many = AuditCase(name="many-groups", mechanism=_MANY_GROUPS, num_records=12)
-    order = dataclasses.replace(many, name="order", worst=in_order)
+    six = AuditCase(name="many-groups", mechanism=_MANY_GROUPS, num_records=12)
+    order = dataclasses.replace(six, name="order", worst=in_order)
     exchanged = AuditCase(name="partners", mechanism=_TWO_RECORDS, num_records=4, worst=partners, dim=2)
     singles = AuditCase(name="groups-of-one", mechanism=_SINGLES, num_records=6)
     wide = AuditCase(name="forty-weights", mechanism=_TWO_RECORDS, num_records=3, dim=40)
@@ -347,12 +347,12 @@ def standard_cases() -> tuple[AuditCase, ...]:
         num_records=20,
     )
     planted: tuple[tuple[AuditCase, tuple[Defect, ...]], ...] = (
-        (one, (defects.HALF_NOISE, defects.NO_NOISE, defects.DOUBLE_NOISE, defects.NOISE_OF_STEPS)),
+        (one_group, (defects.HALF_NOISE, defects.NO_NOISE, defects.DOUBLE_NOISE, defects.NOISE_OF_STEPS)),
         (poisson, ()),
         (two, (defects.SHORT_GROUP, defects.MASK_LOST, defects.RECORDS_CLIPPED)),
         (tensors, (defects.NOISE_OF_TENSORS,)),
         (four, (defects.FILLED_GROUP,)),
-        (many, (defects.LESS_NOISE, defects.MEAN_CLIPPED, defects.LARGEST_CLIPPED, defects.BATCH_NORMALISED)),
+        (six, (defects.LESS_NOISE, defects.MEAN_CLIPPED, defects.LARGEST_CLIPPED, defects.BATCH_NORMALISED)),
         (order, (defects.NOT_PERMUTED,)),
         (exchanged, ()),
         (singles, (defects.FIXED_SIZE,)),
@@ -398,12 +398,12 @@ def print_rows(results: Sequence[AuditResult], options: AuditOptions) -> int:
     return 0 if all(result.as_expected for result in results) else 1
 
 
-class _Named(Protocol):
+class _HasName(Protocol):
     @property
     def name(self) -> str: ...
 
 
-_Case = TypeVar("_Case", bound=_Named)
+_Case = TypeVar("_Case", bound=_HasName)
 
 
 def chosen_cases(cases: Sequence[_Case], only: Sequence[str]) -> list[_Case]:

@@ -107,8 +107,8 @@ def _none_for_empty_steps(step: Step, mechanism: Mechanism) -> Step:
     return dataclasses.replace(step, noise=lambda groups: noise if len(groups) else nothing)
 
 
-def _repeated(purpose: str, over: str) -> Callable[[Step, Mechanism], Step]:
-    return lambda step, mechanism: dataclasses.replace(step, repeats=(purpose, over))
+def _repeat_draws(purpose: str, period: str) -> Callable[[Step, Mechanism], Step]:
+    return lambda step, mechanism: dataclasses.replace(step, repeats=(purpose, period))
 
 
 # Sampling and groups
@@ -120,42 +120,42 @@ class _RestKept:
 
     sampling_prob: float
     group_size: int
-    filled: bool = False
+    is_filled: bool = False
     complete: bool = True
     yields_incomplete: bool = True
 
     def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
         sample = PoissonSampler(sampling_prob=self.sampling_prob).sample(num_records, sampling)
         permuted = permutation.permutation(sample)
-        rest = len(sample) % self.group_size
-        missing = self.group_size - rest if rest else 0
+        num_rest = len(sample) % self.group_size
+        missing = self.group_size - num_rest if num_rest else 0
         filling = np.full(missing, NO_MEMBER)
-        if self.filled and rest:
+        if self.is_filled and num_rest:
             filling = np.resize(permuted, missing)
-        elif not self.complete and rest:  # any row that exists
+        elif not self.complete and num_rest:  # any row that exists
             filling = np.repeat(permuted[-1:], missing)
         rows = np.concatenate([permuted, filling]).reshape(-1, self.group_size)
         complete = np.ones(len(rows), dtype=np.bool_)
-        if rest:
+        if num_rest:
             complete[-1] = self.complete
         return DrawnGroups(rows=rows, complete=complete, batch_size=len(sample))
 
 
-def rest_kept(*, filled: bool = False, complete: bool = True) -> Callable[[Step, Mechanism], Step]:
+def rest_kept(*, is_filled: bool = False, complete: bool = True) -> Callable[[Step, Mechanism], Step]:
     """Return what keeps the rest of a sample as a group, or a block of slots, some of which are empty.
 
     Args:
-      filled: up to its size with copies of records of other groups, or of the block's own.
+      is_filled: filled up with copies of records of other groups, or of the block's own.
       complete: whether it is marked as one that contributes; if not, nothing is wrong with keeping it.
     """
 
     def plant(step: Step, mechanism: Mechanism) -> Step:
         if mechanism.sampling == GROUPS:
-            return dataclasses.replace(step, stage=_wrong_slots(mechanism, filled=filled))
+            return dataclasses.replace(step, stage=_wrong_slots(mechanism, is_filled=is_filled))
         stage = _RestKept(
             sampling_prob=mechanism.sampling_prob,
             group_size=int(mechanism.group_size),
-            filled=filled,
+            is_filled=is_filled,
             complete=complete,
         )
         return dataclasses.replace(step, stage=stage)
@@ -195,13 +195,13 @@ class _WrongSlots:
 
     Attributes:
       right: the stage as it should be.
-      filled: whether a block with an empty slot is filled up with copies of its own records.
+      is_filled: whether a block with an empty slot is filled up with copies of its own records.
       num_kept: blocks that are kept, always; independent bits unless given.
       own_capacity: whether N is the number of records that are there.
     """
 
     right: SampledGroups
-    filled: bool = False
+    is_filled: bool = False
     num_kept: int | None = None
     own_capacity: bool = False
     yields_incomplete: bool = True
@@ -211,11 +211,11 @@ class _WrongSlots:
         if self.num_kept is not None:
             right = dataclasses.replace(right, sampling_prob=1.0)
         slots = right.draw(right.capacity, sampling=sampling, permutation=permutation).rows[: self.num_kept]
-        there = slots < num_records
-        complete: NDArray[np.bool_] = np.logical_and.reduce(there, axis=1)
-        if self.filled:
+        is_record = slots < num_records
+        complete: NDArray[np.bool_] = np.logical_and.reduce(is_record, axis=1)
+        if self.is_filled:
             any_record = slots.min(axis=1, keepdims=True)
-            slots, complete = np.where(there, slots, any_record), np.logical_or.reduce(there, axis=1)
+            slots, complete = np.where(is_record, slots, any_record), np.logical_or.reduce(is_record, axis=1)
         rows = np.where(slots < num_records, slots, 0)
         return DrawnGroups(rows=rows, complete=complete, batch_size=rows.size)
 
@@ -342,14 +342,14 @@ HALF_NOISE = Defect(name="noise × 0.5", plant=noise_times(0.5))
 LESS_NOISE = Defect(name="noise × 0.7", plant=noise_times(0.7))
 NO_NOISE = Defect(name="no noise", plant=noise_times(0.0))
 DOUBLE_NOISE = Defect(name="noise × 2", plant=noise_times(2.0), breaks_claim=False)
-NOISE_OF_STEPS = Defect(name="noise repeated across steps", plant=_repeated("noise", "steps"))
+NOISE_OF_STEPS = Defect(name="noise repeated across steps", plant=_repeat_draws("noise", "steps"))
 NOISE_OF_TENSORS = Defect(name="noise repeated across tensors", plant=_same_for_every_tensor)
 QUIET_EMPTY = Defect(name="no noise in empty steps", plant=_none_for_empty_steps)
-SAMPLES_OF_STEPS = Defect(name="sampler ignores its generator", plant=_repeated("sampling", "steps"))
-SAMPLES_OF_TRIALS = Defect(name="trials share a sampler seed", plant=_repeated("sampling", "trials"))
+SAMPLES_OF_STEPS = Defect(name="sampler ignores its generator", plant=_repeat_draws("sampling", "steps"))
+SAMPLES_OF_TRIALS = Defect(name="trials share a sampler seed", plant=_repeat_draws("sampling", "trials"))
 FIXED_SIZE = Defect(name="fixed size accounted as Poisson", plant=_fixed_size)
 SHORT_GROUP = Defect(name="short group kept", plant=rest_kept())
-FILLED_GROUP = Defect(name="short group filled with copies", plant=rest_kept(filled=True))
+FILLED_GROUP = Defect(name="short group filled with copies", plant=rest_kept(is_filled=True))
 MASK_LOST = Defect(name="incomplete group kept", plant=_rest_kept_and_mask_lost)
 OWN_CAPACITY = Defect(name="N of each world's own", plant=_own_capacity)
 NOT_PERMUTED = Defect(name="no permutation", plant=_not_permuted)

@@ -47,7 +47,7 @@ _FALSE_ALARM = 1e-7  # of the look at the noise, all its comparisons together
 
 
 @dataclass(frozen=True)
-class Released:
+class Releases:
     """Releases of many runs, and what they would have been without noise, `[runs, trials, steps, dim]`."""
 
     noisy: Values
@@ -65,35 +65,35 @@ class Claim:
 
 def judge(
     name: str,
-    without: Released,
-    with_canary: Released,
+    without: Releases,
+    with_canary: Releases,
     claim: Claim,
     *,
     confidence: float,
     defect: str | None = None,
     must_exceed: bool = False,
 ) -> AuditResult:
-    """Return the bounds that the runs on D and on D' give.
+    """Return the bounds by the runs on D and on D'.
 
     Args:
       name: of the row.
       without, with_canary: as many runs each.
-      claim: that is put to the test.
+      claim: to test.
       confidence: probability that both error rates lie within their bounds.
       defect: what is wrong on purpose; None for the code as written.
       must_exceed: whether the defect breaks the claim, not the law of the noise alone.
     """
     runs = len(without.noisy)
     quarter, half = runs // 4, runs // 2
-    fitted, chosen = slice(quarter), slice(quarter, half)
+    fit_runs, choice_runs = slice(quarter), slice(quarter, half)
     best = -math.inf
-    for score in _scores(_part(without, fitted), _part(with_canary, fitted), claim.noise_std):
-        threshold, reached = best_threshold(
-            score(without.noisy[chosen]), score(with_canary.noisy[chosen]), claim.delta, confidence
+    for score in _scores(_part(without, fit_runs), _part(with_canary, fit_runs), claim.noise_std):
+        threshold, epsilon = best_threshold(
+            score(without.noisy[choice_runs]), score(with_canary.noisy[choice_runs]), claim.delta, confidence
         )
-        if reached > best:
-            best, kept = reached, (score, threshold)
-    score, threshold = kept
+        if epsilon > best:
+            best, best_rule = epsilon, (score, threshold)
+    score, threshold = best_rule
     negatives, positives = score(without.noisy[half:]), score(with_canary.noisy[half:])
     wrong = int((negatives > threshold).sum()), int((positives <= threshold).sum())
     tail = (1 - confidence) / 2
@@ -123,11 +123,11 @@ def judge(
     )
 
 
-def _part(released: Released, runs: slice) -> Released:
-    return Released(released.noisy[runs], released.clean[runs])
+def _part(releases: Releases, runs: slice) -> Releases:
+    return Releases(releases.noisy[runs], releases.clean[runs])
 
 
-def _scores(without: Released, with_canary: Released, std: float) -> Iterator[Score]:
+def _scores(without: Releases, with_canary: Releases, std: float) -> Iterator[Score]:
     """Yield the scores that the fitting runs give; which ones is fixed by the shape of a run alone."""
     _, trials, steps, dim = without.noisy.shape
     worlds = (without, with_canary)
@@ -160,7 +160,7 @@ def _covariance(noise: Values) -> Values:
 
 
 def _ratio(
-    worlds: tuple[Released, Released],
+    worlds: tuple[Releases, Releases],
     parts: Callable[[Values], Values],
     covariances: list[Values],
     floor: float = 0.0,
@@ -198,17 +198,17 @@ def _ratio(
     return score
 
 
-def _noise(worlds: tuple[Released, Released], std: float) -> tuple[float, float, bool]:
+def _noise(worlds: tuple[Releases, Releases], std: float) -> tuple[float, float, bool]:
     """Return the noise's deviation over the claimed one, its largest correlation, and whether both fit."""
-    seen = np.concatenate([_whole_run(each.noisy - each.clean)[:, 0] for each in worlds]) / std
-    width = seen.shape[1] if seen.shape[1] <= _MAX_JOINT else 1
+    noise = np.concatenate([_whole_run(each.noisy - each.clean)[:, 0] for each in worlds]) / std
+    width = noise.shape[1] if noise.shape[1] <= _MAX_JOINT else 1
     # In standard deviations, for the variance and every pair of coordinates.
-    allowed = float(stats.norm.isf(_FALSE_ALARM / 2 / (1 + width * (width - 1) / 2)))
-    square = float(np.mean(seen**2))
-    fits = abs(square - 1) <= allowed * math.sqrt(2 / seen.size)
+    bound = float(stats.norm.isf(_FALSE_ALARM / 2 / (1 + width * (width - 1) / 2)))
+    square = float(np.mean(noise**2))
+    fits = abs(square - 1) <= bound * math.sqrt(2 / noise.size)
     correlation = 0.0
     if width > 1:
-        products = np.abs(_covariance(seen) / max(square, _FLOOR))
+        products = np.abs(_covariance(noise) / max(square, _FLOOR))
         correlation = float(np.max(products - np.diag(np.diag(products))))
-        fits = fits and correlation <= allowed / math.sqrt(len(seen))
+        fits = fits and correlation <= bound / math.sqrt(len(noise))
     return math.sqrt(square), correlation, fits

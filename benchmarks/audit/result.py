@@ -73,17 +73,17 @@ class AuditResult:
 _HEAD = ("case", "code", "delta", "claimed ε", "shown ε ≥", "shown δ ≥", "noise", "claim", "as it must")
 
 
-def _cells(each: AuditResult) -> tuple[str, ...]:
+def _cells(row: AuditResult) -> tuple[str, ...]:
     return (
-        each.name,
-        each.defect or "as written",
-        f"{each.delta:g}",
-        f"{each.claimed_epsilon:.3f}",
-        f"{each.epsilon_lower_bound:.3f}",
-        f"{each.delta_lower_bound:.4f}",
-        each.noise,
-        "REFUTED" if each.exceeds else "holds",
-        "yes" if each.as_expected else "NO",
+        row.name,
+        row.defect or "as written",
+        f"{row.delta:g}",
+        f"{row.claimed_epsilon:.3f}",
+        f"{row.epsilon_lower_bound:.3f}",
+        f"{row.delta_lower_bound:.4f}",
+        row.noise,
+        "REFUTED" if row.exceeds else "holds",
+        "yes" if row.as_expected else "NO",
     )
 
 

@@ -96,41 +96,41 @@ class DealtTwice(WatchedWorkers):
 
 
 class _PlantedStage:
-    """The stage of a wrong step, which tells the mechanism what was drawn."""
+    """The stage of a wrong step, which hands its last draw to the mechanism."""
 
-    def __init__(self, stage: GroupStage, drawn: list[DrawnGroups]) -> None:
-        self._stage, self._drawn = stage, drawn
+    def __init__(self, stage: GroupStage, draws: list[DrawnGroups]) -> None:
+        self._stage, self._draws = stage, draws
         self.yields_incomplete = True
 
     def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
-        self._drawn[:] = [self._stage.draw(num_records, sampling=sampling, permutation=permutation)]
-        return self._drawn[0]
+        self._draws[:] = [self._stage.draw(num_records, sampling=sampling, permutation=permutation)]
+        return self._draws[0]
 
 
 class _PlantedMechanism(Mechanism):
     """A mechanism whose step is a wrong one; its claim is that of the right one."""
 
     wrong: ClassVar[Step]
-    drawn: ClassVar[list[DrawnGroups]] = []
+    draws: ClassVar[list[DrawnGroups]] = []
 
     def group_stage(self) -> GroupStage:
-        return _PlantedStage(self.wrong.stage, self.drawn)
+        return _PlantedStage(self.wrong.stage, self.draws)
 
     def rule(self, loss: LossSettings) -> GradientRule:
         return self.wrong.rule
 
     def noise(self, *, num_summed: int = 1) -> GaussianNoise:
-        noise = self.wrong.noise(self.drawn[0]) if self.drawn else super().noise()
+        noise = self.wrong.noise(self.draws[0]) if self.draws else super().noise()
         return dataclasses.replace(noise, num_summed=num_summed)
 
     @property
     def divisor(self) -> float:
-        return self.wrong.divisor(self.drawn[0]) if self.drawn else super().divisor
+        return self.wrong.divisor(self.draws[0]) if self.draws else super().divisor
 
 
 def planted_mechanism(mechanism: Mechanism, defect: Defect) -> Mechanism:
     """Return the mechanism with a defect; each has a class of its own to hold what was drawn."""
-    own: dict[str, Any] = {"wrong": defect.plant(step_of(mechanism), mechanism), "drawn": []}
+    own: dict[str, Any] = {"wrong": defect.plant(step_of(mechanism), mechanism), "draws": []}
     kind = type("_Planted", (_PlantedMechanism,), own)
     made: Mechanism = kind(
         **{each.name: getattr(mechanism, each.name) for each in dataclasses.fields(mechanism)}

@@ -48,7 +48,7 @@ from benchmarks.audit.canary import (
     source_of,
 )
 from benchmarks.audit.defects import Defect
-from benchmarks.audit.judging import Released, judge
+from benchmarks.audit.judging import Releases, judge
 from benchmarks.audit.result import AuditResult
 from benchmarks.audit.step_defects import (
     DealtTwice,
@@ -110,7 +110,7 @@ class _CraftedTask(Task[Crafted]):
         return
 
     def build(
-        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+        self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> Crafted:
         network = Crafted(_DIM)
         self.iterates = [_weights(network)]
@@ -222,28 +222,28 @@ _SLOTS = dataclasses.replace(_PAIRS, sampling=GROUPS, num_records_public=8, targ
 
 def standard_cases() -> tuple[StepCase, ...]:
     """Return the cases of the command: each setting as written, then with its defects."""
-    one = StepCase(name="one-worker", mechanism=_PAIRS, num_records=6)
+    one_worker = StepCase(name="one-worker", mechanism=_PAIRS, num_records=6)
     # A claim that few runs refute where the noise is 0.7 of it.
     little = dataclasses.replace(
-        one,
+        one_worker,
         name="little-noise",
         mechanism=dataclasses.replace(_PAIRS, noise_multiplier=0.5),
         runs_factor=4,
     )
-    many = StepCase(
+    six = StepCase(
         name="six-groups",
         mechanism=dataclasses.replace(_PAIRS, num_records_public=13, target_delta=0.07),
         num_records=12,
         runs_factor=2,
     )
-    order = dataclasses.replace(one, name="order", worst=in_order)
+    order = dataclasses.replace(one_worker, name="order", worst=in_order)
     steps = dataclasses.replace(
-        one, name="two-steps", mechanism=dataclasses.replace(_PAIRS, num_steps=2, noise_multiplier=1.5)
+        one_worker, name="two-steps", mechanism=dataclasses.replace(_PAIRS, num_steps=2, noise_multiplier=1.5)
     )
     short = StepCase(name="short-rest", mechanism=_PAIRS, num_records=2, runs_factor=4)
     growing = StepCase(name="one-more-group", mechanism=_PAIRS, num_records=3)
     empty = StepCase(name="empty-steps", mechanism=_PAIRS, num_records=1)
-    two = dataclasses.replace(one, name="two-workers", num_workers=2)
+    two = dataclasses.replace(one_worker, name="two-workers", num_workers=2)
     # Groups are sampled: N is the same on D and on D', and the canary fills the last slot.
     slots = StepCase(name="sampled-groups", mechanism=_SLOTS, num_records=7, worst=newcomer)
     quarter = dataclasses.replace(
@@ -253,10 +253,10 @@ def standard_cases() -> tuple[StepCase, ...]:
     )
     slots_of_two = dataclasses.replace(slots, name="sampled-groups-two-workers", num_workers=2)
 
-    def with_defects(case: StepCase, *planted: Defect) -> tuple[StepCase, ...]:
+    def with_defects(case: StepCase, *defects_of_case: Defect) -> tuple[StepCase, ...]:
         wrong = [
             dataclasses.replace(case, defect=each, defect_name=each.name, breaks_claim=each.breaks_claim)
-            for each in planted
+            for each in defects_of_case
         ]
         return case, *wrong
 
@@ -267,7 +267,7 @@ def standard_cases() -> tuple[StepCase, ...]:
 
     return (
         *with_defects(
-            one,
+            one_worker,
             defects.NO_NOISE,
             defects.DOUBLE_NOISE,
             defects.NOISE_OF_TENSORS,
@@ -275,7 +275,7 @@ def standard_cases() -> tuple[StepCase, ...]:
             defects.RECORDS_CLIPPED,
         ),
         *with_defects(little, defects.LESS_NOISE),
-        *with_defects(many, defects.BATCH_NORMALISED),
+        *with_defects(six, defects.BATCH_NORMALISED),
         *with_defects(order, defects.NOT_PERMUTED),
         steps,
         dataclasses.replace(steps, repeated_noise=True, defect_name=defects.NOISE_OF_STEPS.name),
@@ -294,7 +294,7 @@ def standard_cases() -> tuple[StepCase, ...]:
     )
 
 
-def _released(case: StepCase, num_runs: int, has_canary: bool, seed: int | None, inner: Workers) -> Released:
+def _release(case: StepCase, num_runs: int, has_canary: bool, seed: int | None, inner: Workers) -> Releases:
     """Return what `num_runs` runs release, at one worker; of them only the first one's counts."""
     rows = list(range(case.num_records + 1)) if has_canary else [None]
     parts = []
@@ -306,12 +306,12 @@ def _released(case: StepCase, num_runs: int, has_canary: bool, seed: int | None,
         np.stack([getattr(part, name) for part in parts], axis=1).reshape(-1, *parts[0].noisy.shape[1:])
         for name in ("noisy", "clean")
     )
-    return Released(noisy[:num_runs], clean[:num_runs])
+    return Releases(noisy[:num_runs], clean[:num_runs])
 
 
 def _one_training(
     case: StepCase, num_runs: int, canary_row: int | None, seed: int | None, inner: Workers
-) -> Released:
+) -> Releases:
     """Train once, each run some steps of it, but for the first ones, on which a training of public data looks
     at its groups more than once."""
     num_steps = case.mechanism.num_steps
@@ -344,7 +344,7 @@ def _one_training(
     shape = (num_runs + 1, 1, num_steps, case.dim)
     iterates = divisor * torch.stack(_TASK.iterates).numpy()
     clean = divisor * torch.stack(workers.clean).numpy()
-    return Released((iterates[:-1] - iterates[1:]).reshape(shape)[1:], clean.reshape(shape)[1:])
+    return Releases((iterates[:-1] - iterates[1:]).reshape(shape)[1:], clean.reshape(shape)[1:])
 
 
 def audit_steps(
@@ -370,7 +370,7 @@ def audit_steps(
     found = dict(zip(map(id, apart), _on_two_workers(apart, num_runs, seed), strict=True))
     results = []
     for case in cases:
-        worlds = found.get(id(case)) or _both(case, num_runs, seed, SingleWorker())
+        worlds = found.get(id(case)) or _release_both(case, num_runs, seed, SingleWorker())
         results.append(
             judge(
                 case.name,
@@ -384,31 +384,33 @@ def audit_steps(
     return results
 
 
-def _both(case: StepCase, num_runs: int, seed: int | None, inner: Workers) -> tuple[Released, Released]:
+def _release_both(
+    case: StepCase, num_runs: int, seed: int | None, inner: Workers
+) -> tuple[Releases, Releases]:
     num_runs *= case.runs_factor
     seeds = (None, None) if seed is None else (2 * seed, 2 * seed + 1)
     return (
-        _released(case, num_runs, False, seeds[0], inner),
-        _released(case, num_runs, True, seeds[1], inner),
+        _release(case, num_runs, False, seeds[0], inner),
+        _release(case, num_runs, True, seeds[1], inner),
     )
 
 
 def _on_two_workers(
     cases: Sequence[StepCase], num_runs: int, seed: int | None
-) -> list[tuple[Released, Released]]:
+) -> list[tuple[Releases, Releases]]:
     """Run cases in two processes, and return what the first one saw."""
     if not cases:
         return []
     with tempfile.TemporaryDirectory() as folder:
-        named = [(case.name, case.defect_name) for case in cases]  # the cases themselves hold functions
-        given = (folder, named, num_runs, seed)
+        case_keys = [(case.name, case.defect_name) for case in cases]  # the cases themselves hold functions
+        arguments = (folder, case_keys, num_runs, seed)
         try:
-            mp.spawn(_as_worker, args=given, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+            mp.spawn(_as_worker, args=arguments, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
         except ProcessExitedException:  # PyTorch's threads can abort a process that is ending
             if not (Path(folder) / _RELEASED).exists():
                 raise
-        found: list[tuple[Released, Released]] = pickle.loads((Path(folder) / _RELEASED).read_bytes())
-        return found
+        releases: list[tuple[Releases, Releases]] = pickle.loads((Path(folder) / _RELEASED).read_bytes())
+        return releases
 
 
 _RELEASED = "released"
@@ -416,17 +418,17 @@ _RELEASED = "released"
 
 
 def _as_worker(
-    rank: int, folder: str, named: list[tuple[str, str | None]], num_runs: int, seed: int | None
+    rank: int, folder: str, case_keys: list[tuple[str, str | None]], num_runs: int, seed: int | None
 ) -> None:
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    known = {(case.name, case.defect_name): case for case in standard_cases()}
-    found = [_both(known[name], num_runs, seed, DistributedWorkers()) for name in named]
+    case_by_key = {(case.name, case.defect_name): case for case in standard_cases()}
+    releases = [_release_both(case_by_key[name], num_runs, seed, DistributedWorkers()) for name in case_keys]
     if rank == 0:
         with replacing(Path(folder) / _RELEASED) as file:
-            pickle.dump(found, file)
+            pickle.dump(releases, file)
     dist.barrier()  # neither ends before everything is written
     dist.destroy_process_group()
 

@@ -62,12 +62,12 @@ class Options:
     output: Path = Path("results/gpu")
     device: str = "cuda"
     tiny: bool = False
-    again: bool = False
+    should_retry: bool = False
     limit_minutes: float = math.inf
     threads: int = dataclasses.field(default_factory=lambda: os.cpu_count() or 1)
-    started: float = dataclasses.field(default_factory=time.monotonic)
+    start_seconds: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
     def deadline(self) -> float:
         """When `time.monotonic` is as late as this nothing begins any more."""
-        return self.started + 60 * self.limit_minutes
+        return self.start_seconds + 60 * self.limit_minutes

@@ -38,7 +38,7 @@ import torch
 from benchmarks import harness
 from benchmarks.gpu import Options, is_absent
 from benchmarks.gpu.trainings import calibrate, trainings
-from benchmarks.harness import ROOT, Row, markdown_table, ratio_text, say, side_text, with_spread
+from benchmarks.harness import ROOT, Row, markdown_table, print_line, ratio_text, side_text, with_spread
 from benchmarks.steps import OURS, ImageTask, PairTask, Step, Task, build_step
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
@@ -108,29 +108,29 @@ def run_works(works: Sequence[Work], options: Options) -> int:
     require_same_device(options.output, facts)
     has_failed = False
     for work in works:
-        kept = read_rows(options.output).get(str(work), {})
-        if "found" in kept or ("failed" in kept and not options.again):
-            has_failed |= "failed" in kept
+        record = read_rows(options.output).get(str(work), {})
+        if "found" in record or ("failed" in record and not options.should_retry):
+            has_failed |= "failed" in record
             continue
         if time.monotonic() >= options.deadline:
-            say(f"the time is over before {work}")
+            print_line(f"the time is over before {work}")
             break
-        say(str(work))
-        row, started = {"name": work.name, **facts}, time.perf_counter()
+        print_line(str(work))
+        row, start_seconds = {"name": work.name, **facts}, time.perf_counter()
         try:
             row["found"] = work.run()
         except TrainingStopped as stopped:
-            say(f"the time is over after step {stopped.step}: the next call goes on there")
+            print_line(f"the time is over after step {stopped.step}: the next call goes on there")
             break
         except Exception as error:
             first = next(iter(str(error).splitlines()), "")
             row["failed"], has_failed = f"{type(error).__name__}: {first}", True
-            say(f"  {row['failed']}")
+            print_line(f"  {row['failed']}")
         finally:
             gc.collect()  # modules and hooks refer to each other
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-        keep_row(options.output, work, row | {"seconds": time.perf_counter() - started})
+        keep_row(options.output, work, row | {"seconds": time.perf_counter() - start_seconds})
     return int(has_failed)
 
 
@@ -203,14 +203,14 @@ def steps(options: Options) -> Rows:
     tasks: list[Task]
     if options.tiny:
         shared |= {"group_size": 2, "expected_batch_size": 8}
-        tasks = [ImageTask(model="tiny_cnn", precision=each, **shared) for each in _PRECISIONS]
+        tasks = [ImageTask(model="tiny_cnn", precision=precision, **shared) for precision in _PRECISIONS]
     else:
         tasks = [
-            ImageTask(model=model, group_size=size, expected_batch_size=batch, precision=each, **shared)
+            ImageTask(model=model, group_size=size, expected_batch_size=batch, precision=precision, **shared)
             for model, (batches, sizes) in _GRID.items()
             for batch in batches
             for size in sizes
-            for each in _PRECISIONS
+            for precision in _PRECISIONS
             if size <= batch
         ]
         tasks += [
@@ -218,7 +218,7 @@ def steps(options: Options) -> Rows:
             for batch in (64, 1024)
             for size in (2, 16)
         ]
-    for task in sorted(tasks, key=lambda each: each.expected_batch_size):
+    for task in sorted(tasks, key=lambda task: task.expected_batch_size):
         name = f"{task.model}, {task.precision}, B = {task.expected_batch_size}, S = {task.group_size}"
         yield name, partial(measure_step, task)
 
@@ -242,12 +242,12 @@ def measure_step(task: Task, rounds: int = 5) -> Row:
         rounds if first < _LONG_SECONDS else 2,
     )
     sides = {side: harness.side_row(times[side], memory[side], size) for side in takes}
-    over = {}
+    ratios_by_side = {}
     for side in task.sides[1:]:
         ratio, *ends = harness.ratio_of(times[OURS], times[side])
         ratios = {"time": ratio, "time_range": ends, "memory": harness.memory_ratio(sides[OURS], sides[side])}
-        over[side] = ratios
-    return {**dataclasses.asdict(task), "views_per_microbatch": size, "sides": sides, "over": over}
+        ratios_by_side[side] = ratios
+    return {**dataclasses.asdict(task), "views_per_microbatch": size, "sides": sides, "over": ratios_by_side}
 
 
 def _taking(task: Task, step: Step) -> Callable[[], None]:
@@ -313,25 +313,25 @@ def tables(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def _step_lines(found: Row) -> Iterator[list[object]]:
-    for side, ratio in found["over"].items():
+def _step_lines(row: Row) -> Iterator[list[object]]:
+    for side, ratio in row["over"].items():
         yield [
-            *(found[name] for name in ("model", "precision", "expected_batch_size", "group_size")),
-            side_text(found["sides"]["ours"]),
+            *(row[name] for name in ("model", "precision", "expected_batch_size", "group_size")),
+            side_text(row["sides"]["ours"]),
             side.replace("_", " "),
-            side_text(found["sides"][side]),
+            side_text(row["sides"][side]),
             with_spread(ratio["time"], ratio["time_range"]),
             ratio_text(ratio["memory"]),
         ]
 
 
 def _training_line(name: str, rows: Sequence[Row]) -> list[object]:
-    same = [row["metrics"] for row in rows if row["candidate"] == name]
+    metrics = [row["metrics"] for row in rows if row["candidate"] == name]
     scores = ("knn_accuracy", "linear_probe_accuracy")
     return [
         name,
-        len(same),
-        *(mean_text([100 * row[score] for row in same if score in row]) for score in scores),
+        len(metrics),
+        *(mean_text([100 * row[score] for row in metrics if score in row]) for score in scores),
     ]
 
 
@@ -365,7 +365,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu with --tiny alone")
     parser.add_argument("--tiny", action="store_true", help="everything as small as can be: no measurement")
-    parser.add_argument("--again", action="store_true", help="make failed rows once more")
+    parser.add_argument(
+        "--again", dest="should_retry", action="store_true", help="make failed rows once more"
+    )
     parser.add_argument("--limit-minutes", type=float, default=math.inf, help="end after so many minutes")
     parser.add_argument("--threads", type=int, default=harness.default_threads(), help="CPU threads")
     parser.add_argument("--calibrate", action="store_true", help="write σ of the trainings, and end")
@@ -375,8 +377,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the slices, calibrate, or print the rows."""
-    given = vars(parse_arguments(arguments))
-    folder, is_calibration = given.pop("table"), given.pop("calibrate")
+    settings = vars(parse_arguments(arguments))
+    folder, is_calibration = settings.pop("table"), settings.pop("calibrate")
     if folder is not None:
         print(tables(list(read_rows(folder).values())))
         return 0
@@ -384,7 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_absent("dp_accounting"):
             raise ConfigError("--calibrate needs dp-accounting, which is not installed here")
         return calibrate()
-    options = Options(**given)
+    options = Options(**settings)
     if options.device == "cpu" and not options.tiny:
         raise ConfigError("--device cpu is for trying the slices out: give --tiny with it")
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -23,7 +23,7 @@ from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
 from trainers.config.networks import ClassifierConfig
 from trainers.config.presets import PAPER
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.data.loading import load_dataset
 from trainers.data.records import Records
@@ -89,7 +89,7 @@ def config_of(
     candidate: Candidate, options: Options, *, num_records: int, seed: int, sigma: float | None
 ) -> TrainingConfig:
     """Return the paper's setting in bfloat16; σ as given, or where it is None found for the target ε."""
-    settings = changed(
+    settings = replace_options(
         PAPER,
         method=candidate.method,
         precision="bfloat16" if options.device == "cuda" else "float32",
@@ -101,10 +101,10 @@ def config_of(
         noise = (
             {"epsilon": candidate.epsilon} if sigma is None else {"epsilon": None, "noise_multiplier": sigma}
         )
-        settings = changed(settings, **noise)
+        settings = replace_options(settings, **noise)
     if options.tiny:
         small = {"network": "tiny_cnn", "expected_batch_size": 16, "group_size": 2, "num_steps": 3}
-        settings = changed(settings, **small, max_query_records=16)
+        settings = replace_options(settings, **small, max_query_records=16)
     return training_config(settings, num_records=num_records, public_seed=seed)
 
 

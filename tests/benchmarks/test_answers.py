@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from benchmarks.answers import RESULTS, Summary, filled, read_answer, summaries, write
+from benchmarks.answers import RESULTS, Summary, fill_page, read_answer, summaries, write
 from dashboards.compose.answer import Answer
 from dashboards.compose.repeats import mean_and_error
 
@@ -130,5 +130,5 @@ def test_table_of_another_name_is_left_alone(tmp_path: Path, monkeypatch: pytest
 
 def test_page_of_results_shows_the_committed_answers() -> None:
     page = (RESULTS / "README.md").read_text()
-    assert filled(page) == page
+    assert fill_page(page) == page
     assert page.count("<!-- answer: ") > 10

@@ -86,13 +86,13 @@ def test_failed_row_is_kept_and_made_again_where_that_is_asked_for(tmp_path: Pat
     assert read_rows(tmp_path)["steps: first"]["failed"] == "CheckError: it does not hold"
     assert run_works(works, _options(tmp_path)) == 1
     assert ran == ["first", "second"]
-    assert run_works([_work("first", ran)], _options(tmp_path, again=True)) == 0
+    assert run_works([_work("first", ran)], _options(tmp_path, should_retry=True)) == 0
     assert ran == ["first", "second", "first"]
 
 
 def test_nothing_begins_after_the_time_of_a_call(tmp_path: Path) -> None:
     ran: list[str] = []
-    options = _options(tmp_path, limit_minutes=1.0, started=time.monotonic() - 61)
+    options = _options(tmp_path, limit_minutes=1.0, start_seconds=time.monotonic() - 61)
     assert run_works([_work("first", ran)], options) == 0
     assert ran == []
 
@@ -330,4 +330,4 @@ def test_trainings_are_shown_by_candidate(tmp_path: Path) -> None:
     text = tables([*rows, {"name": "B = 65536", "failed": "OutOfMemoryError: too large"}])
     assert "| dp_gcl | 2 | 75.0 ± 5.0 | – |" in text
     assert "- B = 65536: failed, OutOfMemoryError: too large" in text
-    assert dataclasses.replace(_options(tmp_path), limit_minutes=2.0, started=10.0).deadline == 130.0
+    assert dataclasses.replace(_options(tmp_path), limit_minutes=2.0, start_seconds=10.0).deadline == 130.0

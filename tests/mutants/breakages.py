@@ -743,8 +743,8 @@ BREAKAGES = (
     Breakage(
         name="a scored record leaves something in a foreign network",
         file="trainers/training/release.py",
-        before="scored.images, batch_size=1, **how)",
-        after='scored.images, batch_size=1, **(how | {"isolate": False}))',
+        before="records.images, batch_size=1, **options)",
+        after='records.images, batch_size=1, **(options | {"isolate": False}))',
         tests=(
             "tests/trainers/training/test_release.py"
             "::test_scored_record_reaches_no_other_records_answer_and_no_released_buffer",
@@ -964,8 +964,8 @@ BREAKAGES = (
     Breakage(
         name="δ by default is of the records trained on alone",
         file="trainers/training/resolve.py",
-        before="target_delta=default_delta(n) if given",
-        after="target_delta=default_delta(trained) if given",
+        before="target_delta=default_delta(n) if request",
+        after="target_delta=default_delta(num_trained) if request",
         tests=(
             "tests/trainers/config/test_settings.py"
             "::test_default_delta_is_of_all_records_where_some_are_held_out",
@@ -1058,12 +1058,12 @@ BREAKAGES = (
     Breakage(
         name="resumes from one checkpoint draw alike",
         file="trainers/training/callbacks.py",
-        before="            training.num_steps_done = saved.step\n",
+        before="            training.num_steps_done = checkpoint.step\n",
         after=(
-            "            training.num_steps_done = saved.step\n"
+            "            training.num_steps_done = checkpoint.step\n"
             "            from dpgcl_core.noise.randomness import SeededNonPrivateRandomness\n"
             "\n"
-            "            again = SeededNonPrivateRandomness(saved.step)\n"
+            "            again = SeededNonPrivateRandomness(checkpoint.step)\n"
             '            object.__setattr__(training.private_step, "randomness", again)\n'
         ),
         tests=(
@@ -1091,8 +1091,8 @@ BREAKAGES = (
     Breakage(
         name="steps of an attempt are counted after they are drawn",
         file="trainers/files/checkpoint.py",
-        before="num_steps=num_before - drawn.num_steps + ahead))",
-        after="num_steps=num_before - drawn.num_steps))",
+        before="num_steps=num_before - counts.num_steps + ahead))",
+        after="num_steps=num_before - counts.num_steps))",
         tests=("tests/trainers/files/test_checkpoint.py::test_kill_at_any_place_leaves_no_draw_uncounted",),
     ),
     Breakage(
@@ -1131,14 +1131,14 @@ BREAKAGES = (
         name="a restart is charged while the attempt before it still counts",
         file="sweeps/service/privacy/reservations.py",
         before="            self._checkpoints(trial).outdate()",
-        after="            self._checkpoints(trial).drawn()",
+        after="            self._checkpoints(trial).read_counts()",
         tests=("tests/sweeps/test_budget.py::test_restart_stops_an_attempt_that_still_runs",),
     ),
     Breakage(
         name="restarts go beyond the steps charged in advance",
         file="trainers/files/checkpoint.py",
-        before="if repeated <= num_restart_steps:",
-        after="if repeated <= 10 * num_restart_steps:",
+        before="if num_repeated <= num_restart_steps:",
+        after="if num_repeated <= 10 * num_restart_steps:",
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_operator_who_restarts_by_what_is_seen_gets_no_more_than_is_charged",
         ),
@@ -1593,8 +1593,8 @@ BREAKAGES = (
     Breakage(
         name="hidden patches reach the encoder",
         file="trainers/models/masked.py",
-        before="shown, hidden = order.split([self.num_patches - self.num_hidden, self.num_hidden], dim=1)",
-        after="shown, hidden = order, order[:, -self.num_hidden :]",
+        before="visible, hidden = order.split([self.num_patches - self.num_hidden, self.num_hidden], dim=1)",
+        after="visible, hidden = order, order[:, -self.num_hidden :]",
         tests=(
             "tests/trainers/models/test_masked.py::test_hidden_patches_do_not_reach_what_is_made_of_them",
         ),
@@ -1697,8 +1697,8 @@ BREAKAGES = (
     Breakage(
         name="loss of a classifier is the mean over the batch",
         file="trainers/tasks/class_task.py",
-        before="return own.reshape(len(inputs[0]), -1).mean(1)",
-        after="return own.mean().expand(len(inputs[0]))",
+        before="return entropies.reshape(len(inputs[0]), -1).mean(1)",
+        after="return entropies.mean().expand(len(inputs[0]))",
         tests=(
             "tests/trainers/tasks/test_class_task.py::test_label_of_a_record_moves_its_own_loss_alone",
             "tests/trainers/tasks/test_class_task.py::test_network_in_which_labels_or_images_meet_is_refused",
@@ -1802,8 +1802,8 @@ BREAKAGES = (
     Breakage(
         name="a resume draws other noised scores",
         file="trainers/training/scores.py",
-        before="data.scored is None or holds_noised_scores(final)",
-        after="data.scored is None",
+        before="data.held_out_records is None or holds_noised_scores(final)",
+        after="data.held_out_records is None",
         tests=(
             "tests/trainers/training/test_release.py"
             "::test_noised_scores_are_drawn_once_whatever_the_restarts",
@@ -1858,8 +1858,9 @@ BREAKAGES = (
     Breakage(
         name="an attempt looks for newer ones before it has counted",
         file="trainers/files/attempts.py",
-        before="        self._write(number, drawn)\n        try:\n            self.refuse_outdated(number)\n",
-        after="        self.refuse_outdated(number)\n        self._write(number, drawn)\n"
+        before="        self._write(number, counts)\n        try:\n"
+        "            self.refuse_outdated(number)\n",
+        after="        self.refuse_outdated(number)\n        self._write(number, counts)\n"
         "        try:\n            pass\n",
         tests=(
             "tests/trainers/files/test_attempts.py::test_attempt_looks_for_newer_ones_after_it_has_counted",
@@ -1868,8 +1869,8 @@ BREAKAGES = (
     Breakage(
         name="a count beyond T + R goes on at the next checkpoint",
         file="trainers/files/checkpoint.py",
-        before="if restarts is not None and drawn.num_steps + more > self._num_steps + restarts:",
-        after="if restarts is not None and more > self._num_steps + restarts:",
+        before="if restarts is not None and counts.num_steps + num_ahead > self._num_steps + restarts:",
+        after="if restarts is not None and num_ahead > self._num_steps + restarts:",
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_count_beyond_what_is_charged_stops_whoever_counts",
         ),
@@ -2174,7 +2175,7 @@ BREAKAGES = (
     Breakage(
         name="two sweeps of one name share their runs",
         file="trainers/tracking/runs.py",
-        before="if sweep_id and found and self._search",
+        before="if sweep_id and stored_id and self._search",
         after="if False and self._search",
         tests=(
             "tests/trainers/tracking/test_tracking.py"

@@ -35,7 +35,7 @@ from sweeps.service.running.conclude import Figure
 from sweeps.service.running.sweep import execute
 from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers import ray_worker
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def options(*arguments: str) -> group_size.GroupSizeOptions:
 
 def given(**values: Any) -> SweepOptions:
     """The options of a sweep, some of them given by name."""
-    return changed(SweepOptions(), **values)
+    return replace_options(SweepOptions(), **values)
 
 
 def loaded(chosen: SweepOptions) -> tuple[TrainingData, list[str]]:
@@ -147,7 +147,7 @@ def _train_here(
             code_root=ROOT,
             gpus_per_worker=0,
             memory_share=0.5,
-            charged=budget is not None,
+            is_paid=budget is not None,
             data_are_public=plan.data.train_is_public,
         )
         result = ray_worker.train_worker({"trial": given, "records": [plan.data]})

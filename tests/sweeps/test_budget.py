@@ -21,7 +21,7 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.data import data_path
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.trials import DrawCounts
+from sweeps.service.planning.trials import ChargedSteps
 from sweeps.service.privacy.budget import SweepBudget, remaining_budget, sweep_budget
 from sweeps.service.privacy.ledger_choice import (
     account_of,
@@ -275,7 +275,7 @@ def test_statement_charges_what_a_failed_training_may_have_drawn(planned: SweepP
     for _ in range(2):
         kept.checkpoints(planned.trials[0].name, every_steps=4).begin_attempt(0, NUM_STEPS)
     assert count_draws(planned, kept, {}) == {
-        planned.trials[0].name: DrawCounts(num_steps=2 * 4, num_first_steps=2)
+        planned.trials[0].name: ChargedSteps(num_steps=2 * 4, num_first_steps=2)
     }
 
 
@@ -426,7 +426,7 @@ def test_lost_attempts_may_all_have_been_first_steps(noised_plan: SweepPlan, tmp
     kept, name = SweepFolder(tmp_path / "one"), noised_plan.trials[0].name
     write_grant(kept.checkpoint_folder(name), Grant(num_steps=20, num_steps_lost=10))
     assert count_draws(noised_plan, kept, {}) == {
-        name: DrawCounts(num_steps=20, num_first_steps=11, num_scorings=2)
+        name: ChargedSteps(num_steps=20, num_first_steps=11, num_scorings=2)
     }
 
 
@@ -485,7 +485,7 @@ def test_data_with_the_mark_of_a_ledger_are_not_trained_on_without_it(
 
 def test_grant_that_was_taken_back_keeps_the_lost_steps(tmp_path: Path) -> None:
     write_grant(tmp_path, Grant(num_steps=25, num_steps_lost=15))
-    paid = CheckpointFolder(tmp_path, every_steps=4, charged=True)
+    paid = CheckpointFolder(tmp_path, every_steps=4, is_paid=True)
     assert paid.begin_attempt(0, NUM_STEPS).num_restarts == 0
     with pytest.raises(LedgerError):
         paid.begin_attempt(0, NUM_STEPS)

@@ -28,7 +28,7 @@ from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.space import SearchOptions
 from sweeps.temperature import TemperatureOptions
 from sweeps.transfer import TransferOptions
-from trainers.config.tree import changed, leaves, values_of
+from trainers.config.tree import leaves, replace_options, values_of
 
 KINDS: list[type[SweepOptions]] = [
     AblationOptions,
@@ -91,7 +91,7 @@ def test_file_of_a_sweep_repeats_its_options(
 
 
 def test_file_holds_every_kind_of_value(read: Read) -> None:
-    chosen = changed(
+    chosen = replace_options(
         GroupSizeOptions(),
         epsilon=float("inf"),
         warm_start=Path("/models/public"),
@@ -109,7 +109,7 @@ def test_file_holds_every_kind_of_value(read: Read) -> None:
 
 
 def test_file_of_a_sweep_says_nothing_of_places_and_passwords() -> None:
-    chosen = changed(
+    chosen = replace_options(
         GroupSizeOptions(),
         storage=Path("/data/place"),
         tracking_uri="https://me:secret@server",
@@ -267,7 +267,7 @@ def test_file_that_names_its_data_set_may_declare_it_public(read: Read) -> None:
 
 
 def test_training_without_a_ledger_is_said_anew(read: Read) -> None:
-    options = changed(GroupSizeOptions(), dataset="npz:a.npz", no_ledger=True)
+    options = replace_options(GroupSizeOptions(), dataset="npz:a.npz", no_ledger=True)
     assert not read(options_text(options)).ledger.no_ledger
 
 

@@ -21,7 +21,7 @@ from sweeps.service.running.from_python import _name_of, _result
 from sweeps.service.running.search_policy import OwnScore, SearchTrials
 from sweeps.service.running.sweep import Outcome
 from sweeps.service.running.sweep_trials import SweepTrials
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 
 def careful(metrics: Mapping[str, float]) -> float:
@@ -132,7 +132,7 @@ def test_search_and_run_go_the_way_of_every_sweep(monkeypatch: pytest.MonkeyPatc
         return Outcome(code=0, plan=plan)
 
     monkeypatch.setattr(from_python, "execute", execute)
-    options = changed(SweepOptions(), num_steps=7)
+    options = replace_options(SweepOptions(), num_steps=7)
     found = search(options, {"momentum": [0.0, 0.9]}, careful, num_trials=5, sampler="random")
     assert (len(found.trials), found.best, found.folder) == (0, None, None)
     question, searched, points, more = given[0]
@@ -147,6 +147,6 @@ def test_search_and_run_go_the_way_of_every_sweep(monkeypatch: pytest.MonkeyPatc
 
 
 def test_sealed_sweep_has_no_table_of_trials() -> None:
-    options = changed(SweepOptions(), release="sealed", mean_trials=5)
+    options = replace_options(SweepOptions(), release="sealed", mean_trials=5)
     with pytest.raises(ConfigError, match="publishes one model"):
         run(options, [Point(label="a", changes={})])

@@ -30,12 +30,12 @@ from sweeps.service.planning.inputs import EarlierSweep
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.points import check_groups
 from sweeps.service.planning.sweep_cost import cost_of
-from sweeps.service.planning.trials import DrawCounts, Point
+from sweeps.service.planning.trials import ChargedSteps, Point
 from sweeps.service.privacy.sweep_statement import build_statement
 from sweeps.service.running import mlflow_listener
 from sweeps.service.running.two_stage_policy import run_tuned_sweep
 from tests.sweeps.support import options, plan_of, run_sweep, tracked_runs, without_ray, write_npz
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.tracking.mlflow_server import connect
 
 pytestmark = pytest.mark.ci
@@ -95,7 +95,7 @@ def test_ledger_refuses_steps_that_it_cannot_add_up(
     with_ledger = Ledger.create(url)
     with_ledger.register("scans", num_records_public=200, cap=Cap(epsilon=100, delta=1e-3))
     chosen = options(*QUICK, "--method", method, "--dataset", own, "--ledger", url, "--dataset-id", "scans")
-    chosen = changed(chosen, storage=tmp_path, num_records_public=200)
+    chosen = replace_options(chosen, storage=tmp_path, num_records_public=200)
     with pytest.raises(ConfigError, match="a ledger adds up"):
         run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
 
@@ -190,7 +190,7 @@ def test_cost_of_replacing_a_record_adds_the_trainings() -> None:
 
 def test_repeated_steps_raise_the_cost_of_replacing_a_record() -> None:
     plan = plan_at({"method": "dpcl_simclr_rigorous"})
-    more = cost_of(plan.release, plan.trials, {plan.trials[0].name: DrawCounts(num_steps=14)})
+    more = cost_of(plan.release, plan.trials, {plan.trials[0].name: ChargedSteps(num_steps=14)})
     assert plan.cost is not None
     assert more is not None
     assert more.tuned_epsilon > plan.cost.tuned_epsilon  # type: ignore[operator]
@@ -370,7 +370,7 @@ def test_comparison_says_its_grid(done: Done) -> None:
 
 def with_earlier(num_steps: int, sweep_id: str = "a") -> SweepPlan:
     tuning = plan_at({"method": "dp_gcl"}).trials
-    drawn = {trial.name: DrawCounts(num_steps=num_steps) for trial in tuning}
+    drawn = {trial.name: ChargedSteps(num_steps=num_steps) for trial in tuning}
     earlier = EarlierSweep(sweep="t", sweep_id=sweep_id, trials=tuning, draws=drawn, grid="")
     chosen, point = options(*QUICK), Point(label="chosen", changes={})
     return plan_of("methods", chosen, [point], calibration_folder=None, earlier=earlier)
@@ -391,7 +391,7 @@ def test_steps_of_lost_starts_are_in_the_epsilon_of_every_method(
     ray: Ray, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_database: Path
 ) -> None:
     shutil.copy(empty_database, tmp_path)
-    monkeypatch.setattr(mlflow_listener, "count_draws_of", lambda *_: DrawCounts(num_steps=30))
+    monkeypatch.setattr(mlflow_listener, "count_draws_of", lambda *_: ChargedSteps(num_steps=30))
     chosen = options(*QUICK, "--method", "logit_dp", "--name", "one", "--storage", str(tmp_path))
     run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
     (shown,) = load_trials(f"sqlite:///{tmp_path}/mlflow.db", "one").itertuples()

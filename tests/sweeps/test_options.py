@@ -18,7 +18,7 @@ from sweeps.service.options.start import Start
 from sweeps.service.running import driver
 from tests.sweeps.support import SCRIPT, environment, options, run_script, run_sweep
 from trainers.config.presets import SETTINGS
-from trainers.config.tree import changed, leaves
+from trainers.config.tree import leaves, replace_options
 from trainers.data.pair_options import PairOptions
 from trainers.models.clip.published_models import SHIPPED
 
@@ -51,7 +51,7 @@ def test_options_take_every_value_of_a_named_setting(name: str) -> None:
 
 def test_options_given_replace_those_of_a_named_setting() -> None:
     chosen = options("--dataset", "digits", "--setting", "paper", "--num-steps", "7")
-    assert chosen.training() == changed(SETTINGS["paper"], num_steps=7)
+    assert chosen.training() == replace_options(SETTINGS["paper"], num_steps=7)
 
 
 def test_tiny_is_replaced_by_explicit_options() -> None:
@@ -89,7 +89,7 @@ def test_group_size_batch_is_accepted(make_plan: Callable[..., object]) -> None:
 
 def test_a_tab_is_the_separator_however_it_is_typed() -> None:
     for typed in ("\t", "\\t"):
-        assert options("--tiny", "--csv-separator", typed).data.pairs.given == ()
+        assert options("--tiny", "--csv-separator", typed).data.pairs.changed_fields == ()
 
 
 def test_options_of_pairs_are_read_for_any_of_the_data_sets() -> None:

@@ -19,7 +19,7 @@ from sweeps.service.options.score_options import visible_scores
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning import sweep_data as service_data
 from tests.sweeps.support import check_ledger, loaded, write_npz
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.faults import RecordsError
 from trainers.data.loading import load_dataset
 from trainers.data.pairs import ImageTextRecords
@@ -62,7 +62,7 @@ def write_shard(path: Path, images: Sequence[np.ndarray]) -> str:
 
 
 def load(dataset: str, **options: object):
-    return loaded(changed(SweepOptions(), dataset=dataset, no_ledger=True, **options))
+    return loaded(replace_options(SweepOptions(), dataset=dataset, no_ledger=True, **options))
 
 
 def refused(dataset: str, **options: object) -> str:
@@ -305,7 +305,7 @@ def test_data_of_corrupt_rows_alone_are_refused_with_their_faults(tmp_path: Path
 
 def checked(dataset: str, **options: object) -> str:
     with pytest.raises(LedgerError) as caught:
-        check_ledger(changed(SweepOptions(), dataset=dataset, **options))
+        check_ledger(replace_options(SweepOptions(), dataset=dataset, **options))
     return str(caught.value)
 
 
@@ -335,14 +335,16 @@ def test_second_list_of_marked_images_is_charged_to_their_ledger(ledger: Ledger,
     assert "private, charged as data set 'scans'" in checked("digits", probe_datasets=(own,))
     address = str(tmp_path / "ledger.db")
     assert "not as 'others'" in checked(own, ledger=address, dataset_id="others")
-    check_ledger(changed(SweepOptions(), dataset=own, ledger=address, dataset_id="scans"))
+    check_ledger(replace_options(SweepOptions(), dataset=own, ledger=address, dataset_id="scans"))
 
 
 def test_list_beside_a_marked_one_has_no_mark(ledger: Ledger, tmp_path: Path) -> None:
     for folder in ("one", "other"):
         write_csv(tmp_path / folder, random_images(5))
     ledger.bind("scans", tmp_path / "one" / "own.csv")
-    check_ledger(changed(SweepOptions(), dataset=f"csv:{tmp_path / 'other' / 'own.csv'}", no_ledger=True))
+    check_ledger(
+        replace_options(SweepOptions(), dataset=f"csv:{tmp_path / 'other' / 'own.csv'}", no_ledger=True)
+    )
 
 
 @pytest.mark.parametrize("again", ["s-{0..1}.tar", "s-{1..2}.tar", "s-1.tar", "."])
@@ -352,7 +354,7 @@ def test_marked_shards_are_found_under_every_name(again: str, ledger: Ledger, tm
         write_shard(folder / f"s-{number}.tar", random_images(2, seed=number))
     ledger.bind("scans", data_path(f"webdataset:{folder / 's-{0..1}.tar'}"))
     assert "charged as data set 'scans'" in checked(f"webdataset:{folder / again}", no_ledger=True)
-    check_ledger(changed(SweepOptions(), dataset=f"webdataset:{folder / 's-2.tar'}", no_ledger=True))
+    check_ledger(replace_options(SweepOptions(), dataset=f"webdataset:{folder / 's-2.tar'}", no_ledger=True))
 
 
 def test_images_are_marked_as_before(ledger: Ledger, tmp_path: Path) -> None:

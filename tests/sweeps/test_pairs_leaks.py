@@ -22,14 +22,14 @@ from sweeps.service.privacy.reservations import TrialReservations
 from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import check_ledger, loaded
 from tests.sweeps.test_pairs_data import encoded, random_images, write_csv, write_shard
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.loading import load_dataset
 
 SECRET = "secret-words"
 
 
 def options(dataset: str, **more: object) -> SweepOptions:
-    return changed(SweepOptions(), dataset=dataset, no_ledger=True, **more)  # type: ignore[arg-type]
+    return replace_options(SweepOptions(), dataset=dataset, no_ledger=True, **more)  # type: ignore[arg-type]
 
 
 # Paths of records
@@ -41,7 +41,7 @@ def test_image_below_a_name_that_is_too_long_is_one_corrupt_row(folder: str, tmp
     with data_path(own).open("a") as opened:  # type: ignore[union-attr]
         opened.write(f"\n{folder.format(tmp=tmp_path)}/{SECRET}.png\tx")
     for role in ({"dataset": own}, {"dataset": "digits", "evaluate_on": own}):
-        check_ledger(changed(SweepOptions(), **role, skip_corrupt=True, no_ledger=True))
+        check_ledger(replace_options(SweepOptions(), **role, skip_corrupt=True, no_ledger=True))
     data, _ = loaded(options(own, skip_corrupt=True))
     assert len(data.train) == 5
     with pytest.raises(DataError, match="some of the training data do not") as caught:
@@ -59,10 +59,10 @@ def test_message_of_marked_images_names_the_list_alone(
     own = write_csv(tmp_path / "own", random_images(5))
     ledger.bind("scans", tmp_path / "own" / "images")
     with pytest.raises(LedgerError, match=r"own\.csv .*charged .*as data set 'scans'") as caught:
-        check_ledger(changed(SweepOptions(), dataset=own, **role))  # type: ignore[arg-type]
+        check_ledger(replace_options(SweepOptions(), dataset=own, **role))  # type: ignore[arg-type]
     assert "/images" not in str(caught.value)
     with pytest.raises(LedgerError, match=r"own\.csv are private") as caught:
-        check_ledger(changed(SweepOptions(), dataset="digits", evaluate_on=own))
+        check_ledger(replace_options(SweepOptions(), dataset="digits", evaluate_on=own))
     assert "/images" not in str(caught.value)
 
 
@@ -139,7 +139,9 @@ def test_second_list_of_charged_images_is_refused(
     assert caplog.text == ""
     with pytest.raises(LedgerError, match="charged as data set 'scans'"):
         check_ledger(options(again))
-    check_ledger(changed(SweepOptions(), dataset=own, ledger=str(tmp_path / "ledger.db"), dataset_id="scans"))
+    check_ledger(
+        replace_options(SweepOptions(), dataset=own, ledger=str(tmp_path / "ledger.db"), dataset_id="scans")
+    )
 
 
 LABELS = {"csv_label_key": "kind"}  # a column of the public pairs alone
@@ -156,7 +158,9 @@ def test_labels_of_what_is_scored_hide_no_mark_of_images(
     begun(ledger, own, tmp_path)
     role = {name: str(tmp_path / "ledger.db") if name == "ledger" else value for name, value in role.items()}
     with pytest.raises(LedgerError, match="as data set 'scans'"):
-        check_ledger(changed(SweepOptions(), dataset=again, evaluate_on="csv:public.csv", **LABELS, **role))
+        check_ledger(
+            replace_options(SweepOptions(), dataset=again, evaluate_on="csv:public.csv", **LABELS, **role)
+        )
 
 
 def test_images_are_marked_beside_labels_of_what_is_scored(ledger: Ledger, tmp_path: Path) -> None:

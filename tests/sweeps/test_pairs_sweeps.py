@@ -30,7 +30,7 @@ from tests.sweeps.support import loaded, plan_of
 from trainers.config.networks import TextViewConfig, ViewConfig
 from trainers.config.presets import CPU, PAIRS_CPU
 from trainers.config.training import ClipNetworkConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.models.clip.published_models import SMALL_MODELS, ClipConfig, find_clip
 
 RECALL = "image_to_text_recall_at_10"
@@ -153,7 +153,7 @@ def test_augmentations_of_images_alone_have_no_captions() -> None:
 def test_augmentation_that_is_on_stands_alone(name: str, options: set[str]) -> None:
     (changes,) = combinations(PAIRS_CPU.views, PAIRS_CPU.text_views, [name], ["none"]).values()
     off = {"min_crop_area": 1.0, "max_crop_area": 1.0}
-    views = changed(PAIRS_CPU, **changes).views
+    views = replace_options(PAIRS_CPU, **changes).views
     every = ("min_crop_area", "max_crop_area", "brightness", "contrast", "saturation", "hue", "blur_prob")
     assert {each for each in every if getattr(views, each) != off.get(each, 0.0)} == options
 
@@ -162,7 +162,7 @@ def test_augmentation_has_the_strength_of_the_setting() -> None:
     (changes,) = combinations(
         ViewConfig(blur_prob=0.1), TextViewConfig(), ["crop+jitter+blur"], None
     ).values()
-    views = changed(ViewConfig(blur_prob=0.1), **changes)
+    views = replace_options(ViewConfig(blur_prob=0.1), **changes)
     names = ("min_crop_area", "max_crop_area", "flip_prob", "brightness", "saturation", "blur_prob")
     assert [getattr(views, name) for name in names] == [0.3, 1.0, 0.5, 0.4, 0.0, 0.1]
 

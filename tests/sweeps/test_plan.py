@@ -19,7 +19,7 @@ from dpgcl_core.sampling.record_ids import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.planning import sweep_data
 from sweeps.service.planning.plan import SweepPlan, _data_params, cross_checks
-from sweeps.service.planning.trials import DrawCounts, Point, trial_class
+from sweeps.service.planning.trials import ChargedSteps, Point, trial_class
 from sweeps.service.privacy.sweep_statement import build_statement
 from tests.sweeps import support
 from tests.sweeps.support import plan_of, write_npz
@@ -531,7 +531,7 @@ def test_cross_checks_agree_with_the_accountant_of_record(make_plan: Plan) -> No
 def test_cross_checks_are_of_the_steps_charged(make_plan: Plan) -> None:
     trial = make_plan(*QUICK).trials[0]
     planned, charged = (
-        cross_checks(trial_class(trial, DrawCounts(num_steps=num)), trial.config.mechanism.target_delta)
+        cross_checks(trial_class(trial, ChargedSteps(num_steps=num)), trial.config.mechanism.target_delta)
         for num in (10, 15)
     )
     assert charged["epsilon_rdp"] > planned["epsilon_rdp"]
@@ -558,9 +558,9 @@ HELD_OUT = ("--evaluate-on", "digits", "--score-on-held-out", "0.3", "--score-no
 def test_held_out_records_are_scored_and_not_trained_on(make_plan: Plan, private: str) -> None:
     whole = make_plan(*QUICK, *SMALL, "--dataset", private).data.train
     data = make_plan(*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5").data
-    assert data.scored is not None
-    assert 10 < len(data.scored) < 45
-    assert sorted([*data.train.ids, *data.scored.ids]) == sorted(whole.ids)
+    assert data.held_out_records is not None
+    assert 10 < len(data.held_out_records) < 45
+    assert sorted([*data.train.ids, *data.held_out_records.ids]) == sorted(whole.ids)
 
 
 @pytest.mark.ci
@@ -605,7 +605,7 @@ def test_noised_plan_tells_nothing_of_one_record(
     for drop in itertools.takewhile(lambda _: len(sides) < 2, range(30)):
         own = write_persons(tmp_path / "own.npz", **{name: drop})
         other = make_plan(*given, *unit, "--dataset", own)
-        pairs = [(p.data.train, p.data.scored) for p in (full, other)]
+        pairs = [(p.data.train, p.data.held_out_records) for p in (full, other)]
         sides.add(tuple(len(before) - len(after) for before, after in zip(*pairs, strict=True)))  # type: ignore[arg-type]
         for attribute in ("trials", "notes", "fingerprint", "num_records_public"):
             assert getattr(full, attribute) == getattr(other, attribute)

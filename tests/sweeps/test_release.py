@@ -26,13 +26,13 @@ from sweeps.group_size import points
 from sweeps.service.options.release_options import MODES
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.sweep_cost import cost_line, cost_of, cost_tags, open_trials, trial_classes
-from sweeps.service.planning.trials import DrawCounts
+from sweeps.service.planning.trials import ChargedSteps
 from sweeps.service.privacy.sweep_statement import _score_text as score_text
 from sweeps.service.privacy.sweep_statement import build_statement
 from sweeps.service.running import driver
 from tests.sweeps.support import check_ledger, options, run_sweep, write_npz
 from trainers.config.settings import TrainingOptions
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
 
@@ -196,7 +196,7 @@ def test_first_steps_that_restarts_repeat_are_charged_with_their_release(
     make_plan: Plan, private: tuple[str, str]
 ) -> None:
     plan = make_plan(*NOISED, *NO_RESTARTS, *private, "--snr-noise-multiplier", "2", "--repeats", "2")
-    charged = {plan.trials[0].name: DrawCounts(num_steps=12, num_first_steps=2)}
+    charged = {plan.trials[0].name: ChargedSteps(num_steps=12, num_first_steps=2)}
     classes = trial_classes(plan.trials, charged)
     assert {(each.num_steps, each.num_joint_steps): each.count for each in classes} == {
         (12, 2): 1,
@@ -210,7 +210,7 @@ def test_restart_that_may_repeat_the_first_step_raises_the_cost(
     plan = make_plan(*NOISED, *NO_RESTARTS, *private, "--snr-noise-multiplier", "1", "--repeats", "2")
     name = plan.trials[0].name
     steps_alone, both = (
-        cost_of(plan.release, plan.trials, {name: DrawCounts(num_steps=12, num_first_steps=first)})
+        cost_of(plan.release, plan.trials, {name: ChargedSteps(num_steps=12, num_first_steps=first)})
         for first in (1, 2)
     )
     assert steps_alone is not None
@@ -221,7 +221,7 @@ def test_restart_that_may_repeat_the_first_step_raises_the_cost(
 def test_scores_drawn_twice_raise_the_cost(make_plan: Plan, private: tuple[str, str]) -> None:
     plan = make_plan(*NOISED, *private, *HELD_OUT, "0.5")
     twice = cost_of(
-        plan.release, plan.trials, {plan.trials[0].name: DrawCounts(num_steps=10, num_scorings=2)}
+        plan.release, plan.trials, {plan.trials[0].name: ChargedSteps(num_steps=10, num_scorings=2)}
     )
     assert twice is not None
     expected = epsilon_pld(dp_event.GaussianDpEvent(0.25), twice.delta)
@@ -339,7 +339,7 @@ def test_private_sweep_with_a_ledger_is_charged_for_its_noised_numbers(
 
 def test_repeated_steps_raise_the_cost_of_an_open_sweep(make_plan: Plan) -> None:
     plan = make_plan("--tiny", "--noise-multiplier", "1", "--repeats", "2")
-    more = cost_of(plan.release, plan.trials, {plan.trials[0].name: DrawCounts(num_steps=14)})
+    more = cost_of(plan.release, plan.trials, {plan.trials[0].name: ChargedSteps(num_steps=14)})
     assert more is not None
     assert plan.cost is not None
     assert more.tuned_epsilon > plan.cost.tuned_epsilon  # type: ignore[operator]
@@ -374,7 +374,7 @@ def test_tags_of_the_tuning_cost_are_rounded_up() -> None:
 
 @pytest.mark.parametrize("share", ["0", "0.9"])
 def test_delta_is_held_against_all_declared_records(share: str) -> None:
-    setting = changed(
+    setting = replace_options(
         TrainingOptions(),
         noise_multiplier=1.0,
         delta=0.0011,

@@ -19,7 +19,7 @@ from sweeps.service.privacy.settling import close_reservations
 from sweeps.service.storage.sweep_folder import LAYOUT, SweepFolder, find_folder
 from sweeps.service.storage.sweep_lock import hold_sweep
 from sweeps.settle import __main__ as command
-from trainers.files.attempts import Drawn
+from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import attempts_of, read_grant
 
 QUICK = ("--tiny", "--noise-multiplier", "1", "--no-non-private", "--repeats", "3")
@@ -51,7 +51,7 @@ def budget(planned: SweepPlan, tmp_path: Path) -> SweepBudget:
     first = made.trials[0].name
     folder.mark_start(first)
     attempts = attempts_of(folder.count_file(first))
-    attempts.count(attempts.claim(), Drawn(num_attempts=1, num_steps=3))
+    attempts.count(attempts.claim(), DrawCounts(num_attempts=1, num_steps=3))
     return made
 
 
@@ -120,7 +120,7 @@ def test_training_with_a_count_of_an_attempt_stays_charged(budget: SweepBudget) 
     """Its starts, and the file of its count, are lost."""
     second = budget.trials[1].name
     attempts = attempts_of(budget.folder.count_file(second))
-    attempts.count(attempts.claim(), Drawn(num_attempts=1, num_steps=3))
+    attempts.count(attempts.claim(), DrawCounts(num_attempts=1, num_steps=3))
     close_reservations(budget.folder, budget.ledger, give_back_unstarted=True)
     assert charges(budget)[second] == (10, 10)
 
@@ -171,7 +171,7 @@ def test_attempt_that_goes_on_draws_nothing_after_the_settlement(budget: SweepBu
     first = budget.trials[0].name
     close_reservations(budget.folder, budget.ledger)
     with pytest.raises(StorageError, match="outdated"):
-        attempts_of(budget.folder.count_file(first)).count(1, Drawn(num_attempts=1, num_steps=4))
+        attempts_of(budget.folder.count_file(first)).count(1, DrawCounts(num_attempts=1, num_steps=4))
     for trial in budget.trials:
         grant = read_grant(budget.folder.checkpoint_folder(trial.name))
         assert grant is not None

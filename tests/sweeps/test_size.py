@@ -14,7 +14,7 @@ from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.size_to_data import fitted_to_size
 from sweeps.service.planning.trials import Point
 from tests.sweeps import support
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 
 def fitted(*arguments: str, num_records: int) -> tuple[SweepOptions, Sequence[Point], list[str]]:
@@ -94,5 +94,5 @@ def test_scored_data_need_classes_and_images_of_each(tmp_path: Path) -> None:
     chosen = support.given(dataset=own, no_ledger=True, evaluate_on=f"npz:{tmp_path}/unlabelled.npz")
     with pytest.raises(ConfigError, match=r"is scored by its classes, and .* has no labels"):
         support.loaded(chosen)
-    _, notes = support.loaded(changed(chosen, evaluate_on=f"npz:{tmp_path}/public.npz"))
+    _, notes = support.loaded(replace_options(chosen, evaluate_on=f"npz:{tmp_path}/public.npz"))
     assert any("20 public records that are scored, 10 are of 2 classes without an image" in n for n in notes)

@@ -24,14 +24,14 @@ from sweeps.service.cluster.stopping import Stopping, TuneRule, stopped_at
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.sweep_cost import cost_of
-from sweeps.service.planning.trials import DrawCounts, Trial
+from sweeps.service.planning.trials import ChargedSteps, Trial
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
 from sweeps.service.privacy.ledger_choice import account_of
 from sweeps.service.privacy.sweep_statement import build_statement, count_draws
 from sweeps.service.running import mlflow_listener
 from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import Driver, environment, given, run
-from trainers.files.checkpoint import Drawn, write_drawn
+from trainers.files.checkpoint import DrawCounts, write_drawn
 from trainers.files.oversight import Oversight
 
 QUICK = ("--tiny", "--noise-multiplier", "1", "--no-non-private", "--no-references")
@@ -231,7 +231,7 @@ def test_unused_steps_of_a_training_ended_by_scores_return_to_the_ledger_alone(
     assert charged(ledger) == 4 + 2 * NUM_STEPS
     plan = make_plan(*QUICK, *OF_SCANS, "--repeats", "3")
     drawn = count_draws(plan, ledger.folder, {name: {"metrics": metrics}})
-    assert drawn == {name: DrawCounts(num_steps=NUM_STEPS)}
+    assert drawn == {name: ChargedSteps(num_steps=NUM_STEPS)}
     statement = build_statement(plan, "one", draws=drawn)
     assert statement.cost == plan.cost
     assert stopped_at(plan.trials[0], metrics) == 4
@@ -244,14 +244,14 @@ def test_epsilon_of_a_sweep_has_all_steps_of_a_training_ended_by_scores(
     plan = make_plan(*QUICK, "--repeats", "3")
     trial, folder = plan.trials[0], SweepFolder(tmp_path / "one")
     assert trial.config.mechanism.num_restart_steps is None
-    write_drawn(folder.count_file(trial.name), Drawn(num_attempts=2, num_steps=7))
+    write_drawn(folder.count_file(trial.name), DrawCounts(num_attempts=2, num_steps=7))
     metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
     drawn = count_draws(plan, folder, {trial.name: {"metrics": metrics}})
-    assert drawn[trial.name] == DrawCounts(num_steps=NUM_STEPS + 3, num_first_steps=2)
+    assert drawn[trial.name] == ChargedSteps(num_steps=NUM_STEPS + 3, num_first_steps=2)
     statement = build_statement(plan, "one", draws=drawn)
     assert statement.cost is not None
     assert plan.cost is not None
-    expected = cost_of(plan.release, plan.trials, {trial.name: DrawCounts(num_steps=NUM_STEPS + 3)})
+    expected = cost_of(plan.release, plan.trials, {trial.name: ChargedSteps(num_steps=NUM_STEPS + 3)})
     assert statement.cost == expected
     assert statement.cost.tuned_epsilon > plan.cost.tuned_epsilon
     assert statement.trials is not None
@@ -262,10 +262,12 @@ def test_lost_attempts_of_a_training_ended_by_scores_are_beside_all_planned_step
     trial = make_plan(*QUICK, "--repeats", "3").trials[0]
     metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
     assert (
-        mlflow_listener.lost_attempts(trial, DrawCounts(num_steps=NUM_STEPS + 3, num_first_steps=2), metrics)
+        mlflow_listener.lost_attempts(
+            trial, ChargedSteps(num_steps=NUM_STEPS + 3, num_first_steps=2), metrics
+        )
         == {}
     )
-    lost = DrawCounts(num_steps=2 * NUM_STEPS + 3, num_first_steps=2 + NUM_STEPS, num_scorings=2)
+    lost = ChargedSteps(num_steps=2 * NUM_STEPS + 3, num_first_steps=2 + NUM_STEPS, num_scorings=2)
     found = mlflow_listener.lost_attempts(trial, lost, metrics)
     assert found["num_steps_charged"] == 7 + NUM_STEPS
     assert found["epsilon"] == trial.config.epsilon(2 * NUM_STEPS + 3)
@@ -295,7 +297,7 @@ def test_resumes_whose_time_is_over_before_a_draw_charge_nothing(
     before = charged(resumed())
     for _ in range(5):
         folder.mark_start(trial.name)
-        assert folder.checkpoints(trial.name, every_steps=5, is_charged=True).drawn().num_attempts == 0
+        assert folder.checkpoints(trial.name, every_steps=5, is_is_paid=True).read_counts().num_attempts == 0
         assert charged(resumed()) == before
     folder.mark_start(trial.name)
     folder.checkpoints(trial.name, every_steps=5, is_charged=True).begin_attempt(0, NUM_STEPS)

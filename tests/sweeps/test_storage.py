@@ -473,7 +473,7 @@ def write_all(folder: SweepFolder) -> None:
     write_suggestion(folder, 1, {"temperature": 0.5})
     SweepLog(folder.path).write("begun", "trial", "it begins")
     checkpoints = folder.checkpoints("trial", every_steps=2)
-    with checkpoints.held():
+    with checkpoints.hold():
         checkpoints.begin_attempt(0, 6)
         checkpoints.save(Checkpoint(step=2, model={}, optimizer={}, series={}, final={}))
     write_grant(folder.checkpoint_folder("trial"), Grant(num_steps=6))

@@ -12,7 +12,7 @@ from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.planning.plan import SweepPlan
 from tests.sweeps.support import plan_of, write_npz
 from trainers.config.settings import TrainingOptions
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.training.resolve import training_config
 
 NOISE = ("--noise-multiplier", "4")
@@ -56,14 +56,14 @@ def test_private_data_are_refused_without_a_ledger(tmp_path: Path) -> None:
 def test_factor_below_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"tan_factors must be at least 1; got 0\.5"):
         plan("--tan-factors", "0.5", *NOISE)
-    setting = changed(TrainingOptions(), noise_multiplier=1.0, tan_factor=0.5)
+    setting = replace_options(TrainingOptions(), noise_multiplier=1.0, tan_factor=0.5)
     with pytest.raises(ConfigError, match=r"tan_factor must be at least 1; got 0\.5"):
         training_config(setting, num_records=2000, public_seed=0)
 
 
 @pytest.mark.parametrize("method", ["dp_sgd", "group_clip", "logit_dp", "dpcl_simclr"])
 def test_methods_whose_noise_follows_the_batch_are_refused(method: str) -> None:
-    setting = changed(
+    setting = replace_options(
         TrainingOptions(), method=method, noise_multiplier=1.0, tan_factor=2.0, num_augmentations=0
     )
     with pytest.raises(ConfigError, match=f"the noise of {method} with group_size = .* follows its batch"):
@@ -80,7 +80,7 @@ def test_methods_whose_noise_follows_the_batch_are_refused(method: str) -> None:
 )
 def test_whole_batch_as_one_group_is_refused(whole: dict[str, str]) -> None:
     """Its sum is one clipped vector whatever B is, so dividing σ would divide the noise of the mean."""
-    setting = changed(TrainingOptions(), **whole, noise_multiplier=1.0, tan_factor=2.0)
+    setting = replace_options(TrainingOptions(), **whole, noise_multiplier=1.0, tan_factor=2.0)
     with pytest.raises(
         ConfigError, match=r"the noise of dp_(clip|gcl) with group_size = .* follows its batch"
     ):
@@ -88,6 +88,6 @@ def test_whole_batch_as_one_group_is_refused(whole: dict[str, str]) -> None:
 
 
 def test_factor_that_leaves_too_little_noise_is_refused_with_the_largest() -> None:
-    setting = changed(TrainingOptions(), noise_multiplier=0.5, tan_factor=8.0)
+    setting = replace_options(TrainingOptions(), noise_multiplier=0.5, tan_factor=8.0)
     with pytest.raises(ConfigError, match=r"tan_factor = 8 leaves .*0\.0625.*: at most 5 here"):
         training_config(setting, num_records=2000, public_seed=0)

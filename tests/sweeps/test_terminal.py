@@ -17,7 +17,7 @@ from dpgcl_core.errors import DataError, exit_on_bad_input
 from sweeps.service.options.sweep_options import SweepOptions
 from tests.sweeps.support import loaded
 from tests.sweeps.test_pairs_data import random_images, write_csv
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.faults import RecordsError
 from trainers.files.storage import details_kept
 
@@ -64,7 +64,7 @@ def test_number_of_private_rows_left_out_is_told_in_a_terminal_alone(
     in_a_terminal: bool, tmp_path: Path
 ) -> None:
     own = write_csv(tmp_path, random_images(20), num_corrupt=7)
-    options = changed(SweepOptions(), dataset=own, no_ledger=True, skip_corrupt=True)
+    options = replace_options(SweepOptions(), dataset=own, no_ledger=True, skip_corrupt=True)
     text = said(lambda: loaded(options), in_a_terminal=in_a_terminal)
     assert ("corrupt rows of the training data, left out (--skip-corrupt): 7" in text) is in_a_terminal
     assert ("7" in text) is in_a_terminal
@@ -86,7 +86,9 @@ def write_photos(folder: Path) -> Path:
 def test_what_was_converted_or_left_out_is_counted_in_a_terminal_alone(
     in_a_terminal: bool, tmp_path: Path
 ) -> None:
-    options = changed(SweepOptions(), dataset=f"folder:{write_photos(tmp_path / 'photos')}", no_ledger=True)
+    options = replace_options(
+        SweepOptions(), dataset=f"folder:{write_photos(tmp_path / 'photos')}", no_ledger=True
+    )
     text = said(lambda: loaded(options), in_a_terminal=in_a_terminal)
     told = (
         "that are no images, left out: 1",
@@ -97,7 +99,7 @@ def test_what_was_converted_or_left_out_is_counted_in_a_terminal_alone(
 
 
 def refused_photos(folder: Path, storage: Path) -> DataError:
-    options = changed(SweepOptions(), dataset=f"folder:{folder}", no_ledger=True)
+    options = replace_options(SweepOptions(), dataset=f"folder:{folder}", no_ledger=True)
     with pytest.raises(DataError) as caught, details_kept(storage):
         loaded(options)
     return caught.value

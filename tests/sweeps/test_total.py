@@ -23,7 +23,7 @@ from sweeps.service.running import prepare, total_epsilon
 from sweeps.service.running.total_epsilon import Limits, TrialsOf, fixes_noise
 from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps import support
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 SMALL = ("--tiny", "--num-records-public", "1445", "--no-non-private", "--group-sizes", "2", "4")
 DELTA = 1e-4
@@ -76,7 +76,7 @@ def limits_of(
 
 
 def cost_at(options: SweepOptions, epsilon: float, trials_of: TrialsOf, delta: float | None = None) -> float:
-    cost = cost_of(options.release, trials_of(changed(options, epsilon=epsilon)), delta=delta)
+    cost = cost_of(options.release, trials_of(replace_options(options, epsilon=epsilon)), delta=delta)
     assert cost is not None
     assert cost.tuned_epsilon is not None
     return cost.tuned_epsilon
@@ -107,7 +107,7 @@ def test_fitted_epsilon_is_held_by_the_ledger_at_its_delta(
     assert cost_at(chosen, epsilon, trials_of, DELTA) <= 3.0
 
     def planned(epsilon: float) -> list[Trial]:
-        return list(trials_of(changed(chosen, epsilon=epsilon)))
+        return list(trials_of(replace_options(chosen, epsilon=epsilon)))
 
     ledger.would_admit("scans", planned_trainings({t.name: t for t in planned(epsilon)}))
     with pytest.raises(LedgerError):
@@ -115,8 +115,8 @@ def test_fitted_epsilon_is_held_by_the_ledger_at_its_delta(
 
 
 def test_given_noise_lowers_the_repeats(chosen: group_size.GroupSizeOptions, trials_of: TrialsOf) -> None:
-    options = changed(chosen, noise_multiplier=2.0, repeats=5)
-    of_three = cost_of(options.release, trials_of(changed(options, repeats=3)))
+    options = replace_options(chosen, noise_multiplier=2.0, repeats=5)
+    of_three = cost_of(options.release, trials_of(replace_options(options, repeats=3)))
     assert of_three is not None
     assert of_three.tuned_epsilon is not None
     limits = limits_of(options, trials_of, of_three.tuned_epsilon * 1.001)
@@ -128,8 +128,8 @@ def test_given_noise_lowers_the_repeats(chosen: group_size.GroupSizeOptions, tri
 def test_refusal_says_which_epsilon_repeats_and_values_fit(
     chosen: group_size.GroupSizeOptions, trials_of: TrialsOf, tmp_path: Path
 ) -> None:
-    options = changed(chosen, epsilon=2.0, repeats=3)
-    needed = cost_of(options.release, trials_of(changed(options, repeats=1)))
+    options = replace_options(chosen, epsilon=2.0, repeats=3)
+    needed = cost_of(options.release, trials_of(replace_options(options, repeats=1)))
     assert needed is not None
     assert needed.tuned_epsilon is not None
     told = limits_of(options, trials_of, needed.tuned_epsilon * 1.001).what_would_fit(has_fixed_noise=True)
@@ -144,7 +144,7 @@ def test_nothing_to_fit_without_a_guarantee(trials_of: TrialsOf) -> None:
 
 
 def test_comparison_of_methods_leaves_its_epsilon_to_be_found() -> None:
-    options = changed(methods.MethodsOptions().tiny(), total_epsilon=3.0)
+    options = replace_options(methods.MethodsOptions().tiny(), total_epsilon=3.0)
     assert all("epsilon" not in each.changes for each in methods.candidates(options))
     assert {each.changes["epsilon"] for each in methods.candidates(methods.MethodsOptions().tiny())} == {10.0}
 
@@ -155,7 +155,7 @@ def test_resumed_sweep_keeps_its_fit(tmp_path: Path, chosen: group_size.GroupSiz
         SweepFolder(tmp_path / "sweeps" / name).create({"params": params})
 
     def fitted(name: str, total_epsilon: float) -> Any:
-        options = changed(chosen, total_epsilon=total_epsilon, name=name, resume=True)
+        options = replace_options(chosen, total_epsilon=total_epsilon, name=name, resume=True)
         limits: Any = SimpleNamespace(total_epsilon=total_epsilon, fit=lambda **_: "anew")
         inputs: Any = SimpleNamespace(options=options)
         return prepare._fit(inputs, limits, tmp_path, has_fixed_noise=False)

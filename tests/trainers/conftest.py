@@ -50,7 +50,7 @@ def make_held_out(share: float, *, num_records: int = 60) -> dict[str, Any]:
     records = make_records(num_records)
     slots = make_slots(records)
     train, scored = split_held_out(records, share, slots)
-    return {"train": train, "scored": scored, "slots": slots}
+    return {"train": train, "held_out_records": scored, "slots": slots}
 
 
 def make_data(*, private: bool = False, evaluation_is_public: bool | None = None) -> TrainingData:

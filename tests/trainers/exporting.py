@@ -168,7 +168,7 @@ def _write(folder: Path, encoder: nn.Module, *, data: str, **about: Any) -> None
         promise="a promise",
         sweep="one",
         trial="a",
-        chosen="by name",
+        choice="by name",
         method="dp_gcl",
         data=data,
         guarantee_label="proven",

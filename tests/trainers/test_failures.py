@@ -64,7 +64,7 @@ def test_error_of_other_code_is_told_by_a_listed_name_alone(
 
 
 def test_own_error_before_data_keeps_its_text_and_loses_it_with_data(tmp_path: Path) -> None:
-    checkpoints = CheckpointFolder(tmp_path, every_steps=2, charged=True)
+    checkpoints = CheckpointFolder(tmp_path, every_steps=2, is_paid=True)
     error = caught(lambda: checkpoints.check_grant(10))
     error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next.tb_next)  # type: ignore[union-attr]
     before = describe_error(error, data_are_public=False, stage=Stage.BEFORE_DATA)
@@ -90,7 +90,7 @@ def trial(tmp_path: Path) -> ray_worker.RayTrial:
         code_root=None,
         gpus_per_worker=0,
         memory_share=0.5,
-        charged=True,
+        is_paid=True,
     )
 
 

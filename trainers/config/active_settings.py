@@ -43,9 +43,9 @@ def applying(params: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _method_takes(params: Mapping[str, Any], what: str) -> bool:
+def _method_takes(params: Mapping[str, Any], attribute: str) -> bool:
     method = METHODS.get(str(params.get("method")))
-    return method is None or bool(getattr(method, what))
+    return method is None or bool(getattr(method, attribute))
 
 
 def _has_momentum(params: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.networks import CaptionerConfig, MaskedNetworkConfig, NetworkOptions, ViewConfig
 from trainers.config.nodes import EvaluationConfig, ObjectiveConfig, OptimizerConfig, PerformanceConfig
 from trainers.config.settings import MechanismOptions, TrainingOptions
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 # The paper's image-only setting (section 4): ResNet-18 with GroupNorm, τ = 1/√2, C = 1, Adam 1e-3,
 # B = 2,048, T = 1,200, N_a = 1, crops of 80 %.
@@ -28,8 +28,8 @@ _TINY_NETWORK = TrainingOptions(
     network=NetworkOptions(name="tiny_cnn", embedding_dim=16),
     optimizer=OptimizerConfig(learning_rate=1e-2),
 )
-DIGITS_CPU = changed(_TINY_NETWORK, learning_rate=5e-3, min_crop_area=0.5, flip_prob=0.0)
-FASHION_MNIST_CPU = changed(_TINY_NETWORK, expected_batch_size=1024)
+DIGITS_CPU = replace_options(_TINY_NETWORK, learning_rate=5e-3, min_crop_area=0.5, flip_prob=0.0)
+FASHION_MNIST_CPU = replace_options(_TINY_NETWORK, expected_batch_size=1024)
 CPU = TrainingOptions()
 
 # From random weights, on generated pairs; every weight trains, for there is nothing to adapt.
@@ -41,7 +41,7 @@ PAIRS_CPU = TrainingOptions(
     evaluation=EvaluationConfig(max_query_records=2_000),  # the candidates of a recall, too
 )
 # Of short captions, from public weights that have seen half of the words (`benchmarks/common_words.py`).
-SHORT_PAIRS_CPU = changed(
+SHORT_PAIRS_CPU = replace_options(
     PAIRS_CPU,
     num_augmentations=0,
     network="clip-nano",
@@ -52,7 +52,7 @@ SHORT_PAIRS_CPU = changed(
 )
 # The paper's image-text setting: ViT-B/32 with LoRA of rank 16 on queries and values, τ = 1/100, C = 0.01,
 # Adam 1e-3, crops of 80 %, sentence swap.
-PAPER_PAIRS = changed(
+PAPER_PAIRS = replace_options(
     PAPER,
     network="ViT-B-32",
     pretrained="laion2b_s34b_b79k",

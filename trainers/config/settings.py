@@ -102,7 +102,7 @@ class MechanismOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options of one training; `trainers.config.tree.changed` replaces some by name."""
+    """The options of one training; `trainers.config.tree.replace_options` replaces some by name."""
 
     mechanism: MechanismOptions = field(default_factory=MechanismOptions)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)

@@ -81,29 +81,24 @@ def leaves(kind: type[Any]) -> Mapping[str, Leaf]:
 
 @cache
 def _leaves(kind: Any) -> Mapping[str, Leaf]:
-    found: dict[str, Leaf] = {}
+    leaf_by_option: dict[str, Leaf] = {}
     types, helps = get_type_hints(kind, include_extras=True), _docstrings(kind)
-    for each in dataclasses.fields(kind):
-        name = each.metadata.get(_OPTION, each.name)
+    for field in dataclasses.fields(kind):
+        name = field.metadata.get(_OPTION, field.name)
         if name is None:
             continue
-        if is_node(types[each.name]):
-            inner = leaves(types[each.name]).values()
-            new = [dataclasses.replace(leaf, path=(each.name, *leaf.path)) for leaf in inner]
+        if is_node(types[field.name]):
+            inner = leaves(types[field.name]).values()
+            field_leaves = [dataclasses.replace(leaf, path=(field.name, *leaf.path)) for leaf in inner]
         else:
-            new = [
-                Leaf(
-                    option=name,
-                    path=(each.name,),
-                    type=types[each.name],
-                    help=helps.get(each.name, ""),
-                )
+            field_leaves = [
+                Leaf(option=name, path=(field.name,), type=types[field.name], help=helps.get(field.name, ""))
             ]
-        for leaf in new:
-            if leaf.option in found:
+        for leaf in field_leaves:
+            if leaf.option in leaf_by_option:
                 raise TypeError(f"{kind.__name__} has two options of the name {leaf.option}")
-            found[leaf.option] = leaf
-    return MappingProxyType(found)
+            leaf_by_option[leaf.option] = leaf
+    return MappingProxyType(leaf_by_option)
 
 
 def is_node(type_: Any) -> bool:
@@ -116,37 +111,37 @@ def values_of(tree: DataclassInstance) -> dict[str, Any]:
     return {name: leaf.of(tree) for name, leaf in leaves(type(tree)).items()}
 
 
-def changed(tree: Node, /, **values: Any) -> Node:
+def replace_options(tree: Node, /, **values: Any) -> Node:
     """Return a tree with other values of some options; each node is checked once, with all of them.
 
     Raises:
       ConfigError: there is no such option, or a value breaks a rule.
 
     >>> from trainers.config.settings import TrainingOptions
-    >>> changed(TrainingOptions(), num_steps=7, optimizer="sgd").optimizer.name
+    >>> replace_options(TrainingOptions(), num_steps=7, optimizer="sgd").optimizer.name
     'sgd'
     """
-    known = leaves(type(tree))
+    leaf_by_option = leaves(type(tree))
     for name in values:
-        if name not in known:
-            raise ConfigError(unknown_choice("option", name, known))
-    return _replaced(tree, {known[name].path: value for name, value in values.items()})
+        if name not in leaf_by_option:
+            raise ConfigError(unknown_choice("option", name, leaf_by_option))
+    return _replace_paths(tree, {leaf_by_option[name].path: value for name, value in values.items()})
 
 
-def _replaced(tree: Node, values: Mapping[tuple[str, ...], Any]) -> Node:
-    here = {path[0]: value for path, value in values.items() if len(path) == 1}
+def _replace_paths(tree: Node, values: Mapping[tuple[str, ...], Any]) -> Node:
+    field_values = {path[0]: value for path, value in values.items() if len(path) == 1}
     for name in dict.fromkeys(path[0] for path in values if len(path) > 1):
         below = {path[1:]: value for path, value in values.items() if path[0] == name}
-        here[name] = _replaced(getattr(tree, name), below)
-    return dataclasses.replace(tree, **here) if here else tree
+        field_values[name] = _replace_paths(getattr(tree, name), below)
+    return dataclasses.replace(tree, **field_values) if field_values else tree
 
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:
     """The docstrings under the fields of a dataclass and its bases, where there is a source."""
-    found: dict[str, str] = {}
-    for each in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
+    text_by_field: dict[str, str] = {}
+    for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
         try:
-            source = textwrap.dedent(inspect.getsource(each))
+            source = textwrap.dedent(inspect.getsource(base))
         except OSError:  # typed into an interpreter
             continue
         body = next(node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
@@ -154,5 +149,5 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 match text:
                     case ast.Expr(value=ast.Constant(value=str(words))):
-                        found[field.target.id] = " ".join(words.split())
-    return found
+                        text_by_field[field.target.id] = " ".join(words.split())
+    return text_by_field

@@ -96,14 +96,14 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the three things an array is built from."""
-        allowed = {
+        builders = {
             ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
             ("numpy", "ndarray"): np.ndarray,
             ("numpy", "dtype"): np.dtype,
         }
-        if (module, name) not in allowed:
+        if (module, name) not in builders:
             raise pickle.UnpicklingError("a class or function that no array needs")
-        return allowed[module, name]
+        return builders[module, name]
 
 
 def load_cifar10(request: Request) -> LoadedData:

@@ -61,9 +61,9 @@ class TrainingData:
       queries: records that are scored, or None: no scores.
       train_is_public: with private records only releasable metrics leave the training.
       evaluation_is_public: whether `index`, `queries` and `probes` are public.
-      scored: records held out of `train` (`trainers.data.split_held_out`), scored with noised counts
+      held_out_records: split from `train` (`trainers.data.loading.split_held_out`), scored with noised counts
         against `index`; the guarantee is about them, too.
-      slots: of both, which the split went by; as private as the records.
+      slots: of `train` and `held_out_records`, which the split went by; as private as the records.
       probes: other data sets that the features are scored on.
       class_names: of the labels of `queries`, for zero-shot scores; empty where unknown.
       train_class_names: of the labels of public training records; empty where unknown, and of private ones.
@@ -78,7 +78,7 @@ class TrainingData:
     queries: AnyRecords | None
     train_is_public: bool
     evaluation_is_public: bool
-    scored: AnyRecords | None = None
+    held_out_records: AnyRecords | None = None
     slots: SlotTable | None = field(default=None, repr=False)
     probes: tuple[Probe, ...] = ()
     class_names: tuple[str, ...] = field(default=(), repr=False)

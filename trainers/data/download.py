@@ -61,14 +61,14 @@ def find_or_download(file: RemoteFile, folder_name: str) -> Path:
       DataError: a found file is damaged, no address gives the file, or the cache cannot be written.
       ConfigError: `$DPGCL_MIRROR` is not an http or https address.
     """
-    kept = _find_in_data_folder(file.name, folder_name)
-    if kept is not None:
-        if not file.matches(kept):
+    path = _find_in_data_folder(file.name, folder_name)
+    if path is not None:
+        if not file.matches(path):
             raise DataError(
-                f"{file.name} must have its published checksum {file.checksum}; {kept} has not. "
+                f"{file.name} must have its published checksum {file.checksum}; {path} has not. "
                 "Replace or remove it; data of your own are read with npz:PATH, parquet:PATH or folder:PATH"
             )
-        return kept
+        return path
     target = cache_folder() / folder_name / file.name
     _download(file, folder_name, target)
     return target

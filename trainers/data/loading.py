@@ -184,9 +184,9 @@ def _check_unit_column(name: str, unit_column: str | None) -> None:
 
 
 def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
-    fitting = pairs.fitting(name).given
+    fitting = pairs.fitting(name).changed_fields
     meant = [field for field in fitting if has_pairs != (field == CLASS_CAPTIONS)]
-    unused = [field for field in pairs.given if field not in meant]
+    unused = [field for field in pairs.changed_fields if field not in meant]
     if unused:
         raise ConfigError(
             f"{', '.join(unused)} mean nothing for {name.partition(':')[0]} "
@@ -225,17 +225,17 @@ def split_held_out(
         raise ConfigError(f"score_on_held_out must be a share in [0, 1); got {share}")
     if share == 0:
         return records, None
-    held = _is_held_out(records, share, slots)
-    return records.take(~held), records.take(held)
+    is_held = _is_held_out(records, share, slots)
+    return records.take(~is_held), records.take(is_held)
 
 
-def is_split_held_out(train: AnyRecords, scored: AnyRecords, share: float, slots: SlotTable) -> bool:
-    """Whether `train` and `scored` are the two sides of `split_held_out`, record by record.
+def is_split_held_out(train: AnyRecords, held_out: AnyRecords, share: float, slots: SlotTable) -> bool:
+    """Whether `train` and `held_out` are the two sides of `split_held_out`, record by record.
 
     Raises:
       DataError: a record has no slot.
     """
-    return bool(_is_held_out(scored, share, slots).all() and not _is_held_out(train, share, slots).any())
+    return bool(_is_held_out(held_out, share, slots).all() and not _is_held_out(train, share, slots).any())
 
 
 def _is_held_out(records: AnyRecords, share: float, slots: SlotTable) -> NDArray[np.bool_]:
@@ -257,17 +257,17 @@ def split_train_test(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords
 
     Raises:
       ConfigError: `test_fraction` lies outside [0, 1).
-      DataError: the split leaves no record to train on, or none to test on though some were asked for.
+      DataError: the split leaves no record to train on, or none to test on although `test_fraction` > 0.
     """
     if not 0 <= test_fraction < 1:
         raise ConfigError(f"test_fraction must be in [0, 1); got {test_fraction}")
     if dataset.test is not None:
         return dataset.train, dataset.test
-    held = held_out(dataset.train.ids, test_fraction)
-    train, test = dataset.train.take(~held), dataset.train.take(held)
+    test_rows = held_out(dataset.train.ids, test_fraction)
+    train, test = dataset.train.take(~test_rows), dataset.train.take(test_rows)
     if len(train) == 0 or (len(test) == 0 and test_fraction > 0):
         raise DataError(
-            f"a split must leave records on both sides; test_fraction {test_fraction} of {len(held)} leaves "
-            f"{len(train)} to train on and {len(test)} to test on. Change test_fraction or add records"
+            f"a split must leave records on both sides; test_fraction {test_fraction} of {len(test_rows)} "
+            f"leaves {len(train)} to train on and {len(test)} to test on. Change test_fraction or add records"
         )
     return train, test

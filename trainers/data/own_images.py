@@ -88,20 +88,20 @@ def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str,
     if not path.is_file():
         raise DataError(f"npz:PATH must be an existing file; got {str(path)!r}")
     columns = ["images", "labels", "ids", *([unit_column] if unit_column else [])]
-    wanted = [prefix + name for prefix in ("", "train_", "test_") for name in columns]
+    member_names = [prefix + name for prefix in ("", "train_", "test_") for name in columns]
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError
         with archive:
-            found = sorted(archive.files)
-            pixels = max((_check_member(archive, name) for name in wanted if name in found), default=0)
+            names = sorted(archive.files)
+            pixels = max((_check_member(archive, name) for name in member_names if name in names), default=0)
             if pixels > max_pixels:
                 raise DataError(
                     f"an image of npz:PATH must be of at most {max_pixels} pixels; got {pixels}: "
                     "resize them, or allow more (--max-image-pixels)"
                 )
-            arrays = {name: archive[name] for name in wanted if name in found}
+            arrays = {name: archive[name] for name in member_names if name in names}
     except DataError:
         raise
     except MemoryError:
@@ -115,12 +115,12 @@ def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str,
             f"npz:PATH must be a readable .npz of plain arrays, no Python objects; got {str(path)!r}"
         )
     if ("images" in arrays) == ("train_images" in arrays):
-        raise DataError(f"an .npz must hold either images or train_images; found {_listed(found)}")
+        raise DataError(f"an .npz must hold either images or train_images; found {_join_names(names)}")
     for name in arrays:
         prefix = name[: -len(max((c for c in columns if name.endswith(c)), key=len))]
         if f"{prefix}images" not in arrays:
             raise DataError(
-                f"an .npz with {name} must hold the images they belong to; found {_listed(found)}"
+                f"an .npz with {name} must hold the images they belong to; found {_join_names(names)}"
             )
     return arrays
 
@@ -133,12 +133,12 @@ def _check_member(archive: np.lib.npyio.NpzFile, name: str) -> int:
     packed = archive.zip
     if packed is None:
         raise ValueError
-    stored = packed.getinfo(f"{name}.npy" if f"{name}.npy" in packed.namelist() else name)
-    with packed.open(stored) as opened:
+    member = packed.getinfo(f"{name}.npy" if f"{name}.npy" in packed.namelist() else name)
+    with packed.open(member) as opened:
         major, _ = np.lib.format.read_magic(opened)
         read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(opened)
-    if math.prod(shape) * dtype.itemsize > stored.file_size:
+    if math.prod(shape) * dtype.itemsize > member.file_size:
         raise ValueError
     return math.prod(sorted(shape[1:])[-2:]) if len(shape) in (3, 4) else 0
 
@@ -200,7 +200,7 @@ def load_parquet(request: Request) -> LoadedData:
     of_unit = f"unit_column must name one parquet column; got {unit_column!r}"
     for name, rule in (("image", "parquet data must have one column image"), (unit_column, of_unit)):
         if name is not None and header.count(name) != 1:
-            raise DataError(f"{rule}, found {_listed(header)}")
+            raise DataError(f"{rule}, found {_join_names(header)}")
     table = read_parquet(files, {"image", "label", unit_column or "id"})
     encoded = unpacked(table.column("image"))
     if {type(image) for image in encoded} - {bytes, type(None)}:
@@ -286,7 +286,7 @@ def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
     if any(kind != kinds[0] for kind in kinds) or len({*names}) < len(names):
         raise DataError(
             "parquet files must have the same columns of the same types, each once; some differ in "
-            f"{_listed(list(columns))}"
+            f"{_join_names(list(columns))}"
         )
     return pa.concat_tables([table.select(names) for table in tables], promote_options="default")
 
@@ -427,9 +427,9 @@ def label_place(name: str) -> str:
     scheme, _, path = name.partition(":")
     if scheme == "parquet":
         file = min(Path(path).expanduser().rglob("*.parquet"), default=Path(path).expanduser())
-        return f"a column named `label`; found {_listed(pq.read_schema(file).names)}"
+        return f"a column named `label`; found {_join_names(pq.read_schema(file).names)}"
     return "sub-folders named after the classes" if scheme == "folder" else "an array named `labels`"
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(sorted(names)) or "none"

@@ -48,35 +48,35 @@ class PairOptions:
                 'Write it as "a photo of a {}."'
             )
         columns = (self.image, self.caption, self.unit, self.split, self.label)
-        named = [name for name in columns if name is not None]
-        if "" in named or len(set(named)) < len(named):
-            raise ConfigError(f"column names must be distinct and not empty; got {', '.join(named)!r}")
+        names = [name for name in columns if name is not None]
+        if "" in names or len(set(names)) < len(names):
+            raise ConfigError(f"column names must be distinct and not empty; got {', '.join(names)!r}")
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """The names of those that differ from their defaults."""
+    def changed_fields(self) -> tuple[str, ...]:
+        """The names of the fields that differ from their defaults."""
         return tuple(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
 
     def fitting(self, name: str) -> PairOptions:
         """Return the same with the default of everything that means nothing for the data set `name`.
 
-        >>> PairOptions(separator=",", skip_corrupt=True).fitting("webdataset:x.tar").given
+        >>> PairOptions(separator=",", skip_corrupt=True).fitting("webdataset:x.tar").changed_fields
         ('skip_corrupt',)
         """
         source = source_of(name)
         meant = () if source is None else source.options
-        return PairOptions(**{field: getattr(self, field) for field in self.given if field in meant})
+        return PairOptions(**{field: getattr(self, field) for field in self.changed_fields if field in meant})
 
 
 def resolve_columns(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> PairOptions:
-    """Return the same with every column that is there by name.
+    """Return the options with the name of every column to read.
 
     Raises:
-      DataError: a column that is wanted is not there once; the message holds no name of the file's own.
+      DataError: a column does not occur exactly once; the message holds no name of the file's own.
     """
 
-    def find(given: str | None, usual: tuple[str, ...], what: str) -> str:
-        return _find((given,) if given else usual, header, scheme, separator, what)
+    def find(name: str | None, usual_names: tuple[str, ...], purpose: str) -> str:
+        return _find((name,) if name else usual_names, header, scheme, separator, purpose)
 
     return dataclasses.replace(
         options,
@@ -98,18 +98,18 @@ def image_column(options: PairOptions, header: list[str], scheme: str, separator
     return _find((options.image,) if options.image else usual, header, scheme, separator, "images")
 
 
-def _find(wanted: Sequence[str], header: list[str], scheme: str, separator: str, what: str) -> str:
-    """The one column among those wanted that is there once.
+def _find(names: Sequence[str], header: list[str], scheme: str, separator: str, purpose: str) -> str:
+    """Return the one of `names` that occurs once in the header.
 
     The first line may be a record: neither its cells nor their number are in the message.
     """
-    found = [name for name in wanted if header.count(name) == 1]
-    if len(found) == 1:
-        return found[0]
-    how_many = "several have" if any(name in wanted for name in header) else "none has"
+    matches = [name for name in names if header.count(name) == 1]
+    if len(matches) == 1:
+        return matches[0]
+    how_many = "several have" if any(name in names for name in header) else "none has"
     hint = f" with separator {separator!r}" if separator else ""
     error = DataError(
-        f"{scheme} data must have one column {' or '.join(wanted)} for the {what}; {how_many} such a "
+        f"{scheme} data must have one column {' or '.join(names)} for the {purpose}; {how_many} such a "
         f"name{hint}. Name the column (--csv-img-key, --csv-caption-key, …), or give the separator "
         "(--csv-separator)"
     )

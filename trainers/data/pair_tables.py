@@ -175,7 +175,7 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, 
     if {type(text) for text in texts} - {str, type(None)}:
         raise DataError(f"parquet column {names.caption} must hold strings or lists of strings")
 
-    def named(name: str | None) -> list[str] | None:
+    def texts_of(name: str | None) -> list[str] | None:
         # NaN, which alone differs from itself, is how a table writes that there is nothing.
         return None if name is None else ["" if v is None or v != v else str(v) for v in values[name]]
 
@@ -183,9 +183,9 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, 
         keys=image_keys(images, base),
         captions=[tuple(c or "" for c in (e if isinstance(e, list) else [e])) for e in captions],
         faults=[""] * len(images),
-        units=named(names.unit),
-        splits=named(names.split),
-        labels=named(names.label),
+        units=texts_of(names.unit),
+        splits=texts_of(names.split),
+        labels=texts_of(names.label),
         names=values.get(_ID) or _paths(images),
         max_pixels=max_pixels,
     )
@@ -240,21 +240,21 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
 
 
 def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
-    """Refuse lines of a csv file, column names first, with a line break in a cell.
+    """Raise RecordsError if a cell of a csv file, column names included, has a line break.
 
     Two quotes that do not belong together make one cell of all lines between them. Those rows would be gone
-    without a word. No row alone tells whether it was meant so: dropping such ones would be no function of
-    each row by itself, so the whole file is refused, also where corrupt rows are dropped.
+    silently. No row alone shows whether it was meant so. Dropping such rows would be no function of each row
+    by itself, so the whole file is refused, also where corrupt rows are dropped.
 
     Raises:
-      RecordsError: as said; the rows are in `details`, where the first one is 0 and column names are -1.
+      RecordsError: the rows are in `details`, where the first row is 0 and column names are -1.
     """
-    broken = [row - 1 for row, line in enumerate(lines) if any("\n" in cell or "\r" in cell for cell in line)]
-    if broken:
+    rows = [row - 1 for row, line in enumerate(lines) if any("\n" in cell or "\r" in cell for cell in line)]
+    if rows:
         raise RecordsError(
-            f"every row of a csv file must be one line; {len(broken)} go on over line breaks, as rows do "
+            f"every row of a csv file must be one line; {len(rows)} go on over line breaks, as rows do "
             "that a stray quote joins: write captions without line breaks, and each quote in a caption twice",
-            {"rows with line breaks": broken},
+            {"rows with line breaks": rows},
         )
 
 
@@ -269,6 +269,6 @@ def _load(rows: PairRows, sources: Sequence[Any], request: Request) -> LoadedDat
         faults.append(fault or (image if isinstance(image, str) else caption_fault(captions)))
     return assemble(
         dataclasses.replace(rows, faults=faults),
-        lambda kept: stack_images([decoded[rows.keys[row]] for row in kept]),
+        lambda sound: stack_images([decoded[rows.keys[row]] for row in sound]),
         skip_corrupt=request.pairs.skip_corrupt,
     )

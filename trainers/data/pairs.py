@@ -8,10 +8,9 @@ each: one unit more or less takes its own rows alone, so the adjacency "add or r
 promises nothing for the image itself, which stays with the other units when one leaves.
 
 An id depends on its own record alone: on the unit's name, else on what identifies the image (its path, or
-its bytes as stored); never on a caption or on a row's place. Which rows are corrupt is a
-function of each row alone, too, so dropping them moves no other record; they are dropped before the data
-set is fingerprinted. No message holds a path, a caption or a position: those of the faults are in
-`RecordsError.details` alone.
+its bytes as stored); never on a caption or on a row's place. Which rows are corrupt is a function of each row
+alone, too, so dropping them moves no other record; they are dropped before the data set is fingerprinted. No
+message holds a path, a caption or a position: the positions of faults are in `RecordsError.details` alone.
 """
 
 from __future__ import annotations
@@ -95,12 +94,12 @@ class ImageTextRecords(RecordsOfRows):
         Both are functions of each record alone, the public seed and the step. So one record more or less
         changes no other's pair, and a record is one place of one group however many captions it has.
         """
-        rows, chosen = row_of_each(self.row_starts, self.ids, records, seed=seed, step=step), []
+        rows, captions = row_of_each(self.row_starts, self.ids, records, seed=seed, step=step), []
         uniform = keyed_uniform(self.ids[records], "caption", int(seed), int(step))
         for row, u in zip(rows.tolist(), uniform.tolist(), strict=True):
-            captions = self.captions[row]
-            chosen.append(captions[min(int(u * len(captions)), len(captions) - 1)])
-        return self.images[rows], chosen
+            row_captions = self.captions[row]
+            captions.append(row_captions[min(int(u * len(row_captions)), len(row_captions) - 1)])
+        return self.images[rows], captions
 
     def flat_captions(self) -> tuple[list[str], NDArray[np.int64]]:
         """Return all captions, `[num_captions]`, and the row each belongs to, for retrieval scores."""
@@ -170,19 +169,19 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
         several labels.
       DataError: the splits differ in shape.
     """
-    kept, faults = _sound_rows(rows, skip_corrupt)
-    places = [[row for row in kept if rows.splits[row] == s] for s in SPLITS] if rows.splits else [kept]
+    sound, faults = _sound_rows(rows, skip_corrupt)
+    places = [[row for row in sound if rows.splits[row] == s] for s in SPLITS] if rows.splits else [sound]
     if not all(places):
         raise RecordsError(
             f"a data set must hold at least one sound row, in every split; of {len(rows.keys)} rows "
-            f"{len(kept)} are sound, and a split has none",
+            f"{len(sound)} are sound, and a split has none",
             faults,
         )
     names = rows.keys if rows.units is None else rows.units
-    both = set.intersection(*({names[row] for row in part} for part in places)) if len(places) > 1 else ()
-    if both:
-        raise RecordsError(f"a record must lie in one split; {len(both)} lie in both train and test")
-    labels, class_names = _labels(rows, kept)
+    shared = set.intersection(*({names[row] for row in part} for part in places)) if len(places) > 1 else ()
+    if shared:
+        raise RecordsError(f"a record must lie in one split; {len(shared)} lie in both train and test")
+    labels, class_names = _labels(rows, sound)
     parts = [_images_by_unit(rows, part) for part in places]
     train, *test = (_records(rows, part, labels, images_of) for part in parts)
     if test and train.images.shape[1:] != test[0].images.shape[1:]:
@@ -190,7 +189,7 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
     return LoadedData(
         train=train,
         test=test[0] if test else None,
-        num_skipped=len(rows.keys) - len(kept),
+        num_skipped=len(rows.keys) - len(sound),
         class_names=class_names,
         names=_names(rows, parts),
     )
@@ -205,7 +204,7 @@ def _names(rows: PairRows, parts: Sequence[_Units]) -> list[str] | None:
 
 
 def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str, list[int]]]:
-    """The rows to keep, and those of every fault."""
+    """Return the sound rows, and the rows of every fault."""
     faults: dict[str, list[int]] = {}
     for row, fault in enumerate(rows.faults):
         if not fault and rows.units is not None and not rows.units[row].strip():
@@ -215,46 +214,46 @@ def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str
         if not fault and rows.labels is not None and not rows.labels[row].strip():
             fault = "missing label"
         faults.setdefault(fault, []).append(row)
-    kept = faults.pop("", [])
+    sound = faults.pop("", [])
     if faults and not skip_corrupt:
-        listed = ", ".join(f"{len(faults[fault])} {fault}" for fault in sorted(faults))
+        counts = ", ".join(f"{len(faults[fault])} {fault}" for fault in sorted(faults))
         raise RecordsError(
             f"every row must have a readable image of at most {rows.max_pixels} pixels "
             f"(--max-image-pixels) and a caption of at most {MAX_CAPTION_CHARACTERS} characters; "
-            f"of {len(rows.faults)} rows {listed}. Repair or remove them, or drop them (--skip-corrupt)",
+            f"of {len(rows.faults)} rows {counts}. Repair or remove them, or drop them (--skip-corrupt)",
             faults,
         )
-    return kept, faults
+    return sound, faults
 
 
-def _labels(rows: PairRows, kept: list[int]) -> tuple[dict[int, int] | None, ClassNames]:
-    """The label of each row that is kept, and the classes' names; numbers in every row have no names.
+def _labels(rows: PairRows, sound: list[int]) -> tuple[dict[int, int] | None, ClassNames]:
+    """Return the label of each sound row, and the classes' names; numbers in every row have no names.
 
-    Of no use to a step: only what is scored, public records, has its labels looked at.
+    A step uses no labels: only public records are scored with them.
     """
     if rows.labels is None:
         return None, ()
-    texts = [rows.labels[row].strip() for row in kept]
+    texts = [rows.labels[row].strip() for row in sound]
     are_numbers = all(text.isdecimal() and len(text) <= 18 for text in texts)
-    given = np.array([int(text) for text in texts]) if are_numbers else np.array(texts)
-    (places,), class_names = class_indices([given])
+    values = np.array([int(text) for text in texts]) if are_numbers else np.array(texts)
+    (places,), class_names = class_indices([values])
     assert places is not None
     by_image: dict[str, set[int]] = {}
-    for row, label in zip(kept, places.tolist(), strict=True):
+    for row, label in zip(sound, places.tolist(), strict=True):
         by_image.setdefault(rows.keys[row], set()).add(label)
-    several = sum(len(labels) > 1 for labels in by_image.values())
-    if several:
-        raise RecordsError(f"an image must have one label; {several} have several in their rows")
-    return dict(zip(kept, places.tolist(), strict=True)), class_names
+    num_ambiguous = sum(len(labels) > 1 for labels in by_image.values())
+    if num_ambiguous:
+        raise RecordsError(f"an image must have one label; {num_ambiguous} have several in their rows")
+    return dict(zip(sound, places.tolist(), strict=True)), class_names
 
 
 _Units = dict[str, dict[str, list[int]]]
 
 
-def _images_by_unit(rows: PairRows, kept: list[int]) -> _Units:
+def _images_by_unit(rows: PairRows, sound: list[int]) -> _Units:
     """The rows of each image of each unit."""
     units: _Units = {}
-    for row in kept:
+    for row in sound:
         name = rows.keys[row] if rows.units is None else rows.units[row]
         units.setdefault(name, {}).setdefault(rows.keys[row], []).append(row)
     return units

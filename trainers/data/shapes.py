@@ -189,30 +189,30 @@ def make_shape_pairs(
 def load_shapes(request: Request) -> LoadedData:
     """Return the training and the test pairs of `shapes`, `shapes:NUM[:SEED]` or `shapes:NUM:SEED:KIND`.
 
-    The test pairs have numbers that no training set can have, so they are others than those of any `NUM`.
-    There are NUM training pairs, 30,000 unless given, of the public SEED, 0 unless given, and of 32 pixels
-    unless given. KIND `common` is half of the vocabulary, `short` one group in one wording.
+    The test pairs have numbers that no training set can have, so they differ from those of any `NUM`. There
+    are NUM training pairs, by default 30,000, of the public SEED, by default 0, and by default of 32 pixels.
+    KIND `common` is half of the vocabulary, `short` one group in one wording.
 
     Raises:
       ConfigError: a number lies outside its range.
     """
-    named = shapes_name(request.name)
+    parts = shapes_name(request.name)
     pairs = partial(
         make_shape_pairs,
-        seed=named.seed,
+        seed=parts.seed,
         image_size=_IMAGE_SIZE if request.image_size is None else request.image_size,
-        vocabulary=named.vocabulary,
-        is_short=named.is_short,
+        vocabulary=parts.vocabulary,
+        is_short=parts.is_short,
     )
     return LoadedData(
-        train=pairs(named.num_records),
+        train=pairs(parts.num_records),
         test=pairs(NUM_TEST_SHAPES, first=MAX_SHAPE_PAIRS),
-        class_names=() if named.is_short else SHAPE_NAMES,
+        class_names=() if parts.is_short else SHAPE_NAMES,
     )
 
 
 def shapes_name(name: str) -> ShapesName:
-    """Return what the name of a data set of shapes says.
+    """Return the parts of the name of a data set of shapes.
 
     Raises:
       ConfigError: it is no such name.
@@ -222,15 +222,15 @@ def shapes_name(name: str) -> ShapesName:
     >>> shapes_name("shapes:500:7:common")
     ShapesName(num_records=500, seed=7, vocabulary='common', is_short=False)
     """
-    found = _NAME.fullmatch(name)
-    num_records = int(found[1] or NUM_TRAIN_SHAPES) if found else 0
-    if found is None or not 1 <= num_records <= MAX_SHAPE_PAIRS:
+    match = _NAME.fullmatch(name)
+    num_records = int(match[1] or NUM_TRAIN_SHAPES) if match else 0
+    if match is None or not 1 <= num_records <= MAX_SHAPE_PAIRS:
         raise ConfigError(
             f"shapes:NUM:SEED must have 1 to {MAX_SHAPE_PAIRS} training pairs and a seed of at most 9 "
             f"digits, and may go on as shapes:NUM:SEED:common or shapes:NUM:SEED:short; got {name!r}"
         )
-    vocabulary = "common" if found[3] == "common" else "all"
-    return ShapesName(num_records, int(found[2] or 0), vocabulary, found[3] == "short")
+    vocabulary = "common" if match[3] == "common" else "all"
+    return ShapesName(num_records, int(match[2] or 0), vocabulary, match[3] == "short")
 
 
 def _draw(numbers: Ids, seed: int, name: str, num_choices: int) -> Numbers:
@@ -246,13 +246,13 @@ def draw_scenes(numbers: Ids, *, seed: int, vocabulary: str = "all") -> ShapeSce
         return np.stack([_draw(numbers, seed, f"{name} {g}", num_choices) for g in range(2)], axis=1)
 
     line = _draw(numbers, seed, "line", _GRID)
-    other = (line + 1 + _draw(numbers, seed, "other line", _GRID - 1)) % _GRID
+    other_line = (line + 1 + _draw(numbers, seed, "other line", _GRID - 1)) % _GRID
     colour, shape = pair("colour", len(SHAPE_COLOURS) // share), pair("shape", len(SHAPE_NAMES) // share)
     return ShapeScenes(
         ground=_draw(numbers, seed, "ground", len(SHAPE_GROUNDS) // share),
         has_columns=_draw(numbers, seed, "columns", 2) == 1,
         num_groups=1 + _draw(numbers, seed, "groups", 2),
-        line=np.stack([line, other], axis=1),
+        line=np.stack([line, other_line], axis=1),
         arrangement=pair("arrangement", len(_ARRANGEMENTS)),
         colour=colour,
         shape=shape,
@@ -280,14 +280,14 @@ def _describe_group(scenes: ShapeScenes, row: int, group: int) -> str:
     line, has_columns = int(scenes.line[row, group]), bool(scenes.has_columns[row])
     if len(along) == 1:
         place = int(along[0])
-        where = _CELLS[_GRID * place + line if has_columns else _GRID * line + place]
+        position = _CELLS[_GRID * place + line if has_columns else _GRID * line + place]
     else:
-        where = f"in the {_COLUMNS[line]} column" if has_columns else f"in the {_ROWS[line]} row"
+        position = f"in the {_COLUMNS[line]} column" if has_columns else f"in the {_ROWS[line]} row"
     shape = SHAPE_NAMES[scenes.shape[row, group]]
     if len(along) > 1:
         shape += "es" if shape == "cross" else "s"
     size, colour = SHAPE_SIZES[scenes.size[row, group]], tuple(SHAPE_COLOURS)[scenes.colour[row, group]]
-    return f"{_COUNTS[len(along) - 1]} {size} {colour} {shape} {where}"
+    return f"{_COUNTS[len(along) - 1]} {size} {colour} {shape} {position}"
 
 
 def _cells(scenes: ShapeScenes) -> Numbers:
@@ -321,9 +321,9 @@ def _render(scenes: ShapeScenes, numbers: Ids, seed: int, image_size: int) -> ND
     ground_of = grounds[scenes.ground] + tints
     images[:] = ground_of.astype(np.uint8)[:, :, None, None]
     for cell in range(_GRID * _GRID):
-        top, left = (margin + side * place for place in divmod(cell, _GRID))
-        there = np.flatnonzero(cells[:, cell] >= 0)
-        for rows in np.split(there, range(_AT_ONCE, len(there), _AT_ONCE)):
+        y, x = (margin + side * place for place in divmod(cell, _GRID))
+        rows_of_cell = np.flatnonzero(cells[:, cell] >= 0)
+        for rows in np.split(rows_of_cell, range(_AT_ONCE, len(rows_of_cell), _AT_ONCE)):
             group = cells[rows, cell]
             shift = _draw(numbers[rows], seed, f"shift {cell}", _SHIFTS * _SHIFTS)
             shade = 0.8 + 0.2 * keyed_uniform(numbers[rows], "shapes", int(seed), f"shade {cell}")
@@ -331,7 +331,7 @@ def _render(scenes: ShapeScenes, numbers: Ids, seed: int, image_size: int) -> ND
             above = shade[:, None] * colours[scenes.colour[rows, group]] - ground
             mask = atlas[scenes.shape[rows, group], scenes.size[rows, group], shift]
             blended = ground[:, :, None, None] + mask[:, None] * above[:, :, None, None]
-            images[rows, :, top : top + side, left : left + side] = np.rint(blended).astype(np.uint8)
+            images[rows, :, y : y + side, x : x + side] = np.rint(blended).astype(np.uint8)
     return images
 
 

@@ -152,9 +152,9 @@ def load_webdataset(request: Request) -> LoadedData:
         max_pixels=max_pixels,
     )
 
-    def images_of(kept: list[int]) -> ShardImages:
-        height, width = (image_size, image_size) if image_size else _common_size([samples[i] for i in kept])
-        places = [(shard_of[row], samples[row].offset, samples[row].num_bytes) for row in kept]
+    def images_of(sound: list[int]) -> ShardImages:
+        height, width = (image_size, image_size) if image_size else _common_size([samples[i] for i in sound])
+        places = [(shard_of[row], samples[row].offset, samples[row].num_bytes) for row in sound]
         return ShardImages(
             files=tuple(files),
             stamps=stamps,
@@ -239,19 +239,19 @@ def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> list[_Sa
 
 
 def _members(file: Path) -> dict[str, list[tuple[str, tuple[int, int]]]]:
-    """Per sample its files as (kind, place).
+    """Return the files of each sample, as (kind, place).
 
     Raises:
-      DataError: the shard is none, or it ends before its end mark: how much is missing is not known.
+      DataError: the file is no shard, or it ends before its end mark.
     """
-    found: dict[str, list[tuple[str, tuple[int, int]]]] = {}
+    files_by_sample: dict[str, list[tuple[str, tuple[int, int]]]] = {}
     is_whole = False
     with suppress(tarfile.TarError, OSError), tarfile.open(file, "r:") as archive:
         for member in archive:
             name = PurePosixPath(member.name)
             stem, _, kind = name.name.partition(".")
             if member.isreg() and stem and kind:
-                sample = found.setdefault(str(name.parent / stem), [])
+                sample = files_by_sample.setdefault(str(name.parent / stem), [])
                 sample.append((kind.lower(), (member.offset_data, member.size)))
         # A cut inside the last file shows by its content's end, not by the next header.
         is_whole = os.pread(cast(Any, archive.fileobj).fileno(), _BLOCK, archive.offset) == bytes(_BLOCK)
@@ -260,7 +260,7 @@ def _members(file: Path) -> dict[str, list[tuple[str, tuple[int, int]]]]:
             "webdataset:PATH must be whole, readable, uncompressed tar shards; "
             f"{str(file)!r} is not one, or it is cut off: fetch it again"
         )
-    return found
+    return files_by_sample
 
 
 def _is_text(kind: str) -> bool:

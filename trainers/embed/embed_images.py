@@ -69,7 +69,7 @@ def embed_with_towers(options: EmbedOptions) -> None:
         )
     encoder, description = load_clip(options.model)
     encoder.to(chosen_device(options.device))
-    found, batch_size = Embeddings(), options.batch_size or PAIRS_AT_ONCE
+    embeddings, batch_size = Embeddings(), options.batch_size or PAIRS_AT_ONCE
     if options.images is not None:
         dataset = load_at_size(
             options.images, encoder.spec.image_size, options.pairs, options.max_image_pixels
@@ -79,16 +79,16 @@ def embed_with_towers(options: EmbedOptions) -> None:
                 f"{options.images} has captions of its own: embed the texts in a run of their own, without "
                 "--images"
             )
-        found = embed_source(encoder, dataset, batch_size)
+        embeddings = embed_source(encoder, dataset, batch_size)
     if options.texts is not None:
-        found = embed_texts(encoder, read_captions(options.texts), found, batch_size)
-    write_embeddings(options.to, found, model=description, features="unit embeddings")
-    sides = {"images": found.images, "texts": found.texts}
+        embeddings = embed_texts(encoder, read_captions(options.texts), embeddings, batch_size)
+    write_embeddings(options.to, embeddings, model=description, features="unit embeddings")
+    sides = {"images": embeddings.images, "texts": embeddings.texts}
     counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
     print(f"written: {options.to}, embeddings of {counts}, of width {encoder.embedding_dim}")
-    if found.num_truncated and found.texts is not None:  # the file stays without it: it depends on the texts
+    if embeddings.num_truncated and embeddings.texts is not None:  # not in the file: it depends on the texts
         print(
-            f"note: {found.num_truncated} of {len(found.texts)} captions are longer than the "
+            f"note: {embeddings.num_truncated} of {len(embeddings.texts)} captions are longer than the "
             f"{encoder.spec.context_length} tokens that the model reads, and were cut",
             file=sys.stderr,
         )
@@ -145,17 +145,17 @@ def embed_images(
     if isinstance(encoder, Encoder):
         to_fast_layout(encoder, device, images.shape[1:])
     encoder.to(device)
-    found = embed_features(encoder, images, batch_size=batch_size, device=device)
+    outputs = embed_features(encoder, images, batch_size=batch_size, device=device)
     if features == BACKBONE:
-        return found
+        return outputs
     if not isinstance(encoder, Encoder):
         raise ConfigError(
             f"a network of no contrastive method has no projection head: leave --features out; got {features}"
         )
     rows = [np.zeros((0, encoder.embedding_dim), dtype=np.float32)]
     with torch.no_grad():
-        for start in range(0, len(found), batch_size):
-            projected = encoder.head(torch.from_numpy(found[start : start + batch_size]).to(device))
+        for start in range(0, len(outputs), batch_size):
+            projected = encoder.head(torch.from_numpy(outputs[start : start + batch_size]).to(device))
             rows.append(F.normalize(projected, dim=1, eps=NORM_FLOOR).cpu().numpy())
     return np.nan_to_num(np.concatenate(rows), posinf=0.0, neginf=0.0)
 

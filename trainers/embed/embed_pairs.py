@@ -72,16 +72,16 @@ class Embeddings:
 
         A caption's row has the id of its image and no image embedding.
         """
-        found: list[dict[str, NDArray[Any]]] = []
+        row_groups: list[dict[str, NDArray[Any]]] = []
         if self.images is not None and self.ids is not None:
-            of_classes = {} if self.labels is None else {"label": self.labels}
-            found.append({"id": self.ids, **of_classes, self.image_column: self.images})
+            class_columns = {} if self.labels is None else {"label": self.labels}
+            row_groups.append({"id": self.ids, **class_columns, self.image_column: self.images})
         if self.texts is not None:
-            owners: dict[str, NDArray[Any]] = {}
+            owner_columns: dict[str, NDArray[Any]] = {}
             if self.text_owners is not None and self.ids is not None:
-                owners = {"id": self.ids[self.text_owners], "text_owner": self.text_owners}
-            found.append(owners | {"text_embedding": self.texts})
-        return found
+                owner_columns = {"id": self.ids[self.text_owners], "text_owner": self.text_owners}
+            row_groups.append(owner_columns | {"text_embedding": self.texts})
+        return row_groups
 
 
 def embed_source(encoder: ImageTextEncoder, dataset: Dataset, batch_size: int = PAIRS_AT_ONCE) -> Embeddings:
@@ -102,11 +102,11 @@ def embed_source(encoder: ImageTextEncoder, dataset: Dataset, batch_size: int = 
             captions += texts
             owners.append(rows + num_before)
         num_before += part.images.shape[0]
-    found = Embeddings(ids=names_of(dataset), labels=labels_of(dataset), images=np.concatenate(images))
+    embeddings = Embeddings(ids=names_of(dataset), labels=labels_of(dataset), images=np.concatenate(images))
     if not captions:
-        return found
-    found = dataclasses.replace(found, text_owners=np.concatenate(owners))
-    return embed_texts(encoder, captions, found, batch_size)
+        return embeddings
+    embeddings = dataclasses.replace(embeddings, text_owners=np.concatenate(owners))
+    return embed_texts(encoder, captions, embeddings, batch_size)
 
 
 def embed_with_image_tower(

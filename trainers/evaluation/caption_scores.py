@@ -109,39 +109,39 @@ def caption_scores(network: Captioner, scoring: Scoring) -> tuple[dict[str, floa
       DataError: a label has no class name.
     """
     records, class_names, batch_size = scoring.queries, scoring.class_names, scoring.batch_size
-    num_images, asked = records.images.shape[0], dict[str, Texts]()
-    owned = captions_of(records)
-    if owned is not None:
-        texts, owners = owned
-        asked["captions"] = Texts(tokens=network.tokenizer(texts).tokens, images=owners)
-        orders, caption_of_order = _other_orders(network, texts, asked["captions"].tokens, scoring.seed)
-        asked["orders"] = Texts(tokens=orders, images=owners[caption_of_order])
+    num_images, targets = records.images.shape[0], dict[str, Texts]()
+    captions = captions_of(records)
+    if captions is not None:
+        texts, owners = captions
+        targets["captions"] = Texts(tokens=network.tokenizer(texts).tokens, images=owners)
+        orders, caption_of_order = _other_orders(network, texts, targets["captions"].tokens, scoring.seed)
+        targets["orders"] = Texts(tokens=orders, images=owners[caption_of_order])
     if class_names and records.labels is not None:
         check_labels(records.labels, len(class_names))
         per_image = network.tokenizer(class_texts(class_names)).tokens
-        every = np.repeat(np.arange(num_images), len(per_image))
-        asked["classes"] = Texts(tokens=per_image.repeat(num_images, 1), images=every)
-    features, parts = list[Tensor](), {name: list[Likelihoods]() for name in asked}
+        image_of_text = np.repeat(np.arange(num_images), len(per_image))
+        targets["classes"] = Texts(tokens=per_image.repeat(num_images, 1), images=image_of_text)
+    features, parts = list[Tensor](), {name: list[Likelihoods]() for name in targets}
     for start in range(0, num_images, batch_size):
         rows = slice(start, min(start + batch_size, num_images))
         encoded = network.encode(normalise(read_images(records.images, rows).to(scoring.device)))
         features.append(encoded.mean(1))
-        for name, each in asked.items():
+        for name, each in targets.items():
             parts[name].append(_likelihoods(network, encoded, each, rows))
-    found = {name: _joined(each) for name, each in parts.items()}
+    likelihoods = {name: _join_likelihoods(each) for name, each in parts.items()}
     scores = dict[str, float]()
-    if owned is not None:
-        true = found["captions"]
-        per_token = partial(_per_token, num_tokens=true.num_tokens, images=owned[1], num_images=num_images)
+    if captions is not None:
+        true = likelihoods["captions"]
+        per_token = partial(_per_token, num_tokens=true.num_tokens, images=captions[1], num_images=num_images)
         scores["caption_token_probability"] = exp_score(per_token(true.log_likelihoods))
         scores["next_token_accuracy"] = per_token(true.num_right)
         if len(caption_of_order):
-            own = true.log_likelihoods[torch.from_numpy(caption_of_order)]
-            wins = order_wins(own, found["orders"].log_likelihoods).numpy()
-            scores["word_order_accuracy"] = share_of_texts(wins, asked["orders"].images, num_images)
-    if "classes" in found:
+            caption_likelihoods = true.log_likelihoods[torch.from_numpy(caption_of_order)]
+            wins = order_wins(caption_likelihoods, likelihoods["orders"].log_likelihoods).numpy()
+            scores["word_order_accuracy"] = share_of_texts(wins, targets["orders"].images, num_images)
+    if "classes" in likelihoods:
         assert records.labels is not None
-        of_texts = found["classes"].log_likelihoods
+        of_texts = likelihoods["classes"].log_likelihoods
         of_classes = of_texts.view(num_images, len(class_names), -1).mean(2)
         scores["zero_shot_accuracy"] = largest_is_own(of_classes, records.labels, tolerance=TIE_TOLERANCE)
     return scores, torch.cat(features)
@@ -156,18 +156,18 @@ def _per_token(sums: Tensor, *, num_tokens: Tensor, images: NDArray[np.int64], n
     return ratio_score(*of_images)
 
 
-def order_wins(own: Tensor, others: Tensor) -> Tensor:
+def order_wins(captions: Tensor, orders: Tensor) -> Tensor:
     """Return 1 where a caption is likelier than its words in another order, and one half for a tie, `[n]`.
 
     Args:
-      own: log-likelihoods `[n]` of the captions.
-      others: `[n]`, of the same words in another order.
+      captions: log-likelihoods `[n]` of the captions.
+      orders: `[n]`, of the same words in another order.
 
     >>> order_wins(torch.tensor([-3.0, -3.0, -3.0]), torch.tensor([-4.0, -3.0, -2.0])).tolist()
     [1.0, 0.5, 0.0]
     """
-    tied = (own == others) | ((own - others).abs() <= TIE_TOLERANCE)
-    return torch.where(tied, 0.5, (own > others).double())
+    tied = (captions == orders) | ((captions - orders).abs() <= TIE_TOLERANCE)
+    return torch.where(tied, 0.5, (captions > orders).double())
 
 
 def other_orders(text: str, *, seed: int) -> list[str]:
@@ -193,11 +193,11 @@ def other_orders(text: str, *, seed: int) -> list[str]:
 
 
 def _among(
-    places: NDArray[np.int64], chosen: NDArray[np.bool_], uniform: NDArray[np.float64]
+    places: NDArray[np.int64], mask: NDArray[np.bool_], uniform: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """The places with those that are chosen permuted among themselves."""
+    """Return the places, permuted among themselves where `mask` is true."""
     order = places.copy()
-    order[chosen] = places[chosen][uniform[chosen].argsort()]
+    order[mask] = places[mask][uniform[mask].argsort()]
     return order
 
 
@@ -219,24 +219,24 @@ def _likelihoods(network: Captioner, encoded: Tensor, texts: Texts, rows: slice)
     images = torch.from_numpy(texts.images[first:last] - rows.start).to(encoded.device)
     at_once = max(1, _LOGITS_AT_ONCE // (network.max_tokens * network.vocabulary))
     parts = zip(images.split(at_once), tokens.split(at_once), strict=True)
-    return _joined([_of_some(network, encoded[rows], some) for rows, some in parts if len(rows)])
+    return _join_likelihoods([_of_some(network, encoded[rows], some) for rows, some in parts if len(rows)])
 
 
 def _of_some(network: Captioner, encoded: Tensor, tokens: Tensor) -> Likelihoods:
     ends = (tokens == network.end_token).int().argmax(1)
     tokens = tokens[:, : int(ends.max()) + 1]  # what is padding in every text has no likelihood
     logits = network.decode(encoded, tokens[:, :-1]).float()
-    found = network.next_tokens(logits, tokens)
-    likelihoods = torch.nan_to_num(found.log_likelihoods.double(), nan=-torch.inf, neginf=-torch.inf)
-    right = (logits.argmax(2) == tokens[:, 1:]) & found.counts & found.log_likelihoods.isfinite()
+    predictions = network.next_tokens(logits, tokens)
+    likelihoods = torch.nan_to_num(predictions.log_likelihoods.double(), nan=-torch.inf, neginf=-torch.inf)
+    right = (logits.argmax(2) == tokens[:, 1:]) & predictions.counts & predictions.log_likelihoods.isfinite()
     return Likelihoods(
         log_likelihoods=likelihoods.sum(1).cpu(),
-        num_tokens=found.counts.sum(1).cpu(),
+        num_tokens=predictions.counts.sum(1).cpu(),
         num_right=right.sum(1).cpu(),
     )
 
 
-def _joined(parts: Sequence[Likelihoods]) -> Likelihoods:
+def _join_likelihoods(parts: Sequence[Likelihoods]) -> Likelihoods:
     empty = torch.zeros(0, dtype=torch.int64)
     return Likelihoods(
         log_likelihoods=torch.cat([empty.double(), *(each.log_likelihoods for each in parts)]),

@@ -31,25 +31,25 @@ def evaluate(network: Classifier, scoring: Scoring) -> dict[str, float]:
     queries = features.first_records(scoring.queries, scoring.config.max_query_records)
     assert queries.labels is not None
     describe = features.describe_by(network, scoring)
-    asked = describe(queries.images)
-    found = features.with_balanced(own_scores(network, asked, queries.labels), queries.labels)
+    query_features = describe(queries.images)
+    scores = features.with_balanced(own_scores(network, query_features, queries.labels), queries.labels)
     if scoring.index is None or scoring.index.labels is None:
-        return found
-    return found | features.label_scores(describe, asked, queries, scoring.index, scoring.config)
+        return scores
+    return scores | features.label_scores(describe, query_features, queries, scoring.index, scoring.config)
 
 
-def own_scores(network: Classifier, asked: Features, labels: Labels) -> dict[str, Score]:
+def own_scores(network: Classifier, record_features: Features, labels: Labels) -> dict[str, Score]:
     """Return the share of records whose own class has the largest logit, and of two classes the AUC.
 
     Args:
-      network: that classifies.
-      asked: `[n, feature_dim]`, its features of the records.
+      network: a classifier.
+      record_features: `[n, feature_dim]`, its features of the records.
       labels: `[n]`; one that is no class of the network counts as wrong.
     """
     with torch.no_grad():
-        logits = network.logits_of(torch.from_numpy(asked).to(network.classify.weight.device))
-    found = {CLASSIFIER_SCORE: mean_score(logits.argmax(1).cpu().numpy() == labels)}
+        logits = network.logits_of(torch.from_numpy(record_features).to(network.classify.weight.device))
+    scores = {CLASSIFIER_SCORE: mean_score(logits.argmax(1).cpu().numpy() == labels)}
     if logits.shape[1] == 2 and np.array_equal(np.unique(labels), [0, 1]):
         margins = (logits[:, 1] - logits[:, 0]).nan_to_num().cpu().numpy()  # of a network that diverged
-        found["classifier_auc"] = auc_score(margins, labels == 1)
-    return found
+        scores["classifier_auc"] = auc_score(margins, labels == 1)
+    return scores

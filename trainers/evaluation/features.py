@@ -95,38 +95,38 @@ def is_labelled(index: AnyRecords, queries: AnyRecords) -> bool:
 
 
 def label_scores(
-    describe: Describe, asked: Features, queries: AnyRecords, index: AnyRecords, config: EvaluationConfig
+    describe: Describe, features: Features, queries: AnyRecords, index: AnyRecords, config: EvaluationConfig
 ) -> dict[str, float]:
-    """Return k-NN and linear probe by metric name, fitted on a labelled index and asked of queries.
+    """Return the scores of k-NN and linear probe by metric name, fitted on a labelled index.
 
     Accuracies, and balanced ones where there are two classes, or the largest is twice the smallest or more.
     Of two classes the linear probe's AUC, too.
 
     Args:
       describe: makes the features of the index.
-      asked: features of the queries, `[n, feature_dim]`.
+      features: of the queries, `[n, feature_dim]`.
       queries: as `first_records` returns them.
-      index: of which the first ones are taken.
+      index: its first records are used.
       config: subset sizes and k.
     """
     index = first_records(index, config.max_index_records)
     assert index.labels is not None
     assert queries.labels is not None
-    known = describe(index.images), index.labels
-    knn = mean_score(knn_rule(*known, config.num_neighbors)(asked) == queries.labels)
-    scores = {"knn_accuracy": knn} | linear_probe_scores(*known, asked, queries.labels)
+    index_features = describe(index.images), index.labels
+    knn = mean_score(knn_rule(*index_features, config.num_neighbors)(features) == queries.labels)
+    scores = {"knn_accuracy": knn} | linear_probe_scores(*index_features, features, queries.labels)
     return with_balanced(scores, queries.labels)
 
 
 def with_balanced(scores: dict[str, Score], labels: Labels) -> dict[str, float]:
     """Return scores of records with these labels, with a balanced one after each accuracy that needs it."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, score in scores.items():
-        found[name] = score
+        values[name] = score
         if name.endswith("_accuracy") and needs_balance(labels):
             balanced = balanced_score(score.outcomes, labels)
-            found[f"{name.removesuffix('_accuracy')}_balanced_accuracy"] = balanced
-    return found
+            values[f"{name.removesuffix('_accuracy')}_balanced_accuracy"] = balanced
+    return values
 
 
 def first_records(records: AnyRecords, max_records: int | None) -> AnyRecords:
@@ -246,8 +246,8 @@ def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int 
     row_classes = torch.from_numpy(class_of_row)
     at_once = max(1, _SIMILARITY_BYTES // (4 * len(index)))
 
-    def rule(query_features: Features) -> Labels:
-        queries = torch.from_numpy(_unit_rows(query_features))
+    def rule(features: Features) -> Labels:
+        queries = torch.from_numpy(_unit_rows(features))
         votes = torch.zeros(len(queries), len(classes), dtype=torch.int32)
         for start in range(0, len(queries), at_once):
             nearness = torch.addmm(offset, queries[start : start + at_once], index.T)
@@ -261,7 +261,7 @@ def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int 
 
 
 def linear_probe_scores(
-    index_features: Features, index_labels: Labels, query_features: Features, query_labels: Labels
+    index_features: Features, index_labels: Labels, features: Features, query_labels: Labels
 ) -> dict[str, Score]:
     """Return the accuracy on the queries of the linear probe fitted on the index, `linear_probe_accuracy`.
 
@@ -272,14 +272,14 @@ def linear_probe_scores(
     Args:
       index_features: `[num_index, feature_dim]`.
       index_labels: `[num_index]`.
-      query_features: `[num_queries, feature_dim]`.
+      features: `[num_queries, feature_dim]`.
       query_labels: `[num_queries]`.
     """
     classes = np.unique(index_labels)
     if len(classes) != 2 or not np.array_equal(classes, np.unique(query_labels)):
         rule = linear_probe_rule(index_features, index_labels)
-        return {"linear_probe_accuracy": mean_score(rule(query_features) == query_labels)}
-    logits = fit_linear_probe(index_features, index_labels).logits(query_features).numpy()
+        return {"linear_probe_accuracy": mean_score(rule(features) == query_labels)}
+    logits = fit_linear_probe(index_features, index_labels).logits(features).numpy()
     hits = classes[logits.argmax(axis=1)] == query_labels
     auc = auc_score(logits[:, 1] - logits[:, 0], query_labels == classes[1])
     return {"linear_probe_accuracy": mean_score(hits), "linear_probe_auc": auc}
@@ -288,7 +288,7 @@ def linear_probe_scores(
 def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
     """Return the rule of `linear_probe_scores`, fitted on the index."""
     if len(np.unique(index_labels)) == 1:
-        return lambda query_features: np.full(len(query_features), index_labels[0])
+        return lambda features: np.full(len(features), index_labels[0])
     return fit_linear_probe(index_features, index_labels).predict
 
 

@@ -108,7 +108,7 @@ def fit_linear_probe(features: Features, labels: Labels) -> LinearProbe:
     classes, class_of_row = np.unique(labels, return_inverse=True)
     scaler = standardization_of(features)
     problem = _Problem(scaler(features), torch.from_numpy(class_of_row), len(classes))
-    found = minimize(
+    optimum = minimize(
         problem.loss_and_gradient,
         np.zeros(len(classes) * (features.shape[1] + 1)),
         jac=True,
@@ -120,9 +120,9 @@ def fit_linear_probe(features: Features, labels: Labels) -> LinearProbe:
             "ftol": 0.0,
         },
     )
-    weight, bias = problem.weights(found.x)
+    weight, bias = problem.weights(optimum.x)
     return LinearProbe(
-        classes=classes, scaler=scaler, weight=weight, bias=bias, num_iterations=int(found.nit)
+        classes=classes, scaler=scaler, weight=weight, bias=bias, num_iterations=int(optimum.nit)
     )
 
 

@@ -91,8 +91,8 @@ def evaluate_with_captions(
         scores, features = own_scores(network, scoring)
     if index is None:
         return scores
-    describe, asked = describe_by(network, scoring), finite_features(features)
-    return scores | label_scores(describe, asked, queries, index, scoring.config)
+    describe, query_features = describe_by(network, scoring), finite_features(features)
+    return scores | label_scores(describe, query_features, queries, index, scoring.config)
 
 
 def tower_scores(encoder: ImageTextEncoder, scoring: Scoring) -> tuple[dict[str, float], Tensor]:
@@ -100,8 +100,7 @@ def tower_scores(encoder: ImageTextEncoder, scoring: Scoring) -> tuple[dict[str,
 
     Of pairs `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10, with all their
     captions; with labels and class names `zero_shot_accuracy`, of images without captions, too. Each image is
-    read, and passed through its tower, once for all of these; its features are not scaled, for what else
-    they are asked.
+    read, and passed through its tower, once for all of these. Its features are not scaled, for other scores.
 
     Args:
       encoder: both towers, on the device and in evaluation mode.
@@ -117,7 +116,7 @@ def tower_scores(encoder: ImageTextEncoder, scoring: Scoring) -> tuple[dict[str,
     def embed_texts(texts: Sequence[str]) -> Tensor:
         return encoder.embed_texts(encoder.tokenizer(texts).tokens.to(scoring.device))
 
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     owned = captions_of(records)
     features, contents = _features_and_contents(encoder, scoring, hashed=owned is not None)
     if owned is not None:
@@ -128,12 +127,12 @@ def tower_scores(encoder: ImageTextEncoder, scoring: Scoring) -> tuple[dict[str,
             image_contents=contents,
             text_contents=content_ids(caption.encode("utf-8", "surrogatepass") for caption in captions),
         )
-        found = recalls(features, texts, matches)
+        scores = recalls(features, texts, matches)
     if scoring.class_names and records.labels is not None:
-        named = class_texts(scoring.class_names)
-        classes = class_embeddings(named, len(scoring.class_names), embed_texts, batch_size=batch_size)
-        found["zero_shot_accuracy"] = zero_shot_accuracy(features, records.labels, classes)
-    return found, features
+        prompts = class_texts(scoring.class_names)
+        classes = class_embeddings(prompts, len(scoring.class_names), embed_texts, batch_size=batch_size)
+        scores["zero_shot_accuracy"] = zero_shot_accuracy(features, records.labels, classes)
+    return scores, features
 
 
 def class_texts(class_names: Sequence[str]) -> list[str]:

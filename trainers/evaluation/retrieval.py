@@ -83,7 +83,7 @@ def recalls(images: Tensor, texts: Tensor, matches: Matches) -> dict[str, float]
     Args:
       images: `[num_images, dim]` embeddings of any length; compared by cosine.
       texts: `[num_texts, dim]`, on the same device. What is not finite counts as zero.
-      matches: which belong together.
+      matches: which images and texts belong together.
 
     >>> eye, ids = torch.eye(12), np.arange(12)
     >>> pairs = Matches(image_of_text=ids, image_contents=ids.astype(np.uint64), text_contents=ids)
@@ -99,15 +99,15 @@ def recalls(images: Tensor, texts: Tensor, matches: Matches) -> dict[str, float]
         "image_to_text": (images, texts, image_class, text_class, _linked(owner_class, text_class)),
         "text_to_image": (texts, images, text_class, image_class, _linked(text_class, owner_class)),
     }
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for name, direction in directions.items():
         hits = _hits(*direction).cpu().numpy()
         for k, of_queries in zip(RECALL_AT, hits.T, strict=True):
             score = mean_score(of_queries)
             if name == "text_to_image":
                 score = share_of_texts(of_queries, matches.image_of_text, len(images))
-            found[f"{name}_recall_at_{k}"] = score
-    return found
+            scores[f"{name}_recall_at_{k}"] = score
+    return scores
 
 
 def share_of_texts(hits: NDArray[np.generic], image_of_text: Rows, num_images: int) -> Score:

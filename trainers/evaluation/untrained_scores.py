@@ -22,13 +22,7 @@ from dpgcl_core.release.metrics import visible
 from trainers.config.nodes import EvaluationConfig
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.pairs import Images
-from trainers.evaluation.features import (
-    check_some,
-    first_records,
-    is_labelled,
-    label_scores,
-    read_images,
-)
+from trainers.evaluation.features import check_some, first_records, is_labelled, label_scores, read_images
 from trainers.evaluation.linear_probe import Features
 
 MAX_PIXELS_A_SIDE = 32
@@ -44,8 +38,7 @@ def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, 
 
     `raw_pixels_knn_accuracy`, `raw_pixels_linear_probe_accuracy` and both of `hog_`, and what else fits the
     labels, of `data.queries`; of every data set in `data.probes` `raw_pixels_transfer_knn_accuracy/NAME` and
-    so on. None without labels,
-    and none where the records of scores are private. Of pairs the images alone are seen.
+    so on. None without labels, and none where the records of scores are private. Of pairs only images count.
 
     Args:
       data: what a training may touch.
@@ -58,18 +51,18 @@ def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, 
         return {}
     scored: list[tuple[AnyRecords | None, AnyRecords | None, str]] = [(data.index, data.queries, "{}")]
     scored += [(probe.index, probe.queries, f"transfer_{{}}/{probe.name}") for probe in data.probes]
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for index, queries, name in scored:
         if index is None or queries is None or not is_labelled(index, queries):
             continue
         check_some(index, queries)
         first = first_records(queries, config.max_query_records)
         for prefix, descriptor in DESCRIPTORS.items():
-            describe = partial(_described, descriptor)
+            describe = partial(_describe_in_batches, descriptor)
             scores = label_scores(describe, describe(first.images), first, index, config)
-            found |= {prefix + name.format(score): value for score, value in scores.items()}
+            scores |= {prefix + name.format(score): value for score, value in scores.items()}
     return visible(
-        found,
+        scores,
         training_data_is_public=data.train_is_public,
         evaluation_data_is_public=data.evaluation_is_public,
     )
@@ -112,6 +105,6 @@ def hog_features(images: Tensor) -> Features:
 DESCRIPTORS: dict[str, Callable[[Tensor], Features]] = {"raw_pixels_": raw_pixels, "hog_": hog_features}
 
 
-def _described(describe: Callable[[Tensor], Features], images: Images | Tensor) -> Features:
+def _describe_in_batches(describe: Callable[[Tensor], Features], images: Images | Tensor) -> Features:
     starts = range(0, images.shape[0], _IMAGES_AT_ONCE)
     return np.concatenate([describe(read_images(images, slice(s, s + _IMAGES_AT_ONCE))) for s in starts])

@@ -33,7 +33,7 @@ def model_card(description: ModelDescription, usage: Sequence[str]) -> str:
 
 
 def _rows(description: ModelDescription) -> list[tuple[str, str]]:
-    found = [
+    rows = [
         ("Method", f"{description.method}, {description.num_steps} steps"),
         ("Trained on", f"{description.dataset} ({description.data})"),
         ("Input", "images of {} channels, {}×{} pixels".format(*description.image_shape)),
@@ -42,9 +42,9 @@ def _rows(description: ModelDescription) -> list[tuple[str, str]]:
         ("δ of that", _delta(description.sweep_delta)),
         ("ε of this training alone", _epsilon(description.epsilon)),
         ("Neighbouring data sets", description.neighboring_relation),
-        ("Chosen", description.chosen),
+        ("Chosen", description.choice),
     ]
-    return found + [(name, f"{value:.4g}") for name, value in sorted(description.scores.items())]
+    return rows + [(name, f"{value:.4g}") for name, value in sorted(description.scores.items())]
 
 
 def _epsilon(value: float | None) -> str:

@@ -132,7 +132,7 @@ class ModelDescription:
       classifier: of a classifier, beside what is said of its encoder; None of others.
       sha256: of the weights' file.
       sweep, trial: where it comes from; a sealed sweep's model has no trial.
-      chosen: how it was chosen, in words.
+      choice: how it was chosen, in words; `chosen` in the file.
       method: of the training.
       dataset: trained on.
       data: `private`, or `research: public data`.
@@ -163,7 +163,7 @@ class ModelDescription:
     sha256: str = ""
     sweep: str
     trial: str | None
-    chosen: str
+    choice: str
     method: str
     dataset: str
     data: str
@@ -193,7 +193,9 @@ class ModelDescription:
 
 def write_description(folder: Path, description: ModelDescription) -> None:
     """Write what `read_description` reads."""
-    (folder / DESCRIPTION).write_text(as_json(dataclasses.asdict(description)), encoding="utf-8")
+    values = dataclasses.asdict(description)
+    values = {"chosen" if name == "choice" else name: value for name, value in values.items()}
+    (folder / DESCRIPTION).write_text(as_json(values), encoding="utf-8")
 
 
 def as_json(values: Mapping[str, Any]) -> str:
@@ -216,8 +218,8 @@ def read_description(folder: Path | str) -> ModelDescription:
             "python -m trainers.export writes one"
         ) from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        found = values.get("format") if isinstance(values, dict) else None
-        raise StorageError(f"{path} must be of format {FORMAT}; got {found}: export the model again")
+        number = values.get("format") if isinstance(values, dict) else None
+        raise StorageError(f"{path} must be of format {FORMAT}; got {number}: export the model again")
     if values.get("kind") not in KINDS_OF_MODELS:
         raise StorageError(
             unknown_choice(f"kind of model in {path}", str(values.get("kind")), KINDS_OF_MODELS)
@@ -230,15 +232,16 @@ def read_description(folder: Path | str) -> ModelDescription:
         masked = MaskedDescription(**values["masked"]) if kind == MASKED else None
         captioner = CaptionerDescription(**values["captioner"]) if kind == CAPTIONER else None
         of_kinds = {"clip": clip, "masked": masked, "captioner": captioner, "classifier": classifier}
-        found = ModelDescription(**values | {"image_shape": tuple(values["image_shape"])} | of_kinds)
+        values |= {"image_shape": tuple(values["image_shape"]), "choice": values.pop("chosen")}
+        description = ModelDescription(**values | of_kinds)
     except (TypeError, KeyError, ValueError) as error:
         raise StorageError(f"{path} is damaged; export the model again") from error
-    if clip is None and (found.pixel_mean, found.pixel_std) != (PIXEL_MEAN, PIXEL_STD):
+    if clip is None and (description.pixel_mean, description.pixel_std) != (PIXEL_MEAN, PIXEL_STD):
         raise StorageError(
-            f"{path} normalises pixels by mean {found.pixel_mean} and std {found.pixel_std}, this version by "
-            f"{PIXEL_MEAN} and {PIXEL_STD}; embed with the version that exported it"
+            f"{path} normalises pixels by mean {description.pixel_mean} and std {description.pixel_std}, "
+            f"this version by {PIXEL_MEAN} and {PIXEL_STD}; embed with the version that exported it"
         )
-    return found
+    return description
 
 
 def _clip_description(values: Mapping[str, Any]) -> ClipDescription:

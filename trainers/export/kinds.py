@@ -127,14 +127,14 @@ class ModelKind(ABC, Generic[NetworkT]):
         if description.encoder_kind == IMAGE_ENCODER:
             refuse_unknown_network(folder, description, own_network)
         network = self.build(description)
-        tensors, stored = read_model_weights(folder, description), self.stored_part(network)
-        difference = misfits(tensors, stored.state_dict())
+        tensors, part = read_model_weights(folder, description), self.stored_part(network)
+        difference = misfits(tensors, part.state_dict())
         if difference is not None:
             raise StorageError(
                 f"the weights in {folder} do not fit the network {description.network}: {difference}; use "
                 "the version of the network that was trained"
             )
-        stored.load_state_dict(dict(tensors))
+        part.load_state_dict(dict(tensors))
         return network.eval()
 
     def stored_part(self, network: NetworkT) -> nn.Module:
@@ -260,14 +260,14 @@ class ClassifierKind(ModelKind[Classifier]):
     programs = ("embed", "classify")
 
     def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        of_encoder = encoder_kind_of(params)
-        found = of_encoder.describe(params)
+        encoder_kind = encoder_kind_of(params)
+        fields = encoder_kind.describe(params)
         about = ClassifierDescription(
-            encoder=of_encoder.name,
+            encoder=encoder_kind.name,
             num_classes=params["num_classes"],
             trained_layers=params["trained_layers"],
         )
-        return found | {"classifier": about}
+        return fields | {"classifier": about}
 
     def write_weights(
         self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str

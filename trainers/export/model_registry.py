@@ -91,7 +91,7 @@ def register(folder: Path, tracking_uri: str, name: str | None = None) -> Regist
     name = name or registered_name(description.sweep)
     client = connect(tracking_uri)
     with server_errors(tracking_uri, f"registering the model {name!r}"):
-        if (known := _known(client, name, description)) is not None:
+        if (known := _version_of(client, name, description)) is not None:
             return Registered(name=name, version=known, is_new=False)
         run_id = _run_of(client, description)
         with tempfile.TemporaryDirectory(prefix="dpgcl-register-") as place:
@@ -180,7 +180,7 @@ def _signature(description: ModelDescription) -> ModelSignature:
     return ModelSignature(inputs=Schema([images]), outputs=Schema([embeddings]), params=params)
 
 
-def _known(client: MlflowClient, name: str, description: ModelDescription) -> str | None:
+def _version_of(client: MlflowClient, name: str, description: ModelDescription) -> str | None:
     """Return the version of a name that holds these weights; None without one."""
     for version in client.search_model_versions(f"name = '{name}'"):
         if version.tags.get("dpgcl.sha256") == description.sha256:
@@ -192,15 +192,15 @@ def _run_of(client: MlflowClient, description: ModelDescription) -> str:
     """Return the run that the version hangs on: the trial's, or one of its own where the sweep is sealed."""
     experiments = [each.experiment_id for each in client.search_experiments()]
 
-    def found(role: str, **tags: str) -> list[Run]:
+    def runs_of(role: str, **tags: str) -> list[Run]:
         return search_runs(client, experiments, {ROLE_TAG: role} | tags)
 
     sweep = {SWEEP_TAG: description.sweep}
     if description.trial is not None:
-        runs = found(TRIAL_ROLE, **sweep, **{TRIAL_TAG: description.trial})
+        runs = runs_of(TRIAL_ROLE, **sweep, **{TRIAL_TAG: description.trial})
         if runs:
             return str(runs[0].info.run_id)
-    elif sealed := found(SEALED_ROLE, **sweep):
+    elif sealed := runs_of(SEALED_ROLE, **sweep):
         run = client.create_run(
             sealed[0].info.experiment_id,
             tags=sweep | {ROLE_TAG: EXPORT_ROLE},
@@ -208,11 +208,11 @@ def _run_of(client: MlflowClient, description: ModelDescription) -> str:
         )
         client.set_terminated(run.info.run_id, "FINISHED")
         return str(run.info.run_id)
-    known = sorted({run.data.tags[SWEEP_TAG] for role in (SWEEP_ROLE, SEALED_ROLE) for run in found(role)})
+    names = sorted({run.data.tags[SWEEP_TAG] for role in (SWEEP_ROLE, SEALED_ROLE) for run in runs_of(role)})
     raise TrackingError(
         f"MLflow has no run of sweep {description.sweep!r}, trial {description.trial!r}, to register "
-        f"the model with; its sweeps: {', '.join(known) or 'none'}. Give --tracking-uri the address that the "
-        "sweep wrote to"
+        f"the model with; its sweeps: {', '.join(names) or 'none'}. Give --tracking-uri the address that "
+        "the sweep wrote to"
     )
 
 

@@ -35,7 +35,7 @@ class FinishedTrial:
 
     Attributes:
       name: of the trial; None in a sealed sweep, where it would tell its place.
-      params: its settings, as MLflow shows them.
+      params: its choices, as MLflow shows them.
       metrics: its final values that may be seen.
       attempts_lost: whether attempts of it may have drawn steps that its own ε does not know of.
       doubt: what the sweep's answer says against a gain of its setting over the network before training; None
@@ -70,19 +70,19 @@ class FinishedTrial:
             raise ConfigError(
                 f"{self.name} is the untrained network: there is nothing to export; choose another"
             )
-        again = "the model cannot be exported; its training must be repeated, and charged, in another sweep"
+        remedy = "the model cannot be exported; its training must be repeated, and charged, in another sweep"
         if not self.file.is_file():
-            raise StorageError(f"{self.file} is missing: restore it, or {again}")
-        saved = CheckpointFolder(self.file.parent, every_steps=1).load()
-        if saved is None or saved.step != self.metrics["num_steps_done"]:
+            raise StorageError(f"{self.file} is missing: restore it, or {remedy}")
+        checkpoint = CheckpointFolder(self.file.parent, every_steps=1).load()
+        if checkpoint is None or checkpoint.step != self.metrics["num_steps_done"]:
             raise StorageError(
                 f"{self.file} must hold the weights after step {self.metrics['num_steps_done']:g}; got step "
-                f"{saved.step if saved else 'none'}: restore it, or {again}"
+                f"{checkpoint.step if checkpoint else 'none'}: restore it, or {remedy}"
             )
-        return released_state(saved, averaged=self.is_averaged)
+        return released_state(checkpoint, averaged=self.is_averaged)
 
 
-def released_state(saved: Checkpoint, *, averaged: bool) -> dict[str, Tensor]:
+def released_state(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Tensor]:
     """Return the weights that were scored: with `ema_decay` the average, and the last ones else.
 
     A method may keep an average that it regresses onto; that one is not released in place of the weights.
@@ -91,13 +91,13 @@ def released_state(saved: Checkpoint, *, averaged: bool) -> dict[str, Tensor]:
       StorageError: there should be an average, and there is none.
     """
     if not averaged:
-        return saved.model
-    if saved.average is None:
+        return checkpoint.model
+    if checkpoint.average is None:
         raise StorageError(
-            f"the checkpoint after step {saved.step} must hold the average of the weights, which was scored, "
-            "and holds none: restore it"
+            f"the checkpoint after step {checkpoint.step} must hold the average of the weights, which was "
+            "scored, and holds none: restore it"
         )
-    return saved.model | saved.average
+    return checkpoint.model | checkpoint.average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +123,15 @@ class FinishedSweep:
       name: of the sweep.
       is_sealed: whether one model alone was published.
       statement: its privacy statement.
-      trials: those that may be exported, in the order of their names.
-      taken: what its answer takes, one setting for each ε that it compares; empty without an answer.
+      trials: its exportable trainings, in the order of their names.
+      choices: the settings that its answer takes, one for each ε; empty without an answer.
     """
 
     name: str
     is_sealed: bool
     statement: Statement
     trials: tuple[FinishedTrial, ...]
-    taken: tuple[TakenSetting, ...] = ()
+    choices: tuple[TakenSetting, ...] = ()
 
 
 def read_sweep(root: Path, name: str) -> FinishedSweep:
@@ -140,41 +140,40 @@ def read_sweep(root: Path, name: str) -> FinishedSweep:
     Raises:
       StorageError: there is none of this name, it is unfinished, or it published nothing.
     """
-    known = sorted(plan.parent.name for plan in (root / "sweeps").glob("*/plan.json"))
-    if not known:
+    names = sorted(plan.parent.name for plan in (root / "sweeps").glob("*/plan.json"))
+    if not names:
         raise StorageError(f"there are no sweeps in {root}: give --storage the folder that they were run in")
-    if name not in known:  # a path into a sweep's folder is no name either
-        raise StorageError(unknown_choice(f"sweep in {root}", name, known))
+    if name not in names:  # a path into a sweep's folder is no name either
+        raise StorageError(unknown_choice(f"sweep in {root}", name, names))
     folder = root / "sweeps" / name
     is_sealed = (folder / "trusted").is_dir()
     place = folder / "release" if is_sealed else folder
-    statement, (doubts, taken) = _read_statement(place, folder), _read_answer(place)
+    statement, (doubts, choices) = _read_statement(place, folder), _read_answer(place)
     trials = (_published(place, doubts),) if is_sealed else _open_trials(folder, doubts)
-    taken = () if is_sealed else taken
-    return FinishedSweep(name=name, is_sealed=is_sealed, statement=statement, trials=trials, taken=taken)
+    choices = () if is_sealed else choices
+    return FinishedSweep(name=name, is_sealed=is_sealed, statement=statement, trials=trials, choices=choices)
 
 
 def _read_statement(place: Path, folder: Path) -> Statement:
     page, values = place / f"{STATEMENT}.md", place / f"{STATEMENT}.json"
     try:
-        found = Statement(values=json.loads(values.read_text(encoding="utf-8")), page=page.read_text("utf-8"))
+        return Statement(values=json.loads(values.read_text(encoding="utf-8")), page=page.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise StorageError(
             f"a model leaves with its sweep's privacy statement, and {values} is missing or damaged, so the "
             f"sweep is unfinished or was stopped; finish it with {resume_line(folder)}, which writes it"
         ) from error
-    return found
 
 
 def _open_trials(folder: Path, doubts: Mapping[str, str]) -> tuple[FinishedTrial, ...]:
-    found = []
+    trials = []
     for file in sorted((folder / "trials").glob("*.json")):
         result = _read_result(file)
         checkpoints = folder / "checkpoints" / file.stem
         grant = read_grant(checkpoints)
         started = folder / "started" / file.name
         num_lost = _read_result(started).get("num_lost", 0) if started.is_file() else 0
-        found.append(
+        trials.append(
             FinishedTrial(
                 name=file.stem,
                 params=_params(result, file),
@@ -184,11 +183,11 @@ def _open_trials(folder: Path, doubts: Mapping[str, str]) -> tuple[FinishedTrial
                 doubt=doubts.get(file.stem),
             )
         )
-    if not found:
+    if not trials:
         raise StorageError(
             f"no training of {folder.name} has finished: continue it with {resume_line(folder)}"
         )
-    return tuple(found)
+    return tuple(trials)
 
 
 def _published(release: Path, doubts: Mapping[str, str]) -> FinishedTrial:
@@ -207,33 +206,29 @@ def _published(release: Path, doubts: Mapping[str, str]) -> FinishedTrial:
 
 
 def _read_answer(place: Path) -> tuple[Mapping[str, str], tuple[TakenSetting, ...]]:
-    """Return what a sweep's answer says against its trials, by name, and which settings it takes.
+    """Return the doubts of a sweep's answer about its trials, by name, and the settings that it takes.
 
-    A published model has the empty name. Of an answer that is missing, damaged or of another version nothing
-    is known.
+    A published model has the empty name. An answer that is missing, damaged or of another version is empty.
     """
-    doubts, taken = dict[str, str](), list[TakenSetting]()
+    doubts, choices = dict[str, str](), list[TakenSetting]()
     try:
         answer = json.loads((place / ANSWER).read_text(encoding="utf-8"))
         for choice in answer["choices"]:
             for setting in choice["settings"]:
-                name, trials, over = (
-                    setting["name"],
-                    tuple(map(str, setting["trials"])),
-                    setting["over_start"],
-                )
-                if over is not None and over["verdict"] != "higher":
+                name, comparison = setting["name"], setting["over_start"]
+                trials = tuple(map(str, setting["trials"]))
+                if comparison is not None and comparison["verdict"] != "higher":
                     doubt = (
-                        f"{name} is not distinguishable above {over['minus']} "
-                        f"({100 * over['mean']:+.2f} points in the sweep's answer): it may have learned "
-                        "nothing of the data"
+                        f"{name} is not distinguishable above {comparison['minus']} "
+                        f"({100 * comparison['mean']:+.2f} points in the sweep's answer): it may have "
+                        "learned nothing of the data"
                     )
                     doubts |= dict.fromkeys(trials or [""], doubt)
                 if name == choice["take"]:
-                    taken.append(TakenSetting(name=name, score=str(answer["score"]), trials=trials))
+                    choices.append(TakenSetting(name=name, score=str(answer["score"]), trials=trials))
     except (OSError, ValueError, KeyError, TypeError):
         return {}, ()
-    return doubts, tuple(taken)
+    return doubts, tuple(choices)
 
 
 def _read_result(file: Path) -> dict[str, Any]:

@@ -104,17 +104,17 @@ def export_command(
             f"--trial names a model and --best chooses one: give one of them; got {trial}, {best}"
         )
     root = storage_root(storage)
-    finished = read_sweep(root, sweep)
-    chosen_trial, chosen = choose_trial(finished, trial=trial, best=best)
-    folder = to or root / "exported" / "-".join(filter(None, (finished.name, chosen_trial.name)))
-    about = describe(finished, chosen_trial, chosen)
+    results = read_sweep(root, sweep)
+    chosen_trial, choice = choose_trial(results, trial=trial, best=best)
+    folder = to or root / "exported" / "-".join(filter(None, (results.name, chosen_trial.name)))
+    about = describe(results, chosen_trial, choice)
     written_before = register and _is_export_of(folder, about)
     if written_before:
         description = read_description(folder)
     else:
-        description = write_model(folder, about, chosen_trial.state(), finished.statement)
+        description = write_model(folder, about, chosen_trial.state(), results.statement)
     print(description.promise)
-    print(f"chosen: {description.chosen}")
+    print(f"chosen: {description.choice}")
     if chosen_trial.doubt is not None:
         print(f"warning: {chosen_trial.doubt}", file=sys.stderr)
     print(f"{'taken as it is' if written_before else 'written'}: {folder}")
@@ -144,8 +144,8 @@ def _is_export_of(folder: Path, about: ModelDescription) -> bool:
 
     if not folder.exists():
         return False
-    known = read_description(folder)
-    return (known.sweep, known.trial, known.promise) == (about.sweep, about.trial, about.promise)
+    exported = read_description(folder)
+    return (exported.sweep, exported.trial, exported.promise) == (about.sweep, about.trial, about.promise)
 
 
 def choose_trial(
@@ -175,7 +175,7 @@ def choose_trial(
         if trial not in names:
             raise ConfigError(unknown_choice(f"trial of {sweep.name}", trial, names))
         return sweep.trials[names.index(trial)], "by name"
-    medians = [_median(sweep, setting) for setting in sweep.taken] if best is None else []
+    medians = [_median(sweep, setting) for setting in sweep.choices] if best is None else []
     if len(medians) > 1:
         listed = ", ".join(f"{trial.name} ({setting.name})" for trial, setting in medians)
         raise ConfigError(
@@ -183,40 +183,40 @@ def choose_trial(
             f"median repeats {listed}"
         )
     if medians:
-        (found, setting), *_ = medians
+        (median, setting), *_ = medians
         repeats = f"the median of its repeats by {setting.score}"
-        return found, f"{setting.name}, which the sweep's answer takes; {repeats}"
+        return median, f"{setting.name}, which the sweep's answer takes; {repeats}"
     return _best(sweep, best, names)
 
 
 def _median(sweep: FinishedSweep, setting: TakenSetting) -> tuple[FinishedTrial, TakenSetting]:
     """Return the repeat of a setting with the median score; the lower one of two."""
-    trials = [each for each in sweep.trials if each.name in setting.trials]
+    trials = [trial for trial in sweep.trials if trial.name in setting.trials]
     if not trials:
         raise ConfigError(f"the answer of {sweep.name} takes {setting.name}, of which no trial is there")
-    trials.sort(key=lambda each: (each.metrics.get(setting.score, -math.inf), str(each.name)))
+    trials.sort(key=lambda trial: (trial.metrics.get(setting.score, -math.inf), str(trial.name)))
     return trials[(len(trials) - 1) // 2], setting
 
 
 def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tuple[FinishedTrial, str]:
     trained = [each for each in sweep.trials if each.metrics.get("num_steps_done") != 0]
     proven = [each for each in trained if each.params["guarantee_label"] == PROVEN]
-    known = {name for each in proven or trained for name in each.metrics if is_final_score(name)}
-    if not known:
+    scores = {name for each in proven or trained for name in each.metrics if is_final_score(name)}
+    if not scores:
         raise ConfigError(
             f"no training of {sweep.name} has a score to choose by: give --trial one of {', '.join(names)}"
         )
     if score is None:
-        score = next((name for name in DEFAULT_SCORES if name in known), DEFAULT_SCORES[-1])
-    if score not in known:
-        raise ConfigError(unknown_choice(f"score of the trials of {sweep.name}", score, known))
-    scored = [each for each in proven or trained if score in each.metrics]
-    found = max(scored, key=lambda each: each.metrics[score])
+        score = next((name for name in DEFAULT_SCORES if name in scores), DEFAULT_SCORES[-1])
+    if score not in scores:
+        raise ConfigError(unknown_choice(f"score of the trials of {sweep.name}", score, scores))
+    candidates = [each for each in proven or trained if score in each.metrics]
+    best = max(candidates, key=lambda trial: trial.metrics[score])
     among = "the trials with a guarantee" if proven else "all trials"
-    return found, f"the best {score}, {found.metrics[score]:.4f}, of {among} ({len(scored)} have one)"
+    return best, f"the best {score}, {best.metrics[score]:.4f}, of {among} ({len(candidates)} have one)"
 
 
-def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDescription:
+def describe(sweep: FinishedSweep, trial: FinishedTrial, choice: str) -> ModelDescription:
     """Return what `model.json` says of a model; the hashes come with writing the weights.
 
     Raises:
@@ -235,7 +235,7 @@ def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDe
         **kind.describe(params),
         sweep=sweep.name,
         trial=trial.name,
-        chosen=chosen,
+        choice=choice,
         method=params["method"],
         dataset=statement["dataset"],
         data=statement["data"],
@@ -256,12 +256,12 @@ def _figures(sweep: FinishedSweep, trial: FinishedTrial) -> dict[str, Any]:
     if trial.params["guarantee_label"] != PROVEN or cost is None:
         return dict.fromkeys(("epsilon", "delta", "sweep_epsilon", "sweep_delta"))
     whole = cost["tuned_epsilon"] if cost["accounted"] else None
-    own = cost["training_epsilon"] if sweep.is_sealed else trial.metrics["epsilon"]
+    epsilon = cost["training_epsilon"] if sweep.is_sealed else trial.metrics["epsilon"]
     if trial.attempts_lost:  # its own ε does not know them; a part of the sweep costs no more than the whole
-        own = whole
+        epsilon = whole
     return {
-        "epsilon": own,
-        "delta": None if own is None else trial.params["target_delta"],
+        "epsilon": epsilon,
+        "delta": None if epsilon is None else trial.params["target_delta"],
         "sweep_epsilon": whole,
         "sweep_delta": None if whole is None else cost["delta"],
     }

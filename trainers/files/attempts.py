@@ -39,7 +39,7 @@ _NAME = re.compile(r"(\d{6})\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class DrawCounts:
     """Upper bounds on what attempts of a training have drawn, each counted before it is drawn.
 
     Attributes:
@@ -47,21 +47,21 @@ class Drawn:
       num_steps: steps.
       num_scorings: drawings of noised scores.
 
-    >>> Drawn(num_attempts=1, num_steps=5) + Drawn(num_steps=2)
-    Drawn(num_attempts=1, num_steps=7, num_scorings=0)
+    >>> DrawCounts(num_attempts=1, num_steps=5) + DrawCounts(num_steps=2)
+    DrawCounts(num_attempts=1, num_steps=7, num_scorings=0)
     """
 
     num_attempts: int = 0
     num_steps: int = 0
     num_scorings: int = 0
 
-    def __add__(self, other: Drawn) -> Drawn:
+    def __add__(self, counts: DrawCounts) -> DrawCounts:
         """Return the counts of both."""
-        return Drawn(**{name: value + vars(other)[name] for name, value in vars(self).items()})
+        return DrawCounts(**{name: value + vars(counts)[name] for name, value in vars(self).items()})
 
-    def at_least(self, other: Drawn) -> Drawn:
+    def at_least(self, counts: DrawCounts) -> DrawCounts:
         """Return the larger of each count."""
-        return Drawn(**{name: max(value, vars(other)[name]) for name, value in vars(self).items()})
+        return DrawCounts(**{name: max(value, vars(counts)[name]) for name, value in vars(self).items()})
 
 
 class Attempts:
@@ -103,7 +103,7 @@ class Attempts:
                 f"{newest}: it stops before it draws more"
             )
 
-    def count(self, number: int, drawn: Drawn) -> None:
+    def count(self, number: int, counts: DrawCounts) -> None:
         """Note durably all that an attempt may have drawn, and see that it may draw it.
 
         One that may not draws nothing of it, and takes it back.
@@ -112,7 +112,7 @@ class Attempts:
           StorageError: as `refuse_outdated`.
         """
         before = self.of(number)
-        self._write(number, drawn)
+        self._write(number, counts)
         try:
             self.refuse_outdated(number)
         except StorageError:
@@ -120,7 +120,7 @@ class Attempts:
                 self._write(number, before)
             raise
 
-    def of(self, number: int) -> Drawn:
+    def of(self, number: int) -> DrawCounts:
         """Return what one attempt has counted.
 
         Raises:
@@ -128,27 +128,27 @@ class Attempts:
         """
         path = self._file(number)
         try:
-            return Drawn(**json.loads(path.read_text() or "{}"))  # empty until it counts
+            return DrawCounts(**json.loads(path.read_text() or "{}"))  # empty until it counts
         except FileNotFoundError:
-            return Drawn()
+            return DrawCounts()
         except (ValueError, TypeError) as error:
             raise StorageError(
                 f"{path} is damaged; restore it, or start this training in a new folder"
             ) from error
 
-    def total(self) -> Drawn:
+    def total(self) -> DrawCounts:
         """Return what all attempts have counted.
 
         Raises:
           StorageError: a file is damaged.
         """
         if not self.folder.is_dir():
-            return Drawn()
-        return sum(map(self.of, self._numbers()), Drawn())
+            return DrawCounts()
+        return sum(map(self.of, self._numbers()), DrawCounts())
 
-    def _write(self, number: int, drawn: Drawn) -> None:
+    def _write(self, number: int, counts: DrawCounts) -> None:
         with replacing(self._file(number)) as file:
-            file.write(json.dumps(vars(drawn)).encode())
+            file.write(json.dumps(vars(counts)).encode())
 
     def _created(self, number: int) -> bool:
         try:

@@ -35,7 +35,7 @@ from filelock import FileLock, Timeout
 
 from dpgcl_core.errors import LedgerError, StorageError
 from trainers.config.removed_options import check_removed_field
-from trainers.files.attempts import Attempts, Drawn
+from trainers.files.attempts import Attempts, DrawCounts
 from trainers.files.durable_files import make_folder, replacing, sync_folder
 
 _WAIT_SECONDS = 900.0
@@ -73,17 +73,17 @@ class CheckpointFolder:
     Args:
       folder: created if missing.
       every_steps: steps between checkpoints.
-      charged: whether a ledger pays for the training, so that it needs a grant.
+      is_paid: whether a ledger pays for the training, so that it needs a grant.
       count_file: of the drawn steps, kept by whoever starts the training; a file beside the folder unless
         given.
     """
 
     def __init__(
-        self, folder: Path, *, every_steps: int, charged: bool = False, count_file: Path | None = None
+        self, folder: Path, *, every_steps: int, is_paid: bool = False, count_file: Path | None = None
     ) -> None:
         self.folder = folder
         self.every_steps = every_steps
-        self.charged = charged
+        self.is_paid = is_paid
         self.count_file = count_file or folder.with_name(f"{folder.name}.drawn.json")
         self._is_kept = count_file is not None
         self._num_steps = 0
@@ -92,11 +92,11 @@ class CheckpointFolder:
         self._num_restart_steps: int | None = None
         self._attempts = attempts_of(self.count_file)
         self._number: int | None = None
-        self._own = Drawn()
+        self._own_counts = DrawCounts()
         make_folder(folder)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Hold the folder for a new attempt, which outdates the earlier ones; wait for one that still runs.
 
         It ends at its next step, where it finds itself outdated. The system releases a dead one's folder.
@@ -114,7 +114,7 @@ class CheckpointFolder:
             fallback_to_soft=False,
         )
         try:
-            self._number, self._own = self._attempts.claim(), Drawn()
+            self._number, self._own_counts = self._attempts.claim(), DrawCounts()
             lock.acquire()
         except Timeout as error:
             raise StorageError(f"another process is training in {self.folder}") from error
@@ -127,7 +127,7 @@ class CheckpointFolder:
             yield
         finally:
             lock.release()
-            self._number, self._own = None, Drawn()
+            self._number, self._own_counts = None, DrawCounts()
 
     def outdate(self) -> None:
         """Outdate the attempts so far: what is counted when this returns bounds what they may still draw.
@@ -166,21 +166,21 @@ class CheckpointFolder:
         if is_last:
             self._take_back(checkpoint.step)
             return
-        if not (more := self._steps_until_saved(checkpoint.step)):
+        if not (num_ahead := self._steps_until_saved(checkpoint.step)):
             return
-        drawn, restarts = self.drawn(), self._num_restart_steps
-        if restarts is not None and drawn.num_steps + more > self._num_steps + restarts:
+        counts, restarts = self.read_counts(), self._num_restart_steps
+        if restarts is not None and counts.num_steps + num_ahead > self._num_steps + restarts:
             raise StorageError(
-                f"{self.count_file} counts {drawn.num_steps} steps, more than this training has drawn: "
+                f"{self.count_file} counts {counts.num_steps} steps, more than this training has drawn: "
                 "another process trains here, and more would be drawn than is charged"
             )
-        self._count(Drawn(num_steps=more))
-        self._counted_to = checkpoint.step + more
+        self._count(DrawCounts(num_steps=num_ahead))
+        self._counted_to = checkpoint.step + num_ahead
 
     def _take_back(self, step: int) -> None:
         """Count no more than was drawn, by an attempt that ends after `step` steps and draws nothing more."""
         if (num_undrawn := self._counted_to - step) > 0:
-            self._count(Drawn(num_steps=-num_undrawn))
+            self._count(DrawCounts(num_steps=-num_undrawn))
             self._counted_to = step
 
     def load(self) -> Checkpoint | None:
@@ -197,14 +197,14 @@ class CheckpointFolder:
             # A GPU's checkpoint is read by machines without one, too, and needs no second place on a GPU.
             content = torch.load(path, weights_only=True, map_location="cpu")
             basis = content.pop("basis", None)  # files of 0.1 hold one, mostly None
-            saved = Checkpoint(**content)
+            checkpoint = Checkpoint(**content)
         except Exception as error:
             raise StorageError(
                 f"checkpoint {path} cannot be read ({type(error).__name__}): "
                 "restore it, or delete this one file to start the training over; what was spent stays charged"
             ) from error
         check_removed_field("public.subspace_dim", 0 if basis is None else len(basis))
-        return saved
+        return checkpoint
 
     def begin_attempt(self, start_step: int, num_steps: int, num_restart_steps: int | None = None) -> Attempt:
         """Count one more attempt and its first steps, before any is drawn.
@@ -221,18 +221,18 @@ class CheckpointFolder:
         """
         if refusal := self.refusal(num_steps, num_restart_steps, start_step=start_step):
             raise StorageError(refusal)
-        if self._number is None or self._own.num_attempts:
-            self._number, self._own = self._attempts.claim(), Drawn()
-        drawn = self.drawn()
-        num_before = max(drawn.num_steps, start_step)
+        if self._number is None or self._own_counts.num_attempts:
+            self._number, self._own_counts = self._attempts.claim(), DrawCounts()
+        counts = self.read_counts()
+        num_before = max(counts.num_steps, start_step)
         possible = num_before + num_steps - start_step
         self._check_grant(possible)
         self._num_steps, self._num_steps_possible = num_steps, possible
         self._num_restart_steps = num_restart_steps
         ahead = self._steps_until_saved(start_step)
-        self._count(Drawn(num_attempts=1, num_steps=num_before - drawn.num_steps + ahead))
+        self._count(DrawCounts(num_attempts=1, num_steps=num_before - counts.num_steps + ahead))
         self._counted_to = start_step + ahead
-        return Attempt(num_restarts=drawn.num_attempts, num_steps_repeated=possible - num_steps)
+        return Attempt(num_restarts=counts.num_attempts, num_steps_repeated=possible - num_steps)
 
     def refusal(
         self, num_steps: int, num_restart_steps: int | None, *, start_step: int | None = None
@@ -243,23 +243,23 @@ class CheckpointFolder:
           num_steps, num_restart_steps: as of `begin_attempt`.
           start_step: likewise; that of the checkpoint unless given.
         """
-        drawn = read_drawn(self.count_file)
+        counts = read_drawn(self.count_file)
         if start_step is None:
-            start_step = self.saved_step() if drawn is not None and drawn.num_steps else 0
-        if drawn is None and (start_step > 0 or (self._is_kept and num_restart_steps is not None)):
+            start_step = self.saved_step() if counts is not None and counts.num_steps else 0
+        if counts is None and (start_step > 0 or (self._is_kept and num_restart_steps is not None)):
             return (
                 f"the count of drawn steps {self.count_file} is missing, so earlier attempts cannot be "
                 "charged; restore it, or start this training in a new folder"
             )
-        if drawn is None or num_restart_steps is None:
+        if counts is None or num_restart_steps is None:
             return None
-        repeated = drawn.num_steps - start_step
-        if repeated <= num_restart_steps:
+        num_repeated = counts.num_steps - start_step
+        if num_repeated <= num_restart_steps:
             return None
         return (
-            f"left out: its restarts could repeat {repeated} steps, and R = {num_restart_steps} are charged "
-            "in advance; the other trainings and the stated ε stand as they are. Start a new sweep with a "
-            "larger --restart-steps, or with --ledger; neither can be added to this one"
+            f"left out: its restarts could repeat {num_repeated} steps, and R = {num_restart_steps} are "
+            "charged in advance; the other trainings and the stated ε stand as they are. Start a new sweep "
+            "with a larger --restart-steps, or with --ledger; neither can be added to this one"
         )
 
     def goes_on_text(self, num_restart_steps: int) -> str:
@@ -268,13 +268,13 @@ class CheckpointFolder:
         Args:
           num_restart_steps: R, the repeated steps that are charged in advance.
         """
-        saved, drawn = self.saved_step(), self.drawn()
-        left = num_restart_steps - max(0, drawn.num_steps - saved)
-        return f"goes on from step {saved}; {left} of R = {num_restart_steps} left"
+        saved, counts = self.saved_step(), self.read_counts()
+        num_remaining = num_restart_steps - max(0, counts.num_steps - saved)
+        return f"goes on from step {saved}; {num_remaining} of R = {num_restart_steps} left"
 
-    def drawn(self) -> Drawn:
+    def read_counts(self) -> DrawCounts:
         """Return what may have been drawn so far."""
-        return read_drawn(self.count_file) or Drawn()
+        return read_drawn(self.count_file) or DrawCounts()
 
     def check_grant(self, num_steps: int) -> None:
         """Refuse a training whose next attempt the grant does not cover.
@@ -287,7 +287,7 @@ class CheckpointFolder:
     def steps_if_resumed(self, num_steps: int) -> int:
         """Return an upper bound on the steps drawn by all attempts, if one more began now."""
         saved = self.saved_step()
-        return max(self.drawn().num_steps, saved) + num_steps - saved
+        return max(self.read_counts().num_steps, saved) + num_steps - saved
 
     def saved_step(self) -> int:
         """Return the steps in the checkpoint; 0 without one. Raises as `load`."""
@@ -306,31 +306,31 @@ class CheckpointFolder:
         Raises:
           LedgerError: the grant does not cover it.
         """
-        drawn = self.drawn() + Drawn(num_scorings=1)
-        if self._num_restart_steps is not None and drawn.num_scorings > 1:
+        counts = self.read_counts() + DrawCounts(num_scorings=1)
+        if self._num_restart_steps is not None and counts.num_scorings > 1:
             raise StorageError(
                 "left out: it was stopped while its noised scores were drawn, and one drawing of them is "
                 "charged in advance; the other trainings and the stated ε stand as they are"
             )
-        if self.charged:
+        if self.is_paid:
             grant = read_grant(self.folder)
-            if grant is None or grant.num_scorings < drawn.num_scorings:
+            if grant is None or grant.num_scorings < counts.num_scorings:
                 raise LedgerError(
                     f"the budget ledger grants {grant.num_scorings if grant else 0} drawings of noised "
                     f"scores to the training in {self.folder}, and this would be number "
-                    f"{drawn.num_scorings}; --resume charges it"
+                    f"{counts.num_scorings}; --resume charges it"
                 )
-        self._count(Drawn(num_scorings=1))
-        return drawn.num_scorings
+        self._count(DrawCounts(num_scorings=1))
+        return counts.num_scorings
 
     def scorings_if_resumed(self) -> int:
         """Return an upper bound on the drawings of noised scores by all attempts, if one more began now."""
         saved = self.load()
-        drawn = saved is not None and holds_noised_scores(saved.final)
-        return self.drawn().num_scorings + (0 if drawn else 1)
+        is_drawn = saved is not None and holds_noised_scores(saved.final)
+        return self.read_counts().num_scorings + (0 if is_drawn else 1)
 
     def _check_grant(self, num_steps: int) -> None:
-        if not self.charged:
+        if not self.is_paid:
             return
         grant = read_grant(self.folder)
         granted = grant.num_steps - grant.num_steps_lost if grant is not None else 0
@@ -340,7 +340,7 @@ class CheckpointFolder:
                 f"{num_steps} may be drawn; see that the ledger can be reached and has room, then --resume"
             )
 
-    def _count(self, more: Drawn) -> None:
+    def _count(self, draws: DrawCounts) -> None:
         """Count what this attempt draws next, in its own file and in the sum of all.
 
         Raises:
@@ -348,9 +348,9 @@ class CheckpointFolder:
         """
         if self._number is None:
             self._number = self._attempts.claim()
-        total, own = self.drawn() + more, self._own + more
-        self._attempts.count(self._number, own)
-        self._own = own
+        total, own_counts = self.read_counts() + draws, self._own_counts + draws
+        self._attempts.count(self._number, own_counts)
+        self._own_counts = own_counts
         write_drawn(self.count_file, total)
 
 
@@ -367,7 +367,7 @@ class Attempt:
     num_steps_repeated: int = 0
 
 
-def read_drawn(count_file: Path) -> Drawn | None:
+def read_drawn(count_file: Path) -> DrawCounts | None:
     """Return what a training may have drawn; None where nothing was counted.
 
     Raises:
@@ -376,7 +376,7 @@ def read_drawn(count_file: Path) -> Drawn | None:
     if not count_file.is_file():
         return None
     try:
-        total = Drawn(**json.loads(count_file.read_text()))
+        total = DrawCounts(**json.loads(count_file.read_text()))
     except (ValueError, TypeError) as error:
         raise StorageError(
             f"{count_file} is damaged; restore it, or start this training in a new folder"
@@ -389,13 +389,13 @@ def attempts_of(count_file: Path) -> Attempts:
     return Attempts(count_file.with_suffix(".attempts"))
 
 
-def write_drawn(count_file: Path, drawn: Drawn) -> None:
+def write_drawn(count_file: Path, counts: DrawCounts) -> None:
     """Note durably what a training may have drawn, before it draws it."""
     if not count_file.parent.is_dir():
         make_folder(count_file.parent)
         sync_folder(count_file.parent.parent)
     with replacing(count_file) as file:
-        file.write(json.dumps(vars(drawn)).encode())
+        file.write(json.dumps(vars(counts)).encode())
 
 
 GRANT_FILE = "grant.json"

@@ -73,13 +73,13 @@ def resume_line(folder: Path) -> str:
 def resumable_sweeps(root: Path) -> list[ResumableSweep]:
     """Return the sweeps of a storage folder, the one that was charged last first."""
     files = [path for path in (root / "sweeps").glob("*/plan.json") if path.is_file()]
-    found: dict[str, ResumableSweep] = {}
+    sweeps: dict[str, ResumableSweep] = {}
     for file in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         folder, command = file.parent, _command_of(file.parent)
         name = folder.name if command is None else command.name
         is_finished = _has_finished(root / "sweeps" / name)
-        found.setdefault(name, ResumableSweep(folder=folder, command=command, is_finished=is_finished))
-    return list(found.values())
+        sweeps.setdefault(name, ResumableSweep(folder=folder, command=command, is_finished=is_finished))
+    return list(sweeps.values())
 
 
 def last_status(folder: Path) -> str:
@@ -102,17 +102,17 @@ def _has_finished(folder: Path) -> bool:
 
 
 def _events(folder: Path, *names: str) -> list[dict[str, Any]]:
-    """Return the lines of a sweep's log that tell one of these; half a line, of a killed driver, is none."""
+    """Return the events of these names in a sweep's log; half a line, of a killed driver, is no event."""
     try:
         lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return []
-    found = []
+    events = []
     for line in lines:
         if any(f'"{name}"' in line for name in names):
             with suppress(ValueError):
-                found.append(json.loads(line))
-    return [each for each in found if isinstance(each, dict) and each.get("event") in names]
+                events.append(json.loads(line))
+    return [each for each in events if isinstance(each, dict) and each.get("event") in names]
 
 
 def _command_of(folder: Path) -> Command | None:

@@ -115,21 +115,21 @@ def read_note(path: Path) -> str | None:
         return None
 
 
-def misfits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
+def misfits(tensors: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> str | None:
     """Return where two state dictionaries differ in names and shapes, the first few; None where nowhere.
 
     >>> misfits({"w": torch.zeros(2), "c": torch.zeros(1)}, {"w": torch.zeros(3), "b": torch.zeros(1)})
     'b: missing, needs [1]; c: has [1], not needed; w: has [2], needs [3]'
     """
-    found = []
-    for name in sorted(given.keys() | wanted.keys()):
-        if name not in given:
-            found.append(f"{name}: missing, needs {list(wanted[name].shape)}")
-        elif name not in wanted:
-            found.append(f"{name}: has {list(given[name].shape)}, not needed")
-        elif given[name].shape != wanted[name].shape:
-            found.append(f"{name}: has {list(given[name].shape)}, needs {list(wanted[name].shape)}")
-    if not found:
+    differences = []
+    for name in sorted(tensors.keys() | template.keys()):
+        if name not in tensors:
+            differences.append(f"{name}: missing, needs {list(template[name].shape)}")
+        elif name not in template:
+            differences.append(f"{name}: has {list(tensors[name].shape)}, not needed")
+        elif tensors[name].shape != template[name].shape:
+            differences.append(f"{name}: has {list(tensors[name].shape)}, needs {list(template[name].shape)}")
+    if not differences:
         return None
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return "; ".join(found[:_SHOWN]) + more
+    rest = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    return "; ".join(differences[:_SHOWN]) + rest

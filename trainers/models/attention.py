@@ -134,8 +134,8 @@ def separate_attention(model: nn.Module) -> int:
     >>> separate_attention(nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)))
     1
     """
-    found = [(name, each) for name, each in model.named_modules() if isinstance(each, nn.MultiheadAttention)]
-    for name, fused in found:
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
+    for name, fused in layers:
         is_plain = type(fused) is nn.MultiheadAttention and type(fused.out_proj) in _OUTPUT_LAYERS
         has_extras = fused.bias_k is not None or fused.add_zero_attn or fused.dropout > 0
         if not is_plain or has_extras or not fused.batch_first or not name:
@@ -143,12 +143,12 @@ def separate_attention(model: nn.Module) -> int:
                 f"module {name!r} cannot be converted exactly: it must be a plain nn.MultiheadAttention "
                 "inside a model, with batch_first, without dropout, add_bias_kv, add_zero_attn and adapters"
             )
-    for name, fused in found:
-        model.set_submodule(name, _separated(fused))
-    return len(found)
+    for name, fused in layers:
+        model.set_submodule(name, _separate(fused))
+    return len(layers)
 
 
-def _separated(fused: nn.MultiheadAttention) -> SeparateAttention:
+def _separate(fused: nn.MultiheadAttention) -> SeparateAttention:
     separate = SeparateAttention(
         fused.embed_dim,
         fused.num_heads,

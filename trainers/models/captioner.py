@@ -196,12 +196,12 @@ class Captioner(PatchEncoder):
         """
         encoded = self.encode(images)
         tokens = torch.full((len(images), 1), self.start_token, device=images.device)
-        ended = torch.zeros(len(images), dtype=torch.bool, device=images.device)
-        while tokens.shape[1] < self.max_tokens and not bool(ended.all()):
+        has_ended = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        while tokens.shape[1] < self.max_tokens and not bool(has_ended.all()):
             logits = self.decode(encoded, tokens)[:, -1]
             logits[:, self.start_token] = -torch.inf
-            following = torch.where(ended, self.end_token, logits.argmax(1))
-            ended = ended | (following == self.end_token)
+            following = torch.where(has_ended, self.end_token, logits.argmax(1))
+            has_ended = has_ended | (following == self.end_token)
             tokens = torch.cat([tokens, following[:, None]], dim=1)
         return [self._text(row) for row in tokens[:, 1:].tolist()]
 

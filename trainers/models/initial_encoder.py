@@ -41,11 +41,11 @@ def load_given(encoder: Encoder, start: WarmStart, tensors: Mapping[str, Tensor]
     Raises:
       ConfigError: they are those of another network, or not finite.
     """
-    own, given = encoder.state_dict(), encoder_names(tensors)
+    own_state, state = encoder.state_dict(), encoder_names(tensors)
     fresh = (_PREDICTOR,) if start.embedding_dim == encoder.embedding_dim else (_PREDICTOR, _HEAD)
-    given = {name: value for name, value in given.items() if not name.startswith(fresh)}
-    given |= {name: value for name, value in own.items() if name.startswith(fresh)}
-    load_whole(encoder, start, given)
+    state = {name: value for name, value in state.items() if not name.startswith(fresh)}
+    state |= {name: value for name, value in own_state.items() if name.startswith(fresh)}
+    load_whole(encoder, start, state)
 
 
 def load_whole(network: nn.Module, start: WarmStart, tensors: Mapping[str, Tensor]) -> None:

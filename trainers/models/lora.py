@@ -28,7 +28,7 @@ _MAX_NAMED = 5
 
 
 def with_lora(
-    module: nn.Module, rank: int, alpha: float, targets: Sequence[str], *, where: str = "the network"
+    module: nn.Module, rank: int, alpha: float, targets: Sequence[str], *, title: str = "the network"
 ) -> nn.Module:
     """Freeze `module` and put trainable adapters on its target layers, in place.
 
@@ -40,7 +40,7 @@ def with_lora(
       alpha: the adapter's scale times `rank`.
       targets: layers to adapt, each a full dotted name or its last parts: "q_proj" means every layer of
         that name, "resblocks.0.attn.q_proj" one.
-      where: what `module` is, for messages.
+      title: what `module` is, for messages.
 
     Returns:
       `module` itself.
@@ -53,7 +53,7 @@ def with_lora(
     >>> sum(p.numel() for p in tower.parameters() if p.requires_grad)
     32
     """
-    names = _target_names(module, targets, where)
+    names = _target_names(module, targets, title)
     _refuse_modules(module)
     ensure_torchvision_import()
     from peft import LoraConfig, inject_adapter_in_model
@@ -97,15 +97,15 @@ def _is_adapted_linear(module: nn.Module) -> bool:
     return hasattr(module, "lora_A") and isinstance(getattr(module, "base_layer", None), nn.Linear)
 
 
-def _target_names(module: nn.Module, targets: Sequence[str], where: str) -> list[str]:
-    """Full names of the layers that the targets mean."""
+def _target_names(module: nn.Module, targets: Sequence[str], title: str) -> list[str]:
+    """Return the full names of the layers that the targets name."""
     layers = {name: layer for name, layer in module.named_modules() if name}
-    matched: list[str] = []
+    matches: list[str] = []
     for target in targets:
         names = [name for name in layers if name == target or name.endswith(f".{target}")]
         if not names:
             linear = {name.rpartition(".")[2] for name, layer in layers.items() if type(layer) is nn.Linear}
-            raise ConfigError(unknown_choice(f"target of LoRA in {where}", target, sorted(linear)))
+            raise ConfigError(unknown_choice(f"target of LoRA in {title}", target, sorted(linear)))
         for name in names:
             if type(layers[name]) is not nn.Linear:
                 raise ConfigError(
@@ -113,8 +113,8 @@ def _target_names(module: nn.Module, targets: Sequence[str], where: str) -> list
                     "go on plain nn.Linear layers. In nn.MultiheadAttention call separate_attention first, "
                     "and name q_proj, k_proj, v_proj or out_proj"
                 )
-        matched += [name for name in names if name not in matched]
-    return matched
+        matches += [name for name in names if name not in matches]
+    return matches
 
 
 def _refuse_modules(module: nn.Module) -> None:
@@ -187,11 +187,11 @@ def _moving(
     }
 
 
-def _refuse_still(kind: str, when: str, names: list[str]) -> None:
+def _refuse_still(kind: str, moment: str, names: list[str]) -> None:
     if names:
-        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        rest = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
         raise ConfigError(
-            f"every trainable {kind} must receive a finite gradient that is not zero; {when} these do not: "
-            f"{', '.join(names[:_MAX_NAMED])}{more}. Freeze what the output does not use, and make sure "
+            f"every trainable {kind} must receive a finite gradient that is not zero; {moment} these do not: "
+            f"{', '.join(names[:_MAX_NAMED])}{rest}. Freeze what the output does not use, and make sure "
             "that the forward pass calls the adapted layers themselves"
         )

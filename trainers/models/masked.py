@@ -92,31 +92,31 @@ class MaskedAutoEncoder(PatchEncoder):
         nn.init.normal_(self.hidden.weight, std=0.02)
 
     def forward(self, images: Tensor, order: Tensor) -> Tensor:
-        """Return what is made of the hidden patches, `[n, num_hidden, channels·side²]`.
+        """Return the rebuilt hidden patches, `[n, num_hidden, channels·side²]`.
 
         Args:
           images: normalised `[n, C, H, W]`.
           order: int64 `[n, patches]`, a permutation of each image's patches: the last `num_hidden` are
             hidden, and rebuilt in that order.
         """
-        shown, hidden = order.split([self.num_patches - self.num_hidden, self.num_hidden], dim=1)
-        tokens = self.embed(_chosen(self.patches(images), shown)) + self.positions[shown]
-        known = self.to_decoder(self.encode_tokens(tokens)) + self.decoder_positions[shown]
-        asked = self.hidden(torch.zeros_like(hidden)) + self.decoder_positions[hidden]
-        decoded = self.decoder_norm(self.decoder(torch.cat([known, asked], dim=1)))
-        rebuilt: Tensor = self.rebuild(decoded[:, shown.shape[1] :])
+        visible, hidden = order.split([self.num_patches - self.num_hidden, self.num_hidden], dim=1)
+        tokens = self.embed(_gather(self.patches(images), visible)) + self.positions[visible]
+        visible_tokens = self.to_decoder(self.encode_tokens(tokens)) + self.decoder_positions[visible]
+        hidden_tokens = self.hidden(torch.zeros_like(hidden)) + self.decoder_positions[hidden]
+        decoded = self.decoder_norm(self.decoder(torch.cat([visible_tokens, hidden_tokens], dim=1)))
+        rebuilt: Tensor = self.rebuild(decoded[:, visible.shape[1] :])
         return rebuilt
 
     def targets(self, images: Tensor, order: Tensor) -> Tensor:
         """Return what the hidden patches are, each of mean 0 and variance 1, as `forward` has them."""
-        patches = _chosen(self.patches(images), order[:, -self.num_hidden :])
+        patches = _gather(self.patches(images), order[:, -self.num_hidden :])
         centred = patches - patches.mean(-1, keepdim=True)
         variance = patches.var(-1, keepdim=True)  # of one pixel in one channel it is not defined
         normalised: Tensor = centred / (variance.nan_to_num() + _VARIANCE_FLOOR).sqrt()
         return normalised
 
 
-def _chosen(patches: Tensor, places: Tensor) -> Tensor:
+def _gather(patches: Tensor, places: Tensor) -> Tensor:
     return patches.gather(1, places[..., None].expand(-1, -1, patches.shape[-1]))
 
 

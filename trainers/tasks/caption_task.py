@@ -85,14 +85,14 @@ def caption_losses(network: Captioner, precision: AnyNetworkConfig | None = None
     """Return the mean loss of a group's views, `[groups]`, of images and their captions' tokens.
 
     Args:
-      network: that predicts.
+      network: the captioner.
       precision: of its pass; float32 unless given.
     """
-    how = precision or CaptionerConfig()
+    config = precision or CaptionerConfig()
 
     def losses(inputs: GroupInputs) -> Tensor:
-        images, tokens = (each.flatten(0, 2) for each in inputs)
-        logits = scale_gradient(how, pass_in(how, lambda each: network(each, tokens), images))
+        images, tokens = (part.flatten(0, 2) for part in inputs)
+        logits = scale_gradient(config, pass_in(config, lambda part: network(part, tokens), images))
         return -network.next_tokens(logits, tokens).per_token().reshape(len(inputs[0]), -1).mean(1)
 
     return losses

@@ -74,14 +74,14 @@ class Classes(PerRecordTask[Classifier]):
         return self._whitened(config, image_shape, None)
 
     def build(
-        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+        self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> Classifier:
-        if config.warm_start is None or given is None or not is_classifier(given):
-            return self._whitened(config, image_shape, given)
+        if config.warm_start is None or start_tensors is None or not is_classifier(start_tensors):
+            return self._whitened(config, image_shape, start_tensors)
         if isinstance(config.encoder, ClipNetworkConfig):
             check_same_model(config.encoder, config.warm_start)
         network = self._unwhitened(config, image_shape, None)
-        load_whole(network, config.warm_start, given)  # with the map that whitens
+        load_whole(network, config.warm_start, start_tensors)  # with the map that whitens
         return network
 
     def start_note(self, config: TrainingConfig) -> str:
@@ -122,11 +122,11 @@ class Classes(PerRecordTask[Classifier]):
         return classifier_scores.evaluate(network, scoring)
 
     def _unwhitened(
-        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+        self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> Classifier:
-        """The encoder as its own task builds it, at random weights or at those that are given, and a head."""
+        """Return a head on the encoder as its own task builds it, at random weights or at `start_tensors`."""
         network = _network(config)
-        encoder = task_named(config.encoder.task).build(config, image_shape, given)
+        encoder = task_named(config.encoder.task).build(config, image_shape, start_tensors)
         if isinstance(encoder, ImageTextEncoder):
             refuse_other_size(encoder.spec, image_shape)
         return Classifier(
@@ -134,9 +134,9 @@ class Classes(PerRecordTask[Classifier]):
         )
 
     def _whitened(
-        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+        self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> Classifier:
-        network = self._unwhitened(config, image_shape, given)
+        network = self._unwhitened(config, image_shape, start_tensors)
         numbers = np.arange(_NUM_WHITENING, dtype=np.uint64)
         images = procedural_images(numbers, image_shape, seed=config.public_seed)
         with frozen(network):
@@ -159,16 +159,16 @@ def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None)
     clipping engine compares its ways on, it is a function as well.
 
     Args:
-      network: that classifies.
+      network: the classifier.
       precision: of its pass; float32 unless given.
     """
-    how = precision or NetworkConfig()
+    config = precision or NetworkConfig()
 
     def losses(inputs: GroupInputs) -> Tensor:
-        images, targets = (each.flatten(0, 2) for each in inputs)
-        logits = scale_gradient(how, pass_in(how, network, images))
-        own = -(targets * logits.log_softmax(1)).sum(1)
-        return own.reshape(len(inputs[0]), -1).mean(1)
+        images, targets = (part.flatten(0, 2) for part in inputs)
+        logits = scale_gradient(config, pass_in(config, network, images))
+        entropies = -(targets * logits.log_softmax(1)).sum(1)
+        return entropies.reshape(len(inputs[0]), -1).mean(1)
 
     return losses
 

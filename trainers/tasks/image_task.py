@@ -41,12 +41,12 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
             )
 
     def build(
-        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+        self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> Encoder:
         assert isinstance(config.encoder, NetworkConfig)
         encoder = build_encoder(config.encoder, image_shape, config.public_seed)
-        if config.warm_start is not None and given is not None:
-            load_given(encoder, config.warm_start, given)
+        if config.warm_start is not None and start_tensors is not None:
+            load_given(encoder, config.warm_start, start_tensors)
         return encoder
 
     def check_network(self, config: TrainingConfig, network: Encoder, image_shape: tuple[int, ...]) -> None:
@@ -90,16 +90,16 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
     def embed(
         self, network: Encoder, precision: AnyNetworkConfig | None = None, target: Encoder | None = None
     ) -> Embed:
-        how = precision or NetworkConfig()
+        config = precision or NetworkConfig()
 
         def embed(views: Tensor) -> Tensor:
-            embeddings = scale_gradient(how, pass_in(how, network.embed_views, views))
+            embeddings = scale_gradient(config, pass_in(config, network.embed_views, views))
             return embeddings if target is None else torch.cat([embeddings, targets(target, views)], dim=-1)
 
         def targets(target: Encoder, views: Tensor) -> Tensor:
             with torch.no_grad():
-                found = pass_in(how, target.without_predictor, views.flatten(0, 2))
-            return found.reshape(*views.shape[:3], found.shape[-1])
+                rows = pass_in(config, target.without_predictor, views.flatten(0, 2))
+            return rows.reshape(*views.shape[:3], rows.shape[-1])
 
         return embed
 

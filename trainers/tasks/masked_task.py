@@ -66,15 +66,15 @@ def masked_losses(network: MaskedAutoEncoder, precision: AnyNetworkConfig | None
     """Return the mean loss of a group's views, `[groups]`, of images and the orders of their patches.
 
     Args:
-      network: that rebuilds.
+      network: the masked auto-encoder.
       precision: of its pass; float32 unless given.
     """
-    how = precision or MaskedNetworkConfig()
+    config = precision or MaskedNetworkConfig()
 
     def losses(inputs: GroupInputs) -> Tensor:
-        images, orders = (each.flatten(0, 2) for each in inputs)
-        found = pass_in(how, lambda each: network(each, orders), images)
-        errors = scale_gradient(how, found) - network.targets(images, orders)
+        images, orders = (part.flatten(0, 2) for part in inputs)
+        patches = pass_in(config, lambda part: network(part, orders), images)
+        errors = scale_gradient(config, patches) - network.targets(images, orders)
         return errors.square().mean((1, 2)).reshape(len(inputs[0]), -1).mean(1)
 
     return losses

@@ -55,9 +55,9 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
             )
 
     def build(
-        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+        self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> ImageTextEncoder:
-        return starting_clip(config, None if given is None else config.warm_start)
+        return starting_clip(config, None if start_tensors is None else config.warm_start)
 
     def check_network(
         self, config: TrainingConfig, network: ImageTextEncoder, image_shape: tuple[int, ...]
@@ -107,11 +107,12 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
         target: ImageTextEncoder | None = None,
     ) -> Embed:
         """As of every contrastive task; where the temperature is learned, embeddings come times 1/√τ."""
-        how = precision or NetworkConfig()
+        config = precision or NetworkConfig()
         assert target is None  # `TrainingConfig` refuses methods that regress onto one
 
         def embed(views: Tensor) -> Tensor:
-            return scale_gradient(how, network.with_temperature(pass_in(how, network.embed_views, views)))
+            embeddings = pass_in(config, network.embed_views, views)
+            return scale_gradient(config, network.with_temperature(embeddings))
 
         return embed
 

@@ -58,11 +58,11 @@ class PerRecordTask(Task[NetworkT]):
         """Return the mean loss of a group's views, `[groups]`, of images and conditions."""
 
     def build(
-        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+        self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> NetworkT:
         network = self.fresh(config, image_shape)
-        if config.warm_start is not None and given is not None:
-            load_whole(network, config.warm_start, given)
+        if config.warm_start is not None and start_tensors is not None:
+            load_whole(network, config.warm_start, start_tensors)
         return network
 
     def check_network(self, config: TrainingConfig, network: NetworkT, image_shape: tuple[int, ...]) -> None:

@@ -81,14 +81,14 @@ class Task(ABC, Generic[NetworkT]):
 
     @abstractmethod
     def build(
-        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+        self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> NetworkT:
         """Return the network before step 0, on the CPU.
 
         Args:
           config: of the training.
           image_shape: (channels, height, width) of the records.
-          given: the tensors of its warm start; None without.
+          start_tensors: the tensors of its warm start; None without.
 
         Raises:
           ConfigError: the network cannot be built, or the tensors do not fit or are not finite.

@@ -30,12 +30,12 @@ def all_scores(
 ) -> dict[str, float]:
     """Return the scores that may be seen by metric name; none are computed where none may.
 
-    Those of `data.queries` as the task's `evaluate` names them; those of every data set in `data.probes` as
-    `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`, and by an image-text network,
-    where its classes have names, `transfer_zero_shot_accuracy/NAME`.
+    Scores of `data.queries` have the names of the task's `evaluate`. Scores of every data set in
+    `data.probes` are `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`, and by an
+    image-text network, where its classes have names, `transfer_zero_shot_accuracy/NAME`.
 
     Args:
-      task: that scores.
+      task: computes the scores.
       network: already on `device`.
       data: what the training may touch.
       config: subset sizes, k, augmentation and the public seed.
@@ -50,29 +50,29 @@ def all_scores(
     if not (data.train_is_public or data.evaluation_is_public):
         return {}
 
-    def scores_of(scored: TrainingData | Probe) -> dict[str, float]:
-        assert scored.queries is not None
+    def scores_of(source: TrainingData | Probe) -> dict[str, float]:
+        assert source.queries is not None
         scoring = Scoring(
-            index=scored.index,
-            queries=scored.queries,
+            index=source.index,
+            queries=source.queries,
             config=config.evaluation,
             view_config=config.views,
             seed=config.public_seed,
             device=device,
-            class_names=scored.class_names,
+            class_names=source.class_names,
         )
         return task.evaluate(network, scoring)
 
-    found = {}
+    scores = {}
     if data.queries is not None:
-        found = {prefix + name: score for name, score in scores_of(data).items()}
+        scores = {prefix + name: score for name, score in scores_of(data).items()}
     for probe in data.probes if with_probes else ():
-        found |= {
+        scores |= {
             f"{prefix}transfer_{name}/{probe.name}": score
             for name, score in scores_of(probe).items()
             if name not in task.own_scores
         }
-    return found
+    return scores
 
 
 def public_outcomes(
@@ -80,7 +80,7 @@ def public_outcomes(
 ) -> Outcomes | None:
     """Return what each scored record contributed to the scores that are means; None where none may be kept.
 
-    Outcomes tell of single records, so they are kept of public evaluation records alone, whoever may see the
+    Outcomes describe single records, so they are kept of public evaluation records alone, whoever may see the
     scores. Given these they are functions of the network that is released, as the scores are, and cost no ε.
 
     Args:
@@ -90,7 +90,7 @@ def public_outcomes(
     """
     if not data.evaluation_is_public:
         return None
-    found = {
+    outcomes = {
         name: score.outcomes.astype(np.float32)
         for name, score in scores.items()
         if isinstance(score, Score)
@@ -100,4 +100,4 @@ def public_outcomes(
     ids = np.zeros(0, dtype=np.uint64)
     if data.queries is not None:
         ids = data.queries.ids[first_by_hash(data.queries.ids, config.evaluation.max_query_records)]
-    return Outcomes(record_ids=ids, scores=found) if found else None
+    return Outcomes(record_ids=ids, scores=outcomes) if outcomes else None

@@ -174,19 +174,19 @@ def server_errors(uri: str, action: str, fix: str = "", *, every: bool = False) 
       uri: of the server or database.
       action: what was tried.
       fix: what would help.
-      every: whatever is raised: an address that was never used may be refused with any class.
+      every: turn every exception: an address that was never used may be refused with any class.
     """
     from mlflow.exceptions import MlflowException
     from requests.exceptions import RequestException
     from sqlalchemy.exc import SQLAlchemyError
 
-    ours: tuple[type[Exception], ...] = (MlflowException, RequestException, SQLAlchemyError, OSError)
-    ours = (Exception,) if every else ours
+    error_types: tuple[type[Exception], ...] = (MlflowException, RequestException, SQLAlchemyError, OSError)
+    error_types = (Exception,) if every else error_types
     try:
         yield
     except DpgclError:
         raise
-    except ours as error:
+    except error_types as error:
         reason = _reason(error, uri)
         kind = NoAnswer if _NO_ANSWER.search(str(error)) else TrackingError
         failure = kind(f"MLflow at {masked(uri)} failed while {action}: {reason}{fix}")

@@ -23,13 +23,7 @@ from dpgcl_core.errors import ConfigError, TrackingError
 from dpgcl_core.release.markdown import escaped
 from dpgcl_core.release.metrics import declared_name, is_reference, tracked_name
 from trainers.config.active_settings import applying
-from trainers.tracking.mlflow_server import (
-    connect,
-    database_address,
-    is_database,
-    search_runs,
-    server_errors,
-)
+from trainers.tracking.mlflow_server import connect, database_address, is_database, search_runs, server_errors
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment, Metric, Run
@@ -103,19 +97,19 @@ class Tracker:
         client = connect(uri, create=True)
         location = (artifact_root / "mlartifacts").resolve().as_uri() if is_database(uri) else None
         with server_errors(uri, f"opening the experiment {experiment!r}"):
-            found = client.get_experiment_by_name(experiment)
-            if found is None:
+            entry = client.get_experiment_by_name(experiment)
+            if entry is None:
                 # The kind makes MLflow's pages open on runs and metrics without asking.
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 if description:
                     tags[NOTE_TAG] = escaped(masked_text(description))
-                found = _created(client, experiment, location, tags)
-        if found.lifecycle_stage == "deleted":
+                entry = _created(client, experiment, location, tags)
+        if entry.lifecycle_stage == "deleted":
             raise TrackingError(
                 f"the MLflow experiment {experiment!r} at {masked(uri)} was deleted; restore it with "
-                f"`mlflow experiments restore -x {found.experiment_id}` or choose another name"
+                f"`mlflow experiments restore -x {entry.experiment_id}` or choose another name"
             )
-        return cls(client, found.experiment_id, uri)
+        return cls(client, entry.experiment_id, uri)
 
     def start_sweep(
         self,
@@ -136,7 +130,7 @@ class Tracker:
           params: settings that all trials share, and the grid.
           tags: further tags, for example `data_is`.
           description: a sentence on the sweep's question, for the run's note.
-          sweep_id: tells it from a sweep of the same name in another storage folder.
+          sweep_id: distinguishes it from a sweep of the same name in another storage folder.
 
         Raises:
           TrackingError: the server failed; nothing is lost, call again. Or it has trials of another sweep of
@@ -145,31 +139,31 @@ class Tracker:
         run_id = self.find_sweep(name, sweep_id)
         with server_errors(self.uri, f"starting the sweep {name!r}"):
             if run_id is None:
-                own = {
+                role_tags = {
                     SWEEP_TAG: name,
                     SWEEP_ID_TAG: sweep_id,
                     ROLE_TAG: SWEEP_ROLE,
                     NOTE_TAG: _note(name, params, tags, description),
                 }
                 run = self.client.create_run(
-                    self.experiment_id, tags={**_strings(tags), **_origin(), **own}, run_name=name
+                    self.experiment_id, tags={**_strings(tags), **_origin(), **role_tags}, run_name=name
                 )
             else:
                 run = self.client.get_run(run_id)
                 self.client.update_run(run_id, status="RUNNING")
                 self.client.set_tag(run_id, SWEEP_ID_TAG, sweep_id)
                 self.client.set_tag(run_id, NOTE_TAG, _note(name, params, tags, description))
-            known, wanted = run.data.params, _params(params)
-            self._log(run.info.run_id, {k: v for k, v in wanted.items() if k not in known}, [])
-            changed = [f"{k}: {known[k]} → {v}" for k, v in wanted.items() if known.get(k, v) != v]
-            if changed:
-                self.client.set_tag(run.info.run_id, CHANGED_TAG, "; ".join(changed))
+            old, new = run.data.params, _params(params)
+            self._log(run.info.run_id, {k: v for k, v in new.items() if k not in old}, [])
+            differences = [f"{k}: {old[k]} → {v}" for k, v in new.items() if old.get(k, v) != v]
+            if differences:
+                self.client.set_tag(run.info.run_id, CHANGED_TAG, "; ".join(differences))
         return str(run.info.run_id)
 
     def find_sweep(self, name: str, sweep_id: str = "") -> str | None:
-        """Return the parent run of this very sweep, or one of its name that is nobody's; None where none is.
+        """Return the parent run of this very sweep, or an orphan of its name; None without one.
 
-        Nobody's is a run without trials, of a driver that was killed before it had a folder.
+        An orphan is a run without trials, of a driver that was killed before it had a folder.
 
         Args:
           name, sweep_id: as of `start_sweep`; without the id any run of the name is taken.
@@ -177,11 +171,11 @@ class Tracker:
         with server_errors(self.uri, f"looking for the sweep {name!r}"):
             runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
             ids = [run.data.tags.get(SWEEP_ID_TAG, "") for run in runs]
-            for run, found in zip(runs, ids, strict=True):
-                if found == sweep_id:
+            for run, stored_id in zip(runs, ids, strict=True):
+                if stored_id == sweep_id:
                     return str(run.info.run_id)
-            for run, found in zip(runs, ids, strict=True):
-                if sweep_id and found and self._search({PARENT_TAG: run.info.run_id}):
+            for run, stored_id in zip(runs, ids, strict=True):
+                if sweep_id and stored_id and self._search({PARENT_TAG: run.info.run_id}):
                     raise TrackingError(
                         f"MLflow at {masked(self.uri)} has another sweep {name!r}, of another storage "
                         "folder: choose another --name, or delete its runs there"
@@ -227,17 +221,17 @@ class Tracker:
         """
         points = _metric_points(metrics, series)
         with server_errors(self.uri, f"logging the trial {trial_name!r}"):
-            known = {PARENT_TAG: parent_run_id, TRIAL_TAG: trial_name}
-            finished = None
-            for earlier in () if is_new else self._search(known):
+            key_tags = {PARENT_TAG: parent_run_id, TRIAL_TAG: trial_name}
+            run_id = None
+            for earlier in () if is_new else self._search(key_tags):
                 if earlier.info.status == "FINISHED":
-                    finished = str(earlier.info.run_id)
+                    run_id = str(earlier.info.run_id)
                 else:  # also one whose creation was answered too late
                     self.client.delete_run(earlier.info.run_id)
-            if finished is not None:
-                return finished
+            if run_id is not None:
+                return run_id
             parent = self.client.get_run(parent_run_id)
-            own = {
+            role_tags = {
                 PARENT_TAG: parent_run_id,
                 SWEEP_TAG: parent.data.tags[SWEEP_TAG],
                 TRIAL_TAG: trial_name,
@@ -247,15 +241,15 @@ class Tracker:
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=start,
-                tags={**_strings(tags), **_origin(), **own},
+                tags={**_strings(tags), **_origin(), **role_tags},
                 run_name=run_name or trial_run_name(trial_name, params),
             )
-            shown = {
+            visible_params = {
                 **params,
                 **_counts(metrics),
                 **{f"{AXIS_PREFIX}{k}": v for k, v in (axes or {}).items()},
             }
-            self._log(run.info.run_id, _params(shown), points)
+            self._log(run.info.run_id, _params(visible_params), points)
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=end)
         return str(run.info.run_id)
 
@@ -279,33 +273,33 @@ class Tracker:
         """Return the one run of a sealed sweep, written unless it is already there.
 
         It has no parent, no series, no times and no artifacts, whose times a server notes by itself: nothing
-        that tells how many trials there were.
+        that shows how many trials there were.
 
         Args:
           name, params, metrics, tags: as of `log_trial` and `start_sweep`.
           first: sentences that come first in the description.
-          sweep_id: tells sweeps of one name apart; random.
+          sweep_id: distinguishes sweeps of one name; random.
           texts: documents by name, as tags of the run; a long one in several, `NAME`, `NAME.2`, ….
 
         Raises:
           TrackingError: the server failed; call again.
         """
         with server_errors(self.uri, f"publishing the sweep {name!r}"):
-            own = {ROLE_TAG: SEALED_ROLE, SWEEP_TAG: name, SWEEP_ID_TAG: sweep_id}
-            for earlier in self._search(own):
+            role_tags = {ROLE_TAG: SEALED_ROLE, SWEEP_TAG: name, SWEEP_ID_TAG: sweep_id}
+            for earlier in self._search(role_tags):
                 if earlier.info.status == "FINISHED":
                     return str(earlier.info.run_id)
                 self.client.delete_run(earlier.info.run_id)
-            said = [escaped(masked_text(line)) for line in first]
-            own[NOTE_TAG] = "\n\n".join([*said, _note(name, params, tags, MASKED_TIMES)])
+            lines = [escaped(masked_text(line)) for line in first]
+            role_tags[NOTE_TAG] = "\n\n".join([*lines, _note(name, params, tags, MASKED_TIMES)])
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=SEALED_TIME_MS,
-                tags={**_strings(tags), **own, **_in_parts(texts or {})},
+                tags={**_strings(tags), **role_tags, **_in_parts(texts or {})},
                 run_name=name,
             )
-            shown = {**params, **_counts(metrics)}
-            self._log(run.info.run_id, _params(shown), _metric_points(metrics, {}, SEALED_TIME_MS))
+            visible_params = {**params, **_counts(metrics)}
+            self._log(run.info.run_id, _params(visible_params), _metric_points(metrics, {}, SEALED_TIME_MS))
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=SEALED_TIME_MS)
         return str(run.info.run_id)
 

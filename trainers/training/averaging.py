@@ -58,18 +58,18 @@ class WeightAverage:
         """Continue from what `state` returned.
 
         Raises:
-          StorageError: there is none, or it is that of another network.
+          StorageError: there is none, or it is of another network.
         """
-        own = self.state()
-        if state is None or state.keys() != own.keys():
-            found = "none" if state is None else "that of another network"
+        averages = self.state()
+        if state is None or state.keys() != averages.keys():
+            problem = "none" if state is None else "that of another network"
             raise StorageError(
                 "the checkpoint must hold the average of the weights that ema_decay or the method asks for; "
-                f"got {found}: give the training's own ema_decay, or delete checkpoint.pt to start it over; "
-                "what was spent stays charged"
+                f"got {problem}: give the training's own ema_decay, or delete checkpoint.pt to start it "
+                "over; what was spent stays charged"
             )
         with torch.no_grad():
-            for name, weights in own.items():
+            for name, weights in averages.items():
                 weights.copy_(state[name])
 
 

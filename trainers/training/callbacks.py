@@ -58,14 +58,14 @@ class Checkpointing(TrainingCallback):
 
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
-        saved, training = self.folder.load(), self.training
-        if saved is not None:
-            training.encoder.load_state_dict(saved.model)
-            load_optimizer(training.optimizer, saved.optimizer)
+        checkpoint, training = self.folder.load(), self.training
+        if checkpoint is not None:
+            training.encoder.load_state_dict(checkpoint.model)
+            load_optimizer(training.optimizer, checkpoint.optimizer)
             if training.average:
-                training.average.load(saved.average)
-            training.num_steps_done = saved.step
-            training.observer.series, training.observer.final = saved.series, saved.final
+                training.average.load(checkpoint.average)
+            training.num_steps_done = checkpoint.step
+            training.observer.series, training.observer.final = checkpoint.series, checkpoint.final
 
     def on_begin(self) -> None:
         if self.training.is_first_worker:

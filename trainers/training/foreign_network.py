@@ -37,11 +37,11 @@ def refuse_mixing_network(
     task, rule, size = task_of(config), config.rule(), config.mechanism.group_size
     num_views = task.num_views(config, config.num_augmentations)
     objective = task.objective(config, encoder, target=target_of(config, encoder))
-    expected = max(_FEW_GROUPS, min(_MOST_RECORDS, round(config.mechanism.expected_batch_size)))
+    num_records = max(_FEW_GROUPS, min(_MOST_RECORDS, round(config.mechanism.expected_batch_size)))
     if rule.whole_batch:  # each record is a unit, and all go through the network in one pass
-        groups, group_size, objective = expected, 1, _of_records(objective)
+        groups, group_size, objective = num_records, 1, _of_records(objective)
     elif size == BATCH:
-        groups, group_size = _FEW_GROUPS, min(expected, max(2, max_views // num_views))
+        groups, group_size = _FEW_GROUPS, min(num_records, max(2, max_views // num_views))
     else:
         fits = max(1, max_views // (int(size) * num_views))
         groups, group_size = groups_of_a_pass(config.mechanism, most=fits), int(size)
@@ -49,8 +49,8 @@ def refuse_mixing_network(
         groups = _FEW_GROUPS
     blank = task.blank_inputs(encoder, image_shape, (max(_FEW_GROUPS, groups), group_size, num_views))
     leaves, generator = (blank,) if isinstance(blank, Tensor) else blank, torch.Generator().manual_seed(0)
-    inputs, others = (tuple(_made_up(leaf, generator) for leaf in leaves) for _ in range(2))
-    refuse_mixed_groups(encoder, objective, inputs, others)
+    inputs, other_inputs = (tuple(_draw_like(leaf, generator) for leaf in leaves) for _ in range(2))
+    refuse_mixed_groups(encoder, objective, inputs, other_inputs)
 
 
 def foreign_note(config: TrainingConfig) -> str:
@@ -75,8 +75,8 @@ def _of_records(objective: Objective) -> Objective:
     return lambda inputs: embed(inputs).flatten(1).sum(1)
 
 
-def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Random numbers, brighter and darker by record; of whole numbers 0 and 1."""
+def _draw_like(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return random numbers, brighter and darker by record; 0 or 1 where `like` has whole numbers."""
     if not like.is_floating_point():
         return torch.randint(0, 2, like.shape, generator=generator).to(like)
     levels = torch.rand((*like.shape[:2], *(1 for _ in like.shape[2:])), generator=generator) * 2 - 1

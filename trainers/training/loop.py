@@ -55,13 +55,13 @@ def train(
     """Train one encoder under `config.mechanism` and score it.
 
     Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
-    are (ε, δ)-differentially private for adding or removing one record of `data.train` or `data.scored`, at
-    the ε reported as `epsilon`, which counts noised numbers and the steps that a resume repeated; where R of
-    these are charged in advance, also if restarts follow what was seen (docs/theory/restarts.md). A training
-    that `oversight` ends early, after scores that it released, has the ε of all T steps: the number of steps
-    that were made is one more thing that follows what was seen (docs/theory/ledger.md). Scores and
-    by-products pass through `dpgcl_core.release.metrics.visible`, so with private records only releasable
-    ones are returned.
+    are (ε, δ)-differentially private for adding or removing one record of `data.train` or
+    `data.held_out_records`, at the ε reported as `epsilon`, which counts noised numbers and the steps that a
+    resume repeated; where R of these are charged in advance, also if restarts follow what was seen
+    (docs/theory/restarts.md). A training that `oversight` ends early, after scores that it released, has the
+    ε of all T steps: the number of steps that were made is one more thing that follows what was seen
+    (docs/theory/ledger.md). Scores and by-products pass through `dpgcl_core.release.metrics.visible`, so with
+    private records only releasable ones are returned.
 
     Args:
       config: the settings.
@@ -71,7 +71,7 @@ def train(
       checkpoints: where to save and resume; None for neither.
       oversight: decides whether it goes on, with checkpoints alone; None: to its end.
       memory_share: the part of the machine's free memory, or of the GPU's, that this worker may use.
-      progress: hears of the number of steps done, a public number.
+      progress: gets the number of steps done, a public number.
 
     Raises:
       ConfigError: the network mixes records, a name is unknown, or the release policy forbids the data
@@ -81,7 +81,7 @@ def train(
     """
     training = prepare(config, data, workers or SingleWorker(), memory_share)
     is_first_worker = training.is_first_worker
-    with training.threads, checkpoints.held() if checkpoints and is_first_worker else nullcontext():
+    with training.threads, checkpoints.hold() if checkpoints and is_first_worker else nullcontext():
         scorer, callbacks = Scorer(training=training), list[TrainingCallback]()
         checkpointing = Checkpointing(training, checkpoints) if checkpoints else None
         scorer.score_start()  # before every resume: the outcomes must not tell whether there was one
@@ -95,7 +95,7 @@ def train(
             scorer.score_on_the_way()
         for callback in callbacks:
             callback.on_begin()
-        scorer.seconds, started, first_step = 0.0, time.perf_counter(), training.num_steps_done
+        scorer.seconds, start_seconds, first_step = 0.0, time.perf_counter(), training.num_steps_done
         should_continue = all(callback.should_continue(None) for callback in callbacks)
         while should_continue and training.num_steps_done < config.mechanism.num_steps:
             for callback in callbacks:
@@ -107,7 +107,7 @@ def train(
             if should_continue:
                 for callback in callbacks:
                     callback.after_step()
-        seconds = time.perf_counter() - started - scorer.seconds
+        seconds = time.perf_counter() - start_seconds - scorer.seconds
         is_drawn = scorer.draw_noised_scores(checkpoints.begin_scoring if checkpoints else None)
         for callback in callbacks:
             callback.on_end(has_changed=is_drawn or not should_continue)
@@ -119,36 +119,36 @@ def train(
 def _result(
     training: Training, scorer: Scorer, checkpointing: Checkpointing | None, timing: dict[str, float]
 ) -> TrainingResult:
-    """Score what was trained, and return what may leave the training, with its ε."""
+    """Score the trained network, and return what may leave the training, with its ε."""
     if not training.is_first_worker:
-        return TrainingResult(metrics={}, series={}, encoder=training.released)
-    started = time.perf_counter()
+        return TrainingResult(metrics={}, series={}, encoder=training.released_network)
+    start_seconds = time.perf_counter()
     at_end = scorer.score_end()
     training.refuse_changed_networks()
     config, observer, num_steps_done = training.config, training.observer, training.num_steps_done
     mechanism = config.mechanism
     attempt = checkpointing.attempt if checkpointing else Attempt()
     num_restarts = attempt.num_restarts
-    num_scorings = checkpointing.folder.drawn().num_scorings if checkpointing else 1
+    num_scorings = checkpointing.folder.read_counts().num_scorings if checkpointing else 1
     if mechanism.num_restart_steps is None:
         num_steps_charged = num_steps_done + attempt.num_steps_repeated
         num_steps_promised = mechanism.num_steps + attempt.num_steps_repeated  # though it was stopped early
     else:  # in advance, for whatever restarts there might have been
         num_steps_charged, num_restarts, num_scorings = mechanism.num_steps_charged, 0, 1
         num_steps_promised = num_steps_charged
-    charged = {
-        "evaluation_seconds": time.perf_counter() - started + scorer.seconds,
+    training_metrics = {
+        "evaluation_seconds": time.perf_counter() - start_seconds + scorer.seconds,
         "num_steps_done": num_steps_done,
         "num_restarts": attempt.num_restarts,
         "num_steps_charged": num_steps_charged,
     }
     if config.guarantee_label == "proven":
-        charged["epsilon"] = config.epsilon(
+        training_metrics["epsilon"] = config.epsilon(
             num_steps_promised, num_restarts=num_restarts, num_scorings=num_scorings
         )
     return TrainingResult(
-        metrics=observer.visible(charged | timing | at_end | observer.final),
+        metrics=observer.visible(training_metrics | timing | at_end | observer.final),
         series=observer.series,
-        encoder=training.released,
+        encoder=training.released_network,
         outcomes=scorer.outcomes(at_end),
     )

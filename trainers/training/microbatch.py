@@ -130,9 +130,9 @@ def _available_on_machine() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _room_in_cgroup(limit: Path, used: Path) -> int | None:
+def _room_in_cgroup(limit: Path, usage: Path) -> int | None:
     """Bytes left in a control group; None where there is none, or no limit."""
     try:
-        return int(limit.read_text()) - int(used.read_text())
+        return int(limit.read_text()) - int(usage.read_text())
     except (OSError, ValueError):  # "max" is no number
         return None

@@ -83,7 +83,7 @@ class Observer:
         norms = torch.cat([r.norms.cpu() for r in reports] or [empty])
         losses = torch.cat([r.losses.cpu() for r in reports] or [empty])
         masked = torch.cat([r.non_finite.cpu() for r in reports] or [empty])
-        clipped = torch.cat([self._clipped(r) for r in reports] or [empty])
+        clipped = torch.cat([self._mark_clipped(r) for r in reports] or [empty])
         counted = torch.cat([_contributing(r) for r in reports] or [empty])
         parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, counted]
         sums = torch.stack(
@@ -103,7 +103,7 @@ class Observer:
                 values["clip_fraction"] = num_clipped / num_groups
         self.note(step, values)
 
-    def _clipped(self, report: GroupReport) -> Tensor:
+    def _mark_clipped(self, report: GroupReport) -> Tensor:
         """Which groups had a gradient, or a part of it that is clipped apart, beyond its bound."""
         if report.part_ratios is not None:
             return (report.part_ratios > 1).any(1).cpu()

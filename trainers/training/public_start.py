@@ -285,7 +285,7 @@ def _pretrained(recipe: Recipe, device: str) -> nn.Module:
         for step, records in enumerate(make_ahead(make, range(recipe.num_steps), beside)):
             times.append(time.perf_counter())
             if step == _TIMED_STEPS.stop - 1:
-                _tell(recipe, (times[-1] - times[_TIMED_STEPS.start]) / (len(_TIMED_STEPS) - 1))
+                _print_note(recipe, (times[-1] - times[_TIMED_STEPS.start]) / (len(_TIMED_STEPS) - 1))
             optimizer.zero_grad()
             loss(step, records).backward()
             for group in optimizer.param_groups:
@@ -391,7 +391,7 @@ def _pairs(recipe: Recipe, step: int) -> ImageTextRecords:
     )
 
 
-def _tell(recipe: Recipe, seconds_per_step: float) -> None:
+def _print_note(recipe: Recipe, seconds_per_step: float) -> None:
     seconds = recipe.num_steps * seconds_per_step
     print(
         f"note: making a public start of {recipe.network.name}: {recipe.num_steps} steps on "

@@ -69,16 +69,16 @@ def _check_labels(config: TrainingConfig, data: TrainingData) -> None:
 
 def _check_noised_scores(config: TrainingConfig, data: TrainingData) -> None:
     evaluation = config.evaluation
-    share, scored, index = evaluation.score_on_held_out, data.scored, data.index
-    if (scored is not None) != (share > 0):
-        found = "none" if scored is None else "some"
+    share, records, index = evaluation.score_on_held_out, data.held_out_records, data.index
+    if (records is not None) != (share > 0):
+        found = "none" if records is None else "some"
         raise ConfigError(
             f"score_on_held_out and held-out records belong together; got {share} and {found}: "
             "split the records by trainers.data.split_held_out"
         )
-    if scored is None:
+    if records is None:
         return
-    train, held_out = images_alone(data.train), images_alone(scored)
+    train, held_out = images_alone(data.train), images_alone(records)
     if train is None or held_out is None:
         raise ConfigError(
             "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
@@ -96,10 +96,10 @@ def _check_noised_scores(config: TrainingConfig, data: TrainingData) -> None:
             f"{'no slots' if data.slots is None else 'another split'}: use trainers.data.split_held_out with "
             "score_on_held_out, and give its slot table"
         )
-    trained, _ = split_public(data.slots.capacity, share)
-    if trained != config.mechanism.num_records_public:
+    num_trained, _ = split_public(data.slots.capacity, share)
+    if num_trained != config.mechanism.num_records_public:
         raise ConfigError(
-            f"the slot table has {data.slots.capacity} slots, of which {trained} are trained on, and the "
+            f"the slot table has {data.slots.capacity} slots, of which {num_trained} are trained on, and the "
             f"training is accounted for {config.mechanism.num_records_public}: give both the same number"
         )
     if held_out.labels is None or held_out.classes_from_data:
@@ -113,7 +113,7 @@ def _check_noised_scores(config: TrainingConfig, data: TrainingData) -> None:
 def noised_scores(
     encoder: AnyEncoder,
     index: AnyRecords,
-    scored: AnyRecords,
+    records: AnyRecords,
     config: TrainingConfig,
     generator: Draws,
     device: torch.device | str,
@@ -121,15 +121,15 @@ def noised_scores(
     num_summed: int = 1,
     before_drawing: Callable[[], object] | None = None,
 ) -> dict[str, float]:
-    """Return the noised accuracies on `scored` by metric name; noise may take them out of [0, 1].
+    """Return the noised accuracies on `records` by metric name; noise may take them out of [0, 1].
 
     Guarantee: given the encoder, a Gaussian mechanism of `score_noise_multiplier` per count, for adding or
-    removing one record of `scored`: see `dpgcl_core.release.noised_counts`.
+    removing one record of `records`: see `dpgcl_core.release.noised_counts`.
 
     Args:
       encoder: the private network, on `device`.
       index: public labelled records.
-      scored: private records that were not trained on.
+      records: private records that were not trained on.
       config: noise and public divisor.
       generator: secret.
       device: where the encoder is.
@@ -139,7 +139,7 @@ def noised_scores(
     multiplier = config.evaluation.score_noise_multiplier
     if multiplier is None:
         return {}
-    counts = correct_counts(encoder, index, scored, config, device)
+    counts = correct_counts(encoder, index, records, config, device)
     if before_drawing is not None:
         before_drawing()
     noised = {
@@ -152,34 +152,34 @@ def noised_scores(
 def correct_counts(
     encoder: AnyEncoder,
     index: AnyRecords,
-    scored: AnyRecords,
+    records: AnyRecords,
     config: TrainingConfig,
     device: torch.device | str,
 ) -> dict[str, int]:
-    """Return how many of **all** `scored` each rule answers correctly: private until it is noised.
+    """Return how many of **all** `records` each rule answers correctly: private until it is noised.
 
     Every record passes through the network and the rule alone: in a batch its last digits would depend on
     how many records stand beside it, and with them, in a tie, its answer. A network of one's own passes each
     on copies of all that it holds, so that its answer does not depend on those that came before.
     """
     index = index.one_row_each()
-    chosen = first_by_hash(index.ids, config.evaluation.max_index_records)
-    how: dict[str, Any] = {
+    first_rows = first_by_hash(index.ids, config.evaluation.max_index_records)
+    options: dict[str, Any] = {
         "device": device,
         "isolate": config.isolates_groups,
         "readout": config.evaluation.readout,
     }
-    features = embed_features(encoder, index.images[chosen], **how)
+    features = embed_features(encoder, index.images[first_rows], **options)
     assert index.labels is not None  # `check_release` has seen to both
-    index_labels = index.labels[chosen]
+    index_labels = index.labels[first_rows]
     rules = {
         "knn_accuracy": knn_rule(features, index_labels, config.evaluation.num_neighbors),
         "linear_probe_accuracy": linear_probe_rule(features, index_labels),
     }
-    scored = scored.one_row_each()
-    assert scored.labels is not None
-    alone = embed_features(encoder, scored.images, batch_size=1, **how)
+    records = records.one_row_each()
+    assert records.labels is not None
+    alone = embed_features(encoder, records.images, batch_size=1, **options)
     return {
-        name: sum(int(rule(row[None])[0] == label) for row, label in zip(alone, scored.labels, strict=True))
+        name: sum(int(rule(row[None])[0] == label) for row, label in zip(alone, records.labels, strict=True))
         for name, rule in rules.items()
     }

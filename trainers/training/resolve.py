@@ -91,20 +91,20 @@ def training_config(
 
 
 def _warm_start(
-    given: Path | None,
+    path: Path | None,
     network: AnyNetworkConfig,
     image_shape: ImageShape | None,
     public_seed: int,
     charged_to: str | None,
 ) -> WarmStart | None:
-    if given is None:
+    if path is None:
         return None
-    num_steps = synthetic_steps(given)
+    num_steps = synthetic_steps(path)
     if num_steps is None:
-        return read_warm_start(given, charged_to=charged_to)
+        return read_warm_start(path, charged_to=charged_to)
     if image_shape is None:
         raise ConfigError(
-            f"{given} is made for images of one shape: give training_config the image_shape (channels, "
+            f"{path} is made for images of one shape: give training_config the image_shape (channels, "
             "height, width) of the records"
         )
     encoder = network.encoder if isinstance(network, ClassifierConfig) else network
@@ -136,8 +136,8 @@ def _network(
 
 
 def _classifier(options: NetworkOptions, method: str, num_classes: int | None) -> ClassifierConfig:
-    found = options.num_classes or num_classes
-    if found is None:
+    num_outputs = options.num_classes or num_classes
+    if num_outputs is None:
         raise ConfigError(
             f"{method} needs a public number of classes, which private labels must not tell: give "
             "--num-classes, the most that there may be"
@@ -145,8 +145,8 @@ def _classifier(options: NetworkOptions, method: str, num_classes: int | None) -
     _refuse_given(
         options, "is for CLIP models, which contrastive methods train on pairs", "learn_temperature"
     )
-    given = _fields_of(ClassifierConfig, options) | {"num_classes": found}
-    return ClassifierConfig(**given, encoder=_encoder(options, method))
+    settings = _fields_of(ClassifierConfig, options) | {"num_classes": num_outputs}
+    return ClassifierConfig(**settings, encoder=_encoder(options, method))
 
 
 def _encoder(options: NetworkOptions, method: str) -> EncoderConfig:
@@ -178,37 +178,37 @@ def _fields_of(kind: type[AnyNetworkConfig], options: NetworkOptions) -> dict[st
 
 
 def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: Path | None) -> Mechanism:
-    given, evaluation = options.mechanism, options.evaluation
-    target = given.target_epsilon()
-    n = num_records if given.num_records_public is None else given.num_records_public
-    trained, _ = noised_counts.split_public(n, evaluation.score_on_held_out)
-    noise = 1.0 if given.noise_multiplier is None else given.noise_multiplier
+    request, evaluation = options.mechanism, options.evaluation
+    target = request.target_epsilon()
+    n = num_records if request.num_records_public is None else request.num_records_public
+    num_trained, _ = noised_counts.split_public(n, evaluation.score_on_held_out)
+    noise = 1.0 if request.noise_multiplier is None else request.noise_multiplier
     if not noise > 0:
         raise ConfigError(
             f"noise_multiplier must be positive; got {noise} (for a non-private trial: epsilon = inf)"
         )
-    method = method_named(given.method)
-    sampling_prob = _sampling_prob(given.sampling_prob, given.expected_batch_size, trained)
+    method = method_named(request.method)
+    sampling_prob = _sampling_prob(request.sampling_prob, request.expected_batch_size, num_trained)
     without_privacy = method.label == "none"
-    cap = given.batch_cap
+    cap = request.batch_cap
     if cap is None and method.needs_cap:
-        cap = default_cap(sampling_prob * trained)
-    group_size = _group_size(given, method, sampling_prob * trained)
+        cap = default_cap(sampling_prob * num_trained)
+    group_size = _group_size(request, method, sampling_prob * num_trained)
     mechanism = Mechanism(
-        method=given.method,
+        method=request.method,
         batch_cap=cap,
         temperature=options.objective.temperature,
-        num_records_public=trained,
-        num_records_from_data=given.num_records_public is None,
+        num_records_public=num_trained,
+        num_records_from_data=request.num_records_public is None,
         sampling_prob=sampling_prob,
-        sampling=None if group_size == BATCH else given.sampling,
+        sampling=None if group_size == BATCH else request.sampling,
         group_size=group_size,
-        l2_clip_norm=math.inf if without_privacy else given.l2_clip_norm,
-        clipping=given.clipping,
+        l2_clip_norm=math.inf if without_privacy else request.l2_clip_norm,
+        clipping=request.clipping,
         noise_multiplier=0.0 if without_privacy else noise,
-        num_steps=given.num_steps if method.trains else 0,
-        num_restart_steps=given.restart_steps if method.trains else None,
-        target_delta=default_delta(n) if given.delta is None else given.delta,
+        num_steps=request.num_steps if method.trains else 0,
+        num_restart_steps=request.restart_steps if method.trains else None,
+        target_delta=default_delta(n) if request.delta is None else request.delta,
     )
     check_delta(mechanism.target_delta, n)  # those held out are scored: the promise is to them, too
     if target is not None and not without_privacy:
@@ -220,7 +220,7 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
             snr_noise_multiplier=evaluation.snr_noise_multiplier,
             cache_folder=calibration_folder,
         )
-    return scaled_down(mechanism, given.tan_factor)
+    return scaled_down(mechanism, request.tan_factor)
 
 
 def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
@@ -269,9 +269,9 @@ def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
     )
 
 
-def _sampling_prob(given: float | None, expected_batch_size: float, num_records_public: int) -> float:
-    if given is not None:
-        return given
+def _sampling_prob(sampling_prob: float | None, expected_batch_size: float, num_records_public: int) -> float:
+    if sampling_prob is not None:
+        return sampling_prob
     if not 0 < expected_batch_size <= num_records_public:
         raise ConfigError(
             "expected_batch_size must be in (0, num_records_public], for sampling_prob to be in (0, 1]; "
@@ -281,15 +281,15 @@ def _sampling_prob(given: float | None, expected_batch_size: float, num_records_
     return expected_batch_size / num_records_public
 
 
-def _group_size(given: MechanismOptions, method: Method, expected_batch_size: float) -> GroupSize:
+def _group_size(request: MechanismOptions, method: Method, expected_batch_size: float) -> GroupSize:
     """S, of methods of one group "batch" or, where groups are sampled, B."""
-    if given.sampling is not None:
-        method.with_sampling(given.sampling)  # of which a whole batch has no say
+    if request.sampling is not None:
+        method.with_sampling(request.sampling)  # of which a whole batch has no say
     if method.one_record_groups:
         return 1
     if method.takes_group_size:
-        return given.group_size
-    return max(1, round(expected_batch_size)) if given.sampling == GROUPS else BATCH
+        return request.group_size
+    return max(1, round(expected_batch_size)) if request.sampling == GROUPS else BATCH
 
 
 def _check_group_size(mechanism: Mechanism) -> None:

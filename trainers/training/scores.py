@@ -38,16 +38,16 @@ class Scorer:
         if not config.evaluation.also_untrained:
             return
         if config.starts_at_random:
-            self.at_start = self._computed(prefix="untrained_")
+            self.at_start = self._compute_scores(prefix="untrained_")
             return
         is_private = config.warm_start is not None and config.warm_start.private is not None
-        self.at_start = self._computed(prefix="private_start_" if is_private else "public_start_")
+        self.at_start = self._compute_scores(prefix="private_start_" if is_private else "public_start_")
         random = dataclasses.replace(config, warm_start=None)
         if training.is_first_worker and random.starts_at_random:
             shape = image_shape_of(training.data.train)
             network = starting_encoder(random, shape)
             training.task.place(network, next(training.encoder.parameters()).device, shape)
-            self.at_start |= self._computed(network, prefix="untrained_")
+            self.at_start |= self._compute_scores(network, prefix="untrained_")
 
     def score_on_the_way(self) -> dict[str, float]:
         """Record and return scores of the iterate: functions of released ones, seen where final ones are."""
@@ -55,7 +55,7 @@ class Scorer:
         if not training.observer.wants_scores(training.num_steps_done):
             return {}
         started = time.perf_counter()
-        scores = training.observer.visible(self._computed(with_probes=False))
+        scores = training.observer.visible(self._compute_scores(with_probes=False))
         training.observer.note_during(training.num_steps_done, scores)
         self.seconds += time.perf_counter() - started
         return scores
@@ -64,15 +64,15 @@ class Scorer:
         """Draw the noised scores, once: a resume has them from its checkpoint. Return whether it drew."""
         training = self.training
         data, final, step = training.data, training.observer.final, training.private_step
-        is_drawn = data.index is None or data.scored is None or holds_noised_scores(final)
+        is_drawn = data.index is None or data.held_out_records is None or holds_noised_scores(final)
         if is_drawn or not training.is_first_worker:
             return False
         assert data.index is not None
-        assert data.scored is not None
+        assert data.held_out_records is not None
         scores = noised_scores(
-            training.released,
+            training.released_network,
             data.index,
-            data.scored,
+            data.held_out_records,
             training.config,
             step.randomness.generator(training.num_steps_done, "score noise"),
             next(training.encoder.parameters()).device,
@@ -84,13 +84,13 @@ class Scorer:
 
     def score_end(self) -> dict[str, float]:
         """Return the scores of the network that is released, before the release policy."""
-        return self._computed()
+        return self._compute_scores()
 
     def outcomes(self, at_end: dict[str, float]) -> Outcomes | None:
         """Return the outcomes of start and end, record by record, where evaluation records are public."""
         return public_outcomes(self.at_start | at_end, self.training.data, self.training.config)
 
-    def _computed(
+    def _compute_scores(
         self, network: AnyEncoder | None = None, *, prefix: str = "", with_probes: bool = True
     ) -> dict[str, float]:
         """Return the scores of a network, the released one unless given, with their outcomes.
@@ -102,7 +102,7 @@ class Scorer:
             return {}
         return all_scores(
             training.task,
-            training.released if network is None else network,
+            training.released_network if network is None else network,
             training.data,
             training.config,
             device=next(training.encoder.parameters()).device,

@@ -73,7 +73,7 @@ class Training:
     num_steps_done: int = 0
 
     @property
-    def released(self) -> AnyEncoder:
+    def released_network(self) -> AnyEncoder:
         """The network that is scored and returned."""
         return self.average.network if self.average and self.config.optimizer.ema_decay else self.encoder
 

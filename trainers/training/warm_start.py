@@ -106,28 +106,28 @@ def made_warm_start(recipe: Recipe) -> WarmStart:
 def _private_start(path: Path, charged_to: str | None) -> PrivateStart | None:
     """Return how weights of private data are charged; None of public ones.
 
-    Weights say themselves, or what lies beside them says, whose data made them.
+    The weights, or the files beside them, state whose data made them.
 
     Raises:
       ConfigError: they come from private data, and are not charged to the same data set.
     """
     place = path.resolve().parent
     beside = (place / DESCRIPTION, place / f"{STATEMENT}.json")
-    said = [_data_of(file.read_text(encoding="utf-8")) for file in beside if file.is_file()]
+    data_labels = [_data_of(file.read_text(encoding="utf-8")) for file in beside if file.is_file()]
     note = read_note(path)  # under the name that it is read by: what a link leads to may have no suffix
-    said += [] if note is None else [_data_of(note)]
-    if all(data == RESEARCH for data in said):
+    data_labels += [] if note is None else [_data_of(note)]
+    if all(data == RESEARCH for data in data_labels):
         return None
-    found = None if charged_to is None else _charged_model(path, charged_to)
-    if found is None:
-        where = "no ledger" if charged_to is None else f"data set {charged_to!r} of a ledger"
+    start = None if charged_to is None else _charged_model(path, charged_to)
+    if start is None:
+        ledger_text = "no ledger" if charged_to is None else f"data set {charged_to!r} of a ledger"
         raise ConfigError(
             f"a training must start from public or synthetic weights; {path} comes from private data, and "
             "its ε would have to be added to this training's. Train from scratch, or give public weights, or "
             "charge both to one data set of one ledger, and give the exported model's whole folder; this "
-            f"training is charged to {where}"
+            f"training is charged to {ledger_text}"
         )
-    return found
+    return start
 
 
 def _charged_model(path: Path, charged_to: str) -> PrivateStart | None:

@@ -121,7 +121,7 @@ def _swap_sentences(views: list[list[str]], draw: Draw, prob: float) -> None:
             # Two different places, every pair of them equally likely.
             a = min(int(first[i, view] * num), num - 1)
             b = (a + 1 + min(int(second[i, view] * (num - 1)), num - 2)) % num
-            row[view] = _joined(sentences, a, b)
+            row[view] = _join_swapped(sentences, a, b)
 
 
 def split_sentences(text: str) -> list[str]:
@@ -133,7 +133,7 @@ def split_sentences(text: str) -> list[str]:
     return [found.group().rstrip() for found in _SENTENCE.finditer(text)]
 
 
-def _joined(sentences: list[str], a: int, b: int) -> str:
+def _join_swapped(sentences: list[str], a: int, b: int) -> str:
     swapped = list(sentences)
     swapped[a], swapped[b] = swapped[b], swapped[a]
     # The last sentence may lack its full stop; in front of another one it would run into that.
@@ -179,16 +179,16 @@ def with_words(text: str, words: Sequence[str]) -> str:
 
 def _delete_words(text: str, happens: list[bool]) -> str:
     words = list(_WORD.finditer(text))
-    kept = [
+    kept_words = [
         word
         for word, drop in zip(words, happens, strict=False)
         if not (drop and word.group().lower() in NON_ESSENTIAL_WORDS)
     ]
-    if len(kept) == len(words) or not kept:  # nothing to drop, or nothing would be left
+    if len(kept_words) == len(words) or not kept_words:  # nothing to drop, or nothing would be left
         return text
     pieces, end = [], 0
     for word in words:
-        if word not in kept:
+        if word not in kept_words:
             pieces.append(text[end : word.start()])
             end = word.end()
     shorter = " ".join("".join([*pieces, text[end:]]).split())

@@ -207,7 +207,7 @@ def ray_trial(execution: Execution, session: RaySession, trial: Trial, *, data_a
         code_root=None if runs_uploaded_copy() else CODE_ROOT,
         gpus_per_worker=session.service.gpus_per_worker,
         memory_share=1 / session.capacity.workers_per_node(),
-        charged=execution.budget is not None,
+        is_paid=execution.budget is not None,
         scratch=session.scratch,
         method=packed_method(trial.config.mechanism.method),
         data_are_public=data_are_public,

@@ -17,7 +17,7 @@ from sweeps.service.console.terminal import count, warn
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.storage.log import LOST, RESTARTED, SweepLog
 from sweeps.service.storage.sweep_folder import SweepFolder
-from trainers.files.attempts import Drawn
+from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import CheckpointFolder
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Attempt:
     progressed: float = 0.0
     ended_for: str = ""
 
-    def has_counted(self, counts: Drawn | None) -> bool:
+    def has_counted(self, counts: DrawCounts | None) -> bool:
         """Whether it is among the attempts that have counted their first steps."""
         return counts is not None and counts.num_attempts > self.num_before
 
@@ -159,7 +159,7 @@ class Supervisor:
         if attempt.ended_for:
             attempt.end()
 
-    def _mark_of(self, name: str, attempt: Attempt) -> tuple[Drawn | None, int]:
+    def _mark_of(self, name: str, attempt: Attempt) -> tuple[DrawCounts | None, int]:
         """Return the count of steps and the checkpoint's time: they change when a training goes on."""
         checkpoint = attempt.trial_input.checkpoint_folder / "checkpoint.pt"
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
@@ -174,7 +174,7 @@ class Supervisor:
     ) -> None:
         """Log where a lost training goes on, and what that costs."""
         try:
-            step, num_drawn = checkpoints.saved_step(), checkpoints.drawn().num_steps
+            step, num_drawn = checkpoints.saved_step(), checkpoints.read_counts().num_steps
         except DpgclError:  # the training itself will report what is damaged
             return
         num_repeated = max(0, num_drawn - step)

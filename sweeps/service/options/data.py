@@ -96,8 +96,8 @@ def _check_pair_options(data: DataOptions) -> None:
     names = {leaf.path[-1]: leaf.option for leaf in leaves(PairOptions).values()}
     others = (data.evaluate_on or "", *data.probe_datasets)
     scored = [given.fitting(name) for name in others]
-    meant = {each for pairs in (data.pairs_of_training, *scored) for each in pairs.given}
-    unused = [names[each] for each in given.given if each not in meant]
+    meant = {each for pairs in (data.pairs_of_training, *scored) for each in pairs.changed_fields}
+    unused = [names[each] for each in given.changed_fields if each not in meant]
     if "csv_label_key" in unused:
         raise ConfigError(
             "csv_label_key names the classes of public pairs that are scored, in csv:PATH or parquet:PATH; "

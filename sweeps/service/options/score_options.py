@@ -67,7 +67,7 @@ def visible_scores(data: TrainingData, method: str) -> list[str]:
         else:
             is_classifier = _task(method) == ClassifierConfig.task and queries.labels is not None
             scores += [*((CLASSIFIER_SCORE,) if is_classifier else ()), *(_LABELS if labelled else _VIEWS)]
-    return scores + (NOISED_SCORES if data.scored is not None else [])
+    return scores + (NOISED_SCORES if data.held_out_records is not None else [])
 
 
 def scores_to_compare(data: TrainingData, methods: Sequence[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from sweeps.service.options.sweep_options import SweepOptions, errors_in_flags, 
 from trainers.config.presets import OWN_NETWORKS, named_setting
 from trainers.config.removed_options import removed_option_line
 from trainers.config.settings import TrainingOptions
-from trainers.config.tree import changed, leaves
+from trainers.config.tree import leaves, replace_options
 from trainers.data.loading import check_dataset_name, modality_of_name
 from trainers.data.pair_options import PairOptions
 from trainers.files.launch_record import CONFIG_FILE
@@ -79,7 +79,7 @@ def _parse_words(
     if resumes and (options := _resumed(kind, start, overrides)) is not None:
         return options
     file = None if start.config is None else read_options(kind, start.config)
-    options = changed(_starting_point(kind, start, file, overrides), **overrides)
+    options = replace_options(_starting_point(kind, start, file, overrides), **overrides)
     if help_flags:
         trees = {"start": start, "axes": options}
         show_help(trees, description, varied_by(kind), is_full="--help-all" in help_flags)
@@ -107,7 +107,7 @@ def _resumed(kind: type[Options], start: Start, overrides: Mapping[str, Any]) ->
         addresses.pop("no_ledger", None)
     options = options_of(sweep.folder / CONFIG_FILE)
     names = frozenset({*(options.overrides or ()), *overrides})
-    options = changed(options, **{**addresses, **overrides, "name": sweep.name})
+    options = replace_options(options, **{**addresses, **overrides, "name": sweep.name})
     return dataclasses.replace(options, overrides=names)
 
 
@@ -156,7 +156,7 @@ def _typed_words(name: str, value: Any) -> list[str]:
 
 def _completed(kind: type[Options], start: Start, overrides: Mapping[str, Any]) -> Options:
     file = None if start.config is None else read_options(kind, start.config)
-    options = changed(_starting_point(kind, start, file, overrides), **overrides)
+    options = replace_options(_starting_point(kind, start, file, overrides), **overrides)
     names = frozenset({*overrides, *(file.values if file else ())})
     return dataclasses.replace(options.completed(names), overrides=names)
 
@@ -175,30 +175,30 @@ def _starting_point(
         for name in _OF_ONE_DATASET:
             file_values.pop(name, None)
     dataset = _dataset(overrides, preset(default), default, file_values)
-    options = changed(default, dataset=dataset)
+    options = replace_options(default, dataset=dataset)
     setting = _setting(start, file, dataset, {**file_values, **overrides})
     if setting is not None:
-        options = changed(
+        options = replace_options(
             options, **{name: leaf.of(setting) for name, leaf in leaves(TrainingOptions).items()}
         )
-    options = changed(options, **file_values)
+    options = replace_options(options, **file_values)
     if start.tiny or start.full:
         options = preset(options)
     elif file is None:
         options = options.of_dataset()
     names = {*overrides, *file_values}
     if overrides.get("warm_start") is not None:  # in place of the weights that the setting names
-        options = changed(options, pretrained=TrainingOptions().network.pretrained)
+        options = replace_options(options, pretrained=TrainingOptions().network.pretrained)
     method_name = overrides.get("method", options.mechanism.method)
     if method_name == TrainingOptions().mechanism.method:  # whose keys and networks the settings have
         return options
     method = method_named(method_name)
     if "num_augmentations" not in names and not method.takes_augmented_keys:
-        options = changed(options, num_augmentations=0)
+        options = replace_options(options, num_augmentations=0)
     if "network" not in names and method.task in OWN_NETWORKS:
-        options = changed(options, network=OWN_NETWORKS[method.task])
+        options = replace_options(options, network=OWN_NETWORKS[method.task])
         if "pretrained" not in names:  # what the setting names are another network's weights
-            options = changed(options, pretrained=TrainingOptions().network.pretrained)
+            options = replace_options(options, pretrained=TrainingOptions().network.pretrained)
     return options
 
 

@@ -18,7 +18,7 @@ from sweeps.service.options.release_options import ReleaseOptions, check_release
 from sweeps.service.options.score_options import default_score
 from sweeps.service.options.service import LedgerOptions, ServiceOptions, StorageOptions
 from trainers.config.settings import TrainingOptions
-from trainers.config.tree import changed, leaves, option
+from trainers.config.tree import leaves, option, replace_options
 
 VARIES, SYMBOL = "varies", "symbol"
 
@@ -122,7 +122,7 @@ class SweepOptions(TrainingOptions):
 
     def tiny(self) -> Self:
         """Return the options of a small run of the sweep, to see that everything works."""
-        return changed(
+        return replace_options(
             self,
             repeats=1,
             num_steps=10,
@@ -133,7 +133,7 @@ class SweepOptions(TrainingOptions):
 
     def full(self) -> Self:
         """Return the options of the paper's grid; the paper's setting goes with it."""
-        return changed(self, dataset="fashion-mnist", repeats=5)
+        return replace_options(self, dataset="fashion-mnist", repeats=5)
 
     def of_dataset(self) -> Self:
         """Return the options with the grid of their data set, where a sweep has one."""
@@ -156,7 +156,7 @@ class PairSweepOptions(SweepOptions):
 
     def tiny(self) -> Self:
         of_pairs = {"max_index_records": 200, "max_query_records": 200}
-        return changed(super().tiny(), dataset="shapes:400", num_steps=5, **of_pairs)
+        return replace_options(super().tiny(), dataset="shapes:400", num_steps=5, **of_pairs)
 
     def full(self) -> Self:
-        return changed(super().full(), dataset="shapes", image_size=224)
+        return replace_options(super().full(), dataset="shapes", image_size=224)

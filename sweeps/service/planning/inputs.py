@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sweeps.service.options.sweep_options import SweepOptions
-from sweeps.service.planning.trials import DrawCounts, Point, Trial
+from sweeps.service.planning.trials import ChargedSteps, Point, Trial
 from trainers.data.dataset import TrainingData
 
 
@@ -26,7 +26,7 @@ class EarlierSweep:
     sweep: str
     sweep_id: str
     trials: tuple[Trial, ...]
-    draws: Mapping[str, DrawCounts]
+    draws: Mapping[str, ChargedSteps]
     grid: str
 
 
@@ -60,4 +60,4 @@ class PlanInputs:
 
 def num_records(data: TrainingData) -> int:
     """The records that the guarantee is about: those trained on, and those held out."""
-    return len(data.train) + (len(data.scored) if data.scored is not None else 0)
+    return len(data.train) + (len(data.held_out_records) if data.held_out_records is not None else 0)

@@ -34,7 +34,7 @@ from sweeps.service.storage.sweep_folder import config_hash
 from trainers.config.networks import PrivateStart
 from trainers.config.nodes import EvaluationConfig
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData, modality_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.rows import row_of_each
@@ -127,7 +127,7 @@ class SweepPlan:
         It is written down, so the true number of private records must not move it; n does.
         """
         source, release = self.source, self.release
-        pairs = {name: getattr(source.pairs, name) for name in source.pairs.given}
+        pairs = {name: getattr(source.pairs, name) for name in source.pairs.changed_fields}
         limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
         is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
         captions = [] if source.class_captions is None else [source.class_captions]
@@ -292,7 +292,7 @@ def trial_at(inputs: PlanInputs, point: Point) -> Trial:
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
     """Return a trial's params: every setting, the target, and the cross-checks of its ε."""
     mechanism = config.mechanism
-    training, source = changed(options.training(), **point.changes), options.data
+    training, source = replace_options(options.training(), **point.changes), options.data
     target = training.mechanism.target_epsilon() if mechanism.is_private else math.inf
     params = config.as_params() | {
         "dataset": source.dataset,

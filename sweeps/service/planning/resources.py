@@ -18,7 +18,7 @@ from sweeps.service.options.planner_options import PlannerOptions
 from trainers.config.optimizer_registry import optimizer_named
 from trainers.config.settings import DEFAULT_EPSILON
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData
 from trainers.data.dataset_registry import source_of
 from trainers.models.encoder import ImageShape
@@ -147,7 +147,7 @@ def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
     """Return a training of this group size, with stand-ins for the plan's noise and batch."""
     num_records = num_records_of(options)
     batch = min(num_records, max(_BATCH, 4 * int(size)) if size != BATCH else _BATCH)
-    training = changed(
+    training = replace_options(
         options.training(),
         group_size=size if method_named(options.mechanism.method).takes_group_size else BATCH,
         expected_batch_size=batch,

@@ -9,7 +9,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.release.noised_counts import split_public
 from sweeps.service.options.sweep_options import SweepOptions, varied_by
 from sweeps.service.planning.trials import Point
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 _BATCH, _GROUP = "expected_batch_size", "group_size"
 _SizedSweep = tuple[SweepOptions, Sequence[Point], list[str]]
@@ -46,7 +46,7 @@ def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: 
     size = options.mechanism.group_size
     if isinstance(size, int) and size > max_group_size and _GROUP not in given_names:
         smaller = max(2, int(max_group_size) // 4)
-        options = changed(options, group_size=smaller)
+        options = replace_options(options, group_size=smaller)
         notes.append(f"--group-size is {smaller} in place of {size}")
     return options, points, [f"{note[0].upper()}{note[1:]}." for note in notes]
 

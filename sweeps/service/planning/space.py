@@ -20,7 +20,7 @@ from sweeps.service.planning.samplers import SAMPLERS
 from trainers.config.networks import NetworkOptions, TextViewConfig, ViewConfig
 from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
 from trainers.config.removed_options import check_removed_choice
-from trainers.config.tree import changed, leaves
+from trainers.config.tree import leaves, replace_options
 
 EPSILON = "epsilon"
 _CHOICES = {"group_sizes": "group_size", "num_augmentations_grid": "num_augmentations"}
@@ -92,10 +92,12 @@ class SearchOptions(SweepOptions):
                     )
 
     def tiny(self) -> Self:
-        return changed(super().tiny(), num_trials=4, group_sizes=(2, 4, 8), learning_rate_range=(1e-3, 1e-2))
+        return replace_options(
+            super().tiny(), num_trials=4, group_sizes=(2, 4, 8), learning_rate_range=(1e-3, 1e-2)
+        )
 
     def full(self) -> Self:
-        return changed(self, dataset="fashion-mnist", num_trials=50)
+        return replace_options(self, dataset="fashion-mnist", num_trials=50)
 
     def completed(self, given_names: Collection[str]) -> Self:
         """Return the options with a score to raise and something to vary, where they name none.
@@ -360,7 +362,7 @@ def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: in
     if method_named(options.mechanism.method).label == "none":  # it has neither
         noise = {}
     try:
-        training = changed(options.training(), **{**changes, **noise, "warm_start": None})
+        training = replace_options(options.training(), **{**changes, **noise, "warm_start": None})
         seed = options.service.seed
         training_config(training, num_records=num_records, public_seed=seed, num_classes=_ANY_CLASSES)
     except ConfigError as error:

@@ -21,9 +21,9 @@ from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
 from dpgcl_core.release.statement import OpenTrials, delta_text, rounded_up
 from sweeps.service.options.release_options import ReleaseOptions, trial_law
-from sweeps.service.planning.trials import DrawCounts, Trial, is_proven, trial_class
+from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven, trial_class
 
-_NOTHING_DRAWN: Mapping[str, DrawCounts] = MappingProxyType({})
+_NOTHING_DRAWN: Mapping[str, ChargedSteps] = MappingProxyType({})
 
 
 def delta_of(trials: Sequence[Trial]) -> float:
@@ -31,7 +31,9 @@ def delta_of(trials: Sequence[Trial]) -> float:
     return min(trial.config.mechanism.target_delta for trial in trials)
 
 
-def trial_classes(trials: Sequence[Trial], draws: Mapping[str, DrawCounts] | None = None) -> list[TrialClass]:
+def trial_classes(
+    trials: Sequence[Trial], draws: Mapping[str, ChargedSteps] | None = None
+) -> list[TrialClass]:
     """Return the classes of the proven trials: trials of one class cost the same.
 
     Args:
@@ -53,7 +55,7 @@ def candidates_of(trials: Sequence[Trial]) -> tuple[list[TrialClass], list[float
 def cost_of(
     release: ReleaseOptions,
     trials: Sequence[Trial],
-    draws: Mapping[str, DrawCounts] | None = None,
+    draws: Mapping[str, ChargedSteps] | None = None,
     max_trials: int | None = None,
     delta: float | None = None,
 ) -> TuningCost | None:
@@ -101,7 +103,7 @@ def _sealed_cost(
     )
 
 
-def _open_cost(trials: Sequence[Trial], draws: Mapping[str, DrawCounts], delta: float) -> TuningCost:
+def _open_cost(trials: Sequence[Trial], draws: Mapping[str, ChargedSteps], delta: float) -> TuningCost:
     """Return the cost of releasing all trials, of whatever methods.
 
     One relation: add or remove, or zero out, whose dominating pair is the same. Steps are Poisson-subsampled
@@ -133,14 +135,14 @@ def _open_cost(trials: Sequence[Trial], draws: Mapping[str, DrawCounts], delta: 
     return replace(cost, delta=delta, theorem=theorem)
 
 
-def _added_delta(trial: Trial, counts: DrawCounts | None) -> float:
+def _added_delta(trial: Trial, counts: ChargedSteps | None) -> float:
     mechanism = trial.config.mechanism
     num_steps = max(mechanism.num_steps_charged, counts.num_steps if counts else 0)
     return mechanism.rules.added_delta(mechanism, num_steps)
 
 
 def _basic_composition(
-    trials: Sequence[Trial], draws: Mapping[str, DrawCounts], delta: float, relation: str
+    trials: Sequence[Trial], draws: Mapping[str, ChargedSteps], delta: float, relation: str
 ) -> TuningCost:
     kinds: Counter[tuple[Mechanism, int]] = Counter()
     for trial in trials:
@@ -200,7 +202,7 @@ def cost_line(mode: str, cost: TuningCost | None, trials: OpenTrials) -> str:
 
 
 def open_trials(
-    trials: Sequence[Trial], draws: Mapping[str, DrawCounts] = _NOTHING_DRAWN, num_started: int = 0
+    trials: Sequence[Trial], draws: Mapping[str, ChargedSteps] = _NOTHING_DRAWN, num_started: int = 0
 ) -> OpenTrials:
     """Return the numbers of an open sweep's statement.
 

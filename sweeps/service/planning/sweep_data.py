@@ -148,7 +148,7 @@ def _load(
         queries=queries,
         train_is_public=not private,
         evaluation_is_public=options.evaluate_on is not None or bool(probes) or not private,
-        scored=held_out,
+        held_out_records=held_out,
         slots=slots,
         probes=probes,
         # Of the scored records, which are public: names of private classes go nowhere.

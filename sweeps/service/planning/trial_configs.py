@@ -18,7 +18,7 @@ from sweeps.service.planning.inputs import PlanInputs, num_records
 from sweeps.service.planning.trials import Point
 from trainers.config.optimizer_registry import optimizer_named
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of, num_public_classes
 from trainers.data.own_images import label_place
 from trainers.data.records import Records
@@ -50,12 +50,12 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
                     f"at the point {point.label}, {point.changes[name]}"
                 )
         restarts = {"restart_steps": restart_steps}  # one number, for one note
-        training = changed(options.training(), **{**point.changes, **restarts, "device": device})
+        training = replace_options(options.training(), **{**point.changes, **restarts, "device": device})
         method = method_named(training.mechanism.method)
         if training.mechanism.epsilon == math.inf or method.label == "none":
             if private or not is_open:
                 continue
-            training = changed(training, noise_multiplier=None, restart_steps=None)
+            training = replace_options(training, noise_multiplier=None, restart_steps=None)
         if private and method.label == "as-published":
             raise ConfigError(
                 f"{method.name} is as-published: its guarantee does not hold, and it is refused with "

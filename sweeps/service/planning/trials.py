@@ -47,7 +47,7 @@ def is_proven(trial: Trial) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawCounts:
+class ChargedSteps:
     """Counts that one training of an open sweep may have drawn, with repeats of restarts.
 
     If R steps for restarts are charged in advance, the charge is T + R of them whatever was drawn.
@@ -63,14 +63,14 @@ class DrawCounts:
     num_scorings: int = 1
 
 
-def trial_class(trial: Trial, counts: DrawCounts | None = None) -> TrialClass:
+def trial_class(trial: Trial, counts: ChargedSteps | None = None) -> TrialClass:
     """Return what one training releases, for the accountants: its plan, and what is charged on top."""
     from dpgcl_core.accounting.tuning.trial_release import TrialClass  # here, for a script's points need none
     from dpgcl_core.release import noised_counts
 
     mechanism, evaluation = trial.config.mechanism, trial.config.evaluation
     in_advance = mechanism.num_steps_charged
-    counts = counts or DrawCounts(num_steps=in_advance)
+    counts = counts or ChargedSteps(num_steps=in_advance)
     num_steps, joint = max(in_advance, counts.num_steps), None
     num_first_steps = max(1 + (mechanism.num_restart_steps or 0), counts.num_first_steps)
     if evaluation.snr_noise_multiplier is not None:

@@ -13,7 +13,7 @@ from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.sweep_cost import cost_of, open_trials
-from sweeps.service.planning.trials import DrawCounts, Trial, is_proven, trial_class
+from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven, trial_class
 from sweeps.service.privacy.budget import NO_LEDGER
 from sweeps.service.storage.sweep_folder import SweepFolder, is_drawn, replace_text, storage_errors
 from trainers.export.sweep_results import ANSWER
@@ -24,7 +24,7 @@ STATEMENT = "privacy_statement"
 
 def count_draws(
     plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
-) -> dict[str, DrawCounts]:
+) -> dict[str, ChargedSteps]:
     """Return upper bounds on the draws of each begun trial of an open sweep, and of its earlier sweep."""
     bounds = {t.name: count_draws_of(t, folder, results.get(t.name)) for t in plan.trials}
     if plan.earlier is not None:
@@ -32,7 +32,9 @@ def count_draws(
     return {name: draws for name, draws in bounds.items() if draws is not None}
 
 
-def count_draws_of(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] | None) -> DrawCounts | None:
+def count_draws_of(
+    trial: Trial, folder: SweepFolder, result: Mapping[str, Any] | None
+) -> ChargedSteps | None:
     """Return upper bounds on the draws of a trial; None if it has not begun.
 
     Of attempts without traces only the number of steps is known: each of them may have been a first step,
@@ -53,7 +55,7 @@ def count_draws_of(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] 
     else:
         return None
     num_scorings = max(1, attempts.num_scorings) if attempts is not None else 1 + num_restarts
-    return DrawCounts(
+    return ChargedSteps(
         num_steps=num_steps + num_lost,
         num_first_steps=min(num_steps + num_lost, 1 + num_restarts + num_lost),
         num_scorings=num_scorings + max(starts.num_lost, num_lost // max(1, planned)),
@@ -74,7 +76,7 @@ def steps_left_out(trial: Trial, metrics: Mapping[str, float]) -> int:
     return max(0, trial.config.mechanism.num_steps - int(metrics["num_steps_done"]))
 
 
-def cost_charged(plan: SweepPlan, draws: Mapping[str, DrawCounts]) -> TuningCost | None:
+def cost_charged(plan: SweepPlan, draws: Mapping[str, ChargedSteps]) -> TuningCost | None:
     """Return the cost of an open sweep, with the steps that restarts repeated."""
     proven = filter(is_proven, plan.charged_trials)
     if all(trial_class(trial, draws.get(trial.name)) == trial_class(trial) for trial in proven):
@@ -86,7 +88,7 @@ def build_statement(
     plan: SweepPlan,
     sweep: str,
     *,
-    draws: Mapping[str, DrawCounts] | None = None,
+    draws: Mapping[str, ChargedSteps] | None = None,
     ledger: LedgerStatement | None = None,
 ) -> PrivacyStatement:
     """Return the statement of a sweep.

@@ -14,7 +14,7 @@ from dpgcl_core.errors import LedgerError, TrackingError
 from sweeps.service.cluster.stopping import stopped_at
 from sweeps.service.console.terminal import question_text, run_name, warn
 from sweeps.service.planning.plan import cross_checks
-from sweeps.service.planning.trials import DrawCounts, Trial, is_proven, trial_class
+from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven, trial_class
 from sweeps.service.privacy.sweep_statement import count_draws_of, steps_left_out
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.outbox import Outbox, Patience, patiently
@@ -196,7 +196,9 @@ def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, 
     return {name: value for name, value in metrics.items() if (name, value) != ("num_steps_done", planned)}
 
 
-def lost_attempts(trial: Trial, counts: DrawCounts | None, metrics: Mapping[str, float]) -> dict[str, float]:
+def lost_attempts(
+    trial: Trial, counts: ChargedSteps | None, metrics: Mapping[str, float]
+) -> dict[str, float]:
     """Return the metrics of a training that change by attempts without a trace in its checkpoints.
 
     Args:

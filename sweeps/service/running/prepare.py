@@ -45,7 +45,7 @@ from sweeps.service.storage.mlflow_location import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
 from sweeps.service.storage.sweep_folder import Repetition, SweepFolder, find_folder, named_folder
 from sweeps.service.storage.sweep_lock import check_not_running, hold_sweep
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.files.storage import check_writable, details_kept, storage_root
 from trainers.tracking.mlflow_server import check_address, connect, is_database
 
@@ -182,7 +182,7 @@ def prepare_sweep(
         )
         if (fit := _fit(inputs, limits, root, has_fixed_noise=policy.fixes_noise(inputs))) is not None:
             epsilon = {} if fit.epsilon is None else {"epsilon": fit.epsilon}
-            options = changed(options, repeats=fit.repeats, **epsilon)
+            options = replace_options(options, repeats=fit.repeats, **epsilon)
         plan = policy.plan(dataclasses.replace(inputs, options=options))
         plan = dataclasses.replace(plan, fit=fit)
         folder = find_folder(

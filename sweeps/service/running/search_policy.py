@@ -24,7 +24,7 @@ from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.search_plan import SearchPlan, costliest_trials, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
-from sweeps.service.planning.trials import DrawCounts, Trial, is_proven
+from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven
 from sweeps.service.running.mlflow_listener import times_ms
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.study import SearchStudy
@@ -175,7 +175,9 @@ class SearchTrials(SweepTrials):
         """Return the settings that are searched."""
         return {name: trial.params[name] for name in self._search.space.columns}
 
-    def statement(self, draws: Mapping[str, DrawCounts], ledger: LedgerStatement | None) -> PrivacyStatement:
+    def statement(
+        self, draws: Mapping[str, ChargedSteps], ledger: LedgerStatement | None
+    ) -> PrivacyStatement:
         """Return the privacy statement, with the trained mechanisms in place of the costliest one."""
         trained = [self.by_name[name] for name in draws if is_proven(self.by_name[name])]
         mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))

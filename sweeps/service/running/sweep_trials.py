@@ -12,7 +12,7 @@ from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.cluster.trial_queue import ListedTrials, TrialSource
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.trials import DrawCounts, Trial
+from sweeps.service.planning.trials import ChargedSteps, Trial
 from sweeps.service.privacy.sweep_statement import build_statement
 from sweeps.service.storage.sweep_folder import SweepFolder, config_hash
 from trainers.files.checkpoint import CheckpointFolder
@@ -74,7 +74,7 @@ class SweepTrials:
         """Yield the rest of R, the steps charged in advance, for every training that goes on."""
         for name, trial in self._begun_trials(finished_or_excluded):
             restarts, checkpoints = trial.config.mechanism.num_restart_steps, self._checkpoints(trial)
-            if restarts is not None and checkpoints.drawn().num_attempts:
+            if restarts is not None and checkpoints.read_counts().num_attempts:
                 yield f"{name}: {checkpoints.goes_on_text(restarts)}"
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
@@ -98,7 +98,9 @@ class SweepTrials:
         varied = [name for name in question.splits if len({str(params.get(name)) for params in rows}) > 1]
         return {name: trial.params[name] for name in varied if name in trial.params}
 
-    def statement(self, draws: Mapping[str, DrawCounts], ledger: LedgerStatement | None) -> PrivacyStatement:
+    def statement(
+        self, draws: Mapping[str, ChargedSteps], ledger: LedgerStatement | None
+    ) -> PrivacyStatement:
         """Return the sweep's privacy statement.
 
         Args:

@@ -25,7 +25,7 @@ from sweeps.service.privacy.budget import largest_admitted
 from sweeps.service.privacy.reservations import planned_trainings
 from sweeps.service.privacy.sealed_charge import charged_curve
 from trainers.config.settings import DEFAULT_EPSILON, SMALLEST_EPSILON
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 
 TrialsOf = Callable[[SweepOptions], Sequence[Trial]]
 """All trials of a sweep with these options, repeat after repeat."""
@@ -135,7 +135,7 @@ class Limits:
     def _calibrated(self, epsilon: float) -> Sequence[Trial] | None:
         """The trials at an ε of one training; None where no noise is found for one so large, or so small."""
         try:
-            trials = self.trials_of(changed(self.options, epsilon=epsilon))
+            trials = self.trials_of(replace_options(self.options, epsilon=epsilon))
         except ConfigError as error:
             if not str(error).startswith("target_epsilon"):
                 raise

@@ -31,7 +31,7 @@ from sweeps.service.running.sweep import Outcome, execute
 from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.sweep_folder import named_folder, unused_name
 from sweeps.service.storage.sweep_lock import check_not_running
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.files.storage import storage_root
 
 _TUNING = "-tuning"
@@ -118,9 +118,9 @@ def run_tuned_sweep(
         candidate.label: _points(candidate, grid if method_named(method).trains else grid[:1])
         for candidate, method in zip(candidates, methods, strict=True)
     }
-    first = changed(options, repeats=1, name=f"{name}{_TUNING}")
+    first = replace_options(options, repeats=1, name=f"{name}{_TUNING}")
     print_line(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
-    second = changed(options, seed=options.service.seed + 1)
+    second = replace_options(options, seed=options.service.seed + 1)
     likely = [_final_point(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
     tuning = execute(
         f"{question}-tuning",
@@ -139,9 +139,11 @@ def run_tuned_sweep(
     ]
     assert tuning.folder is not None
     has_begun = (tuning.folder.path.parent / name / "plan.json").is_file()
-    second = changed(second, name=name, resume=options.storage.resume and has_begun, total_epsilon=None)
+    second = replace_options(
+        second, name=name, resume=options.storage.resume and has_begun, total_epsilon=None
+    )
     if (fit := tuning.plan.fit) is not None and fit.epsilon is not None:
-        second = changed(second, epsilon=fit.epsilon)
+        second = replace_options(second, epsilon=fit.epsilon)
     return execute(
         question, second, best_points, figure, earlier=_earlier(tuning, grid), repeat_options=options
     ).code

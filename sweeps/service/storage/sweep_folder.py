@@ -34,7 +34,7 @@ from typing import Any
 from dpgcl_core.errors import StorageError
 from trainers.config.nodes import PerformanceConfig
 from trainers.config.training import TrainingConfig
-from trainers.files.attempts import Drawn
+from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import CheckpointFolder, read_drawn, write_drawn
 from trainers.files.durable_files import make_folder, replacing, sync_folder
 from trainers.files.launch_record import CONFIG_FILE, Command
@@ -149,7 +149,7 @@ class SweepFolder:
         """Return where a trial's steps are counted before they are drawn."""
         return self.path / f"drawn/{trial}.json"
 
-    def read_counts(self, trial: str) -> Drawn | None:
+    def read_counts(self, trial: str) -> DrawCounts | None:
         """Return the counts of a trial's draws; None if it has drawn nothing, or its count is lost.
 
         Raises:
@@ -163,7 +163,7 @@ class SweepFolder:
         return CheckpointFolder(
             self.checkpoint_folder(trial),
             every_steps=every_steps,
-            charged=is_charged,
+            is_paid=is_charged,
             count_file=self.count_file(trial),
         )
 
@@ -194,7 +194,7 @@ class SweepFolder:
         starts, path = self.starts(trial), self._starts_file(trial)
         with storage_errors(path):
             if starts.num_starts == 0 and not self.count_file(trial).is_file():
-                write_drawn(self.count_file(trial), Drawn())
+                write_drawn(self.count_file(trial), DrawCounts())
             make_folder(path.parent)
             sync_folder(self.path)
             write_json(path, vars(dataclasses.replace(starts, num_starts=starts.num_starts + 1)))

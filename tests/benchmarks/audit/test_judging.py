@@ -7,13 +7,13 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.audit import judging
-from benchmarks.audit.judging import Claim, Released, judge
+from benchmarks.audit.judging import Claim, Releases, judge
 
 CLAIM = Claim(epsilon=1.0, delta=0.127, noise_std=2.0)
 
 
-def _released(noise: NDArray[np.float64], clean: float = 0.0) -> Released:
-    return Released(noise + clean, np.full_like(noise, clean))
+def _released(noise: NDArray[np.float64], clean: float = 0.0) -> Releases:
+    return Releases(noise + clean, np.full_like(noise, clean))
 
 
 def _noise(seed: int, shape: tuple[int, ...] = (800, 1, 2, 2)) -> NDArray[np.float64]:

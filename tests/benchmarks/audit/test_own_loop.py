@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.audit.canary import standard_cases
-from benchmarks.audit.judging import Released, judge
+from benchmarks.audit.judging import Releases, judge
 from benchmarks.audit.result import AuditResult
 from benchmarks.audit.worst_cases import CANARY, Crafted, crafted_inputs, foreign
 from dpgcl_core.clipping.types import GroupReport
@@ -38,7 +38,7 @@ class _NotingStep(PrivateStep):
         return reports
 
 
-def _trained(ids: list[int], num_steps: int, seed: int) -> Released:
+def _trained(ids: list[int], num_steps: int, seed: int) -> Releases:
     """The steps of one training of a linear network, each of which is a run."""
     mechanism = dataclasses.replace(CASE.mechanism, num_steps=num_steps)
     model = Crafted(DIM)
@@ -64,7 +64,7 @@ def _trained(ids: list[int], num_steps: int, seed: int) -> Released:
         noisy.append(moved * mechanism.divisor)
         clean.append(_NotingStep.noted[0])
     shape = (num_steps, 1, 1, DIM)
-    return Released(np.reshape(noisy, shape), np.reshape(clean, shape))
+    return Releases(np.reshape(noisy, shape), np.reshape(clean, shape))
 
 
 def _audited(runs: int) -> AuditResult:
@@ -74,7 +74,7 @@ def _audited(runs: int) -> AuditResult:
     without = _trained(present, 13 * runs, 0)
     rows = [_trained([*present[:row], CANARY, *present[row:]], runs, 1 + row) for row in range(13)]
     mixed = np.random.default_rng(0).permutation(13 * runs)  # rows in every part of the runs
-    with_canary = Released(
+    with_canary = Releases(
         np.concatenate([each.noisy for each in rows])[mixed],
         np.concatenate([each.clean for each in rows])[mixed],
     )

@@ -18,7 +18,7 @@ from dpgcl_core.methods.baselines.capped_batch import default_cap
 from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClipper
 from tests.dpgcl_core.method_oracles import TAU, TRAINING, mechanism_of
 from trainers.config.settings import TrainingOptions
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.training.resolve import training_config
 
 REPLACE_ONE = "replace one record"
@@ -162,7 +162,7 @@ def test_unknown_method_lists_the_known_and_suggests_the_nearest() -> None:
 
 def test_unknown_method_of_a_setting_lists_the_known() -> None:
     with pytest.raises(ConfigError, match="unknown method 'simclr'") as raised:
-        training_config(changed(TrainingOptions(), method="simclr"), num_records=1000, public_seed=0)
+        training_config(replace_options(TrainingOptions(), method="simclr"), num_records=1000, public_seed=0)
     assert all(name in str(raised.value) for name in METHODS)
 
 
@@ -188,7 +188,7 @@ def test_cap_below_the_expected_batch_is_refused_with_a_better_one(name: str) ->
 
 @pytest.mark.parametrize("name", NEEDS_CAP)
 def test_setting_with_a_cap_below_the_expected_batch_is_refused(name: str) -> None:
-    setting = changed(
+    setting = replace_options(
         TrainingOptions(), method=name, expected_batch_size=64, batch_cap=10, noise_multiplier=1.0
     )
     with pytest.raises(ConfigError, match="got 10 with 64 records expected"):

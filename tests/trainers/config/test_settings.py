@@ -11,14 +11,14 @@ from dpgcl_core.mechanism.numbers import default_delta
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import EvaluationConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
 
 
 def _config(**changes: object):  # type: ignore[no-untyped-def]
     setting = {"expected_batch_size": 30, "group_size": 4, "noise_multiplier": 1.0, "delta": 1e-3} | changes
-    return training_config(changed(TrainingOptions(), **setting), num_records=60, public_seed=0)
+    return training_config(replace_options(TrainingOptions(), **setting), num_records=60, public_seed=0)
 
 
 @pytest.mark.parametrize("epsilon", [None, math.inf])
@@ -29,7 +29,7 @@ def test_method_without_privacy_has_neither_noise_nor_clipping(epsilon: float | 
 
 
 def test_method_without_privacy_aims_at_infinity() -> None:
-    assert changed(TrainingOptions(), method="non_private").mechanism.target_epsilon() == math.inf
+    assert replace_options(TrainingOptions(), method="non_private").mechanism.target_epsilon() == math.inf
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from trainers.config import networks, training
 from trainers.config.presets import SETTINGS
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import OptimizerConfig, ViewConfig
-from trainers.config.tree import changed, is_node, leaves, values_of
+from trainers.config.tree import is_node, leaves, replace_options, values_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def test_names_of_nodes_are_those_of_the_command_line() -> None:
 
 
 def test_changed_replaces_leaves_wherever_they_are() -> None:
-    found = changed(TrainingOptions(), optimizer="sgd", network="resnet18", num_steps=7)
+    found = replace_options(TrainingOptions(), optimizer="sgd", network="resnet18", num_steps=7)
     assert (found.optimizer.name, found.network.name, found.mechanism.num_steps) == ("sgd", "resnet18", 7)
     assert values_of(found) == values_of(TrainingOptions()) | {
         "optimizer": "sgd",
@@ -70,19 +70,21 @@ def test_changed_replaces_leaves_wherever_they_are() -> None:
 
 
 def test_changed_checks_a_node_once_with_all_of_its_values() -> None:
-    views = changed(ViewConfig(min_crop_area=0.3, max_crop_area=0.4), min_crop_area=0.6, max_crop_area=0.7)
+    views = replace_options(
+        ViewConfig(min_crop_area=0.3, max_crop_area=0.4), min_crop_area=0.6, max_crop_area=0.7
+    )
     assert (views.min_crop_area, views.max_crop_area) == (0.6, 0.7)
     with pytest.raises(ConfigError, match="crop areas must satisfy"):
-        changed(views, min_crop_area=0.8)
+        replace_options(views, min_crop_area=0.8)
 
 
 def test_changed_names_the_nearest_option() -> None:
     with pytest.raises(ConfigError, match="unknown option 'num_stps'; did you mean 'num_steps'"):
-        changed(TrainingOptions(), num_stps=7)
+        replace_options(TrainingOptions(), num_stps=7)
 
 
 def test_changed_without_values_is_the_same() -> None:
-    assert changed(SETTINGS["paper"]) is SETTINGS["paper"]
+    assert replace_options(SETTINGS["paper"]) is SETTINGS["paper"]
 
 
 def test_classes_of_a_training_are_the_nodes_of_its_options() -> None:

@@ -45,7 +45,7 @@ def small(tmp_path: Path) -> tuple[Path, Classifier]:
     network = Classifier(encoder, (1, 8, 8), num_classes=4, trained_layers="all")
     about = ClassifierDescription(encoder="image_encoder", num_classes=4, trained_layers="all")
     given: dict[str, Any] = {
-        **dict.fromkeys(("promise", "sweep", "trial", "chosen", "dataset", "neighboring_relation"), "x"),
+        **dict.fromkeys(("promise", "sweep", "trial", "choice", "dataset", "neighboring_relation"), "x"),
         **dict.fromkeys(("epsilon", "delta", "sweep_epsilon", "sweep_delta"), 1.0),
     }
     description = ModelDescription(

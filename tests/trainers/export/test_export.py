@@ -322,7 +322,7 @@ def test_median_repeat_of_what_the_answer_takes_is_exported() -> None:
     scores = {"a-r0": 0.9, "a-r1": 0.5, "a-r2": 0.7, "b-r0": 0.99}
     trials = [_trial(name, knn_accuracy=score) for name, score in scores.items()]
     taken = TakenSetting(name="a", score="knn_accuracy", trials=("a-r0", "a-r1", "a-r2"))
-    sweep = replace(_sweep(*trials), taken=(taken,))
+    sweep = replace(_sweep(*trials), choices=(taken,))
     chosen, words = choose_trial(sweep)
     assert chosen.name == "a-r2"
     assert words == "a, which the sweep's answer takes; the median of its repeats by knn_accuracy"
@@ -335,7 +335,7 @@ def test_answer_at_several_epsilons_leaves_the_choice_to_the_reader() -> None:
         TakenSetting(name=name, score="knn_accuracy", trials=(f"{name}-r0",)) for name in ("low", "high")
     )
     with pytest.raises(ConfigError, match=r"--trial .*low-r0 \(low\), high-r0 \(high\)"):
-        choose_trial(replace(_sweep(*trials), taken=taken))
+        choose_trial(replace(_sweep(*trials), choices=taken))
 
 
 @pytest.mark.parametrize(

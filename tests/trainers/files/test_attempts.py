@@ -16,7 +16,7 @@ import pytest
 
 from dpgcl_core.errors import StorageError
 from trainers.files import checkpoint
-from trainers.files.attempts import Attempts, Drawn
+from trainers.files.attempts import Attempts, DrawCounts
 from trainers.files.checkpoint import Checkpoint, CheckpointFolder, read_drawn, write_drawn
 
 FORK = multiprocessing.get_context("fork")  # no import of torch in every process
@@ -64,11 +64,11 @@ def test_attempt_that_cannot_look_stops(tmp_path: Path) -> None:
 def test_attempt_that_may_not_draw_takes_its_count_back(tmp_path: Path) -> None:
     attempts = Attempts(tmp_path / "one")
     number = attempts.claim()
-    attempts.count(number, Drawn(num_attempts=1, num_steps=2))
+    attempts.count(number, DrawCounts(num_attempts=1, num_steps=2))
     attempts.claim()
     with pytest.raises(StorageError, match="outdated"):
-        attempts.count(number, Drawn(num_attempts=1, num_steps=4))
-    assert attempts.total() == Drawn(num_attempts=1, num_steps=2)
+        attempts.count(number, DrawCounts(num_attempts=1, num_steps=4))
+    assert attempts.total() == DrawCounts(num_attempts=1, num_steps=2)
 
 
 def test_attempt_looks_for_newer_ones_after_it_has_counted(
@@ -84,7 +84,7 @@ def test_attempt_looks_for_newer_ones_after_it_has_counted(
 
     monkeypatch.setattr(Attempts, "_write", write_late)
     with pytest.raises(StorageError, match="outdated"):
-        attempts.count(number, Drawn(num_attempts=1, num_steps=2))
+        attempts.count(number, DrawCounts(num_attempts=1, num_steps=2))
 
 
 def test_damaged_count_of_an_attempt_is_refused(tmp_path: Path) -> None:
@@ -93,30 +93,30 @@ def test_damaged_count_of_an_attempt_is_refused(tmp_path: Path) -> None:
     file = next((tmp_path / "count.attempts").iterdir())
     file.write_text('{"steps": 1}')
     with pytest.raises(StorageError, match=r"000001\.json is damaged; restore it"):
-        folder.drawn()
+        folder.read_counts()
 
 
 def test_count_of_either_file_alone_stands(tmp_path: Path) -> None:
     """Of an earlier version there is the sum alone; and one that two wrote at once may lack a part."""
     folder = _folder(tmp_path)
-    write_drawn(folder.count_file, Drawn(num_attempts=1, num_steps=9))
-    assert folder.drawn() == Drawn(num_attempts=1, num_steps=9)
+    write_drawn(folder.count_file, DrawCounts(num_attempts=1, num_steps=9))
+    assert folder.read_counts() == DrawCounts(num_attempts=1, num_steps=9)
     folder.begin_attempt(0, T)
-    assert folder.drawn() == Drawn(num_attempts=2, num_steps=9 + EVERY)
-    write_drawn(folder.count_file, Drawn())
-    assert folder.drawn() == Drawn(num_attempts=1, num_steps=EVERY)
+    assert folder.read_counts() == DrawCounts(num_attempts=2, num_steps=9 + EVERY)
+    write_drawn(folder.count_file, DrawCounts())
+    assert folder.read_counts() == DrawCounts(num_attempts=1, num_steps=EVERY)
 
 
 def test_driver_that_charges_a_restart_stops_the_living_attempt(tmp_path: Path) -> None:
     living = _folder(tmp_path)
     living.begin_attempt(0, T)
     _folder(tmp_path).outdate()
-    counted = _folder(tmp_path).drawn()
+    counted = _folder(tmp_path).read_counts()
     with pytest.raises(StorageError, match="outdated"):
         living.save(_state(EVERY))
     with pytest.raises(StorageError, match="outdated"):
         living.begin_scoring()
-    assert _folder(tmp_path).drawn() == counted
+    assert _folder(tmp_path).read_counts() == counted
 
 
 # Interleavings of two attempts, at the places where one of them reads or writes a file that both see.
@@ -164,7 +164,7 @@ class _Attempt:
 
     def _train(self) -> None:
         folder = _folder(self._path)
-        with folder.held():
+        with folder.hold():
             saved = folder.load()
             start = saved.step if saved is not None else 0
             folder.begin_attempt(start, T)

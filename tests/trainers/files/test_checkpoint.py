@@ -24,7 +24,7 @@ from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.sampling.slots import SampledGroups
 from tests.trainers.conftest import drawn_groups, make_config, make_data
 from trainers.files import checkpoint
-from trainers.files.attempts import Drawn
+from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, write_drawn
 from trainers.training.callbacks import Checkpointing
 from trainers.training.loop import train
@@ -217,7 +217,7 @@ def test_missing_count_is_refused_beside_a_checkpoint(
 
 def test_folder_is_held_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "_WAIT_SECONDS", 0.5)
-    with _folder(tmp_path).held(), pytest.raises(StorageError, match="another process is training"):
+    with _folder(tmp_path).hold(), pytest.raises(StorageError, match="another process is training"):
         train(make_config(), make_data(), checkpoints=_folder(tmp_path))
 
 
@@ -226,15 +226,15 @@ def test_folder_of_a_killed_process_is_free_again(tmp_path: Path, monkeypatch: p
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        with _folder(tmp_path).held():
+        with _folder(tmp_path).hold():
             os.write(writing, b"held")
             signal.pause()
     assert os.read(reading, 4) == b"held"
-    with pytest.raises(StorageError, match="another process is training"), _folder(tmp_path).held():
+    with pytest.raises(StorageError, match="another process is training"), _folder(tmp_path).hold():
         pass
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with _folder(tmp_path).held():
+    with _folder(tmp_path).hold():
         assert _folder(tmp_path).count_file.with_suffix(".lock").exists(), (
             "what the killed process left is not in the way"
         )
@@ -376,10 +376,10 @@ def test_kill_at_any_place_leaves_no_draw_uncounted(tmp_path: Path, journal: _Jo
     for first in range(1, len(places) + 1):
         path, journal.draws = tmp_path / str(first), 0
         assert journal.train(path, die_at=first) == "killed"
-        assert journal.draws <= _folder(path).drawn().num_steps <= T + R
+        assert journal.draws <= _folder(path).read_counts().num_steps <= T + R
         resumed = journal.train(path)
         assert isinstance(resumed, dict), places[first - 1]  # R = one interval pays for one kill anywhere
-        assert journal.draws <= _folder(path).drawn().num_steps <= T + R
+        assert journal.draws <= _folder(path).read_counts().num_steps <= T + R
         assert resumed == whole, "what is stated does not follow what was restarted"
 
 
@@ -420,14 +420,14 @@ def test_two_that_count_together_draw_no_more_than_is_charged(tmp_path: Path) ->
         first.save(state)
     for step in (2, 4, 6):
         second.save(replace(state, step=step))
-    assert second.drawn().num_steps == T + R
+    assert second.read_counts().num_steps == T + R
 
 
 def test_count_beyond_what_is_charged_stops_whoever_counts(tmp_path: Path) -> None:
     """Should the numbers of attempts be lost as well."""
     folder = _folder(tmp_path)
     folder.begin_attempt(0, T, R)
-    write_drawn(folder.count_file, Drawn(num_attempts=1, num_steps=T + R))
+    write_drawn(folder.count_file, DrawCounts(num_attempts=1, num_steps=T + R))
     with pytest.raises(StorageError, match="another process trains here"):
         folder.save(Checkpoint(step=2, model={}, optimizer={}, series={}, final={}))
 
@@ -461,4 +461,4 @@ def test_second_worker_counts_and_draws_nothing(tmp_path: Path) -> None:
     checkpointing.on_begin()
     checkpointing.save()
     assert checkpointing.attempt == Attempt()
-    assert folder.drawn() == Drawn()
+    assert folder.read_counts() == DrawCounts()

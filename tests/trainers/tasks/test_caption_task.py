@@ -20,7 +20,7 @@ from tests.trainers.conftest import make_records
 from trainers.config.networks import AnyNetworkConfig, CaptionerConfig
 from trainers.config.presets import PAIRS_CPU
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import FIRST_UNUSED_SHAPE, SHAPE_NAMES, make_shape_pairs
@@ -34,7 +34,7 @@ from trainers.training.public_start import Recipe, recipe_of
 from trainers.training.resolve import training_config
 
 SHAPE = (3, 32, 32)
-OPTIONS = changed(
+OPTIONS = replace_options(
     PAIRS_CPU,
     method="dp_cap",
     network="cap-toy",
@@ -50,7 +50,7 @@ RECORDS = make_shape_pairs(40, seed=3, captions_per_image=2)
 
 
 def config_of(**changes: object) -> TrainingConfig:
-    options = changed(OPTIONS, **changes)
+    options = replace_options(OPTIONS, **changes)
     return training_config(options, num_records=40, public_seed=0, modality="image-text", image_shape=SHAPE)
 
 

@@ -21,7 +21,7 @@ from tests.trainers.exporting import write_small_clip
 from trainers.config.networks import ClassifierConfig
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData, num_public_classes
 from trainers.data.procedural import procedural_images
 from trainers.data.records import Records
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.ci
 
 SHAPE = (1, 8, 8)
 NUM_CLASSES = 3
-OPTIONS = changed(
+OPTIONS = replace_options(
     TrainingOptions(),
     method="dp_classifier",
     network="tiny_cnn",
@@ -63,7 +63,7 @@ def records_of(count: int = 40, *, classes: int = NUM_CLASSES) -> Records:
 
 
 def config_of(**changes: object) -> TrainingConfig:
-    return training_config(changed(OPTIONS, **changes), num_records=40, public_seed=0)
+    return training_config(replace_options(OPTIONS, **changes), num_records=40, public_seed=0)
 
 
 def data_of(records: Records | None = None, *, scored: bool = False, public: bool = True) -> TrainingData:
@@ -253,7 +253,7 @@ def test_number_of_classes_is_that_of_public_data_and_never_read_from_private_on
     with pytest.raises(ConfigError, match=r"private labels must not tell: give --num-classes"):
         config_of(num_classes=None)
     found = training_config(
-        changed(OPTIONS, num_classes=None), num_records=40, public_seed=0, num_classes=7
+        replace_options(OPTIONS, num_classes=None), num_records=40, public_seed=0, num_classes=7
     ).network
     assert isinstance(found, ClassifierConfig)
     assert found.num_classes == 7
@@ -310,7 +310,7 @@ def test_exported_clip_model_gives_the_classifier_its_image_tower(tmp_path: Path
 @pytest.mark.ci
 def test_public_start_is_the_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPGCL_CACHE", str(tmp_path))
-    options = changed(OPTIONS, warm_start=Path("synthetic:12"))
+    options = replace_options(OPTIONS, warm_start=Path("synthetic:12"))
     config = training_config(options, num_records=40, public_seed=0, image_shape=SHAPE)
     assert config.warm_start is not None
     assert "procedural images" in config.warm_start.origin
@@ -377,7 +377,7 @@ def test_readout_of_a_feature_map_is_refused() -> None:
 
 
 def test_other_methods_have_no_objective_of_classes() -> None:
-    contrastive = changed(OPTIONS, method="dp_gcl", group_size=4, num_classes=None)
+    contrastive = replace_options(OPTIONS, method="dp_gcl", group_size=4, num_classes=None)
     config = training_config(contrastive, num_records=40, public_seed=0)
     mismatched = dataclasses.replace(config, network=config_of().network)
     with pytest.raises(ConfigError, match="dp_gcl compares unit embeddings, and the task classes has none"):

@@ -17,7 +17,7 @@ from tests.sweeps import support
 from trainers.config.networks import MaskedNetworkConfig
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data.dataset import TrainingData
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.procedural import procedural_images
@@ -34,7 +34,7 @@ from trainers.views.image_views import normalise
 pytestmark = pytest.mark.ci
 
 SHAPE = (1, 8, 8)
-OPTIONS = changed(
+OPTIONS = replace_options(
     TrainingOptions(),
     method="dp_mae",
     network="mae-toy",
@@ -54,7 +54,7 @@ def records_of(count: int = 40, *, labelled: bool = False) -> Records:
 
 
 def config_of(**changes: object) -> TrainingConfig:
-    return training_config(changed(OPTIONS, **changes), num_records=40, public_seed=0)
+    return training_config(replace_options(OPTIONS, **changes), num_records=40, public_seed=0)
 
 
 def data_of(*, labelled: bool = False) -> TrainingData:
@@ -187,7 +187,7 @@ def test_mechanism_clips_each_record_with_sensitivity_c() -> None:
 
 
 def test_training_learns_without_noise() -> None:
-    config = changed(
+    config = replace_options(
         OPTIONS,
         noise_multiplier=None,
         epsilon=float("inf"),
@@ -231,7 +231,7 @@ def test_records_without_an_index_are_scored_by_their_views() -> None:
 
 def test_public_start_is_of_the_same_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPGCL_CACHE", str(tmp_path))
-    options = changed(OPTIONS, warm_start=Path("synthetic:12"))
+    options = replace_options(OPTIONS, warm_start=Path("synthetic:12"))
     config = training_config(options, num_records=40, public_seed=0, image_shape=SHAPE)
     assert config.warm_start is not None
     given = read_weights(Path(config.warm_start.path)).tensors
@@ -273,7 +273,7 @@ def test_network_of_another_task_is_refused(network: str) -> None:
 
 
 def test_auto_encoder_is_refused_by_contrastive_methods() -> None:
-    options = changed(OPTIONS, method="dp_gcl", group_size=4)
+    options = replace_options(OPTIONS, method="dp_gcl", group_size=4)
     with pytest.raises(ConfigError, match="mae-toy"):
         train(training_config(options, num_records=40, public_seed=0), data_of())
 

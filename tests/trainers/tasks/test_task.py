@@ -69,7 +69,10 @@ class MaskedImages(Task[Reconstruction]):
         pass
 
     def build(
-        self, config: TrainingConfig, image_shape: tuple[int, int, int], given: Mapping[str, Tensor] | None
+        self,
+        config: TrainingConfig,
+        image_shape: tuple[int, int, int],
+        start_tensors: Mapping[str, Tensor] | None,
     ) -> Reconstruction:
         with torch.random.fork_rng():
             torch.manual_seed(config.public_seed)

@@ -17,14 +17,16 @@ from dpgcl_core.mechanism.method import LossSettings
 from trainers.config.presets import DIGITS_CPU
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import NetworkConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.models.encoder import build_encoder
 from trainers.tasks import IMAGES
 from trainers.training.resolve import training_config
 
 
 def _setting(**changes: object) -> TrainingOptions:
-    return changed(TrainingOptions(), **({"noise_multiplier": 1.0, "expected_batch_size": 64} | changes))  # type: ignore[arg-type]
+    return replace_options(
+        TrainingOptions(), **({"noise_multiplier": 1.0, "expected_batch_size": 64} | changes)
+    )  # type: ignore[arg-type]
 
 
 def test_setting_reaches_the_mechanism() -> None:

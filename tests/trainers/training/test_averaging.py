@@ -121,7 +121,7 @@ def test_average_is_what_is_scored_and_returned(monkeypatch: pytest.MonkeyPatch)
 def test_target_alone_is_not_what_is_returned() -> None:
     run = prepare(_config(optimizer=OptimizerConfig(), **BYOL), make_data(), SingleWorker())
     assert run.average is not None
-    assert run.released is run.encoder
+    assert run.released_network is run.encoder
 
 
 @pytest.mark.parametrize("changes", [{}, BYOL], ids=["averaged", "target"])
@@ -144,7 +144,7 @@ def test_checkpoint_without_an_average_serves_a_training_without_one(
     del saved["average"]  # as files were before averages
     torch.save(saved, path)
     train(make_config(), make_data(), checkpoints=_folder(tmp_path))
-    assert _folder(tmp_path).drawn().num_attempts == 2
+    assert _folder(tmp_path).read_counts().num_attempts == 2
 
 
 def test_checkpoint_without_an_average_is_refused_where_one_is_asked_for(

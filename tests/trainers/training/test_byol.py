@@ -144,4 +144,4 @@ def test_decay_of_the_average_is_that_of_the_target_where_given() -> None:
     assert run.average is not None
     expected = 0.5 * initial + 0.5 * _weights(run.encoder)
     assert torch.allclose(_weights(run.average.network), expected, atol=1e-7)
-    assert run.released is run.average.network
+    assert run.released_network is run.average.network

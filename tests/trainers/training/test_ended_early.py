@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import EvaluationConfig, TrainingConfig
-from trainers.files.attempts import Drawn
+from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import CheckpointFolder, write_drawn
 from trainers.files.oversight import Oversight, Question, TrainingStopped
 from trainers.training.loop import train
@@ -64,7 +64,7 @@ def test_training_asks_after_each_score_and_ends_where_it_is_told(tmp_path: Path
     assert dict(result.series["knn_accuracy_during"])[4] == asked[-1].scores["knn_accuracy"]
     assert result.metrics["num_steps_done"] == 4
     assert checkpoints.saved_step() == 4
-    assert checkpoints.drawn().num_steps == 4, "no step is counted that is not drawn"
+    assert checkpoints.read_counts().num_steps == 4, "no step is counted that is not drawn"
 
 
 def test_epsilon_of_a_training_that_was_ended_is_that_of_all_its_steps(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_epsilon_of_a_training_that_was_ended_is_that_of_all_its_steps(tmp_path:
 def test_steps_for_restarts_stay_charged_in_advance(tmp_path: Path) -> None:
     config = config_of(restarts=3)
     checkpoints = folder_in(tmp_path, lambda question: question.step < 4)
-    write_drawn(checkpoints.count_file, Drawn())  # as the sweep does before the first start
+    write_drawn(checkpoints.count_file, DrawCounts())  # as the sweep does before the first start
     ended = train(config, make_data(), checkpoints=checkpoints, oversight=checkpoints.oversight).metrics
     assert ended["num_steps_charged"] == NUM_STEPS + 3
     assert ended["epsilon"] == config.epsilon(NUM_STEPS + 3)
@@ -135,7 +135,7 @@ def test_stop_by_the_clock_saves_and_a_resume_goes_on(tmp_path: Path) -> None:
     checkpoints.decide = lambda question: not stopping.stop()  # type: ignore[method-assign]
     with pytest.raises(TrainingStopped) as stopped:
         train(config_of(), make_data(), checkpoints=checkpoints, oversight=stopping)
-    assert (stopped.value.step, checkpoints.saved_step(), checkpoints.drawn().num_steps) == (2, 2, 2)
+    assert (stopped.value.step, checkpoints.saved_step(), checkpoints.read_counts().num_steps) == (2, 2, 2)
     stopping.begin()
     again = folder_in(tmp_path)
     result = train(config_of(), make_data(), checkpoints=again, oversight=again.oversight)
@@ -146,7 +146,7 @@ def test_stop_by_the_clock_saves_and_a_resume_goes_on(tmp_path: Path) -> None:
 def test_stops_that_save_use_no_step_for_restarts_however_often(tmp_path: Path) -> None:
     """R = 0, charged in advance: every other step is one attempt's, and none is drawn twice."""
     config, starts = config_of(restarts=0), list[int]()
-    write_drawn(folder_in(tmp_path).count_file, Drawn())
+    write_drawn(folder_in(tmp_path).count_file, DrawCounts())
     for step in (2, 4):
         checkpoints = folder_in(tmp_path)
         stopping = checkpoints.oversight
@@ -155,7 +155,7 @@ def test_stops_that_save_use_no_step_for_restarts_however_often(tmp_path: Path) 
         starts.append(checkpoints.saved_step())
         with pytest.raises(TrainingStopped):
             train(config, make_data(), checkpoints=checkpoints, oversight=stopping)
-        assert checkpoints.drawn() == Drawn(num_attempts=step // 2, num_steps=step)
+        assert checkpoints.read_counts() == DrawCounts(num_attempts=step // 2, num_steps=step)
     checkpoints = folder_in(tmp_path)
     checkpoints.oversight.begin()
     assert starts == [0, 2]
@@ -179,11 +179,11 @@ def test_attempts_that_are_told_before_they_draw_count_nothing(num_steps_before:
         told = lambda _: first.oversight.stop() or True  # noqa: E731
         with pytest.raises(TrainingStopped):
             train(config_of(), make_data(), checkpoints=first, oversight=first.oversight)
-    before = folder_in(tmp_path).drawn()
+    before = folder_in(tmp_path).read_counts()
     for _ in range(5):
         again = folder_in(tmp_path)
         again.oversight.stop()
         with pytest.raises(TrainingStopped) as stopped:
             train(config_of(), make_data(), checkpoints=again, oversight=again.oversight)
         assert stopped.value.step == num_steps_before
-    assert folder_in(tmp_path).drawn() == before
+    assert folder_in(tmp_path).read_counts() == before

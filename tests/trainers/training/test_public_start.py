@@ -25,7 +25,7 @@ from trainers.config.networks import ClipNetworkConfig, NetworkConfig, NetworkOp
 from trainers.config.nodes import OptimizerConfig
 from trainers.config.presets import DIGITS_CPU, PAIRS_CPU
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.data import procedural
 from trainers.data.procedural import procedural_images
 from trainers.data.shapes import (
@@ -252,7 +252,7 @@ def test_one_line_says_what_is_made_and_how_long_it_takes(capsys: pytest.Capture
 
 
 def _config(warm_start: str = "synthetic:11", **changes: object) -> TrainingConfig:
-    setting = changed(
+    setting = replace_options(
         DIGITS_CPU, **{"embedding_dim": 8, "noise_multiplier": 1.0, "warm_start": Path(warm_start)} | changes
     )
     return training_config(setting, num_records=1445, public_seed=0, image_shape=SHAPE)
@@ -322,7 +322,7 @@ def test_networks_that_are_not_pretrained_here_are_refused_with_those_that_are(n
 
 
 def _of_pairs(**changes: object) -> TrainingConfig:
-    options = changed(PAIRS_CPU, noise_multiplier=1.0, warm_start=Path("synthetic:30"), **changes)
+    options = replace_options(PAIRS_CPU, noise_multiplier=1.0, warm_start=Path("synthetic:30"), **changes)
     return training_config(
         options, num_records=2000, public_seed=0, modality="image-text", image_shape=(3, 32, 32)
     )
@@ -382,7 +382,7 @@ def test_large_clip_models_are_refused_with_those_that_are_pretrained() -> None:
 
 
 def test_a_start_for_images_of_no_shape_is_refused() -> None:
-    setting = changed(DIGITS_CPU, noise_multiplier=1.0, warm_start=Path("synthetic:11"))
+    setting = replace_options(DIGITS_CPU, noise_multiplier=1.0, warm_start=Path("synthetic:11"))
     with pytest.raises(ConfigError, match="give training_config the image_shape"):
         training_config(setting, num_records=1445, public_seed=0)
 

@@ -57,7 +57,7 @@ def _data(**changes: object) -> TrainingData:
 
 
 def _pool(*, labels: bool = True) -> Records:
-    return _data().scored if labels else dataclasses.replace(_data().scored, labels=None)  # type: ignore
+    return _data().held_out_records if labels else dataclasses.replace(_data().held_out_records, labels=None)  # type: ignore
 
 
 class KeepsAPlainImage(torch.nn.Module):
@@ -85,19 +85,21 @@ def test_scored_record_reaches_no_other_records_answer_and_no_released_buffer(ha
     name = "tests.trainers.training.test_release:keeps_a_plain_image"
     network = NetworkConfig(name=name, embedding_dim=8, mixes_no_records=has_word)
     config, data = _config(network=network), _data()
-    assert data.scored is not None
+    assert data.held_out_records is not None
     assert data.index is not None
-    images = np.array(data.scored.images)
+    images = np.array(data.held_out_records.images)
     images[0] = 200
-    special = dataclasses.replace(data.scored, images=images)
+    special = dataclasses.replace(data.held_out_records, images=images)
     if has_word:  # its author was wrong: nothing is saved or returned
         with pytest.raises(ConfigError, match="the optimizer alone may change"):
-            train(config, dataclasses.replace(data, scored=special))
+            train(config, dataclasses.replace(data, held_out_records=special))
         return
-    encoder = build_encoder(config.network, data.scored.images.shape[1:], 0)
-    counts = [correct_counts(encoder, data.index, each, config, "cpu") for each in (data.scored, special)]
+    encoder = build_encoder(config.network, data.held_out_records.images.shape[1:], 0)
+    counts = [
+        correct_counts(encoder, data.index, each, config, "cpu") for each in (data.held_out_records, special)
+    ]
     assert all(abs(counts[1][rule] - count) <= 1 for rule, count in counts[0].items())
-    assert train(config, dataclasses.replace(data, scored=special)).encoder.backbone.seen == 0
+    assert train(config, dataclasses.replace(data, held_out_records=special)).encoder.backbone.seen == 0
 
 
 def test_noised_numbers_leave_the_training_and_are_charged() -> None:
@@ -110,7 +112,7 @@ def test_noised_numbers_leave_the_training_and_are_charged() -> None:
 
 def test_noised_numbers_need_to_be_asked_for() -> None:
     config = make_config(num_steps=2, num_records_public=TRAINED)
-    result = train(config, _data(scored=None))
+    result = train(config, _data(held_out_records=None))
     assert not any(name.startswith("noised") for name in result.metrics)
     assert result.metrics["epsilon"] == config.mechanism.epsilon()
 
@@ -118,7 +120,7 @@ def test_noised_numbers_need_to_be_asked_for() -> None:
 def test_noised_score_is_the_noised_count_over_the_public_number() -> None:
     config, data = _config(), _data()
     encoder = prepare(config, data, SingleWorker()).encoder
-    scored = data.scored.take(np.arange(SCORED) > 0)  # type: ignore[union-attr]  # a slot is empty
+    scored = data.held_out_records.take(np.arange(SCORED) > 0)  # type: ignore[union-attr]  # a slot is empty
     scores = release.noised_scores(encoder, data.index, scored, config, np.random.default_rng(3), "cpu")
     generator = np.random.default_rng(3)
     for name, count in correct_counts(encoder, data.index, scored, config, "cpu").items():
@@ -134,7 +136,7 @@ def test_public_divisor_does_not_follow_the_held_out_records() -> None:
 def test_one_record_moves_every_count_by_at_most_one() -> None:
     """Each held-out record in turn is removed: counts move by its own answer, nothing else."""
     config, data = _config(), _data()
-    encoder, scored = prepare(config, data, SingleWorker()).encoder, data.scored
+    encoder, scored = prepare(config, data, SingleWorker()).encoder, data.held_out_records
     whole = correct_counts(encoder, data.index, scored, config, "cpu")
     moved = set()
     for record in range(len(scored)):
@@ -150,7 +152,7 @@ def test_all_held_out_records_are_scored_whatever_the_cap_on_queries() -> None:
     data, few = _data(), dataclasses.replace(NOISED, max_query_records=1)
     encoder = prepare(_config(), data, SingleWorker()).encoder
     capped, free = (
-        correct_counts(encoder, data.index, data.scored, _config(evaluation=evaluation), "cpu")
+        correct_counts(encoder, data.index, data.held_out_records, _config(evaluation=evaluation), "cpu")
         for evaluation in (few, NOISED)
     )
     assert capped == free
@@ -176,10 +178,10 @@ def test_split_is_by_slot_alone_of_exact_sizes_and_the_same_for_every_trial() ->
         ({"index": None, "queries": None}, "needs a public labelled index"),
         ({"index": dataclasses.replace(make_records(40), labels=None)}, "needs a public labelled index"),
         ({"train_is_public": True, "evaluation_is_public": False}, "needs a public labelled index"),
-        ({"scored": None}, "belong together"),
-        ({"scored": make_records(20)}, "by their slots"),
-        ({"scored": _pool(labels=False)}, "needs integer labels"),
-        ({"scored": dataclasses.replace(_pool(), classes_from_data=True)}, "got text labels"),
+        ({"held_out_records": None}, "belong together"),
+        ({"held_out_records": make_records(20)}, "by their slots"),
+        ({"held_out_records": _pool(labels=False)}, "needs integer labels"),
+        ({"held_out_records": dataclasses.replace(_pool(), classes_from_data=True)}, "got text labels"),
     ],
 )
 def test_noised_scores_that_could_move_further_are_refused(changes: dict[str, object], reason: str) -> None:
@@ -274,17 +276,17 @@ def test_scoring_is_noted_before_it_is_made(tmp_path: Path, monkeypatch: pytest.
     folder = CheckpointFolder(tmp_path, every_steps=2)
     with pytest.raises(KeyboardInterrupt):
         train(_config(), _data(), checkpoints=folder)
-    assert (folder.drawn().num_scorings, folder.scorings_if_resumed()) == (1, 2)
+    assert (folder.read_counts().num_scorings, folder.scorings_if_resumed()) == (1, 2)
 
 
 def test_scoring_beyond_the_grant_is_refused(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path, every_steps=2, charged=True)
+    folder = CheckpointFolder(tmp_path, every_steps=2, is_paid=True)
     write_grant(tmp_path, Grant(num_steps=100, num_scorings=1))
     config = _config()
     train(config, _data(), checkpoints=folder)
     (tmp_path / "checkpoint.pt").unlink()
     with pytest.raises(LedgerError, match="grants 1 drawings of noised scores"):
-        train(config, _data(), checkpoints=CheckpointFolder(tmp_path, every_steps=2, charged=True))
+        train(config, _data(), checkpoints=CheckpointFolder(tmp_path, every_steps=2, is_paid=True))
 
 
 @pytest.mark.parametrize(

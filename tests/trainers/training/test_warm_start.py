@@ -30,7 +30,7 @@ from trainers.config.training import (
     TextViewConfig,
     TrainingConfig,
 )
-from trainers.config.tree import changed
+from trainers.config.tree import replace_options
 from trainers.models.clip.clip_encoder import ImageTextEncoder, synthetic_pairs
 from trainers.models.encoder import build_encoder
 from trainers.tasks.task import task_of
@@ -73,7 +73,7 @@ def test_training_starts_from_the_given_weights(public: Path) -> None:
 
 
 def test_setting_brings_the_weights_to_the_training(public: Path) -> None:
-    setting = changed(DIGITS_CPU, embedding_dim=8, noise_multiplier=1.0, warm_start=public)
+    setting = replace_options(DIGITS_CPU, embedding_dim=8, noise_multiplier=1.0, warm_start=public)
     config = training_config(setting, num_records=1445, public_seed=0)
     assert same_weights(_own_state(), starting_encoder(config, SHAPE))
 

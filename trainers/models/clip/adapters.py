@@ -112,7 +112,7 @@ def _adapt(clip: nn.Module, lora: ClipLora, tower: str) -> None:
         if _tower_of(name) == tower:
             alone.add_module(name, child)
     targets = [name for target in lora.targets for name in TARGETS.get(target, (target,))]
-    with_lora(alone, rank=lora.rank, alpha=lora.alpha, targets=targets, where=f"the {tower} tower")
+    with_lora(alone, rank=lora.rank, alpha=lora.alpha, targets=targets, title=f"the {tower} tower")
     for name, child in alone.named_children():  # a projection right at the top was replaced there
         setattr(clip, name, child)
 

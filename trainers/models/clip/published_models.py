@@ -301,24 +301,25 @@ def _random_model(spec: ClipSpec) -> nn.Module:
 
 
 def _load(model: nn.Module, path: Path, name: str) -> None:
-    given = {key.removeprefix("module."): value for key, value in read_weights(path).tensors.items()}
-    wanted = model.state_dict()
-    if "text.positional_embedding" in wanted:  # some files have no text tower of its own
-        given = open_clip().model.convert_to_custom_text_state_dict(given)
+    tensors = {key.removeprefix("module."): value for key, value in read_weights(path).tensors.items()}
+    template = model.state_dict()
+    if "text.positional_embedding" in template:  # some files have no text tower of its own
+        tensors = open_clip().model.convert_to_custom_text_state_dict(tensors)
     for key in ("logit_scale", "logit_bias"):  # a number in some files, a list of one in others
-        if key in given and key in wanted and given[key].numel() == wanted[key].numel() == 1:
-            given[key] = given[key].reshape(wanted[key].shape)
-    differ = misfits(given, wanted)
-    if differ:
+        if key in tensors and key in template and tensors[key].numel() == template[key].numel() == 1:
+            tensors[key] = tensors[key].reshape(template[key].shape)
+    difference = misfits(tensors, template)
+    if difference:
         raise ConfigError(
-            f"the checkpoint {path} does not fit CLIP model {name}: {differ}. Give the model it was made for"
+            f"the checkpoint {path} does not fit CLIP model {name}: {difference}. Give the "
+            "model it was made for"
         )
-    broken = next((key for key, value in given.items() if not bool(torch.isfinite(value).all())), None)
+    broken = next((key for key, value in tensors.items() if not bool(torch.isfinite(value).all())), None)
     if broken:
         raise StorageError(f"the checkpoint {path} holds numbers that are not finite in {broken!r}")
-    model.load_state_dict(given)
+    model.load_state_dict(tensors)
 
 
-def _colours(given: Any, default: Colours) -> Colours:
-    red, green, blue = given or default
+def _colours(colours: Any, default: Colours) -> Colours:
+    red, green, blue = colours or default
     return float(red), float(green), float(blue)
