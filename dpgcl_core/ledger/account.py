@@ -156,7 +156,7 @@ class Account:
     def rdp_spent(self) -> float:
         """Return the RDP charged at the filter's order, rounded up (RDP filter only)."""
         steps = {each: num - self._covered_steps[each] for each, num in self._steps.items()}
-        of_steps = self.cap.rdp_filter().spent(steps)
+        of_steps = self.cap.rdp_filter().total_cost(steps)
         curves = [
             s.rdp for n, s in self.sealed.items() if s.rdp is not None and n not in self._covered_sealed
         ]

@@ -919,8 +919,8 @@ BREAKAGES = (
     Breakage(
         name="cached noise multiplier is not verified",
         file="dpgcl_core/accounting/composition.py",
-        before="if cached is not None and low_enough <= (reached := epsilon(cached)) <= target_epsilon:",
-        after="if cached is not None and (reached := epsilon(cached)) > 0:",
+        before="if cached is not None and low_enough <= (best_epsilon := epsilon(cached)) <= target_epsilon:",
+        after="if cached is not None and (best_epsilon := epsilon(cached)) > 0:",
         tests=(
             "tests/dpgcl_core/accounting/test_composition.py::test_calibration_cache_cannot_weaken_the_guarantee",
         ),
@@ -1251,14 +1251,14 @@ BREAKAGES = (
     Breakage(
         name="cap is reached before it is full",
         file="dpgcl_core/accounting/filters.py",
-        before="Fraction(spent) + Fraction(cost) <= Fraction(self.rdp_budget)",
-        after="Fraction(spent) + Fraction(cost) < Fraction(self.rdp_budget)",
+        before="Fraction(charged_rdp) + Fraction(cost) <= Fraction(self.rdp_budget)",
+        after="Fraction(charged_rdp) + Fraction(cost) < Fraction(self.rdp_budget)",
         tests=("tests/dpgcl_core/accounting/test_filters.py::test_rdp_admission_is_exact_at_the_budget",),
     ),
     Breakage(
         name="cap looks at the new charge alone",
         file="dpgcl_core/accounting/filters.py",
-        before="Fraction(spent) + Fraction(cost) <= Fraction(self.rdp_budget)",
+        before="Fraction(charged_rdp) + Fraction(cost) <= Fraction(self.rdp_budget)",
         after="Fraction(cost) <= Fraction(self.rdp_budget)",
         tests=("tests/dpgcl_core/accounting/test_filters.py::test_rdp_admission_is_exact_at_the_budget",),
     ),

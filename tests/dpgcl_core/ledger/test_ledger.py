@@ -419,7 +419,7 @@ def test_statement_carries_the_head(ledger: Ledger) -> None:
 def test_classes_of_steps_add_up_at_one_order(ledger: Ledger) -> None:
     reserve(ledger, 100)
     ledger.reserve("scans", [PlannedTraining(label="other", step_class=OTHER, num_steps=30)])
-    expected = RDP_CAP.rdp_filter().spent({STEPS: 100, OTHER: 30})
+    expected = RDP_CAP.rdp_filter().total_cost({STEPS: 100, OTHER: 30})
     assert ledger.spent("scans", with_pld=False).rdp == pytest.approx(expected, rel=1e-12)
 
 
