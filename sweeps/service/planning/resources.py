@@ -12,7 +12,7 @@ import torch
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.planning.feasible import Wanted
+from dpgcl_core.planning.feasible import PlanRequest
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.options.planner_options import PlannerOptions
 from trainers.config.optimizer_registry import optimizer_named
@@ -33,7 +33,7 @@ _BATCH = 512
 _TIMED_STEPS = 6
 
 
-def wanted_of(options: PlannerOptions) -> Wanted:
+def wanted_of(options: PlannerOptions) -> PlanRequest:
     """Return what the options ask for, with what a training takes: weights, throughput and memory.
 
     The network is built unless its weights and the throughput are stated. Seconds besides the records of a
@@ -61,7 +61,7 @@ def wanted_of(options: PlannerOptions) -> Wanted:
             num_weights = num_trainable(encoder)
             memory = {size: _memory_bytes(_config(options, size), encoder, shape) for size in sizes}
     given = options.mechanism
-    return Wanted(
+    return PlanRequest(
         num_records_public=num_records_public,
         target_epsilon=given.target_epsilon() or DEFAULT_EPSILON,
         target_delta=given.delta,

@@ -24,7 +24,7 @@ from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD
 from dpgcl_core.command_line import table_width
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
+from dpgcl_core.planning.feasible import Answer, Plan, PlanRequest, enough_records, feasible, verified
 from dpgcl_core.planning.snr import too_small
 from dpgcl_core.planning.tradeoff_curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.release.statement import delta_text, rounded_up
@@ -50,7 +50,7 @@ class Planned:
     """
 
     options: PlannerOptions
-    wanted: Wanted
+    wanted: PlanRequest
     answer: Answer
     chosen: Plan
     costs: Mapping[str, TuningCost]
@@ -136,7 +136,7 @@ def _show(planned: Planned) -> None:
         f"{wanted.method} on {wanted.num_weights} weights ({network}), "
         f"{wanted.records_per_second:.4g} records a second ({how})"
     )
-    for reason, number in answer.refused.items():
+    for reason, number in answer.exclusions.items():
         say(f"left out: {count(number, 'point')}, {reason}")
     say(
         f"{count(len(answer.plans), 'feasible plan')}; * is recommended, then others of its S, then other S, "
@@ -186,7 +186,7 @@ def sweep_command(options: PlannerOptions, plan: Plan) -> list[str]:
     return ["python", f"sweeps/{script}.py", *words_of_options(options, values | axes)]
 
 
-def _warning(wanted: Wanted, plan: Plan) -> str | None:
+def _warning(wanted: PlanRequest, plan: Plan) -> str | None:
     found = too_small(plan.mechanism, wanted.num_weights, wanted.alignment_size)
     if found is None:
         return None
@@ -229,7 +229,7 @@ def _as_dict(planned: Planned) -> dict[str, Any]:
         "recommended": plan_dict(chosen),
         "command": sweep_command(planned.options, chosen),
         "plans": [plan_dict(plan) for plan in planned.answer.plans],
-        "refused": dict(planned.answer.refused),
+        "refused": dict(planned.answer.exclusions),
         "warning": _warning(wanted, chosen),
         "tuning": {mode: cost.as_dict() for mode, cost in planned.costs.items()},
     }
