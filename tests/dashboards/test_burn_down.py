@@ -40,7 +40,7 @@ def ledger(tmp_path):
 def test_what_is_left_is_what_the_ledger_says_is_left(ledger):
     _, numbers = burn_down_of(ledger.entries(), "scans")
     rdp = numbers[numbers["budget"] == "trainings"]
-    spent = ledger.spent("scans", with_pld=False)
+    spent = ledger.read_charges("scans", with_pld=False)
     assert rdp["left"].iloc[-1] == spent.rdp_budget - spent.rdp
     assert rdp["event"].tolist() == ["registered", "reserved", "settled"]
     assert rdp["left"].iloc[0] > rdp["left"].iloc[2] > rdp["left"].iloc[1]

@@ -114,7 +114,7 @@ class SweepBudget:
 
     def text(self) -> str:
         """Return what the sweep takes of the ledger and what it leaves, beside the sweep's own ε."""
-        spent = self.ledger.spent(self.dataset_id, with_pld=False)
+        spent = self.ledger.read_charges(self.dataset_id, with_pld=False)
         planned = self.reservations.plan([*self._unreserved(), *self.later])
         cap = f"cap ε = {spent.cap.epsilon:g} at δ = {spent.cap.delta:.4g}"
         first = f"ledger: {self.dataset_id!r} has a {cap} for all that is ever charged to it"
@@ -231,7 +231,7 @@ def what_is_left(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -> tu
     and so from public numbers alone.
     """
     costliest = max(filter(is_proven, trials), key=lambda trial: trial.config.epsilon())
-    spent = ledger.spent(dataset_id, with_pld=False)
+    spent = ledger.read_charges(dataset_id, with_pld=False)
     epsilon = None if spent.cap.quotas else max(0.0, spent.cap.epsilon - spent.epsilon_filter)
     return epsilon, _num_admitted(ledger, dataset_id, costliest)
 
