@@ -80,16 +80,16 @@ def masked(address: str) -> str:
     >>> masked("postgresql:/me:secret@db"), masked("host=db password=secret"), masked("/data/ledger.db")
     ('postgresql:***', '***', '/data/ledger.db')
     """
-    found = _SCHEME.fullmatch(address)
-    if found is None:
+    match = _SCHEME.fullmatch(address)
+    if match is None:
         return _without_scheme(address)
-    scheme, rest = found[1], found[2]
+    scheme, body = match[1], match[2]
     if scheme.lower() in _OWN_FILES:
-        return f"{scheme}:{_without_scheme(rest) if rest.startswith(('/', '.', '~')) else masked(rest)}"
-    if not rest.startswith("//"):
-        is_port = rest.isascii() and rest.isdecimal() and len(rest) <= 5  # host:port
+        return f"{scheme}:{_without_scheme(body) if body.startswith(('/', '.', '~')) else masked(body)}"
+    if not body.startswith("//"):
+        is_port = body.isascii() and body.isdecimal() and len(body) <= 5  # host:port
         return address if is_port else f"{scheme}:{HIDDEN}"
-    return f"{scheme}://{_behind_slashes(scheme.lower().partition('+')[0], rest[2:])}"
+    return f"{scheme}://{_behind_slashes(scheme.lower().partition('+')[0], body[2:])}"
 
 
 def masked_text(text: str) -> str:
@@ -99,21 +99,21 @@ def masked_text(text: str) -> str:
     "no answer from http://127.0.0.1:5000, and 'https://***@host/x?***' needs token=***"
     """
 
-    def shown(found: re.Match[str]) -> str:
-        token = found[0].rstrip(_TRAILING)
+    def mask_address(match: re.Match[str]) -> str:
+        token = match[0].rstrip(_TRAILING)
         scheme, _, body = token.partition("://")
         body = re.sub(r":\d{1,5}(?=[/,]|$)", "", body)
         is_plain = "://" in token and not re.search(r"[@?#%=&;:\\]", body)
         is_own = scheme.partition(":")[0].lower() in _OWN_FILES
         plain = is_plain or (is_own and "@" not in token)
-        return token + found[0][len(token) :] if plain else masked(token) + found[0][len(token) :]
+        return token + match[0][len(token) :] if plain else masked(token) + match[0][len(token) :]
 
-    def bare(found: re.Match[str]) -> str:
-        return found[0] if found[1].lower() in _OWN_FILES else f"{found[1]}:{HIDDEN}"
+    def mask_bare(match: re.Match[str]) -> str:
+        return match[0] if match[1].lower() in _OWN_FILES else f"{match[1]}:{HIDDEN}"
 
-    text = _KEY_AND_VALUE.sub(lambda found: f"{found[1]}{found[2]}{HIDDEN}", text)
-    # First, too: of `me:password:/@host` the second colon looks like the end of a scheme.
-    return _BARE.sub(bare, _IN_TEXT.sub(shown, _BARE.sub(bare, text)))
+    text = _KEY_AND_VALUE.sub(lambda match: f"{match[1]}{match[2]}{HIDDEN}", text)
+    # `_BARE` goes first, too: the second colon of `me:password:/@host` looks like the end of a scheme.
+    return _BARE.sub(mask_bare, _IN_TEXT.sub(mask_address, _BARE.sub(mask_bare, text)))
 
 
 def has_secret(address: str) -> bool:
@@ -190,16 +190,16 @@ def _user(user: str, *, is_database: bool) -> str:
 
 
 def _query(query: str) -> str:
-    def shown(parameter: str) -> str:
+    def mask_parameter(parameter: str) -> str:
         name, equals, value = parameter.partition("=")
-        known, text = name.lower(), unquote(value)
-        if equals and known in _HARMLESS and _VALUE.fullmatch(text):
+        key, text = name.lower(), unquote(value)
+        if equals and key in _HARMLESS and _VALUE.fullmatch(text):
             return parameter
-        if equals and known == "options" and _SCHEMA.fullmatch(text):
+        if equals and key == "options" and _SCHEMA.fullmatch(text):
             return parameter
         return f"{name}={HIDDEN}" if equals and name.lower() in _NAMED else HIDDEN
 
-    return "&".join(shown(parameter) for parameter in re.split("[&;]", query)) if query else ""
+    return "&".join(mask_parameter(parameter) for parameter in re.split("[&;]", query)) if query else ""
 
 
 _DELIMITERS = re.compile(r"[/@:?#%&=;,\s\\'\"]+")
@@ -207,8 +207,8 @@ _DELIMITERS = re.compile(r"[/@:?#%&=;,\s\\'\"]+")
 
 def _hidden_pieces(address: str) -> set[str]:
     """Every part of an address, as written and decoded, that its masked form does not show."""
-    shown = set(_DELIMITERS.split(masked(address)))
-    known = {"", *shown, *_NAMED, *_HARMLESS}
+    visible_pieces = set(_DELIMITERS.split(masked(address)))
+    known = {"", *visible_pieces, *_NAMED, *_HARMLESS}
     return {
         piece
         for form in (address, unquote(address))
@@ -233,10 +233,10 @@ def _secret_argument(argument: str) -> str:
 def _overwrite(secrets: list[str]) -> None:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, 48 and 49 in proc(5)
-    held = Path("/proc/self/cmdline").read_bytes()
-    if not 0 < start < end or end - start != len(held):
+    command_line = Path("/proc/self/cmdline").read_bytes()
+    if not 0 < start < end or end - start != len(command_line):
         return
     for secret in sorted(secrets, key=len, reverse=True):
         value = secret.encode(sys.getfilesystemencoding(), "surrogateescape")
-        for found in re.finditer(rb"(?:(?<=\0)|(?<==))" + re.escape(value) + rb"(?=\0)", held):
-            ctypes.memset(start + found.start(), ord("*"), len(value))
+        for match in re.finditer(rb"(?:(?<=\0)|(?<==))" + re.escape(value) + rb"(?=\0)", command_line):
+            ctypes.memset(start + match.start(), ord("*"), len(value))

@@ -138,19 +138,19 @@ def tuning_command(
         },
         "sealed-threshold": {"halting_prob": halting_prob},
     }
-    for other, options in of_mode.items():
+    for mode_of_options, options in of_mode.items():
         for name, value in options.items():
-            if other != mode and value is not None:
+            if mode_of_options != mode and value is not None:
                 option = "--" + name.replace("_", "-")
-                raise ConfigError(f"{option} belongs to --mode {other}; got it with --mode {mode}")
+                raise ConfigError(f"{option} belongs to --mode {mode_of_options}; got it with --mode {mode}")
     if mode == "open" and max_trials is not None:
         raise ConfigError("--max-trials belongs to --mode sealed; got it with --mode open")
     candidate = cost.TrialClass(**steps)
     if mode == "open":
         trial = cost.TrialClass(**{**steps, "count": _required(mode, num_trials=num_trials)})
-        found = cost.open_cost([trial], delta=delta)
+        tuning_cost = cost.open_cost([trial], delta=delta)
     elif mode == "sealed-threshold":
-        found = cost.sealed_threshold_cost(
+        tuning_cost = cost.sealed_threshold_cost(
             [candidate],
             halting_prob=_required(mode, halting_prob=halting_prob),
             delta=delta,
@@ -159,8 +159,8 @@ def tuning_command(
     else:
         mean = _required(mode, mean_trials=mean_trials)
         counts = _law(law or "tnb", mean, eta, max_trials)
-        found = cost.sealed_cost([candidate], law=counts, delta=delta, bound=bound or "profile")
-    return _print(found.as_dict(), delta, as_json=json)
+        tuning_cost = cost.sealed_cost([candidate], law=counts, delta=delta, bound=bound or "profile")
+    return _print(tuning_cost.as_dict(), delta, as_json=json)
 
 
 def _law(name: str, mean: float, eta: float | None, cap: int | None) -> laws.TrialCountLaw:
@@ -235,14 +235,14 @@ def _table(result: Mapping[str, Any]) -> str:
         parts = value if isinstance(value, tuple) else (value,)
         for part in parts:
             if isinstance(part, Mapping):
-                rows += [(f"{name}: {key}", _shown(inner)) for key, inner in part.items()]
+                rows += [(f"{name}: {key}", _format_number(inner)) for key, inner in part.items()]
             else:
-                rows.append((name, _shown(part)))
+                rows.append((name, _format_number(part)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}   {value}" for name, value in rows)
 
 
-def _shown(value: object) -> str:
+def _format_number(value: object) -> str:
     return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

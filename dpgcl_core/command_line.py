@@ -32,7 +32,7 @@ def run_command(
     prog: str,
     description: str | None = None,
     arguments: Sequence[str] | None = None,
-    removed: Callable[[str], str | None] = lambda option: None,
+    find_removed: Callable[[str], str | None] = lambda option: None,
 ) -> Any:
     """Call a function with the options of a command line, and return what it returns.
 
@@ -42,30 +42,30 @@ def run_command(
       prog: how the command is called, for `--help`.
       description: for `--help`; a function's own docstring unless given.
       arguments: the command line without the program; None for this process's own.
-      removed: returns of an option or subcommand of earlier versions, as it is typed, since when it is gone
-        and what to use instead; None of any other.
+      find_removed: returns, for an option or subcommand of earlier versions, since when it is gone and what
+        to use instead; None for any other.
 
     Raises:
       ConfigError: an option or subcommand is unknown, removed or missing, or a value has the wrong type.
     """
     import tyro  # here: only command lines need it
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    _refuse_unknown(command, given, removed)
-    with errors_in_one_line(given):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    _refuse_unknown(command, words, find_removed)
+    with errors_in_one_line(words):
         if isinstance(command, Mapping):
-            parsed = tyro.extras.subcommand_cli_from_dict(
-                {name: _deferred(each) for name, each in command.items()},
+            call = tyro.extras.subcommand_cli_from_dict(
+                {name: _deferred(subcommand) for name, subcommand in command.items()},
                 prog=prog,
                 description=description,
-                args=given,
+                args=words,
             )
         else:
-            parsed = tyro.cli(_deferred(command), prog=prog, description=description, args=given)
+            call = tyro.cli(_deferred(command), prog=prog, description=description, args=words)
             if isinstance(command, type):
-                return parsed
-    _refuse_addresses(parsed.keywords)
-    return parsed()  # out here: what the command itself says on stderr is its own
+                return call
+    _refuse_addresses(call.keywords)
+    return call()  # out here: the command's own lines on stderr stay as they are
 
 
 def _refuse_addresses(values: Mapping[str, Any]) -> None:
@@ -79,15 +79,15 @@ def _refuse_addresses(values: Mapping[str, Any]) -> None:
 
 
 def _deferred(command: Command) -> Callable[..., Callable[[], Any]]:
-    """Return a function of the same signature that only notes its arguments; a class as it is."""
+    """Return a function of the same signature that only binds its arguments; a class as it is."""
     if isinstance(command, type):  # its rules are part of reading the options
         return command
 
     @functools.wraps(command)
-    def noted(*args: Any, **kwargs: Any) -> Callable[[], Any]:
+    def bind_arguments(*args: Any, **kwargs: Any) -> Callable[[], Any]:
         return functools.partial(command, *args, **kwargs)
 
-    return noted
+    return bind_arguments
 
 
 def options_of(command: Command) -> list[str]:
@@ -101,12 +101,14 @@ def options_of(command: Command) -> list[str]:
 
 
 def _refuse_unknown(
-    command: Command | Mapping[str, Command], arguments: Sequence[str], removed: Callable[[str], str | None]
+    command: Command | Mapping[str, Command],
+    arguments: Sequence[str],
+    find_removed: Callable[[str], str | None],
 ) -> None:
     if isinstance(command, Mapping):
         if not arguments or arguments[0].startswith("-"):
             return  # tyro asks for a subcommand, or shows its help
-        if line := removed(arguments[0]):
+        if line := find_removed(arguments[0]):
             raise ConfigError(f"{arguments[0]} is of an earlier version, {line}")
         if arguments[0] not in command:
             raise ConfigError(unknown_choice("command", arguments[0], command))
@@ -115,7 +117,7 @@ def _refuse_unknown(
     flags = {f"--no-{name[2:]}" for name in valid}
     for argument in arguments:
         name = argument.split("=")[0].replace("_", "-")
-        if name.startswith("-") and (line := removed(name)):
+        if name.startswith("-") and (line := find_removed(name)):
             raise ConfigError(f"{name} is of an earlier version, {line}")
         if name.startswith("--") and name not in {*valid, *flags, "--help"}:
             raise ConfigError(unknown_choice("option", name, valid))
@@ -123,19 +125,19 @@ def _refuse_unknown(
 
 @contextlib.contextmanager
 def errors_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
-    """Turn tyro's boxed complaints into a `ConfigError` of one line; help keeps its boxes.
+    """Turn tyro's boxed errors into a `ConfigError` of one line; help keeps its boxes.
 
     Args:
-      arguments: the command line, which may ask for help.
+      arguments: the command line, which may contain `--help`.
     """
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), help_in_columns(arguments):
+        with contextlib.redirect_stderr(stderr), help_in_columns(arguments):
             yield
     except SystemExit as stop:
-        if not stop.code or not said.getvalue().lstrip().startswith("╭"):
+        if not stop.code or not stderr.getvalue().lstrip().startswith("╭"):
             raise
-        raise ConfigError(plainly(first_section(said.getvalue()))) from None
+        raise ConfigError(plainly(first_section(stderr.getvalue()))) from None
 
 
 @contextlib.contextmanager
@@ -176,22 +178,22 @@ _NO_NUMBER = re.compile(
 )
 
 
-def plainly(said: str) -> str:
-    """Return what tyro says of a value of a wrong type without its attempts.
+def plainly(complaint: str) -> str:
+    """Return tyro's message about a value of a wrong type without its attempts.
 
     >>> plainly("Error parsing --delta: no type matching {None}|FLOAT could be instantiated from ['1O']. Got")
     "--delta must be a number; got '1O'"
     >>> plainly("Error parsing --repeats: invalid literal for int() with base 10: 'x'")
     "--repeats must be a whole number; got 'x'"
     """
-    if (no_number := _NO_NUMBER.match(said)) is not None:
+    if (no_number := _NO_NUMBER.match(complaint)) is not None:
         kind = "a number" if "float" in no_number[2] else "a whole number"
         return f"{no_number[1]} must be {kind}; got {no_number[3]}"
-    if (found := _NO_VALUE.match(said)) is None:
-        return said
-    kinds = [kind for kind in found[2].split("|") if kind != "{None}"]
+    if (no_value := _NO_VALUE.match(complaint)) is None:
+        return complaint
+    kinds = [kind for kind in no_value[2].split("|") if kind != "{None}"]
     words = {"FLOAT": "a number", "INT": "a whole number"}
-    return f"{found[1]} must be {' or '.join(words.get(kind, kind) for kind in kinds)}; got {found[3]}"
+    return f"{no_value[1]} must be {' or '.join(words.get(kind, kind) for kind in kinds)}; got {no_value[3]}"
 
 
 def in_flags(message: str, flags: Mapping[str, str]) -> str:

@@ -110,16 +110,16 @@ def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came of, is that no space is left.
+    """Return whether an error, or one of its causes, is that no space is left.
 
     >>> is_disk_full(StorageError("x")), is_disk_full(OSError(errno.ENOSPC, "no space"))
     (False, True)
     """
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
+    visited_ids = set[int]()
+    while error is not None and id(error) not in visited_ids:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
-        seen.add(id(error))
+        visited_ids.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 
@@ -174,30 +174,31 @@ def _is_unread(stream: TextIO) -> bool:
 
 
 def show_on_a_terminal(details: Mapping[str, Any]) -> None:
-    """Show details where somebody sits and nothing is kept: a job's log or a file gets none of them.
+    """Show details in a terminal only: a job's log or a file gets none of them.
 
     Args:
       details: by name; positions of records are lists of numbers.
     """
     if not sys.stderr.isatty():
         return
-    for line in detail_lines(details, most=_SHOWN):
+    for line in detail_lines(details, max_entries=_SHOWN):
         print(f"  {line}", file=sys.stderr)
 
 
-def detail_lines(details: Mapping[str, Any], *, most: int | None = None) -> Iterator[str]:
-    """Yield details, a line each, and of each as many entries as given; all unless given.
+def detail_lines(details: Mapping[str, Any], *, max_entries: int | None = None) -> Iterator[str]:
+    """Yield one line for each detail, with at most `max_entries` of its entries.
 
-    >>> list(detail_lines({"unreadable": [3, 7], "missing": [], "not 8-bit": ["a.png", "b.png"]}, most=1))
-    ['unreadable: 2, at (the first is 0) 3 and 1 more', 'not 8-bit: 2, a.png and 1 more']
+    >>> list(detail_lines({"unreadable": [3, 7], "missing": [], "no bytes": ["a", "b"]}, max_entries=1))
+    ['unreadable: 2, at (the first is 0) 3 and 1 more', 'no bytes: 2, a and 1 more']
     """
-    for name, found in details.items():
-        if found == []:
+    for name, entries in details.items():
+        if entries == []:
             continue
-        are_many = isinstance(found, (list, tuple))
-        listed = list(found) if are_many else [found]
-        shown = listed[:most]
-        more = f" and {len(listed) - len(shown)} more" if len(listed) > len(shown) else ""
-        are_places = are_many and all(isinstance(each, int) for each in found)
-        count = f"{len(listed)}, " * are_many + "at (the first is 0) " * are_places
-        yield f"{name}: {count}{', '.join(map(str, shown))}{more}"
+        are_many = isinstance(entries, (list, tuple))
+        all_entries = list(entries) if are_many else [entries]
+        first_entries = all_entries[:max_entries]
+        num_left_out = len(all_entries) - len(first_entries)
+        more = f" and {num_left_out} more" if num_left_out else ""
+        are_places = are_many and all(isinstance(entry, int) for entry in entries)
+        count = f"{len(all_entries)}, " * are_many + "at (the first is 0) " * are_places
+        yield f"{name}: {count}{', '.join(map(str, first_entries))}{more}"

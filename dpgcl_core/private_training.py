@@ -213,7 +213,7 @@ class PrivateTraining:
         self._parameters = trainable_parameters(model)
         self._check_gradients()
         self._loader, self._collate = data_loader, _Collate(data_loader.collate_fn, self._records[0])
-        at_once = groups_of_a_pass(mechanism, most=max_groups_at_once) if mixes_no_records else 1
+        at_once = groups_of_a_pass(mechanism, max_groups=max_groups_at_once) if mixes_no_records else 1
         self._private_step = PrivateStep(
             mechanism=mechanism,
             model=model,

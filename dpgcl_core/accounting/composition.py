@@ -149,46 +149,46 @@ def calibrate_noise_multiplier(
     def epsilon(noise: float, grid: float = GRID) -> float:
         fine = min(grid, target_epsilon / _GRIDS_IN_EPSILON)
         while True:
-            value = epsilon_of_steps(
+            epsilon_on_grid = epsilon_of_steps(
                 sampling_prob=sampling_prob,
                 noise_multiplier=noise,
                 num_steps=num_steps,
                 delta=target_delta,
                 grid=grid,
             )
-            if grid <= fine or value > _GRIDS_IN_EPSILON * grid:
-                return value
+            if grid <= fine or epsilon_on_grid > _GRIDS_IN_EPSILON * grid:
+                return epsilon_on_grid
             grid = max(grid / 10, fine)
 
     low_enough = target_epsilon * (1 - CALIBRATION_TOLERANCE)
     path = _cache_path(cache_folder, sampling_prob, num_steps, target_epsilon, target_delta)
     cached = _read_cached(path)
-    if cached is not None and low_enough <= (reached := epsilon(cached)) <= target_epsilon:
-        return Calibration(noise_multiplier=cached, epsilon=reached)
+    if cached is not None and low_enough <= (best_epsilon := epsilon(cached)) <= target_epsilon:
+        return Calibration(noise_multiplier=cached, epsilon=best_epsilon)
     for grid in (_COARSE_GRID, GRID):
         noise = search_noise_multiplier(partial(epsilon, grid=grid), low_enough, target_epsilon)
-        reached = epsilon(noise)
-        if low_enough <= reached <= target_epsilon:
+        best_epsilon = epsilon(noise)
+        if low_enough <= best_epsilon <= target_epsilon:
             break
-    if reached > target_epsilon:
+    if best_epsilon > target_epsilon:
         raise ConfigError(
             f"no noise multiplier verified for target_epsilon = {target_epsilon}: the best found reaches "
-            f"{reached:.6g}; give at least that"
+            f"{best_epsilon:.6g}; give at least that"
         )
     _write_cached(path, noise)
-    return Calibration(noise_multiplier=noise, epsilon=reached)
+    return Calibration(noise_multiplier=noise, epsilon=best_epsilon)
 
 
 def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high: float) -> float:
     """Return a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
     small = large = 1.0
-    while (reached := epsilon(large)) > high:
+    while (best_epsilon := epsilon(large)) > high:
         small, large = large, large * 2
         if large > _MAX_NOISE:
             raise ConfigError(
                 f"target_epsilon = {high:g} cannot be met by any noise_multiplier up to {_MAX_NOISE:g}: the "
-                f"smallest epsilon reachable is {reached:.3g}, at noise_multiplier = {small:g}; give at "
-                "least that, or take fewer steps or a smaller sampling_prob"
+                f"smallest epsilon reachable is {best_epsilon:.3g}, at noise_multiplier = {small:g}; give "
+                "at least that, or take fewer steps or a smaller sampling_prob"
             )
     while epsilon(small) <= high:  # in small steps: small noise is slow to account for
         if small <= MIN_NOISE_MULTIPLIER:

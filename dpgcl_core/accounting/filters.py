@@ -165,34 +165,36 @@ class RdpFilter:
 
     def cost(self, step_class: StepClass, num_steps: int) -> float:
         """Return the RDP of `num_steps` steps at the order, rounded up; `inf` where it overflows."""
-        one = _rdp_of_step(step_class, self.order)
-        return one * _checked_steps(num_steps) * (1 + _ROUNDING) if num_steps else 0.0
+        rdp_per_step = _rdp_of_step(step_class, self.order)
+        return rdp_per_step * _checked_steps(num_steps) * (1 + _ROUNDING) if num_steps else 0.0
 
-    def spent(self, steps: Mapping[StepClass, int]) -> float:
+    def total_cost(self, steps: Mapping[StepClass, int]) -> float:
         """Return the summed cost of these numbers of executed or reserved steps, by class.
 
         Compute it from the counts after every settlement, so that rounding does not accumulate.
         """
         return math.fsum(self.cost(step_class, num_steps) for step_class, num_steps in steps.items())
 
-    def admits(self, spent: float, cost: float) -> bool:
-        """Return whether `spent` + `cost` ≤ `rdp_budget`, in exact arithmetic.
+    def admits(self, charged_rdp: float, cost: float) -> bool:
+        """Return whether `charged_rdp` + `cost` ≤ `rdp_budget`, in exact arithmetic.
 
         Raises:
           ConfigError: an argument is negative or not a number.
         """
-        for name, value in (("spent", spent), ("cost", cost)):
+        for name, value in (("charged_rdp", charged_rdp), ("cost", cost)):
             if not value >= 0:
                 raise ConfigError(f"{name} must be an RDP value of at least 0; got {value}")
-        if math.isinf(spent) or math.isinf(cost):
+        if math.isinf(charged_rdp) or math.isinf(cost):
             return False
-        return Fraction(spent) + Fraction(cost) <= Fraction(self.rdp_budget)
+        return Fraction(charged_rdp) + Fraction(cost) <= Fraction(self.rdp_budget)
 
-    def epsilon(self, spent: float) -> float:
+    def epsilon(self, charged_rdp: float) -> float:
         """Return ε at `target_delta` of a sum of costs, for information: the guarantee is the cap."""
-        if not spent >= 0:
-            raise ConfigError(f"spent must be an RDP value of at least 0; got {spent}")
-        return math.inf if math.isinf(spent) else _epsilon_at(self.order, spent, self.target_delta)
+        if not charged_rdp >= 0:
+            raise ConfigError(f"charged_rdp must be an RDP value of at least 0; got {charged_rdp}")
+        return (
+            math.inf if math.isinf(charged_rdp) else _epsilon_at(self.order, charged_rdp, self.target_delta)
+        )
 
 
 @dataclass(frozen=True)
@@ -221,11 +223,11 @@ class QuotaFilter:
         if not self.quotas:
             raise ConfigError("quotas must name at least one class of steps; got none")
         object.__setattr__(self, "quotas", MappingProxyType(dict(self.quotas)))
-        reached = self.epsilon_of_quotas
-        if not reached <= self.epsilon:
+        quota_epsilon = self.epsilon_of_quotas
+        if not quota_epsilon <= self.epsilon:
             raise ConfigError(
-                f"all quotas together reach epsilon = {reached:.6g} at delta = {self.delta:g}, above the cap "
-                f"{self.epsilon:g}; take fewer steps or more noise, or raise the cap"
+                f"all quotas together reach epsilon = {quota_epsilon:.6g} at delta = {self.delta:g}, above "
+                f"the cap {self.epsilon:g}; take fewer steps or more noise, or raise the cap"
             )
 
     @property
@@ -241,9 +243,9 @@ class QuotaFilter:
           step_class: the class of the new steps; False if it has no quota.
           num_steps: how many.
         """
-        wanted = {other: _checked_steps(num) for other, num in spent_steps.items()}
-        wanted[step_class] = wanted.get(step_class, 0) + _checked_steps(num_steps)
-        return all(num <= self.quotas.get(other, 0) for other, num in wanted.items() if num) and (
+        total_steps = {other: _checked_steps(num) for other, num in spent_steps.items()}
+        total_steps[step_class] = total_steps.get(step_class, 0) + _checked_steps(num_steps)
+        return all(num <= self.quotas.get(other, 0) for other, num in total_steps.items() if num) and (
             step_class in self.quotas
         )
 

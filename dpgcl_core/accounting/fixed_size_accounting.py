@@ -72,8 +72,8 @@ class FixedSizeGaussians:
 
 
 @lru_cache(maxsize=256)
-def _epsilon_replace_one(what: FixedSizeGaussians, delta: float) -> float:
-    event = what.event()
+def _epsilon_replace_one(mechanism: FixedSizeGaussians, delta: float) -> float:
+    event = mechanism.event()
     if isinstance(event, dp_event.NonPrivateDpEvent):
         return math.inf
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
@@ -102,7 +102,7 @@ def calibrate_fixed_size(
     """
     check_target(target_epsilon)
 
-    def scaled(noise: float) -> FixedSizeGaussians:
+    def with_noise(noise: float) -> FixedSizeGaussians:
         return FixedSizeGaussians(
             num_records=num_records,
             batch_size=batch_size,
@@ -113,6 +113,6 @@ def calibrate_fixed_size(
 
     low = target_epsilon * (1 - accounting.CALIBRATION_TOLERANCE)
     noise = accounting.search_noise_multiplier(
-        lambda noise: scaled(noise).epsilon(target_delta), low, target_epsilon
+        lambda noise: with_noise(noise).epsilon(target_delta), low, target_epsilon
     )
-    return scaled(noise)
+    return with_noise(noise)

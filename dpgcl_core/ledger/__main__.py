@@ -17,7 +17,7 @@ from dpgcl_core.ledger.chain import RECORD, Entry, Head, checked_entries
 
 if TYPE_CHECKING:  # the commands load the accountants and the database, not their help
     from dpgcl_core.ledger.ledger import Ledger
-    from dpgcl_core.ledger.report import Spent
+    from dpgcl_core.ledger.report import Charges
 
 _LARGE_EPSILON = 50.0
 
@@ -33,16 +33,16 @@ def show_command(
       pld: compute the PLD total, for information; it may take a while.
       statement: print the data set's lines of a privacy statement instead, as JSON for `verify --against`.
     """
-    opened = _opened(ledger)
+    budget_ledger = _open_ledger(ledger)
     if statement:
         if dataset is None:
             raise ConfigError("a statement is about one data set: give --dataset")
-        print(opened.statement(dataset).to_json())
+        print(budget_ledger.statement(dataset).to_json())
         return
-    for dataset_id in (dataset,) if dataset else opened.dataset_ids():
-        for line in _lines(opened.spent(dataset_id, with_pld=pld)):
+    for dataset_id in (dataset,) if dataset else budget_ledger.dataset_ids():
+        for line in _lines(budget_ledger.read_charges(dataset_id, with_pld=pld)):
             print(line)
-    print(_head_line(opened.head()))
+    print(_head_line(budget_ledger.head()))
 
 
 def remaining_command(
@@ -67,14 +67,14 @@ def remaining_command(
     """
     from dpgcl_core.ledger.remaining import Training, remaining_of
 
-    opened = _opened(ledger)
-    for dataset_id in (dataset,) if dataset else opened.dataset_ids():
+    budget_ledger = _open_ledger(ledger)
+    for dataset_id in (dataset,) if dataset else budget_ledger.dataset_ids():
         training = None
         if epsilon is not None:
-            n = opened.num_records_public(dataset_id)
+            n = budget_ledger.num_records_public(dataset_id)
             training = Training.of(n, expected_batch_size, num_steps, epsilon, delta)
-        left = remaining_of(opened, dataset_id, training)
-        for line in [left.to_json()] if json else left.lines():
+        remaining = remaining_of(budget_ledger, dataset_id, training)
+        for line in [remaining.to_json()] if json else remaining.lines():
             print(line)
 
 
@@ -97,17 +97,17 @@ def verify_command(
     head = read_head(against) if against else None
     if export and data:
         raise ConfigError("an export is compared with statements: leave --data out")
-    found = verified(_exported(export) if export else _opened(ledger).entries(), head)
+    verification = verified(_exported(export) if export else _open_ledger(ledger).entries(), head)
     if data:
-        _check_marks(_opened(ledger), data)
-    for note in found.notes:
+        _check_marks(_open_ledger(ledger), data)
+    for note in verification.notes:
         print(f"note: {note}")
-    agreed = [name for name, given in (("statement", against), ("marks", data)) if given]
+    witnesses = [name for name, path in (("statement", against), ("marks", data)) if path]
     ways = "--against" if export else "--against or --data"
     compared = f"; give {ways} to find a cut-off tail"
-    if agreed:
-        compared = f", and agrees with the {' and the '.join(agreed)}"
-    print(f"{_head_line(found.head)}\nthe chain is whole{compared}")
+    if witnesses:
+        compared = f", and agrees with the {' and the '.join(witnesses)}"
+    print(f"{_head_line(verification.head)}\nthe chain is whole{compared}")
 
 
 def cap_command(
@@ -151,13 +151,13 @@ def cap_command(
 
     url = _url(ledger)
     new_only = [delta, num_records_public, order, planned or None, quota or None]
-    opened = None if create else _opened(ledger)
-    if opened is not None and dataset in opened.dataset_ids():
+    budget_ledger = None if create else _open_ledger(ledger)
+    if budget_ledger is not None and dataset in budget_ledger.dataset_ids():
         if any(value is not None for value in new_only):
             raise ConfigError(
                 f"data set {dataset!r} is registered: only epsilon can change; leave the other options out"
             )
-        opened.change_cap(dataset, epsilon, allow_raise=allow_raise)
+        budget_ledger.change_cap(dataset, epsilon, allow_raise=allow_raise)
     elif delta is None or num_records_public is None:
         raise ConfigError(f"data set {dataset!r} is new: give delta and num_records_public")
     else:
@@ -165,14 +165,14 @@ def cap_command(
             raise ConfigError("give planned steps, an order, or quotas; not two of them")
         sealed = {"sealed_epsilon": sealed_epsilon, "sealed_delta": sealed_delta}
         if planned:
-            cap = Cap.for_steps(epsilon, delta, [StepClass(*each) for each in planned], **sealed)
+            cap = Cap.for_steps(epsilon, delta, [StepClass(*steps) for steps in planned], **sealed)
         else:
             quotas = tuple((StepClass(prob, noise), num_steps) for prob, noise, num_steps in quota)
             cap = Cap(epsilon=epsilon, delta=delta, order=order, quotas=quotas, **sealed)
         check_delta(delta, num_records_public)
-        opened = opened or Ledger.create(url)  # after all checks, so that no empty ledger is left behind
-        opened.register(dataset, cap, num_records_public=num_records_public, unit=unit)
-    for line in _lines(opened.spent(dataset, with_pld=False)):
+        budget_ledger = budget_ledger or Ledger.create(url)  # after all checks: no empty ledger is left
+        budget_ledger.register(dataset, cap, num_records_public=num_records_public, unit=unit)
+    for line in _lines(budget_ledger.read_charges(dataset, with_pld=False)):
         print(line)
     if epsilon > _LARGE_EPSILON:
         print(f"note: ε = {epsilon:g} promises next to nothing")
@@ -187,7 +187,7 @@ def export_command(output: Path, ledger: str | None = None, with_trusted: bool =
       with_trusted: include what rows of version 0.1.0 keep from exports; such a file stays on the trusted
         side.
     """
-    entries = _opened(ledger).entries()
+    entries = _open_ledger(ledger).entries()
     try:
         with output.open("x") as file:
             for entry in entries:
@@ -226,14 +226,14 @@ def restored_command(
         raise ConfigError("what names the lost rows? give --data PATH, or --against a plan or statement")
     from dpgcl_core.ledger.report import read_head
 
-    opened = _opened(ledger)
-    heads = opened.heads_of_marks(dataset, data) if data else []
-    opened.state_loss(
+    budget_ledger = _open_ledger(ledger)
+    heads = budget_ledger.heads_of_marks(dataset, data) if data else []
+    budget_ledger.state_loss(
         dataset, heads + ([read_head(against)] if against else []), close=close, used_since=used_since
     )
     if data:
-        opened.bind(dataset, data)
-    for line in _lines(opened.spent(dataset, with_pld=False)):
+        budget_ledger.bind(dataset, data)
+    for line in _lines(budget_ledger.read_charges(dataset, with_pld=False)):
         print(line)
 
 
@@ -254,7 +254,7 @@ def _exported(path: Path) -> Iterator[Entry]:
     return checked_entries(rows, with_trusted=False)
 
 
-def _opened(ledger: str | None) -> Ledger:
+def _open_ledger(ledger: str | None) -> Ledger:
     from dpgcl_core.ledger.ledger import Ledger
 
     return Ledger.open(_url(ledger))
@@ -267,31 +267,31 @@ def _url(ledger: str | None) -> str:
     return url
 
 
-def _lines(spent: Spent) -> Iterator[str]:
-    cap = spent.cap
-    yield spent.title
-    if spent.rdp is not None and spent.rdp_budget is not None:
-        yield f"  charged: RDP {spent.rdp:.6g} of {spent.rdp_budget:.6g}"
+def _lines(charges: Charges) -> Iterator[str]:
+    cap = charges.cap
+    yield charges.title
+    if charges.rdp is not None and charges.rdp_budget is not None:
+        yield f"  charged: RDP {charges.rdp:.6g} of {charges.rdp_budget:.6g}"
     quotas = dict(cap.quotas)
-    for step_class in {**quotas, **spent.num_steps}:
+    for step_class in {**quotas, **charges.num_steps}:
         of = f" of {quotas[step_class]}" if step_class in quotas else ""
-        yield f"  {step_class.text}: {spent.num_steps.get(step_class, 0)}{of} steps"
-    if spent.num_sealed:
-        how = "by their RDP curves, in the RDP above" if spent.rdp is not None else "by basic composition"
-        yield f"  sealed sweeps: {spent.num_sealed}, charged {how}"
+        yield f"  {step_class.text}: {charges.num_steps.get(step_class, 0)}{of} steps"
+    if charges.num_sealed:
+        how = "by their RDP curves, in the RDP above" if charges.rdp is not None else "by basic composition"
+        yield f"  sealed sweeps: {charges.num_sealed}, charged {how}"
     if cap.sealed_epsilon:
         yield (
-            f"  set aside for sealed sweeps by basic composition: ({spent.sealed_epsilon:g}, "
-            f"{spent.sealed_delta:g}) of ({cap.sealed_epsilon:g}, {cap.sealed_delta:g})"
+            f"  set aside for sealed sweeps by basic composition: ({charges.sealed_epsilon:g}, "
+            f"{charges.sealed_delta:g}) of ({cap.sealed_epsilon:g}, {cap.sealed_delta:g})"
         )
-    if spent.num_losses:
+    if charges.num_losses:
         yield "  rows were lost: " + (
-            "closed for good" if spent.closed else "the whole cap is charged for them"
+            "closed for good" if charges.closed else "the whole cap is charged for them"
         )
-    yield f"  reservations: {spent.num_open} open, {spent.num_settled} settled"
-    information = f"ε = {spent.epsilon_filter:.6g} by the filter"
-    if spent.epsilon_pld is not None:
-        information += f", {spent.epsilon_pld:.6g} by PLD"
+    yield f"  reservations: {charges.num_open} open, {charges.num_settled} settled"
+    information = f"ε = {charges.epsilon_filter:.6g} by the filter"
+    if charges.epsilon_pld is not None:
+        information += f", {charges.epsilon_pld:.6g} by PLD"
     yield f"  charged so far, for information: {information}, at δ = {cap.delta:.4g}; the promise is the cap"
 
 

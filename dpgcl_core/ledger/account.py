@@ -156,7 +156,7 @@ class Account:
     def rdp_spent(self) -> float:
         """Return the RDP charged at the filter's order, rounded up (RDP filter only)."""
         steps = {each: num - self._covered_steps[each] for each, num in self._steps.items()}
-        of_steps = self.cap.rdp_filter().spent(steps)
+        of_steps = self.cap.rdp_filter().total_cost(steps)
         curves = [
             s.rdp for n, s in self.sealed.items() if s.rdp is not None and n not in self._covered_sealed
         ]
@@ -171,9 +171,9 @@ class Account:
           on_top: whether to add it to what is charged already, instead of raising the charge to it.
           close: whether to admit nothing any more, whatever the cap.
         """
-        for number, known in self.reservations.items():
-            if known.num_steps_executed is None:
-                self.reservations[number] = replace(known, num_steps_executed=known.num_steps)
+        for number, reservation in self.reservations.items():
+            if reservation.num_steps_executed is None:
+                self.reservations[number] = replace(reservation, num_steps_executed=reservation.num_steps)
         highest = replace(self.cap, epsilon=self.highest_epsilon)
         budget = highest.filter()
         if isinstance(budget, QuotaFilter):
@@ -183,10 +183,10 @@ class Account:
                     known_steps + whole_quota if on_top else max(known_steps, whole_quota)
                 )
         else:
-            spent, whole = self.rdp_spent(), num_budgets * budget.rdp_budget
-            whole = math.nextafter(whole, math.inf) if num_budgets > 1 else whole
+            rdp, whole_rdp = self.rdp_spent(), num_budgets * budget.rdp_budget
+            whole_rdp = math.nextafter(whole_rdp, math.inf) if num_budgets > 1 else whole_rdp
             self._lost_rdp = (
-                math.nextafter(spent + whole, math.inf) if on_top and spent else max(spent, whole)
+                math.nextafter(rdp + whole_rdp, math.inf) if on_top and rdp else max(rdp, whole_rdp)
             )
             self._covered_steps = Counter(self._steps)
             self._covered_sealed = frozenset(self.sealed)
@@ -194,11 +194,11 @@ class Account:
             num_budgets * Fraction(highest.sealed_epsilon),
             num_budgets * Fraction(highest.sealed_delta),
         )
-        more = [
-            part if on_top else max(Fraction(), part - known)
-            for part, known in zip(share, self.sealed_spent(), strict=True)
+        added_share = [
+            part if on_top else max(Fraction(), part - charged_part)
+            for part, charged_part in zip(share, self.sealed_spent(), strict=True)
         ]
-        self._lost_sealed = (self._lost_sealed[0] + more[0], self._lost_sealed[1] + more[1])
+        self._lost_sealed = (self._lost_sealed[0] + added_share[0], self._lost_sealed[1] + added_share[1])
         self.closed = self.closed or close
         self.num_losses += 1
         self.num_budgets = self.num_budgets + num_budgets if on_top else max(self.num_budgets, num_budgets)
@@ -236,16 +236,16 @@ class Account:
         """Raise BudgetExceeded unless the filter admits all of them together."""
         trial = copy.copy(self)
         trial.reservations, trial._steps, trial._labels = {}, Counter(self._steps), set(self._labels)
-        for place, each in enumerate(planned):
-            if each.delta is not None:
-                check_delta(each.delta, self.num_records_public)
-            trial.check_label(each.label)
+        for place, training in enumerate(planned):
+            if training.delta is not None:
+                check_delta(training.delta, self.num_records_public)
+            trial.check_label(training.label)
             try:
-                trial.admit_steps(each.step_class, each.num_steps)
+                trial.admit_steps(training.step_class, training.num_steps)
             except BudgetExceeded:
                 if len(planned) == 1 or self.closed or isinstance(budget := self.cap.filter(), QuotaFilter):
                     raise
-                rdp = sum(budget.cost(one.step_class, one.num_steps) for one in planned)
+                rdp = sum(budget.cost(training.step_class, training.num_steps) for training in planned)
                 raise BudgetExceeded(
                     self._rdp_message(budget, f"{len(planned)} more trainings", rdp)
                 ) from None
@@ -254,9 +254,9 @@ class Account:
                     ledger_id="",
                     number=place,
                     dataset_id=self.dataset_id,
-                    label=each.label,
-                    step_class=each.step_class,
-                    num_steps=each.num_steps,
+                    label=training.label,
+                    step_class=training.step_class,
+                    num_steps=training.num_steps,
                 )
             )
 
@@ -285,14 +285,14 @@ class Account:
                 return False
             return True
 
-        refused = 1
-        while refused <= MOST_TRAININGS and admits(refused):
-            refused *= 2
-        admitted = refused // 2
-        while refused - admitted > 1:
-            middle = (admitted + refused) // 2
-            admitted, refused = (middle, refused) if admits(middle) else (admitted, middle)
-        return admitted
+        upper = 1
+        while upper <= MOST_TRAININGS and admits(upper):
+            upper *= 2
+        lower = upper // 2
+        while upper - lower > 1:
+            middle = (lower + upper) // 2
+            lower, upper = (middle, upper) if admits(middle) else (lower, middle)
+        return lower
 
     def admit_sealed(self, *, epsilon: float, delta: float, rdp: float | None) -> None:
         """Raise BudgetExceeded unless a sealed sweep's tuned bound fits."""
@@ -334,12 +334,12 @@ class Account:
             raise BudgetExceeded(self._rdp_message(budget, "this sealed sweep", rdp))
 
     def _rdp_message(self, budget: RdpFilter, request: str, rdp: float) -> str:
-        used, needed = (value / (budget.rdp_budget or 1.0) for value in (self.rdp_spent(), rdp))
-        digits = 1 if used + needed > 1.001 else 6
+        used_share, needed_share = (value / (budget.rdp_budget or 1.0) for value in (self.rdp_spent(), rdp))
+        digits = 1 if used_share + needed_share > 1.001 else 6
         return (
-            f"{self._cap_text()} does not hold {request}: {used:.{digits}%} of it is used, this needs "
-            f"{needed:.{digits}%}, and {1 - used:.{digits}%} is left; take fewer steps, fewer trainings, "
-            f"more noise or a smaller sampling_prob{self._raise_text()}"
+            f"{self._cap_text()} does not hold {request}: {used_share:.{digits}%} of it is used, this "
+            f"needs {needed_share:.{digits}%}, and {1 - used_share:.{digits}%} is left; take fewer steps, "
+            f"fewer trainings, more noise or a smaller sampling_prob{self._raise_text()}"
         )
 
     def _quota_message(self, step_class: StepClass, num_steps: int) -> str:

@@ -20,7 +20,7 @@ class Books:
       ledger_id: of the first entry.
       accounts: by data-set id.
       hashes: of all entries, in order.
-      lost: heads that entries state to be lost, with the rows up to them.
+      lost_heads: heads that entries state to be lost, with the rows up to them.
       notes: events that a reader of the ledger should know of, such as a clock that was set back.
     """
 
@@ -28,7 +28,7 @@ class Books:
     ledger_id: str = ""
     accounts: dict[str, Account] = field(default_factory=dict)
     hashes: list[str] = field(default_factory=list)
-    lost: set[Head] = field(default_factory=set)
+    lost_heads: set[Head] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -57,46 +57,46 @@ class Books:
             and self.hashes[head.num_entries - 1] == head.head_hash
         )
 
-    def check_has(self, head: Head, where: str) -> None:
-        """Refuse a ledger that lacks rows which it once had.
+    def check_has(self, head: Head, source: str) -> None:
+        """Raise LedgerError if the ledger lacks rows which it once had.
 
         Args:
-          head: that is known from outside of the ledger.
-          where: what names it, for the message.
+          head: known from outside of the ledger.
+          source: of the head, for the message.
 
         Raises:
           LedgerError: it is another ledger, its last rows are missing, or it was rewritten; and nobody has
             stated that loss.
         """
-        if self.has(head) or head in self.lost:
+        if self.has(head) or head in self.lost_heads:
             return
-        own, again = self.head, "state the loss: python -m dpgcl_core.ledger restored --help"
-        if own.ledger_id != head.ledger_id:
+        own_head, remedy = self.head, "state the loss: python -m dpgcl_core.ledger restored --help"
+        if own_head.ledger_id != head.ledger_id:
             raise LedgerError(
-                f"{where} was made over ledger {head.ledger_id}, and this is {own.ledger_id}; give that "
-                f"one; if it is lost, {again}"
+                f"{source} was made over ledger {head.ledger_id}, and this is {own_head.ledger_id}; give "
+                f"that one; if it is lost, {remedy}"
             )
-        missing = head.num_entries - own.num_entries
-        if missing > 0 and self.last is not None:
-            first = own.num_entries + 1
-            rows = f"row {first}" if missing == 1 else f"rows {first} to {head.num_entries}"
+        num_missing = head.num_entries - own_head.num_entries
+        if num_missing > 0 and self.last is not None:
+            first = own_head.num_entries + 1
+            rows = f"row {first}" if num_missing == 1 else f"rows {first} to {head.num_entries}"
             raise LedgerError(
-                f"the ledger lacks {rows}, for {where} was made over {head.num_entries} rows, and the "
-                f"last one here is row {own.num_entries} ({self.last.kind}, {self.last.time}); this is an "
-                f"old copy, or its tail was cut off. Put the newest copy back; if there is none, {again}"
+                f"the ledger lacks {rows}, for {source} was made over {head.num_entries} rows, and the "
+                f"last one here is row {own_head.num_entries} ({self.last.kind}, {self.last.time}); this is "
+                f"an old copy, or its tail was cut off. Put the newest copy back; if there is none, {remedy}"
             )
         raise LedgerError(
-            f"the ledger was tampered with: its first {head.num_entries} rows are not those of {where}; it "
+            f"the ledger was tampered with: its first {head.num_entries} rows are not those of {source}; it "
             f"was written anew, or went its own way from a copy. Put the right copy back; if there is none, "
-            f"{again}"
+            f"{remedy}"
         )
 
-    def was_used_since(self, account: Account, lost: Head) -> bool:
-        """Return whether rows of an account are certainly none of the ledger that a lost head was taken over.
+    def was_used_since(self, account: Account, lost_head: Head) -> bool:
+        """Return whether an account certainly has rows that the ledger of a lost head never had.
 
-        So are all rows from the lost head's number on, for they follow another row than that.
+        Such are all rows from the lost head's number on, for they follow another row.
         """
-        return lost.ledger_id != self.ledger_id or account.rows[-1] >= lost.num_entries
+        return lost_head.ledger_id != self.ledger_id or account.rows[-1] >= lost_head.num_entries
 
     def account(self, dataset_id: str) -> Account:
         """Return the account, or raise LedgerError with the registered ids."""
@@ -122,12 +122,12 @@ class Books:
 
     def open_reservation(self, reservation: Reservation) -> Reservation:
         """Return a caller's reservation in its state according to the entries, unless it is settled."""
-        known = self.known_reservation(reservation)
-        if known.num_steps_executed is not None:
+        current = self.known_reservation(reservation)
+        if current.num_steps_executed is not None:
             raise LedgerError(
-                f"the reservation of {known.label!r} is settled; a new training needs a new one"
+                f"the reservation of {current.label!r} is settled; a new training needs a new one"
             )
-        return known
+        return current
 
     def apply(self, entry: Entry, *, check: bool = False) -> None:
         """Apply one more entry.
@@ -179,13 +179,13 @@ class Books:
 
     def _apply_loss(self, entry: Entry, check: bool) -> Account:
         account = self.account(entry.facts["dataset_id"])
-        lost = {Head(**head) for head in entry.facts["heads"]}
+        lost_heads = {Head(**head) for head in entry.facts["heads"]}
         on_top, close = entry.facts["on_top"], entry.facts["closed"]
-        if check and not on_top and any(self.was_used_since(account, head) for head in lost):
+        if check and not on_top and any(self.was_used_since(account, head) for head in lost_heads):
             raise LedgerError("it states a loss that must be charged on top of what is known")
-        num_budgets = max(head.num_budgets for head in lost)
+        num_budgets = max(head.num_budgets for head in lost_heads)
         account.lose(num_budgets, on_top=on_top, close=close)
-        self.lost |= lost
+        self.lost_heads |= lost_heads
         times = "" if num_budgets == 1 else f", {num_budgets} times"
         self.notes.append(
             f"entry {entry.number}: rows of {account.dataset_id!r} were lost; "

@@ -80,10 +80,10 @@ from dpgcl_core.ledger.marks import (
     trusted_marks,
 )
 from dpgcl_core.ledger.report import (
+    Charges,
     LedgerStatement,
-    Spent,
     Verification,
-    spent_of,
+    charges_of,
     statement_of,
     verified,
 )
@@ -164,13 +164,13 @@ class Ledger:
             "num_records_public": num_records_public,
         }
         with self._session.writing() as draft:
-            known = draft.books.accounts.get(dataset_id)
-            if known is None:
+            account = draft.books.accounts.get(dataset_id)
+            if account is None:
                 draft.add("register", dataset_id=dataset_id, cap=cap.facts(), **values)
-            elif cap != known.cap or any(getattr(known, name) != value for name, value in values.items()):
+            elif cap != account.cap or any(getattr(account, name) != value for name, value in values.items()):
                 raise LedgerError(
-                    f"data set {dataset_id!r} is registered with unit {known.unit!r}, "
-                    f"{known.num_records_public} records and cap {known.cap}; a second registration must "
+                    f"data set {dataset_id!r} is registered with unit {account.unit!r}, "
+                    f"{account.num_records_public} records and cap {account.cap}; a second registration must "
                     "agree with it (change_cap changes epsilon)"
                 )
 
@@ -286,7 +286,7 @@ class Ledger:
           heads: that marks, plans or statements name, and this ledger does not have.
           close: whether nothing is to be charged to the data set any more.
           used_since: whether the data set was charged here after the rows were lost; the cap is then charged
-            on top of all that is known. So it is where a head shows that.
+            on top of all known charges. The same holds where a head shows that.
 
         Raises:
           LedgerError: the data set is unknown.
@@ -295,7 +295,7 @@ class Ledger:
         with self._session.writing() as draft:
             books = draft.books
             account = books.account(dataset_id)
-            missing = [head for head in heads if not books.has(head) and head not in books.lost]
+            missing = [head for head in heads if not books.has(head) and head not in books.lost_heads]
             if not missing:
                 raise ConfigError("the ledger has every row that was named: no loss is to be stated")
             on_top = used_since or any(books.was_used_since(account, head) for head in missing)
@@ -379,10 +379,10 @@ class Ledger:
         if num_steps == 0:
             return self.confirm(reservation)
         with self._session.writing() as draft:
-            known = draft.books.open_reservation(reservation)
-            draft.books.account(known.dataset_id).admit_steps(known.step_class, num_steps)
-            draft.add("extend", reservation=known.number, num_steps=num_steps)
-        self._advance(known.dataset_id)
+            current = draft.books.open_reservation(reservation)
+            draft.books.account(current.dataset_id).admit_steps(current.step_class, num_steps)
+            draft.add("extend", reservation=current.number, num_steps=num_steps)
+        self._advance(current.dataset_id)
         return self._reservation(reservation.number)
 
     def settle(self, reservation: Reservation, num_steps_executed: int) -> Reservation:
@@ -401,19 +401,19 @@ class Ledger:
         if isinstance(executed, bool) or not isinstance(executed, int) or executed < 0:
             raise ConfigError(f"num_steps_executed must be a whole number of at least 0; got {executed!r}")
         with self._session.writing() as draft:
-            known = draft.books.known_reservation(reservation)
-            before = known.num_steps_executed
+            current = draft.books.known_reservation(reservation)
+            before = current.num_steps_executed
             if before is not None and executed < before:
                 raise LedgerError(
-                    f"{known.label!r} was settled with {before} steps; {executed} would take charges back"
+                    f"{current.label!r} was settled with {before} steps; {executed} would take charges back"
                 )
             if executed != before:
-                draft.add("settle", reservation=known.number, num_steps_executed=executed)
-        self._advance(known.dataset_id)
-        if executed > known.num_steps:
+                draft.add("settle", reservation=current.number, num_steps_executed=executed)
+        self._advance(current.dataset_id)
+        if executed > current.num_steps:
             raise LedgerError(
-                f"{known.label!r} drew {executed} steps and had reserved {known.num_steps}; all are charged "
-                "now, but a training must extend its reservation before it goes on"
+                f"{current.label!r} drew {executed} steps and had reserved {current.num_steps}; all are "
+                "charged now, but a training must extend its reservation before it goes on"
             )
         return self._reservation(reservation.number)
 
@@ -476,7 +476,7 @@ class Ledger:
 
     def reservation(self, dataset_id: str, label: str) -> Reservation | None:
         """Return the reservation of a label, by which a resumed sweep finds its own, or None."""
-        return next((known for known in self.reservations(dataset_id) if known.label == label), None)
+        return next((r for r in self.reservations(dataset_id) if r.label == label), None)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all rows, checked against their hashes."""
@@ -498,24 +498,26 @@ class Ledger:
         with self._session.reading() as books:
             return books.head_of(dataset_id)
 
-    def check_has(self, head: Head, where: str) -> None:
-        """Refuse a ledger that lacks rows which it once had.
+    def check_has(self, head: Head, source: str) -> None:
+        """Raise LedgerError if the ledger lacks rows which it once had.
 
         Args:
-          head: that is known from outside of the ledger, such as from a sweep's plan.
-          where: what names it, for the message.
+          head: known from outside of the ledger, such as from a sweep's plan.
+          source: of the head, for the message.
 
         Raises:
-          LedgerError: as said; the message names what is missing.
+          LedgerError: rows are missing or were rewritten; the message names them.
         """
         with self._session.reading() as books:
-            books.check_has(head, where)
+            books.check_has(head, source)
 
-    def spent(self, dataset_id: str, *, with_pld: bool = True) -> Spent:
+    def read_charges(self, dataset_id: str, *, with_pld: bool = True) -> Charges:
         """Return what is charged to a data set, with the PLD total for information."""
         with self._session.reading() as books:
             account = books.account(dataset_id)
-            return spent_of(account, with_pld=with_pld)
+            return charges_of(account, with_pld=with_pld)
+
+    spent = read_charges  # the former name, for one version
 
     def num_records_public(self, dataset_id: str) -> int:
         """Return the number of records that was declared when the data set was registered.
@@ -553,8 +555,8 @@ class Ledger:
 
         The ledger's lock keeps all processes on it apart; a mark is never moved backwards.
         """
-        known = self._places.get(dataset_id, {}).values() if places is None else places
-        if not known:
+        all_places = self._places.get(dataset_id, {}).values() if places is None else places
+        if not all_places:
             return 0
         with self._session.writing() as draft:
             books, newest = draft.books, draft.books.head_of(dataset_id)
@@ -565,7 +567,9 @@ class Ledger:
                 is_new_enough = books.has(head) and has_all
                 return None if is_new_enough else newest
 
-            return sum(advance_marks(each, dataset_id, partial(successor, each), newest) for each in known)
+            return sum(
+                advance_marks(place, dataset_id, partial(successor, place), newest) for place in all_places
+            )
 
     def _reservation(self, number: int) -> Reservation:
         with self._session.reading() as books:

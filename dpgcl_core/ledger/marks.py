@@ -73,7 +73,7 @@ def mark_path(data: Path) -> Path:
     Raises:
       LedgerError: the path leads in a circle.
     """
-    return _mark_beside(_resolved(data))
+    return _mark_beside(_resolve(data))
 
 
 def read_mark(data: Path) -> tuple[str, Head] | None:
@@ -161,7 +161,7 @@ def _marks_on(data: Path) -> Iterator[tuple[str, Head]]:
 
 
 def _marks_on_one(data: Path) -> Iterator[tuple[str, Head]]:
-    real = _resolved(data)
+    real = _resolve(data)
     for path in dict.fromkeys((real, data.absolute())):  # a link may lie in a marked folder, too
         yield from _marks_above(path)
     for root, folders, files in os.walk(real):
@@ -172,7 +172,7 @@ def _marks_on_one(data: Path) -> Iterator[tuple[str, Head]]:
                 if mark is not None:
                     yield mark
             elif path.is_symlink():
-                yield from _marks_above(_resolved(path))
+                yield from _marks_above(_resolve(path))
 
 
 def _marks_above(path: Path) -> Iterator[tuple[str, Head]]:
@@ -207,7 +207,7 @@ def _mark_beside(path: Path) -> Path:
     return path / MARK if path.is_dir() else path.with_name(path.name + MARK)
 
 
-def _resolved(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:
@@ -242,12 +242,12 @@ def place_of(data: Path, trusted: Path) -> Place:
     """
     if not is_read_only(data):
         return Place(data, tuple(mark_path(file) for file in expand_ranges(data)))
-    where = os.path.realpath(data)
-    path = trusted / f"{hashlib.sha256(where.encode()).hexdigest()[:32]}{MARK}"
+    real_path = os.path.realpath(data)
+    path = trusted / f"{hashlib.sha256(real_path.encode()).hexdigest()[:32]}{MARK}"
     known = _values(path)
     if known is None:
         salt = secrets.token_hex(32)
-        known = {"path": where, "salt": salt, "content": _salted(salt, _digest(data))}
+        known = {"path": real_path, "salt": salt, "content": _salted(salt, _digest(data))}
     return Place(data, (path,), tuple((name, str(known.get(name))) for name in ("path", "salt", "content")))
 
 

@@ -1,7 +1,7 @@
 """What a data set's cap still holds: in the unit of its rule, and in trainings that somebody has in mind.
 
 What is left has no ε: how much ε a further step costs depends on all that is charged with it, and on the
-rule. So it is told as the rule counts it, and as the number of trainings that the rule itself would admit.
+rule. So it is given as the rule counts it, and as the number of trainings that the rule itself would admit.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.ledger.account import MOST_TRAININGS
 from dpgcl_core.ledger.ledger import Ledger
-from dpgcl_core.ledger.report import Spent
+from dpgcl_core.ledger.report import Charges
 from dpgcl_core.mechanism.numbers import check_delta, default_delta
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A training that is asked for.
+    """A training that the remaining budget is counted in.
 
     Attributes:
       step_class: of every step.
@@ -54,10 +54,10 @@ class Training:
         delta = default_delta(num_records_public) if delta is None else delta
         check_delta(delta, num_records_public)
         prob = batch_size / num_records_public
-        found = calibrate_noise_multiplier(
+        calibration = calibrate_noise_multiplier(
             sampling_prob=prob, num_steps=num_steps, target_epsilon=epsilon, target_delta=delta
         )
-        step_class = StepClass(prob, found.noise_multiplier)
+        step_class = StepClass(prob, calibration.noise_multiplier)
         return cls(step_class=step_class, num_steps=num_steps, epsilon=epsilon, delta=delta)
 
 
@@ -66,47 +66,49 @@ class Remaining:
     """What is left of a cap.
 
     Attributes:
-      spent: what is charged to the data set.
-      training: that was asked for.
-      num_trainings: so many more of it the rule admits.
+      charges: to the data set.
+      training: to count in; None if there is none.
+      num_trainings: as many more of it as the rule admits.
     """
 
-    spent: Spent
+    charges: Charges
     training: Training | None = None
     num_trainings: int | None = None
 
     @property
     def rdp(self) -> float | None:
         """Left at the filter's order; None with quotas."""
-        spent = self.spent
-        if spent.rdp is None or spent.rdp_budget is None:
+        charges = self.charges
+        if charges.rdp is None or charges.rdp_budget is None:
             return None
-        return max(0.0, spent.rdp_budget - spent.rdp)
+        return max(0.0, charges.rdp_budget - charges.rdp)
 
     @property
     def steps(self) -> dict[StepClass, int]:
         """Left of every quota."""
-        drawn = self.spent.num_steps
-        return {each: max(0, quota - drawn.get(each, 0)) for each, quota in self.spent.cap.quotas}
+        num_charged, quotas = self.charges.num_steps, self.charges.cap.quotas
+        return {step_class: max(0, quota - num_charged.get(step_class, 0)) for step_class, quota in quotas}
 
     @property
     def sealed(self) -> dict[str, float]:
         """Left of ε and δ that are set aside for sealed sweeps by basic composition."""
         names = ("sealed_epsilon", "sealed_delta")
-        return {name: max(0.0, getattr(self.spent.cap, name) - getattr(self.spent, name)) for name in names}
+        return {
+            name: max(0.0, getattr(self.charges.cap, name) - getattr(self.charges, name)) for name in names
+        }
 
     def lines(self) -> Iterator[str]:
         """Yield it for people."""
-        yield self.spent.title
-        if self.spent.closed:
+        yield self.charges.title
+        if self.charges.closed:
             yield "  left: nothing, for rows were lost, and it is closed for good"
             return
-        if self.rdp is not None and self.spent.rdp_budget is not None:
-            share = self.rdp / self.spent.rdp_budget if self.spent.rdp_budget else 0.0
-            yield f"  left: RDP {self.rdp:.6g} of {self.spent.rdp_budget:.6g} ({share:.1%})"
+        if self.rdp is not None and self.charges.rdp_budget is not None:
+            share = self.rdp / self.charges.rdp_budget if self.charges.rdp_budget else 0.0
+            yield f"  left: RDP {self.rdp:.6g} of {self.charges.rdp_budget:.6g} ({share:.1%})"
         for step_class, num_steps in self.steps.items():
             yield f"  left: {num_steps} steps of {step_class.text}"
-        if self.spent.cap.sealed_epsilon:
+        if self.charges.cap.sealed_epsilon:
             epsilon, delta = self.sealed.values()
             yield f"  left for sealed sweeps by basic composition: ({epsilon:g}, {delta:g})"
         if self.training is not None:
@@ -122,16 +124,16 @@ class Remaining:
 
     def to_json(self) -> str:
         """Return it as one JSON object."""
-        spent, training = self.spent, self.training
+        charges, training = self.charges, self.training
         values = {
-            "dataset_id": spent.dataset_id,
-            "closed": spent.closed,
+            "dataset_id": charges.dataset_id,
+            "closed": charges.closed,
             "rdp": self.rdp,
-            "rdp_budget": spent.rdp_budget,
+            "rdp_budget": charges.rdp_budget,
             **self.sealed,
             "num_trainings": self.num_trainings,
-            "cap": {name: getattr(spent.cap, name) for name in ("epsilon", "delta", "order")},
-            "quotas": [{**vars(each), "num_steps": num} for each, num in self.steps.items()],
+            "cap": {name: getattr(charges.cap, name) for name in ("epsilon", "delta", "order")},
+            "quotas": [{**vars(step_class), "num_steps": num} for step_class, num in self.steps.items()],
             "training": training and {**vars(training), "step_class": vars(training.step_class)},
         }
         return json.dumps(values, ensure_ascii=False)
@@ -148,7 +150,7 @@ def remaining_of(ledger: Ledger, dataset_id: str, training: Training | None = No
     Raises:
       LedgerError: there is no such data set.
     """
-    spent, number = ledger.spent(dataset_id, with_pld=False), None
+    charges, number = ledger.read_charges(dataset_id, with_pld=False), None
     if training is not None:
         number = ledger.num_admitted(dataset_id, training.step_class, training.num_steps)
-    return Remaining(spent=spent, training=training, num_trainings=number)
+    return Remaining(charges=charges, training=training, num_trainings=number)

@@ -18,7 +18,7 @@ from dpgcl_core.ledger.chain import Entry, Head
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
+class Charges:
     """What is charged to a data set at some moment.
 
     The guarantee is the cap. `epsilon_filter` and `epsilon_pld` are for information: what was spent under
@@ -61,10 +61,10 @@ class Spent:
         return f"{self.dataset_id}: cap ε = {cap.epsilon:g} at δ = {cap.delta:.4g}, {rule}"
 
 
-def spent_of(account: Account, *, with_pld: bool) -> Spent:
+def charges_of(account: Account, *, with_pld: bool) -> Charges:
     """Return what is charged to an account."""
     steps, budget = account.steps(), account.cap.filter()
-    settled = [r for r in account.reservations.values() if r.num_steps_executed is not None]
+    settled_reservations = [r for r in account.reservations.values() if r.num_steps_executed is not None]
     sealed_epsilon, sealed_delta = (float(value) for value in account.sealed_spent())
     quotas = isinstance(budget, QuotaFilter)
     rdp = None if quotas else account.rdp_spent()
@@ -72,12 +72,12 @@ def spent_of(account: Account, *, with_pld: bool) -> Spent:
         epsilon_filter = budget.epsilon_of_quotas
     else:
         epsilon_filter = budget.epsilon(account.rdp_spent()) if rdp else 0.0
-    return Spent(
+    return Charges(
         dataset_id=account.dataset_id,
         cap=account.cap,
         num_steps=dict(steps),
-        num_open=len(account.reservations) - len(settled),
-        num_settled=len(settled),
+        num_open=len(account.reservations) - len(settled_reservations),
+        num_settled=len(settled_reservations),
         num_sealed=len(account.sealed),
         num_losses=account.num_losses,
         closed=account.closed,

@@ -76,15 +76,15 @@ class LedgerStore:
     url: URL = field(repr=False)
     wait_seconds: float
     engine: Engine = field(compare=False, repr=False)
-    given: str = field(compare=False, repr=False)
+    address: str = field(compare=False, repr=False)
 
     @classmethod
     def at(cls, url: str, *, wait_seconds: float = 60.0) -> LedgerStore:
         """Return the store at `url`, without connecting to it."""
-        parsed = _parsed(url)
-        is_sqlite = parsed.get_backend_name() == "sqlite"
+        store_url = _parse_url(url)
+        is_sqlite = store_url.get_backend_name() == "sqlite"
         arguments: dict[str, Any] = {"timeout": wait_seconds} if is_sqlite else {"connect_timeout": 10}
-        target = _sqlite_uri(parsed) if is_sqlite else parsed
+        target = _sqlite_uri(store_url) if is_sqlite else store_url
         try:
             engine = sqlalchemy.create_engine(
                 target, connect_args=arguments, poolclass=sqlalchemy.NullPool, hide_parameters=True
@@ -96,12 +96,12 @@ class LedgerStore:
         if is_sqlite:
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
-        return cls(parsed, wait_seconds, engine, url)
+        return cls(store_url, wait_seconds, engine, url)
 
     @property
     def name(self) -> str:
         """The URL for messages; where it holds no secret, it opens the ledger again."""
-        return masked(self.given) if has_secret(self.given) else self.url.render_as_string()
+        return masked(self.address) if has_secret(self.address) else self.url.render_as_string()
 
     @property
     def marks_folder(self) -> Path:
@@ -174,11 +174,11 @@ class LedgerStore:
     @contextmanager
     def _transaction(self, engine: Engine) -> Iterator[Connection]:
         try:
-            opened = engine.connect()
+            new_connection = engine.connect()
         except Exception as error:  # a driver refuses a host, a port or a parameter with any class
             raise self._unusable(error) from None
         try:
-            with opened as connection, connection.begin():
+            with new_connection as connection, connection.begin():
                 yield connection
         except (SQLAlchemyError, sqlite3.Error) as error:
             raise self._unusable(error) from None
@@ -207,10 +207,10 @@ class LedgerStore:
 
     def _reason(self, error: Exception) -> str:
         original = error.orig if isinstance(error, DBAPIError) else None
-        said = text_of_error(original or error, self.given)
-        if "database is locked" in said or "LockNotAvailable" in type(original).__name__:
+        message = text_of_error(original or error, self.address)
+        if "database is locked" in message or "LockNotAvailable" in type(original).__name__:
             return f"another process held it for more than {self.wait_seconds:g} s"
-        return said
+        return message
 
     def _create_file(self) -> None:
         """Create an empty file that its owner alone may read; opening never creates one."""
@@ -222,25 +222,25 @@ class LedgerStore:
             raise LedgerError(f"the ledger {self.name} cannot be created ({error.strerror})") from error
 
 
-def _parsed(url: str) -> URL:
+def _parse_url(url: str) -> URL:
     """Return the URL with an absolute path, or with the installed PostgreSQL driver."""
     if "://" not in url:
         if has_secret(url) or _BEGINS_AS_URL.match(url):  # a file of this name would hold no ledger
             raise LedgerError(_not_a_url(url))
         return URL.create("sqlite", database=str(Path(url).resolve()))
     try:
-        parsed = make_url(url)
-        backend = "postgresql" if parsed.drivername == "postgres" else parsed.get_backend_name()
+        target = make_url(url)
+        backend = "postgresql" if target.drivername == "postgres" else target.get_backend_name()
     except (ArgumentError, ValueError):
         raise LedgerError(_not_a_url(url)) from None
     if backend == "sqlite":
-        if parsed.database in (None, "", ":memory:") or str(parsed.database).startswith("file:"):
+        if target.database in (None, "", ":memory:") or str(target.database).startswith("file:"):
             raise LedgerError(f"a ledger must be a file that lasts; got {masked(url)!r}")
-        return parsed.set(drivername="sqlite", database=str(Path(str(parsed.database)).resolve()), query={})
+        return target.set(drivername="sqlite", database=str(Path(str(target.database)).resolve()), query={})
     if backend == "postgresql":
         for driver in ("psycopg", "psycopg2"):
             if importlib.util.find_spec(driver):
-                return parsed.set(drivername=f"postgresql+{driver}")
+                return target.set(drivername=f"postgresql+{driver}")
         raise LedgerError('a PostgreSQL ledger needs its driver: pip install "dpgcl[postgres]"')
     raise LedgerError(f"a ledger lies in SQLite or PostgreSQL; got {backend!r}")
 

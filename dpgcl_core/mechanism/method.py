@@ -171,13 +171,13 @@ class Method:
         """
         if sampling not in (RECORDS, GROUPS):
             raise ConfigError(unknown_choice("sampling", sampling, (RECORDS, GROUPS)))
-        chosen = tuple(each for each in self.samplings if each == sampling)
-        if not chosen:
+        matching = tuple(name for name in self.samplings if name == sampling)
+        if not matching:
             raise ConfigError(
                 f"{self.name} samples {self.samplings[0]}, for its terms see more than one group; "
                 f'got sampling = "{sampling}"'
             )
-        return self if self.samplings == chosen else replace(self, samplings=chosen)
+        return self if self.samplings == matching else replace(self, samplings=matching)
 
     @property
     def neighboring_relation(self) -> str:
@@ -212,7 +212,7 @@ class Method:
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange | None:
         """Return how many records the data sets have that the guarantee is about; None for any number."""
-        return None if numbers.num_records_from_data else RecordRange(most=numbers.num_records_public)
+        return None if numbers.num_records_from_data else RecordRange(max_records=numbers.num_records_public)
 
     def condition(self, numbers: PublicNumbers) -> str:
         """Return what the guarantee asks of both neighbours besides the relation; empty for nothing."""

@@ -27,45 +27,48 @@ Sampled = Literal["records", "groups"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRange:
-    """Public numbers of records, from `fewest` to `most`; or of those in the slots that are trained on.
+    """Public numbers of records, from `min_records` to `max_records`, in all or in the slots trained on.
 
-    >>> RecordRange(fewest=895, most=1000, in_slots=True).text
+    >>> RecordRange(min_records=895, max_records=1000, in_slots=True).text
     'data sets with 895 to 1000 records in the slots trained on'
-    >>> RecordRange(most=1518).text, RecordRange(fewest=7, most=7).text
+    >>> RecordRange(max_records=1518).text, RecordRange(min_records=7, max_records=7).text
     ('data sets of at most 1518 records', 'data sets of exactly 7 records')
     """
 
-    fewest: int = 0
-    most: int
+    min_records: int = 0
+    max_records: int
     in_slots: bool = False
 
     @property
     def text(self) -> str:
         """The data sets of so many records, in words."""
         if self.in_slots:
-            return f"data sets with {self.fewest} to {self.most} records in the slots trained on"
-        if self.fewest == self.most:
-            return f"data sets of exactly {self.most} records"
-        if self.fewest:
-            return f"data sets of {self.fewest} to {self.most} records"
-        return f"data sets of at most {self.most} records"
+            return f"data sets with {self.min_records} to {self.max_records} records in the slots trained on"
+        if self.min_records == self.max_records:
+            return f"data sets of exactly {self.max_records} records"
+        if self.min_records:
+            return f"data sets of {self.min_records} to {self.max_records} records"
+        return f"data sets of at most {self.max_records} records"
 
 
 def in_all(ranges: Iterable[RecordRange]) -> list[RecordRange]:
-    """Return what a data set must meet to be in all of these: one range of each kind, where they overlap.
+    """Return the ranges of data sets that are in all of these: one of each kind, where they overlap.
 
-    >>> each = (RecordRange(fewest=fewest, most=60000, in_slots=True) for fewest in (58350, 59170))
-    >>> [found.fewest for found in in_all(each)]
+    >>> ranges = [RecordRange(min_records=n, max_records=60000, in_slots=True) for n in (58350, 59170)]
+    >>> [r.min_records for r in in_all(ranges)]
     [59170]
     """
-    found: dict[bool, list[RecordRange]] = {}
-    for each in ranges:
-        found.setdefault(each.in_slots, []).append(each)
+    ranges_by_kind: dict[bool, list[RecordRange]] = {}
+    for record_range in ranges:
+        ranges_by_kind.setdefault(record_range.in_slots, []).append(record_range)
     narrowed: list[RecordRange] = []
-    for in_slots, same in found.items():
-        fewest, most = max(each.fewest for each in same), min(each.most for each in same)
-        one = RecordRange(fewest=fewest, most=most, in_slots=in_slots)
-        narrowed += [one] if fewest <= most else dict.fromkeys(same)
+    for in_slots, same_kind in ranges_by_kind.items():
+        min_records, max_records = (
+            max(r.min_records for r in same_kind),
+            min(r.max_records for r in same_kind),
+        )
+        overlap = RecordRange(min_records=min_records, max_records=max_records, in_slots=in_slots)
+        narrowed += [overlap] if min_records <= max_records else dict.fromkeys(same_kind)
     return narrowed
 
 

@@ -48,8 +48,8 @@ _FEWEST_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is asked for: privacy, what may be varied, and what it may take.
+class PlanRequest:
+    """A request for plans: privacy, the settings that may vary, and the resources they may take.
 
     Attributes:
       num_records_public: N, declared public.
@@ -62,7 +62,7 @@ class Wanted:
       num_steps: values of T.
       group_sizes: values of S; of a method without groups the whole batch is one.
       alignment_size: S₀ of the expected SNR.
-      records_per_second: of one core or GPU; None where no time is asked for.
+      records_per_second: of one core or GPU; None where no time is computed.
       seconds_per_step: of every step besides its records, of the same core or GPU.
       most_hours: core- or GPU-hours of one training; None for any.
       memory_bytes: of one worker, by S; empty where it is not known.
@@ -171,19 +171,19 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a planner found.
+    """The feasible plans of a request.
 
     Attributes:
       plans: all that are feasible, those of the recommended S first, each S by SNR over the training.
       recommended: one of them; None where there is none.
       relax: what to relax and by how much, one sentence each, where no plan is feasible.
-      refused: how many points of the grid each rule excludes.
+      exclusions: numbers of points of the grid, by the rule that excludes them.
     """
 
     plans: tuple[Plan, ...]
     recommended: Plan | None
     relax: tuple[str, ...] = ()
-    refused: Mapping[str, int] = field(default_factory=dict)
+    exclusions: Mapping[str, int] = field(default_factory=dict)
 
 
 def batch_sizes_for(num_records_public: int) -> tuple[int, ...]:
@@ -198,113 +198,120 @@ def batch_sizes_for(num_records_public: int) -> tuple[int, ...]:
 
 def smallest_group(method: str) -> GroupSize:
     """Return the smallest S that a method can have; the whole batch where it has none."""
-    found = method_named(method)
-    return max(1, found.min_group_size) if found.takes_group_size else BATCH
+    rules = method_named(method)
+    return max(1, rules.min_group_size) if rules.takes_group_size else BATCH
 
 
-def feasible(wanted: Wanted) -> Answer:
+def feasible(request: PlanRequest) -> Answer:
     """List the feasible plans and recommend one.
 
     Every σ of the list is by PLD on a coarse grid, hence never too small; `verified` gives that of record.
     """
-    refused: Counter[str] = Counter()
+    exclusions: Counter[str] = Counter()
     plans: list[Plan] = []
     start = 1.0  # the next point's noise is near the last one's
-    for batch, num_steps in _batches_and_steps(wanted, refused):
-        noise = _noise(wanted, batch, num_steps, start, refused)
+    for batch, num_steps in _batches_and_steps(request, exclusions):
+        noise = _noise(request, batch, num_steps, start, exclusions)
         if noise is None:
             continue
         start = noise
-        for size in wanted.sizes:
-            plan = _plan(wanted, batch, num_steps, noise, size, refused)
+        for size in request.sizes:
+            plan = _plan(request, batch, num_steps, noise, size, exclusions)
             if plan is not None:
                 plans.append(plan)
     if not plans:
-        return Answer(plans=(), recommended=None, relax=_what_to_relax(wanted), refused=dict(refused))
-    chosen = _recommended(plans)
-    first = chosen.mechanism.group_size
+        return Answer(plans=(), recommended=None, relax=_what_to_relax(request), exclusions=dict(exclusions))
+    recommended = _recommended(plans)
+    first = recommended.mechanism.group_size
 
     def rank(plan: Plan) -> tuple[bool, str, float]:
         size = plan.mechanism.group_size
         return size != first, f"{size!s:>9}", -plan.snr.over_training
 
-    return Answer(plans=tuple(sorted(plans, key=rank)), recommended=chosen, refused=dict(refused))
+    return Answer(plans=tuple(sorted(plans, key=rank)), recommended=recommended, exclusions=dict(exclusions))
 
 
-def verified(wanted: Wanted, plan: Plan, cache_folder: Path | None = None) -> Plan:
+def verified(request: PlanRequest, plan: Plan, cache_folder: Path | None = None) -> Plan:
     """Return the plan with its σ calibrated on the grid of record, as a training's is."""
-    mechanism = plan.mechanism.calibrated(wanted.target_epsilon, cache_folder=cache_folder)
-    snr = expected_snr(mechanism, wanted.num_weights, wanted.alignment_size)
+    mechanism = plan.mechanism.calibrated(request.target_epsilon, cache_folder=cache_folder)
+    snr = expected_snr(mechanism, request.num_weights, request.alignment_size)
     return dataclasses.replace(plan, mechanism=mechanism, snr=snr, is_verified=True)
 
 
-def hours_of(wanted: Wanted, batch: float, num_steps: float) -> float | None:
+def hours_of(request: PlanRequest, batch: float, num_steps: float) -> float | None:
     """Return the core- or GPU-hours of one training."""
-    if wanted.records_per_second is None:
+    if request.records_per_second is None:
         return None
-    return num_steps * (batch / wanted.records_per_second + wanted.seconds_per_step) / 3600
+    return num_steps * (batch / request.records_per_second + request.seconds_per_step) / 3600
 
 
-def _batches_and_steps(wanted: Wanted, refused: Counter[str]) -> list[tuple[float, int]]:
+def _batches_and_steps(request: PlanRequest, exclusions: Counter[str]) -> list[tuple[float, int]]:
     """The points of the grid within the budget of time."""
-    found = []
-    for batch in dict.fromkeys(wanted.batch_sizes or batch_sizes_for(wanted.num_records_public)):
-        for num_steps in dict.fromkeys(wanted.num_steps):
-            hours = hours_of(wanted, batch, num_steps)
-            if batch > wanted.num_records_public:
-                refused["B is above N"] += len(wanted.sizes)
-            elif hours is not None and wanted.most_hours is not None and hours > wanted.most_hours:
-                refused["takes more hours than the budget"] += len(wanted.sizes)
+    points = []
+    for batch in dict.fromkeys(request.batch_sizes or batch_sizes_for(request.num_records_public)):
+        for num_steps in dict.fromkeys(request.num_steps):
+            hours = hours_of(request, batch, num_steps)
+            if batch > request.num_records_public:
+                exclusions["B is above N"] += len(request.sizes)
+            elif hours is not None and request.most_hours is not None and hours > request.most_hours:
+                exclusions["takes more hours than the budget"] += len(request.sizes)
             else:
-                found.append((batch, num_steps))
-    return found
+                points.append((batch, num_steps))
+    return points
 
 
-def _noise(wanted: Wanted, batch: float, num_steps: int, start: float, refused: Counter[str]) -> float | None:
+def _noise(
+    request: PlanRequest, batch: float, num_steps: int, start: float, exclusions: Counter[str]
+) -> float | None:
     """σ of (B, T) on a coarse grid, from the safe side."""
-    mechanism = wanted.mechanism(batch, num_steps, 1.0, smallest_group(wanted.method))
+    mechanism = request.mechanism(batch, num_steps, 1.0, smallest_group(request.method))
     try:
         return solve(
-            partial(coarse_epsilon, mechanism, scale=wanted.target_epsilon),
-            high=wanted.target_epsilon,
+            partial(coarse_epsilon, mechanism, scale=request.target_epsilon),
+            high=request.target_epsilon,
             share=_TOLERANCE,
             start=start,
             slope=-1.2,
-            least=MIN_NOISE_MULTIPLIER,
-            most=_MOST_NOISE,
+            lower=MIN_NOISE_MULTIPLIER,
+            upper=_MOST_NOISE,
         )
     except ConfigError:
-        refused[f"no σ from {MIN_NOISE_MULTIPLIER} to {_MOST_NOISE:g} meets ε"] += len(wanted.sizes)
+        exclusions[f"no σ from {MIN_NOISE_MULTIPLIER} to {_MOST_NOISE:g} meets ε"] += len(request.sizes)
         return None
 
 
 def _plan(
-    wanted: Wanted, batch: float, num_steps: int, noise: float, size: GroupSize, refused: Counter[str]
+    request: PlanRequest,
+    batch: float,
+    num_steps: int,
+    noise: float,
+    size: GroupSize,
+    exclusions: Counter[str],
 ) -> Plan | None:
-    memory = wanted.memory_bytes.get(size)
-    if memory is not None and wanted.most_bytes is not None and memory > wanted.most_bytes:
-        refused["takes more memory than a worker has"] += 1
+    memory = request.memory_bytes.get(size)
+    if memory is not None and request.most_bytes is not None and memory > request.most_bytes:
+        exclusions["takes more memory than a worker has"] += 1
         return None
-    if size != BATCH and size > batch / _groups_per_batch(wanted):
-        refused["S is too large for B"] += 1
+    if size != BATCH and size > batch / _groups_per_batch(request):
+        exclusions["S is too large for B"] += 1
         return None
     try:
-        mechanism = wanted.mechanism(batch, num_steps, noise, size)
+        mechanism = request.mechanism(batch, num_steps, noise, size)
     except ConfigError as error:
-        refused[str(error).partition(";")[0]] += 1
+        exclusions[str(error).partition(";")[0]] += 1
         return None
     return Plan(
         mechanism=mechanism,
-        snr=expected_snr(mechanism, wanted.num_weights, wanted.alignment_size),
-        hours=hours_of(wanted, batch, num_steps),
+        snr=expected_snr(mechanism, request.num_weights, request.alignment_size),
+        hours=hours_of(request, batch, num_steps),
         memory_bytes=memory,
     )
 
 
-def _groups_per_batch(wanted: Wanted) -> int:
+def _groups_per_batch(request: PlanRequest) -> int:
     """The groups that a batch must hold; of sampled records a remainder is dropped, so it holds four."""
-    own = method_named(wanted.method).samplings[0]
-    return 4 if (wanted.sampling or own) == RECORDS else 1
+    default = method_named(request.method).samplings[0]
+    return 4 if (request.sampling or default) == RECORDS else 1
 
 
 def _recommended(plans: Sequence[Plan]) -> Plan:
@@ -323,62 +330,62 @@ def _recommended(plans: Sequence[Plan]) -> Plan:
     return max(near, key=lambda plan: (plan.mechanism.num_steps, -plan.mechanism.sampling_prob))
 
 
-def _what_to_relax(wanted: Wanted) -> tuple[str, ...]:
-    """What would make some point of the grid feasible: time, memory, group size, ε."""
+def _what_to_relax(request: PlanRequest) -> tuple[str, ...]:
+    """Return advice that makes some point of the grid feasible: time, memory, group size, ε."""
     batches = [
         batch
-        for batch in wanted.batch_sizes or batch_sizes_for(wanted.num_records_public)
-        if batch <= wanted.num_records_public
+        for batch in request.batch_sizes or batch_sizes_for(request.num_records_public)
+        if batch <= request.num_records_public
     ]
     if not batches:
-        return (f"every B of the grid is above N = {wanted.num_records_public}: give a smaller one",)
-    found = []
-    batch, num_steps = min(batches), min(wanted.num_steps)
-    hours = hours_of(wanted, batch, num_steps)
-    if hours is not None and wanted.most_hours is not None and hours > wanted.most_hours:
-        times = hours / wanted.most_hours
+        return (f"every B of the grid is above N = {request.num_records_public}: give a smaller one",)
+    advice = []
+    batch, num_steps = min(batches), min(request.num_steps)
+    hours = hours_of(request, batch, num_steps)
+    if hours is not None and request.most_hours is not None and hours > request.most_hours:
+        times = hours / request.most_hours
         steps = math.floor(num_steps / times)
-        less = f", or T = {steps}" if steps >= _FEWEST_STEPS else ""
-        found.append(
+        alternative = f", or T = {steps}" if steps >= _FEWEST_STEPS else ""
+        advice.append(
             f"time: the smallest plan, B = {batch:g} and T = {num_steps}, takes {hours:.3g} hours, "
-            f"{times:.3g} times the budget of {wanted.most_hours:g}: give {hours:.3g} hours, "
-            f"{times:.3g} times the throughput{less}"
+            f"{times:.3g} times the budget of {request.most_hours:g}: give {hours:.3g} hours, "
+            f"{times:.3g} times the throughput{alternative}"
         )
-    needed = [wanted.memory_bytes[size] for size in wanted.sizes if size in wanted.memory_bytes]
-    if needed and wanted.most_bytes is not None and min(needed) > wanted.most_bytes:
-        found.append(
-            f"memory: a worker takes at least {min(needed) / 2**30:.3g} GiB, "
-            f"{min(needed) / wanted.most_bytes:.3g} times what it has: give that, or a smaller group "
+    memory_bytes = [request.memory_bytes[size] for size in request.sizes if size in request.memory_bytes]
+    if memory_bytes and request.most_bytes is not None and min(memory_bytes) > request.most_bytes:
+        advice.append(
+            f"memory: a worker takes at least {min(memory_bytes) / 2**30:.3g} GiB, "
+            f"{min(memory_bytes) / request.most_bytes:.3g} times what it has: give that, or a smaller group "
             "or network"
         )
-    sizes = [size for size in wanted.sizes if size != BATCH]
-    most = max(batches) / _groups_per_batch(wanted)
-    if sizes and min(map(int, sizes)) > most:
-        found.append(
+    sizes = [size for size in request.sizes if size != BATCH]
+    largest_size = max(batches) / _groups_per_batch(request)
+    if sizes and min(map(int, sizes)) > largest_size:
+        advice.append(
             f"groups: the smallest S is {min(map(int, sizes))}, and B = {max(batches):g} allows at most "
-            f"{most:g}: give a group_size of at most that, or "
-            f"B = {min(map(int, sizes)) * _groups_per_batch(wanted)}"
+            f"{largest_size:g}: give a group_size of at most that, or "
+            f"B = {min(map(int, sizes)) * _groups_per_batch(request)}"
         )
-    return tuple(found) or (_privacy_to_relax(wanted, batch, num_steps),)
+    return tuple(advice) or (_privacy_to_relax(request, batch, num_steps),)
 
 
-def _privacy_to_relax(wanted: Wanted, batch: float, num_steps: int) -> str:
+def _privacy_to_relax(request: PlanRequest, batch: float, num_steps: int) -> str:
     """The ε of the smallest plan with the least and the most noise, for there is none in between."""
-    mechanism = wanted.mechanism(batch, num_steps, 1.0, smallest_group(wanted.method))
+    mechanism = request.mechanism(batch, num_steps, 1.0, smallest_group(request.method))
     largest = coarse_epsilon(mechanism, MIN_NOISE_MULTIPLIER, 1.0)
-    if largest <= wanted.target_epsilon:
+    if largest <= request.target_epsilon:
         return (
-            f"privacy: ε = {wanted.target_epsilon:g} is met by σ = {MIN_NOISE_MULTIPLIER}, which protects "
+            f"privacy: ε = {request.target_epsilon:g} is met by σ = {MIN_NOISE_MULTIPLIER}, which protects "
             f"nothing: give at most ε = {largest:.3g}, or a larger B or T"
         )
-    smallest = coarse_epsilon(mechanism, _MOST_NOISE, wanted.target_epsilon)
+    smallest = coarse_epsilon(mechanism, _MOST_NOISE, request.target_epsilon)
     return (
-        f"privacy: ε = {wanted.target_epsilon:g} is met by no σ up to {_MOST_NOISE:g}: give at least "
+        f"privacy: ε = {request.target_epsilon:g} is met by no σ up to {_MOST_NOISE:g}: give at least "
         f"ε = {smallest:.3g}, fewer steps or a smaller B"
     )
 
 
-def enough_records(wanted: Wanted, plan: Plan) -> int | None:
+def enough_records(request: PlanRequest, plan: Plan) -> int | None:
     """Return the N at which this plan's B, T and S would have an SNR of `LEAST_TRAINING_SNR` at the same ε.
 
     None where no N up to a million times as large does.
@@ -391,23 +398,23 @@ def enough_records(wanted: Wanted, plan: Plan) -> int | None:
 
     def epsilon(num_records: float) -> float:
         larger = dataclasses.replace(
-            wanted,
+            request,
             num_records_public=math.ceil(num_records),
-            target_delta=wanted.target_delta,
+            target_delta=request.target_delta,
         )
-        return coarse_epsilon(larger.mechanism(batch, steps, noise, size), noise, wanted.target_epsilon)
+        return coarse_epsilon(larger.mechanism(batch, steps, noise, size), noise, request.target_epsilon)
 
-    own = float(wanted.num_records_public)
+    num_public = float(request.num_records_public)
     try:
         return math.ceil(
             solve(
                 epsilon,
-                high=wanted.target_epsilon,
+                high=request.target_epsilon,
                 share=0.02,
-                start=own,
+                start=num_public,
                 slope=-1.0,
-                least=own,
-                most=1e6 * own,
+                lower=num_public,
+                upper=1e6 * num_public,
             )
         )
     except ConfigError:

@@ -20,8 +20,8 @@ def solve(
     share: float,
     start: float,
     slope: float,
-    least: float,
-    most: float,
+    lower: float,
+    upper: float,
 ) -> float:
     """Return x with `(1 - share)·high ≤ function(x) ≤ high`, for a monotone function.
 
@@ -33,26 +33,26 @@ def solve(
       share: how far below it may stay.
       start: the first x.
       slope: a guess of d ln function/d ln x; its sign tells whether the function rises.
-      least, most: ends of the search.
+      lower, upper: ends of the search.
 
     Raises:
-      ConfigError: `function` stays above or below the range on all of [least, most].
+      ConfigError: `function` stays above or below the range on all of [lower, upper].
 
-    >>> x = solve(lambda x: 8 / x, high=2.0, share=0.01, start=1.0, slope=-1.0, least=0.1, most=100.0)
+    >>> x = solve(lambda x: 8 / x, high=2.0, share=0.01, start=1.0, slope=-1.0, lower=0.1, upper=100.0)
     >>> 4.0 <= x <= 8 / (0.99 * 2)
     True
     """
     target, below, above = math.log(high) + math.log1p(-share) / 2, None, None
-    x = min(max(start, least), most)
+    x = min(max(start, lower), upper)
     for _ in range(_MOST_TRIES):
         value = function(x)
         if (1 - share) * high <= value <= high:
             return x
-        here = math.log(x), math.log(max(value, 1e-12))
+        point = math.log(x), math.log(max(value, 1e-12))
         if value > high:
-            above = here
+            above = point
         else:
-            below = here
+            below = point
         if below is not None and above is not None:
             if abs(below[0] - above[0]) < _NARROW:
                 break
@@ -61,13 +61,13 @@ def solve(
             low_end, high_end = sorted((below[0], above[0]))
             x = math.exp(min(max(guess, low_end + margin), high_end - margin))
             continue
-        if (x <= least or x >= most) and _leads_out(x, value > high, slope, least):
+        if (x <= lower or x >= upper) and _leads_out(x, value > high, slope, lower):
             raise ConfigError(
-                f"no value from {least:g} to {most:g} gives at most {high:g}, or comes near it: at {x:g} it "
+                f"no value from {lower:g} to {upper:g} gives at most {high:g}, or comes near it: at {x:g} it "
                 f"is {value:.4g}"
             )
-        moved = here[0] + (target - here[1]) / slope
-        x = min(max(math.exp(min(max(moved, here[0] - _LONGEST), here[0] + _LONGEST)), least), most)
+        log_x = point[0] + (target - point[1]) / slope
+        x = min(max(math.exp(min(max(log_x, point[0] - _LONGEST), point[0] + _LONGEST)), lower), upper)
     assert below is not None
     return math.exp(below[0])
 

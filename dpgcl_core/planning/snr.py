@@ -186,12 +186,12 @@ def expected_snr(
     return ExpectedSnr(bound=bound, per_step=per_step, over_training=common)
 
 
-def enough_epsilon(mechanism: Mechanism, found: ExpectedSnr) -> float | None:
+def enough_epsilon(mechanism: Mechanism, snr: ExpectedSnr) -> float | None:
     """Return the ε with which this training would have an SNR of `LEAST_TRAINING_SNR`, by PLD.
 
     None where less noise than the library adds at all would be needed.
     """
-    noise = mechanism.noise_multiplier * found.over_training / LEAST_TRAINING_SNR
+    noise = mechanism.noise_multiplier * snr.over_training / LEAST_TRAINING_SNR
     if noise < MIN_NOISE_MULTIPLIER:
         return None
     rough = coarse_epsilon(mechanism, noise, 10.0)
@@ -231,8 +231,8 @@ def with_larger_steps(mechanism: Mechanism) -> Mechanism | None:
             share=0.01,
             start=mechanism.noise_multiplier,
             slope=-1.2,
-            least=MIN_NOISE_MULTIPLIER,
-            most=1e4,
+            lower=MIN_NOISE_MULTIPLIER,
+            upper=1e4,
         )
     except ConfigError:
         return None
@@ -242,35 +242,35 @@ def with_larger_steps(mechanism: Mechanism) -> Mechanism | None:
 def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = ALIGNMENT_SIZE) -> str | None:
     """Return the warning that no gain is to be expected, with what would do; None where one is.
 
-    It says whether n and ε are too small, or only this training's B and T for them. It is a sentence from
-    public numbers alone, and nothing is said of methods that are not modelled.
+    The warning names n and ε, or only this training's B and T, as too small. It is a sentence from public
+    numbers alone; methods that are not modelled get none.
     """
     if not is_modelled(mechanism):
         return None
-    found = expected_snr(mechanism, num_weights, alignment_size)
-    if not found.is_too_small:
+    snr = expected_snr(mechanism, num_weights, alignment_size)
+    if not snr.is_too_small:
         return None
-    told = (
+    snr_text = (
         f"the signal of T = {mechanism.num_steps} steps of {mechanism.expected_batch_size:g} records in "
-        f"groups of {mechanism.group_size} is {found.over_training:.2g} of their noise on {num_weights} "
+        f"groups of {mechanism.group_size} is {snr.over_training:.2g} of their noise on {num_weights} "
         f"weights, and below {LEAST_TRAINING_SNR:g} no measured training from random weights gained "
         "distinguishably"
     )
-    given = f"n = {mechanism.num_records_public} and ε = {mechanism.epsilon():.2g}"
-    larger = with_larger_steps(mechanism)
-    if larger is not None and not (there := expected_snr(larger, num_weights, alignment_size)).is_too_small:
+    numbers_text = f"n = {mechanism.num_records_public} and ε = {mechanism.epsilon():.2g}"
+    plan = with_larger_steps(mechanism)
+    if plan is not None and not (plan_snr := expected_snr(plan, num_weights, alignment_size)).is_too_small:
         return (
-            f"B and T are too small for a gain to be expected with {given}: {told}; at the same ε "
-            f"B = {larger.expected_batch_size:.0f} and T = {larger.num_steps} have {there.over_training:.2g}."
+            f"B and T are too small for a gain to be expected with {numbers_text}: {snr_text}; at the same ε "
+            f"B = {plan.expected_batch_size:.0f} and T = {plan.num_steps} have {plan_snr.over_training:.2g}."
         )
-    epsilon = enough_epsilon(mechanism, found)
+    epsilon = enough_epsilon(mechanism, snr)
     with_more = (
         "no ε with noise that protects would do"
         if epsilon is None
         else f"ε = {epsilon:.3g} would do, or n·ε larger by as much"
     )
-    fewer = num_weights * (found.over_training / LEAST_TRAINING_SNR) ** 2
+    fewer = num_weights * (snr.over_training / LEAST_TRAINING_SNR) ** 2
     return (
-        f"n and ε are too small for a gain to be expected: with {given} {told}; {with_more}, or at most "
-        f"{fewer:.0f} weights."
+        f"n and ε are too small for a gain to be expected: with {numbers_text} {snr_text}; {with_more}, or "
+        f"at most {fewer:.0f} weights."
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.planning.feasible import Wanted, smallest_group
+from dpgcl_core.planning.feasible import PlanRequest, smallest_group
 from dpgcl_core.planning.root_finding import solve
 from dpgcl_core.planning.snr import coarse_epsilon
 
@@ -47,43 +47,43 @@ class Point:
 
 
 def epsilon_by_records(
-    wanted: Wanted, plan: Mechanism, factors: Sequence[float] = RECORDS_FACTORS
+    request: PlanRequest, plan: Mechanism, factors: Sequence[float] = RECORDS_FACTORS
 ) -> list[Point]:
-    """Return ε at multiples of N for the plan's B, σ and T; δ as wanted, 1/(N ln N) unless it is given."""
+    """Return ε at multiples of N for the plan's B, σ and T; δ as requested, else 1/(N ln N)."""
     batch, steps, noise = plan.expected_batch_size, plan.num_steps, plan.noise_multiplier
-    found = []
+    points = []
     for factor in factors:
-        number = round(factor * wanted.num_records_public)
-        if number < max(batch, 3) or (wanted.target_delta or 0.0) > 1 / number:
+        number = round(factor * request.num_records_public)
+        if number < max(batch, 3) or (request.target_delta or 0.0) > 1 / number:
             continue
-        other = dataclasses.replace(wanted, num_records_public=number)
-        mechanism = other.mechanism(batch, steps, noise, smallest_group(wanted.method))
-        epsilon = coarse_epsilon(mechanism, noise, wanted.target_epsilon / max(1.0, factor))
-        found.append(_point("epsilon", mechanism, noise, steps, epsilon))
-    return found
+        scaled_request = dataclasses.replace(request, num_records_public=number)
+        mechanism = scaled_request.mechanism(batch, steps, noise, smallest_group(request.method))
+        epsilon = coarse_epsilon(mechanism, noise, request.target_epsilon / max(1.0, factor))
+        points.append(_point("epsilon", mechanism, noise, steps, epsilon))
+    return points
 
 
 def epochs_by_batch(
-    wanted: Wanted,
+    request: PlanRequest,
     plan: Mechanism,
     factors: Sequence[float] = BATCH_FACTORS,
     noise_factors: Sequence[float] = NOISE_FACTORS,
 ) -> list[Point]:
     """Return the most steps within ε at multiples of B, for σ around the plan's; those with any."""
-    found = []
+    points = []
     for noise in (factor * plan.noise_multiplier for factor in noise_factors):
         start = float(plan.num_steps)
         for batch in (factor * plan.expected_batch_size for factor in factors):
-            if batch > wanted.num_records_public:
+            if batch > request.num_records_public:
                 continue
-            mechanism = wanted.mechanism(batch, 1, noise, smallest_group(wanted.method))
-            most = most_steps(mechanism, noise, wanted.target_epsilon, start)
-            if most is None:
+            mechanism = request.mechanism(batch, 1, noise, smallest_group(request.method))
+            largest = most_steps(mechanism, noise, request.target_epsilon, start)
+            if largest is None:
                 continue
-            steps, epsilon = most
+            steps, epsilon = largest
             start = float(steps)
-            found.append(_point("epochs", mechanism, noise, steps, epsilon))
-    return found
+            points.append(_point("epochs", mechanism, noise, steps, epsilon))
+    return points
 
 
 def most_steps(
@@ -103,7 +103,7 @@ def most_steps(
 
     try:
         steps = solve(
-            epsilon, high=target_epsilon, share=0.02, start=start, slope=0.6, least=1.0, most=_MOST_STEPS
+            epsilon, high=target_epsilon, share=0.02, start=start, slope=0.6, lower=1.0, upper=_MOST_STEPS
         )
     except ConfigError:
         return None

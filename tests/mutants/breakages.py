@@ -338,8 +338,8 @@ BREAKAGES = (
     Breakage(
         name="methods whose terms see the whole batch may sample groups",
         file="dpgcl_core/mechanism/method.py",
-        before="chosen = tuple(each for each in self.samplings if each == sampling)",
-        after="chosen = (sampling,) if self.samplings else ()",
+        before="matching = tuple(name for name in self.samplings if name == sampling)",
+        after="matching = (sampling,) if self.samplings else ()",
         tests=(
             "tests/dpgcl_core/methods/test_methods.py"
             "::test_groups_are_sampled_only_where_a_term_sees_one_group",
@@ -919,8 +919,8 @@ BREAKAGES = (
     Breakage(
         name="cached noise multiplier is not verified",
         file="dpgcl_core/accounting/composition.py",
-        before="if cached is not None and low_enough <= (reached := epsilon(cached)) <= target_epsilon:",
-        after="if cached is not None and (reached := epsilon(cached)) > 0:",
+        before="if cached is not None and low_enough <= (best_epsilon := epsilon(cached)) <= target_epsilon:",
+        after="if cached is not None and (best_epsilon := epsilon(cached)) > 0:",
         tests=(
             "tests/dpgcl_core/accounting/test_composition.py::test_calibration_cache_cannot_weaken_the_guarantee",
         ),
@@ -1203,8 +1203,8 @@ BREAKAGES = (
     Breakage(
         name="trainings that fit are counted by those that do not",
         file="dpgcl_core/ledger/account.py",
-        before="admitted, refused = (middle, refused) if admits(middle) else (admitted, middle)",
-        after="admitted, refused = (admitted, middle) if admits(middle) else (middle, refused)",
+        before="lower, upper = (middle, upper) if admits(middle) else (lower, middle)",
+        after="lower, upper = (lower, middle) if admits(middle) else (middle, upper)",
         tests=(
             "tests/dpgcl_core/ledger/test_command.py"
             "::test_remaining_tells_the_trainings_of_an_epsilon_that_the_rule_admits",
@@ -1241,8 +1241,8 @@ BREAKAGES = (
     Breakage(
         name="trainings of a sweep are admitted one by one",
         file="dpgcl_core/ledger/account.py",
-        before="trial.admit_steps(each.step_class, each.num_steps)",
-        after="self.admit_steps(each.step_class, each.num_steps)",
+        before="trial.admit_steps(training.step_class, training.num_steps)",
+        after="self.admit_steps(training.step_class, training.num_steps)",
         tests=(
             "tests/dpgcl_core/ledger/test_ledger.py"
             "::test_plan_of_several_trainings_is_admitted_together_or_not_at_all",
@@ -1251,14 +1251,14 @@ BREAKAGES = (
     Breakage(
         name="cap is reached before it is full",
         file="dpgcl_core/accounting/filters.py",
-        before="Fraction(spent) + Fraction(cost) <= Fraction(self.rdp_budget)",
-        after="Fraction(spent) + Fraction(cost) < Fraction(self.rdp_budget)",
+        before="Fraction(charged_rdp) + Fraction(cost) <= Fraction(self.rdp_budget)",
+        after="Fraction(charged_rdp) + Fraction(cost) < Fraction(self.rdp_budget)",
         tests=("tests/dpgcl_core/accounting/test_filters.py::test_rdp_admission_is_exact_at_the_budget",),
     ),
     Breakage(
         name="cap looks at the new charge alone",
         file="dpgcl_core/accounting/filters.py",
-        before="Fraction(spent) + Fraction(cost) <= Fraction(self.rdp_budget)",
+        before="Fraction(charged_rdp) + Fraction(cost) <= Fraction(self.rdp_budget)",
         after="Fraction(cost) <= Fraction(self.rdp_budget)",
         tests=("tests/dpgcl_core/accounting/test_filters.py::test_rdp_admission_is_exact_at_the_budget",),
     ),
@@ -1300,7 +1300,7 @@ BREAKAGES = (
         name="mark on the data does not follow an extension",
         file="dpgcl_core/ledger/ledger.py",
         before="""num_steps=num_steps)
-        self._advance(known.dataset_id)""",
+        self._advance(current.dataset_id)""",
         after="num_steps=num_steps)",
         tests=(
             "tests/dpgcl_core/ledger/test_old_copies.py"
@@ -1329,8 +1329,8 @@ BREAKAGES = (
     Breakage(
         name="lost rows of a ledger are not charged",
         file="dpgcl_core/ledger/account.py",
-        before="else max(spent, whole)",
-        after="else spent",
+        before="else max(rdp, whole_rdp)",
+        after="else rdp",
         tests=(
             "tests/dpgcl_core/ledger/test_old_copies.py"
             "::test_stated_loss_charges_the_whole_cap_and_the_mark_follows",
@@ -1339,7 +1339,7 @@ BREAKAGES = (
     Breakage(
         name="loss that was charged on top is refunded by the same backup",
         file="dpgcl_core/ledger/books.py",
-        before="num_budgets = max(head.num_budgets for head in lost)",
+        before="num_budgets = max(head.num_budgets for head in lost_heads)",
         after="num_budgets = 1",
         tests=(
             "tests/dpgcl_core/ledger/test_old_copies.py"
@@ -1358,7 +1358,7 @@ BREAKAGES = (
     Breakage(
         name="reservations known before a loss are refunded",
         file="dpgcl_core/ledger/account.py",
-        before="if known.num_steps_executed is None:",
+        before="if reservation.num_steps_executed is None:",
         after="if False:",
         tests=(
             "tests/dpgcl_core/ledger/test_old_copies.py"
@@ -2047,8 +2047,8 @@ BREAKAGES = (
     Breakage(
         name="a resume trains under a charge that was given back",
         file="dpgcl_core/ledger/ledger.py",
-        before="known = draft.books.open_reservation(reservation)\n            draft.books.account",
-        after="known = draft.books.known_reservation(reservation)\n            draft.books.account",
+        before="current = draft.books.open_reservation(reservation)\n            draft.books.account",
+        after="current = draft.books.known_reservation(reservation)\n            draft.books.account",
         tests=("tests/sweeps/test_settling.py::test_resume_of_a_sweep_that_was_settled_is_refused",),
     ),
     Breakage(

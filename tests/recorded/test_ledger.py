@@ -47,7 +47,7 @@ def test_written_ledger_states_what_it_stated(path: Path) -> None:
 
 
 def test_written_ledger_tells_the_same_charges(path: Path) -> None:
-    spent = Ledger.open(str(path)).spent("scans")
+    spent = Ledger.open(str(path)).read_charges("scans")
     assert spent.num_steps == {StepClass(0.01, 1.0): 350, StepClass(1.0, 20.0): 2, StepClass(0.02, 1.5): 210}
     assert (spent.num_open, spent.num_settled, spent.num_sealed) == (1, 5, 1)
     assert (spent.cap.epsilon, spent.sealed_epsilon, spent.sealed_delta) == (7.0, 0.5, 1e-6)
@@ -68,7 +68,7 @@ def test_charge_goes_on_after_the_written_rows(path: Path) -> None:
     (reserved,) = ledger.reserve("scans", planned(50), unit="patient")
     assert reserved.number == rows + 1
     assert ledger.verify(against=before).head.num_entries == rows + 1
-    assert ledger.spent("scans").num_steps[StepClass(0.02, 1.5)] == 260
+    assert ledger.read_charges("scans").num_steps[StepClass(0.02, 1.5)] == 260
 
 
 def test_open_training_of_the_written_ledger_resumes_and_ends(path: Path) -> None:
@@ -78,7 +78,7 @@ def test_open_training_of_the_written_ledger_resumes_and_ends(path: Path) -> Non
     assert known.num_steps == 110
     assert ledger.extend(known, 5).num_steps == 115
     ledger.settle(known, 90)
-    assert ledger.spent("scans").num_steps[StepClass(0.02, 1.5)] == 190
+    assert ledger.read_charges("scans").num_steps[StepClass(0.02, 1.5)] == 190
 
 
 def test_cap_of_the_written_ledger_refuses_more_than_it_holds(path: Path) -> None:

@@ -72,7 +72,7 @@ def make_budget(planned: SweepPlan, tmp_path: Path) -> Callable[..., SweepBudget
 
 
 def charged(budget: SweepBudget) -> int:
-    spent = budget.ledger.spent("scans", with_pld=False)
+    spent = budget.ledger.read_charges("scans", with_pld=False)
     return sum(spent.num_steps.values())
 
 
@@ -311,7 +311,7 @@ def make_noised(noised_plan: SweepPlan, tmp_path: Path) -> Callable[[], SweepBud
 def by_kind(budget: SweepBudget) -> dict[str, int]:
     """The charged steps: plain ones, ones that release their norm, and noised counts."""
     found = {"plain": 0, "joint": 0, "counts": 0}
-    for step_class, num in budget.ledger.spent("scans", with_pld=False).num_steps.items():
+    for step_class, num in budget.ledger.read_charges("scans", with_pld=False).num_steps.items():
         kind = {1.0: "plain", 5.0: "counts"}.get(step_class.noise_multiplier, "joint")
         assert kind != "joint" or step_class.noise_multiplier == pytest.approx(JOINT)
         assert (step_class.sampling_prob == 1.0) == (kind == "counts")
@@ -333,7 +333,7 @@ def test_charge_is_at_least_what_the_sweep_costs(make_noised: Callable[[], Sweep
     budget = make_noised()
     budget.begin(budget.trials, None)
     mechanism = budget.trials[0].config.mechanism
-    spent = budget.ledger.spent("scans", with_pld=True)
+    spent = budget.ledger.read_charges("scans", with_pld=True)
     joint = dp_event.PoissonSampledDpEvent(mechanism.sampling_prob, dp_event.GaussianDpEvent(JOINT))
     training = dp_event.ComposedDpEvent([mechanism.dp_event(18), dp_event.SelfComposedDpEvent(joint, 2)])
     order, delta = spent.cap.order, spent.cap.delta

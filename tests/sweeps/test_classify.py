@@ -190,11 +190,11 @@ def test_encoder_and_head_are_charged_to_one_budget(
     assert code == 0, said
     where = ("--storage", str(storage), "--sweep")
     assert export([*where, "encoder", "--to", str(tmp_path / "encoder")]) == 0
-    of_encoder = book.spent("scans", with_pld=False)
+    of_encoder = book.read_charges("scans", with_pld=False)
     head = ("--epsilons", "2", "--layers", "head", "--warm-start", str(tmp_path / "encoder"))
     code, *said = run_script("classify", *shared, *SMALL, *head, "--name", "head")
     assert code == 0, said
-    of_both = book.spent("scans", with_pld=False)
+    of_both = book.read_charges("scans", with_pld=False)
     assert (of_encoder.num_settled, of_both.num_settled) == (1, 2)
     assert of_both.epsilon_filter > of_encoder.epsilon_filter
     assert export([*where, "head", "--to", str(tmp_path / "head")]) == 0

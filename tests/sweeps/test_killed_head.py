@@ -55,7 +55,7 @@ def _drawn(top: Path) -> list[int]:
 
 
 def _charged(top: Path) -> int:
-    spent = Ledger.open(str(top / "ledger.db")).spent("scans", with_pld=False)
+    spent = Ledger.open(str(top / "ledger.db")).read_charges("scans", with_pld=False)
     return sum(spent.num_steps.values())
 
 

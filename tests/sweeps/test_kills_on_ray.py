@@ -123,7 +123,7 @@ class Killed:
 
     def _charged(self, ledger: Ledger, sweep: str, trial: str) -> int:
         if self.kind.sealed:  # one charge for the law of all trials, and each draws its steps once
-            return NUM_STEPS if ledger.spent("scans", with_pld=False).num_sealed else 0
+            return NUM_STEPS if ledger.read_charges("scans", with_pld=False).num_sealed else 0
         plan = json.loads((self.top / "storage/sweeps" / sweep / "plan.json").read_text())
         reservation = ledger.reservation("scans", f"{sweep}-{plan['sweep_id']}/{trial}")
         return reservation.num_steps_charged if reservation is not None else 0
@@ -308,4 +308,4 @@ def test_sealed_trials_repeat_no_step_and_are_charged_once(killed: list[Killed])
         if sweep.kind.sealed:
             assert max(sweep.journals().values()) <= NUM_STEPS, SEED
             ledger = Ledger.open(str(sweep.top / "ledger.db"))
-            assert ledger.spent("scans", with_pld=False).num_sealed == 1, SEED
+            assert ledger.read_charges("scans", with_pld=False).num_sealed == 1, SEED

@@ -328,7 +328,7 @@ def test_private_sweep_with_a_ledger_is_charged_for_its_noised_numbers(
     url = str(tmp_path / "ledger.db")
     Ledger.create(url).register("scans", Cap(epsilon=20.0, delta=1e-3), num_records_public=200)
     private_sweep("--ledger", url, "--dataset-id", "scans")
-    spent = Ledger.open(url).spent("scans", with_pld=False)
+    spent = Ledger.open(url).read_charges("scans", with_pld=False)
     assert sorted((c.sampling_prob, c.noise_multiplier, n) for c, n in spent.num_steps.items()) == [
         (pytest.approx(32 / 140), pytest.approx(1 / math.sqrt(1.25)), 1),
         (pytest.approx(32 / 140), 1.0, 9),

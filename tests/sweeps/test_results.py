@@ -340,10 +340,10 @@ def test_sweep_is_charged_before_its_first_trial_and_settled_after(
     seen = []
     given = make_ledger(tmp_path / "ledger.db", 20)
     ledger = Ledger.open(str(tmp_path / "ledger.db"))
-    ray.before = lambda: seen.append(ledger.spent("scans", with_pld=False))
+    ray.before = lambda: seen.append(ledger.read_charges("scans", with_pld=False))
     assert sweep(*given) == 0
     assert [(sum(spent.num_steps.values()), spent.num_open) for spent in seen] == [(20, 2)]
-    assert ledger.spent("scans", with_pld=False).num_settled == 2
+    assert ledger.read_charges("scans", with_pld=False).num_settled == 2
 
 
 def test_sweep_with_a_ledger_does_not_go_on_without(
@@ -353,7 +353,7 @@ def test_sweep_with_a_ledger_does_not_go_on_without(
     given = make_ledger(tmp_path / "ledger.db", 20)
     sweep(*given)
     assert sweep("--no-non-private", "--resume") == 0
-    assert Ledger.open(str(tmp_path / "ledger.db")).spent("scans", with_pld=False).num_settled == 2
+    assert Ledger.open(str(tmp_path / "ledger.db")).read_charges("scans", with_pld=False).num_settled == 2
     with pytest.raises(ConfigError, match="'scans' is an id in a ledger"):
         sweep("--no-non-private", "--resume", "--no-ledger")
     (tmp_path / "ledger.db").rename(tmp_path / "away.db")

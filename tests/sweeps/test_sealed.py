@@ -415,7 +415,7 @@ def test_sweep_that_lost_its_number_is_charged_again_in_full(
     (tmp_path / "a/sweeps/one/trusted/sealed.json").unlink()
     with pytest.raises(StorageError, match="charged in full again"):
         sweep(*given, "--resume")
-    assert Ledger.open(str(tmp_path / "ledger.db")).spent("scans", with_pld=False).num_sealed == 1
+    assert Ledger.open(str(tmp_path / "ledger.db")).read_charges("scans", with_pld=False).num_sealed == 1
 
 
 def test_sealed_sweep_is_charged_once_whatever_its_number(

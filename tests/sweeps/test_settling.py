@@ -214,7 +214,7 @@ def test_older_layout_is_refused_with_the_command_that_settles_it(
     url = str(tmp_path / "ledger.db")
     command.settle_command("one", storage=tmp_path, ledger=url, give_back_unstarted=True)
     assert "0 of 10 steps stay charged\n" in capsys.readouterr().out
-    assert sum(budget.ledger.spent("scans", with_pld=False).num_steps.values()) == NUM_STEPS
+    assert sum(budget.ledger.read_charges("scans", with_pld=False).num_steps.values()) == NUM_STEPS
 
 
 def test_ledger_must_be_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

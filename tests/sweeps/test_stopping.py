@@ -214,7 +214,7 @@ def budget(make_plan: Plan, tmp_path: Path) -> Callable[[], SweepBudget]:
 
 
 def charged(budget: SweepBudget) -> int:
-    return sum(budget.ledger.spent("scans", with_pld=False).num_steps.values())
+    return sum(budget.ledger.read_charges("scans", with_pld=False).num_steps.values())
 
 
 def test_unused_steps_of_a_training_ended_by_scores_return_to_the_ledger_alone(
@@ -340,7 +340,7 @@ def test_ledger_has_what_halved_trainings_drew_and_the_statement_all_their_steps
     made = [int(each["num_steps_done"]) for each in results]
     assert min(made) < max(made) == 12, made
     assert sorted(made) == sorted(drawn_in(tmp_path))
-    assert sum(ledger.spent("digits", with_pld=False).num_steps.values()) == sum(made)
+    assert sum(ledger.read_charges("digits", with_pld=False).num_steps.values()) == sum(made)
     assert len({each["epsilon"] for each in results}) == 1, "of all planned steps, however many were made"
     assert "ended by its scores after" in driver.stdout
     stated = json.loads((folder / "privacy_statement.json").read_text())
@@ -372,7 +372,7 @@ def test_ctrl_c_costs_nothing_and_the_printed_line_goes_on(tmp_path: Path) -> No
     assert drawn_in(tmp_path) == [12], "all steps, and each once"
     (result,) = (storage / "sweeps/one/trials").glob("*.json")
     assert json.loads(result.read_text())["metrics"]["num_steps_charged"] == 12
-    assert sum(Ledger.open(url).spent("digits", with_pld=False).num_steps.values()) == 12
+    assert sum(Ledger.open(url).read_charges("digits", with_pld=False).num_steps.values()) == 12
 
 
 @pytest.mark.ci
@@ -407,11 +407,11 @@ def test_time_that_is_over_stops_and_a_resume_finishes(tmp_path: Path) -> None:
     assert "1 training stopped and saved, 1 not begun" in driver.stdout
     assert drawn_in(tmp_path) == [6]
     assert not list((folder / "trials").glob("*.json"))
-    charged = ledger.spent("digits", with_pld=False)
+    charged = ledger.read_charges("digits", with_pld=False)
     assert sum(charged.num_steps.values()) == 24, "both keep their charge, for the resume"
     (tmp_path / "clock").unlink()
     (code, driver), folder, ledger = sweep_with_ledger(tmp_path, "--repeats=2", "--resume")
     assert code == 0, driver.stdout + driver.stderr
     assert drawn_in(tmp_path) == [12, 12]
-    charged = ledger.spent("digits", with_pld=False)
+    charged = ledger.read_charges("digits", with_pld=False)
     assert sum(charged.num_steps.values()) == 12 + 12, "a stop that saves repeats nothing"

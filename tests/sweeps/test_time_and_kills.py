@@ -65,7 +65,7 @@ class World:
         return [trial for trial in self.plan.trials if self.folder.result(trial.name) is None]
 
     def charged(self) -> int:
-        return sum(Ledger.open(self.url).spent("scans", with_pld=False).num_steps.values())
+        return sum(Ledger.open(self.url).read_charges("scans", with_pld=False).num_steps.values())
 
     def bound(self) -> int:
         """What may be charged at most: each attempt that began a step repeats less than one checkpoint."""

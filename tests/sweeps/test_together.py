@@ -118,7 +118,7 @@ def test_two_users_share_a_cluster_a_ledger_and_a_server(head: Head, server: str
 
 def _charged(ledger: Ledger) -> int:
     """The steps that the ledger counts; none is reserved and open."""
-    spent = ledger.spent("scans", with_pld=False)
+    spent = ledger.read_charges("scans", with_pld=False)
     assert (spent.num_open, spent.num_settled) == (0, 2 * NUM_TRIALS)
     return sum(spent.num_steps.values())
 

@@ -141,23 +141,23 @@ def _upper_hull(gains: Array, prices: Array) -> tuple[Array, Array]:
 
     Both arguments must be ascending.
     """
-    kept: list[tuple[float, float]] = []
+    highest: list[tuple[float, float]] = []
     for gain, price in zip(gains.tolist(), prices.tolist(), strict=True):
-        if kept and price == kept[-1][1]:
-            if gain <= kept[-1][0]:
+        if highest and price == highest[-1][1]:
+            if gain <= highest[-1][0]:
                 continue
-            kept.pop()
-        while len(kept) > 1 and _is_below(kept[-2], kept[-1], (gain, price)):
-            kept.pop()
-        if not kept or gain > kept[-1][0]:
-            kept.append((gain, price))
-    hull = np.array(kept)
+            highest.pop()
+        while len(highest) > 1 and _is_below(highest[-2], highest[-1], (gain, price)):
+            highest.pop()
+        if not highest or gain > highest[-1][0]:
+            highest.append((gain, price))
+    hull = np.array(highest)
     return hull[:, 0], hull[:, 1]
 
 
-def _is_below(left: tuple[float, float], middle: tuple[float, float], right: tuple[float, float]) -> bool:
+def _is_below(low: tuple[float, float], middle: tuple[float, float], high: tuple[float, float]) -> bool:
     """Return whether the middle point (gain, price) lies on or below the segment between the others."""
-    return (middle[0] - left[0]) * (right[1] - left[1]) <= (right[0] - left[0]) * (middle[1] - left[1])
+    return (middle[0] - low[0]) * (high[1] - low[1]) <= (high[0] - low[0]) * (middle[1] - low[1])
 
 
 def _least_epsilon(divergence: Callable[[float], float], delta: float) -> float:

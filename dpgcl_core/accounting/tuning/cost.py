@@ -132,11 +132,11 @@ def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
         events.append(composed_event(total))
     for event in events:
         check_affordable(event, delta)
-    each = [_profile(_frozen(steps)).epsilon(delta) for case in cases_of(trials) for steps in case]
+    epsilons = [_profile(_frozen(steps)).epsilon(delta) for case in cases_of(trials) for steps in case]
     return TuningCost(
         mode=OPEN,
         delta=delta,
-        training_epsilon=max(each),
+        training_epsilon=max(epsilons),
         tuned_epsilon=max(epsilon_pld(event, delta) for event in events),
         theorem=f"composition of all planned steps by PLD{_LARGER if len(events) > 1 else ''}",
         rdp_epsilon=max(epsilon_rdp(event, delta) for event in events),
@@ -172,24 +172,24 @@ def sealed_cost(
     if bound not in THEOREMS:
         raise ConfigError(unknown_choice("bound", bound, THEOREMS))
     weights = _weights(candidates, probabilities, delta)
-    drawn = [_Drawn.of(case, weights) for case in cases_of(candidates)]
+    trials = [_CandidateDraw.of(case, weights) for case in cases_of(candidates)]
 
-    def published_bound(each: _Drawn) -> float:
-        return papernot_steinke_bound(each.orders, each.rdp, law, delta, each.profile)
+    def published_bound(trial: _CandidateDraw) -> float:
+        return papernot_steinke_bound(trial.orders, trial.rdp, law, delta, trial.profile)
 
-    beside = max(map(published_bound, drawn)) if is_published(law) else None
+    published_epsilon = max(map(published_bound, trials)) if is_published(law) else None
     if bound == "ps22":
-        tuned = max(map(published_bound, drawn))
+        tuned_epsilon = max(map(published_bound, trials))
     else:
-        proven = profile_bound if bound == "profile" else pointwise_bound
-        tuned = max(proven(each.profile, law, delta) for each in drawn)
+        prove = profile_bound if bound == "profile" else pointwise_bound
+        tuned_epsilon = max(prove(trial.profile, law, delta) for trial in trials)
     return TuningCost(
         mode=SEALED,
         delta=delta,
-        training_epsilon=max(each.profile.epsilon(delta) for each in drawn),
-        tuned_epsilon=tuned,
-        theorem=f"{THEOREMS[bound]}{_LARGER if len(drawn) > 1 else ''}",
-        rdp_epsilon=beside,
+        training_epsilon=max(trial.profile.epsilon(delta) for trial in trials),
+        tuned_epsilon=tuned_epsilon,
+        theorem=f"{THEOREMS[bound]}{_LARGER if len(trials) > 1 else ''}",
+        rdp_epsilon=published_epsilon,
         planned=_planned(candidates, weights),
         law=law.parameters(),
     )
@@ -214,7 +214,7 @@ def sealed_threshold_cost(
     """
     check_delta_range(delta)
     weights = _weights(candidates, probabilities, delta)
-    profiles = [_Drawn.of(case, weights).profile for case in cases_of(candidates)]
+    profiles = [_CandidateDraw.of(case, weights).profile for case in cases_of(candidates)]
     theorem = "threshold bound c* (proof in dpgcl_core/accounting/tuning/bounds.py)"
     law: dict[str, str | float] = {"name": "halting after a miss", "halting_prob": halting_prob}
     return TuningCost(
@@ -279,7 +279,7 @@ def _planned(candidates: Sequence[TrialClass], weights: Sequence[float]) -> tupl
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Drawn:
+class _CandidateDraw:
     """A trial that draws its candidate, in one of the two cases; E[(p/q)^λ] is the candidates' mixture."""
 
     profile: PrivacyProfile
@@ -287,7 +287,7 @@ class _Drawn:
     rdp: Array
 
     @classmethod
-    def of(cls, case: Sequence[dict[StepClass, int]], weights: Sequence[float]) -> _Drawn:
+    def of(cls, case: Sequence[dict[StepClass, int]], weights: Sequence[float]) -> _CandidateDraw:
         profiles = [_profile(_frozen(steps)) for steps in case]
         curves = [_rdp(_frozen(steps)) for steps in case]
         orders = curves[0][0]

@@ -75,12 +75,12 @@ class TrialCountLaw(ABC):
     def _quantile(self, bits: int) -> int:
         """Return the smallest k with P(K ≤ k) > (bits + ½) / 2^256."""
         with localcontext(_DECIMALS):
-            left = (Decimal(bits) + Decimal("0.5")) / Decimal(2) ** _BITS
+            remaining_mass = (Decimal(bits) + Decimal("0.5")) / Decimal(2) ** _BITS
             k = 0
             for k, mass in self._masses():
-                left -= mass
+                remaining_mass -= mass
                 # The second condition ends the search where rounding keeps the sum just below one.
-                if left < 0 or (mass < _NEGLIGIBLE and k > self.mean):
+                if remaining_mass < 0 or (mass < _NEGLIGIBLE and k > self.mean):
                     break
             return k
 
@@ -292,22 +292,22 @@ class TruncatedTrials(TrialCountLaw):
     def parameters(self) -> dict[str, str | float]:
         """Return the parameters of the uncapped law, the cap, and E[K] under it."""
         inner = self.law.parameters()
-        shown: dict[str, str | float] = {f"uncapped_{key}": inner[key] for key in inner if key != "name"}
+        uncapped: dict[str, str | float] = {f"uncapped_{key}": inner[key] for key in inner if key != "name"}
         return {
             "name": f"truncated {inner['name']}",
-            **shown,
+            **uncapped,
             "max_trials": self.max_trials,
             "mean": self.mean,
         }
 
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
-        kept = []
+        masses = []
         for k, mass in self.law._masses():
             if k > self.max_trials:
                 break
-            kept.append((k, mass))
-        total = sum((mass for _, mass in kept), Decimal(0))
-        yield from ((k, mass / total) for k, mass in kept)
+            masses.append((k, mass))
+        total = sum((mass for _, mass in masses), Decimal(0))
+        yield from ((k, mass / total) for k, mass in masses)
 
 
 def _mean(eta: float, gamma: float) -> float:

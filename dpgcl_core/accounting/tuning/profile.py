@@ -106,12 +106,12 @@ class PrivacyProfile:
         composed = pld.identity(value_discretization_interval=grid)
         try:
             for step_class, num_steps in steps.items():
-                one = pld.from_gaussian_mechanism(
+                step_loss = pld.from_gaussian_mechanism(
                     step_class.noise_multiplier,
                     sampling_prob=step_class.sampling_prob,
                     value_discretization_interval=grid,
                 )
-                composed = composed.compose(one.self_compose(num_steps))
+                composed = composed.compose(step_loss.self_compose(num_steps))
         except MemoryError as error:
             raise ConfigError(
                 "so many steps with so little noise cannot be accounted for in memory; take fewer steps "
@@ -179,9 +179,9 @@ def _loss_of(pmf: object) -> PrivacyLoss:
     return PrivacyLoss.build(losses, dense._probs, float(dense._infinity_mass))
 
 
-def _mixed(each: Sequence[PrivacyLoss], probabilities: Sequence[float]) -> PrivacyLoss:
+def _mixed(losses: Sequence[PrivacyLoss], probabilities: Sequence[float]) -> PrivacyLoss:
     return PrivacyLoss.build(
-        np.concatenate([loss.losses for loss in each]),
-        np.concatenate([weight * loss.masses for loss, weight in zip(each, probabilities, strict=True)]),
-        math.fsum(weight * loss.infinity_mass for loss, weight in zip(each, probabilities, strict=True)),
+        np.concatenate([loss.losses for loss in losses]),
+        np.concatenate([weight * loss.masses for loss, weight in zip(losses, probabilities, strict=True)]),
+        math.fsum(weight * loss.infinity_mass for loss, weight in zip(losses, probabilities, strict=True)),
     )

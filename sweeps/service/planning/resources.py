@@ -12,7 +12,7 @@ import torch
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.planning.feasible import Wanted
+from dpgcl_core.planning.feasible import PlanRequest
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.options.planner_options import PlannerOptions
 from trainers.config.optimizer_registry import optimizer_named
@@ -33,7 +33,7 @@ _BATCH = 512
 _TIMED_STEPS = 6
 
 
-def request_of(options: PlannerOptions) -> Wanted:
+def request_of(options: PlannerOptions) -> PlanRequest:
     """Return the planner's request, with the weights, throughput and memory of a training.
 
     The network is built unless its weights and the throughput are stated. Seconds of a step besides its
@@ -61,7 +61,7 @@ def request_of(options: PlannerOptions) -> Wanted:
             num_weights = num_trainable(encoder)
             memory = {size: _memory_bytes(_config(options, size), encoder, shape) for size in sizes}
     mechanism = options.mechanism
-    return Wanted(
+    return PlanRequest(
         num_records_public=num_records_public,
         target_epsilon=mechanism.target_epsilon() or DEFAULT_EPSILON,
         target_delta=mechanism.delta,

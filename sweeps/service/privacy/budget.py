@@ -114,7 +114,7 @@ class SweepBudget:
 
     def text(self) -> str:
         """Return the line on the sweep's share of the ledger and on its rest, beside the sweep's own ε."""
-        spending = self.ledger.spent(self.dataset_id, with_pld=False)
+        spending = self.ledger.read_charges(self.dataset_id, with_pld=False)
         planned = self.reservations.plan([*self._unreserved(), *self.later])
         cap = f"cap ε = {spending.cap.epsilon:g} at δ = {spending.cap.delta:.4g}"
         line = f"ledger: {self.dataset_id!r} has a {cap} for all that is ever charged to it"
@@ -231,7 +231,7 @@ def remaining_budget(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -
     numbers alone.
     """
     costliest = max(filter(is_proven, trials), key=lambda trial: trial.config.epsilon())
-    spending = ledger.spent(dataset_id, with_pld=False)
+    spending = ledger.read_charges(dataset_id, with_pld=False)
     epsilon = None if spending.cap.quotas else max(0.0, spending.cap.epsilon - spending.epsilon_filter)
     return epsilon, _num_admitted(ledger, dataset_id, costliest)
 

@@ -86,7 +86,7 @@ def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> Led
         for note in ledger.bind(dataset_id, path):
             _log.warning("note: %s", note)
         bind_images(ledger, dataset_id, source)
-    cap = ledger.spent(dataset_id, with_pld=False).cap
+    cap = ledger.read_charges(dataset_id, with_pld=False).cap
     ledger.reserve_sealed(
         dataset_id,
         label=label,

@@ -24,7 +24,7 @@ from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD
 from dpgcl_core.command_line import table_width
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
+from dpgcl_core.planning.feasible import Answer, Plan, PlanRequest, enough_records, feasible, verified
 from dpgcl_core.planning.snr import too_small
 from dpgcl_core.planning.tradeoff_curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.release.statement import delta_text, rounded_up
@@ -50,7 +50,7 @@ class PlannerResult:
     """
 
     options: PlannerOptions
-    request: Wanted
+    request: PlanRequest
     answer: Answer
     choice: Plan
     costs: Mapping[str, TuningCost]
@@ -136,7 +136,7 @@ def _show(planner_result: PlannerResult) -> None:
         f"{request.method} on {request.num_weights} weights ({weights_source}), "
         f"{request.records_per_second:.4g} records a second ({rate_source})"
     )
-    for reason, number in answer.refused.items():
+    for reason, number in answer.exclusions.items():
         print_line(f"left out: {count(number, 'point')}, {reason}")
     print_line(
         f"{count(len(answer.plans), 'feasible plan')}; * is recommended, then others of its S, then other S, "
@@ -186,7 +186,7 @@ def sweep_command(options: PlannerOptions, plan: Plan) -> list[str]:
     return ["python", f"sweeps/{script}.py", *words_of_options(options, values | axes)]
 
 
-def _warning(request: Wanted, plan: Plan) -> str | None:
+def _warning(request: PlanRequest, plan: Plan) -> str | None:
     note = too_small(plan.mechanism, request.num_weights, request.alignment_size)
     if note is None:
         return None
@@ -229,7 +229,7 @@ def _as_dict(planner_result: PlannerResult) -> dict[str, Any]:
         "recommended": plan_dict(choice),
         "command": sweep_command(planner_result.options, choice),
         "plans": [plan_dict(plan) for plan in planner_result.answer.plans],
-        "refused": dict(planner_result.answer.refused),
+        "refused": dict(planner_result.answer.exclusions),
         "warning": _warning(request, choice),
         "tuning": {mode: cost.as_dict() for mode, cost in planner_result.costs.items()},
     }

@@ -164,7 +164,7 @@ class Limits:
         if self.account is None:
             return delta_of(proven)
         ledger, dataset_id = self.account
-        return min(delta_of(proven), ledger.spent(dataset_id, with_pld=False).cap.delta)
+        return min(delta_of(proven), ledger.read_charges(dataset_id, with_pld=False).cap.delta)
 
     def _share(self, trials: Sequence[Trial]) -> float:
         """The share of a limit that trials need: at most 1 where they fit, and else above."""
@@ -183,7 +183,7 @@ class Limits:
         if self.account is None or not all(trial.config.mechanism.rules.plain_event for trial in trials):
             return 0.0
         (ledger, dataset_id), release = self.account, self.options.release
-        spending, needed_share = ledger.spent(dataset_id, with_pld=False), 0.0
+        spending, needed_share = ledger.read_charges(dataset_id, with_pld=False), 0.0
         try:
             if not release.is_open:
                 cost = cost_of(release, trials)

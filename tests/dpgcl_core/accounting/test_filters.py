@@ -131,14 +131,14 @@ def test_rdp_admission_of_many_small_reservations_stays_within_the_cap() -> None
     while budget.admits(spent, one):
         spent, count = spent + one, count + 1
     assert epsilon_rdp(composed_event({STEPS: count}), 1e-5) <= 1.0
-    assert budget.spent({STEPS: count}) == pytest.approx(spent, rel=1e-12)
+    assert budget.total_cost({STEPS: count}) == pytest.approx(spent, rel=1e-12)
 
 
 def test_rdp_settling_frees_exactly_the_unexecuted_steps() -> None:
     budget = RdpFilter(8.0, 1e-5)
     whole = int(budget.rdp_budget / budget.cost(STEPS, 1))
-    assert not budget.admits(budget.spent({STEPS: whole}), budget.cost(STEPS, 100))
-    assert budget.admits(budget.spent({STEPS: whole - 100}), budget.cost(STEPS, 100))
+    assert not budget.admits(budget.total_cost({STEPS: whole}), budget.cost(STEPS, 100))
+    assert budget.admits(budget.total_cost({STEPS: whole - 100}), budget.cost(STEPS, 100))
 
 
 def test_rdp_overflow_is_refused() -> None:

@@ -70,7 +70,7 @@ def test_show_tells_cap_charge_and_head(url: str, capsys: pytest.CaptureFixture[
 def test_show_calls_the_pld_total_information(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     reserve(url)
     assert main(["show"]) == 0
-    spent = Ledger.open(url).spent("scans")
+    spent = Ledger.open(url).read_charges("scans")
     totals = f"ε = {spent.epsilon_filter:.6g} by the filter, {spent.epsilon_pld:.6g} by PLD"
     shown = capsys.readouterr().out
     assert f"charged so far, for information: {totals}, at δ = 1e-05; the promise is the cap" in shown
@@ -167,14 +167,16 @@ def test_export_never_overwrites(url: str, tmp_path: Path, capsys: pytest.Captur
 def test_cap_with_quotas_is_registered(url: str) -> None:
     quotas = ["--quota", "0.01", "1.0", "100", "0.02", "2.0", "50"]
     assert main(["cap", "--dataset", "quotas", "--epsilon", "4", *NEW, *quotas]) == 0
-    cap = Ledger.open(url).spent("quotas", with_pld=False).cap
+    cap = Ledger.open(url).read_charges("quotas", with_pld=False).cap
     assert cap.quotas == ((StepClass(0.01, 1.0), 100), (StepClass(0.02, 2.0), 50))
 
 
 def test_cap_takes_the_order_that_suits_the_planned_steps(url: str) -> None:
     planned = ["--planned", "0.2", "8.0"]
     assert main(["cap", "--dataset", "planned", "--epsilon", "4", *NEW, *planned]) == 0
-    spent = {name: Ledger.open(url).spent(name, with_pld=False).cap.order for name in ("planned", "scans")}
+    spent = {
+        name: Ledger.open(url).read_charges(name, with_pld=False).cap.order for name in ("planned", "scans")
+    }
     assert spent["planned"] != spent["scans"]
 
 
@@ -285,7 +287,7 @@ def test_loss_needs_what_names_it(url: str, capsys: pytest.CaptureFixture[str]) 
 def test_remaining_counts_in_the_unit_of_the_rule(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     reserve(url)
     assert main(["remaining"]) == 0
-    spent = Ledger.open(url).spent("scans", with_pld=False)
+    spent = Ledger.open(url).read_charges("scans", with_pld=False)
     assert spent.rdp is not None
     assert spent.rdp_budget is not None
     left = f"left: RDP {spent.rdp_budget - spent.rdp:.6g} of {spent.rdp_budget:.6g}"

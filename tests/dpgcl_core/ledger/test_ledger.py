@@ -45,7 +45,7 @@ def reserve(ledger: Ledger, num_steps: int, label: str = "trial", dataset: str =
 
 def charged(ledger: Ledger, dataset: str = "scans") -> int:
     """Steps of the usual class that are charged, as a process sees it that has just opened the ledger."""
-    spent = Ledger.open(ledger.url).spent(dataset, with_pld=False)
+    spent = Ledger.open(ledger.url).read_charges(dataset, with_pld=False)
     return spent.num_steps.get(STEPS, 0)
 
 
@@ -55,7 +55,7 @@ def test_ledger_lies_in_the_file_of_its_name_whatever_that_is(name: str, tmp_pat
     created.register("scans", RDP_CAP, num_records_public=10_000)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     for url in (str(tmp_path / name), created.url):
-        assert Ledger.open(url).spent("scans", with_pld=False).num_settled == 0
+        assert Ledger.open(url).read_charges("scans", with_pld=False).num_settled == 0
 
 
 def test_reservation_charges_all_planned_steps(ledger: Ledger) -> None:
@@ -242,7 +242,7 @@ def test_sealed_sweep_enters_by_its_curve_at_the_filters_order(ledger: Ledger) -
     before = ledger.head().num_entries
     ledger.reserve_sealed("scans", label="sealed", epsilon=2.0, delta=1e-6, rdp_curve=curve)
     assert orders == [RDP_CAP.order]
-    assert ledger.spent("scans", with_pld=False).rdp == pytest.approx(0.25)
+    assert ledger.read_charges("scans", with_pld=False).rdp == pytest.approx(0.25)
     assert ledger.head().num_entries == before + 1
 
 
@@ -262,7 +262,7 @@ def test_charges_of_several_kinds_add_up_to_no_less_than_their_exact_sum(ledger:
         label, rdp = f"sealed {number}", 0.1 / (2 * number + 1)
         ledger.reserve_sealed("scans", label=label, epsilon=1.0, delta=1e-7, rdp_curve=lambda _, rdp=rdp: rdp)
         exact += Fraction(rdp)
-        assert Fraction(ledger.spent("scans", with_pld=False).rdp or 0.0) >= exact
+        assert Fraction(ledger.read_charges("scans", with_pld=False).rdp or 0.0) >= exact
 
 
 def test_sealed_bound_is_charged_to_what_the_cap_sets_aside(ledger: Ledger) -> None:
@@ -384,7 +384,7 @@ def test_second_registration_that_differs_is_refused(ledger: Ledger, change: dic
 
 def test_order_is_fixed_with_the_cap(ledger: Ledger) -> None:
     ledger.change_cap("scans", 8.0, allow_raise=True)
-    assert ledger.spent("scans", with_pld=False).cap.order == RDP_CAP.order
+    assert ledger.read_charges("scans", with_pld=False).cap.order == RDP_CAP.order
 
 
 def test_cap_is_raised_only_explicitly(ledger: Ledger) -> None:
@@ -419,8 +419,8 @@ def test_statement_carries_the_head(ledger: Ledger) -> None:
 def test_classes_of_steps_add_up_at_one_order(ledger: Ledger) -> None:
     reserve(ledger, 100)
     ledger.reserve("scans", [PlannedTraining(label="other", step_class=OTHER, num_steps=30)])
-    expected = RDP_CAP.rdp_filter().spent({STEPS: 100, OTHER: 30})
-    assert ledger.spent("scans", with_pld=False).rdp == pytest.approx(expected, rel=1e-12)
+    expected = RDP_CAP.rdp_filter().total_cost({STEPS: 100, OTHER: 30})
+    assert ledger.read_charges("scans", with_pld=False).rdp == pytest.approx(expected, rel=1e-12)
 
 
 def test_random_use_agrees_with_a_plain_model(ledger: Ledger) -> None:
@@ -442,7 +442,11 @@ def test_random_use_agrees_with_a_plain_model(ledger: Ledger) -> None:
                 ledger.settle(held.pop(label), model[label])
         except BudgetExceeded:
             assert num_steps > free
-        assert ledger.spent("quotas", with_pld=False).num_steps.get(STEPS, 0) == sum(model.values()) <= quota
+        assert (
+            ledger.read_charges("quotas", with_pld=False).num_steps.get(STEPS, 0)
+            == sum(model.values())
+            <= quota
+        )
     assert charged(ledger, "quotas") == sum(model.values())
     ledger.verify()
 
@@ -450,7 +454,7 @@ def test_random_use_agrees_with_a_plain_model(ledger: Ledger) -> None:
 def test_pld_total_of_open_and_settled_charges_stands_beside(ledger: Ledger) -> None:
     ledger.settle(reserve(ledger, 500, "a"), 300)
     reserve(ledger, 400, "b")
-    spent = ledger.spent("scans")
+    spent = ledger.read_charges("scans")
     assert spent.epsilon_pld == pytest.approx(epsilon_pld(composed_event({STEPS: 700}), 1e-5))
     assert spent.epsilon_pld < spent.epsilon_filter < RDP_CAP.epsilon
 
@@ -459,7 +463,7 @@ def test_pld_total_adds_a_sealed_sweeps_stated_bound(ledger: Ledger) -> None:
     reserve(ledger, 50, dataset="quotas")
     ledger.reserve_sealed("quotas", label="sealed", epsilon=0.5, delta=1e-6)
     expected = 0.5 + epsilon_pld(composed_event({STEPS: 50}), 1e-5 - 1e-6)
-    assert ledger.spent("quotas").epsilon_pld == pytest.approx(expected)
+    assert ledger.read_charges("quotas").epsilon_pld == pytest.approx(expected)
 
 
 def test_second_ledger_in_the_same_place_is_refused(ledger: Ledger) -> None:

@@ -428,7 +428,7 @@ def test_stated_loss_charges_the_whole_cap_and_the_mark_follows(path: Path, data
     ledger = lost(path, data)
     ledger.state_loss("scans", ledger.heads_of_marks("scans", data))
     again = opened(path, data)
-    spent = again.spent("scans")
+    spent = again.read_charges("scans")
     assert (spent.rdp, spent.num_losses, spent.closed, spent.epsilon_pld) == (
         spent.rdp_budget,
         1,
@@ -450,7 +450,7 @@ def test_raised_cap_holds_what_it_adds_after_a_loss(path: Path, data: Path) -> N
     ledger.state_loss("scans", ledger.heads_of_marks("scans", data))
     ledger.change_cap("scans", 6.0, allow_raise=True)
     budgets = [Cap(**{**CAP.facts(), "epsilon": e, "quotas": ()}).rdp_filter() for e in (4.0, 6.0)]
-    before = ledger.spent("scans", with_pld=False).rdp
+    before = ledger.read_charges("scans", with_pld=False).rdp
     num = 0
     while True:
         try:
@@ -487,9 +487,9 @@ def test_loss_of_rows_that_were_charged_beside_is_charged_on_top(path: Path, dat
     ledger = lost(path, data)
     for label in "ab":  # by a process that had not bound the data
         reserve(ledger, label, 30)
-    known_rdp = ledger.spent("scans", with_pld=False).rdp
+    known_rdp = ledger.read_charges("scans", with_pld=False).rdp
     ledger.state_loss("scans", ledger.heads_of_marks("scans", data))
-    spent = ledger.spent("scans", with_pld=False)
+    spent = ledger.read_charges("scans", with_pld=False)
     assert spent.rdp is not None
     assert spent.rdp_budget is not None
     assert known_rdp is not None
@@ -516,7 +516,7 @@ def test_quotas_are_full_after_a_loss(data: Path, tmp_path: Path) -> None:
     registered(tmp_path / "quotas.db", "scans", cap=QUOTAS)
     ledger = lost(tmp_path / "quotas.db", data)
     ledger.state_loss("scans", ledger.heads_of_marks("scans", data))
-    assert ledger.spent("scans").num_steps == {STEPS: 1000}
+    assert ledger.read_charges("scans").num_steps == {STEPS: 1000}
     with pytest.raises(BudgetExceeded):
         reserve(ledger, "second", 1)
 
@@ -540,7 +540,7 @@ def test_same_backup_put_back_again_refunds_no_loss_that_was_charged_on_top(
         ledger = Ledger.open(str(path))
         ledger.state_loss("scans", ledger.heads_of_marks("scans", data))
         again = opened(path, data)
-        spent = again.spent("scans", with_pld=False)
+        spent = again.read_charges("scans", with_pld=False)
         if spent.rdp is None or spent.rdp_budget is None:
             assert spent.num_steps == {STEPS: 2000}
         else:
@@ -605,7 +605,7 @@ class Restores(RuleBasedStateMachine):
                 ledger.bind(name, self.folder / name)
             return None
         ledger.bind(name, self.folder / name)
-        assert self.drawn[name] <= ledger.spent(name, with_pld=False).num_steps.get(STEPS, 0)
+        assert self.drawn[name] <= ledger.read_charges(name, with_pld=False).num_steps.get(STEPS, 0)
         if self.drawn[name] > 1000:
             with pytest.raises(LedgerError, match="no guarantee to state"):
                 ledger.statement(name)

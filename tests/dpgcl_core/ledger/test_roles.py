@@ -47,7 +47,7 @@ def test_drivers_charge_and_settle(server: str) -> None:
     training = PlannedTraining(label="one", step_class=STEP, num_steps=10, delta=1e-5)
     (reservation,) = ledger.reserve("scans", [training])
     ledger.settle(reservation, 4)
-    assert ledger.spent("scans", with_pld=False).num_steps == {STEP: 4}
+    assert ledger.read_charges("scans", with_pld=False).num_steps == {STEP: 4}
     ledger.verify()
 
 

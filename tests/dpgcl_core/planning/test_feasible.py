@@ -10,13 +10,13 @@ import pytest
 
 from dpgcl_core.accounting.composition import epsilon_of_steps
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.planning import Wanted, enough_records, feasible, verified
+from dpgcl_core.planning import PlanRequest, enough_records, feasible, verified
 from dpgcl_core.planning.feasible import WORTH_MORE_STEPS, Plan
 from dpgcl_core.planning.root_finding import solve
 from dpgcl_core.planning.snr import ENOUGH_TRAINING_SNR
 
 
-def wanted(**changes: Any) -> Wanted:
+def wanted(**changes: Any) -> PlanRequest:
     """Few points on 60,000 records, some of what is asked for replaced."""
     asked = {
         "num_records_public": 60_000,
@@ -27,7 +27,7 @@ def wanted(**changes: Any) -> Wanted:
         "group_sizes": (4, 16, 64),
         "records_per_second": 1000.0,
     }
-    return Wanted(**{**asked, **changes})
+    return PlanRequest(**{**asked, **changes})
 
 
 def size(plan: Plan) -> int:
@@ -105,7 +105,7 @@ def test_budget_of_time_leaves_out_what_takes_longer() -> None:
         512 * 400,
         2048 * 100,
     }
-    assert answer.refused == {"takes more hours than the budget": 3}
+    assert answer.exclusions == {"takes more hours than the budget": 3}
 
 
 def test_budget_of_memory_leaves_out_groups_that_take_more() -> None:
@@ -182,7 +182,7 @@ def test_numbers_out_of_range_are_refused(changes: dict[str, Any], words: str) -
 
 @pytest.mark.parametrize("power", [-3.0, -0.2, 0.5, 4.0])
 def test_solve_ends_within_the_range(power: float) -> None:
-    found = solve(lambda x: x**power, high=5.0, share=0.01, start=1.0, slope=power, least=1e-4, most=1e5)
+    found = solve(lambda x: x**power, high=5.0, share=0.01, start=1.0, slope=power, lower=1e-4, upper=1e5)
     assert 4.95 <= found**power <= 5.0
 
 
@@ -190,10 +190,10 @@ def test_solve_stays_below_a_jump() -> None:
     def jumps(x: float) -> float:
         return 10.0 if x < 3 else 1.0
 
-    found = solve(jumps, high=5.0, share=0.01, start=1.0, slope=-1.0, least=0.1, most=100.0)
+    found = solve(jumps, high=5.0, share=0.01, start=1.0, slope=-1.0, lower=0.1, upper=100.0)
     assert 3 <= found < 3.01
 
 
 def test_solve_refuses_what_it_cannot_reach() -> None:
     with pytest.raises(ConfigError, match="no value from"):
-        solve(lambda x: 7 + 1 / x, high=5.0, share=0.01, start=1.0, slope=-1.0, least=0.1, most=100.0)
+        solve(lambda x: 7 + 1 / x, high=5.0, share=0.01, start=1.0, slope=-1.0, lower=0.1, upper=100.0)

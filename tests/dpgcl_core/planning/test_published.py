@@ -10,10 +10,10 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 
 from dpgcl_core.accounting.composition import epsilon_of_steps
 from dpgcl_core.mechanism.numbers import default_delta
-from dpgcl_core.planning import Wanted, epochs_by_batch, epsilon_by_records
+from dpgcl_core.planning import PlanRequest, epochs_by_batch, epsilon_by_records
 from dpgcl_core.planning.tradeoff_curves import most_steps
 
-LAION = Wanted(num_records_public=233_000_000, target_epsilon=8.0, num_weights=1, target_delta=1 / 233e6)
+LAION = PlanRequest(num_records_public=233_000_000, target_epsilon=8.0, num_weights=1, target_delta=1 / 233e6)
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
 ORDERS = [*(1 + x / 10 for x in range(1, 100)), *range(12, 64)]
 NUM_VALIDATION = {

@@ -58,7 +58,7 @@ class Dpcl(Method):
             )
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange:
-        return RecordRange(fewest=numbers.num_records_public, most=numbers.num_records_public)
+        return RecordRange(min_records=numbers.num_records_public, max_records=numbers.num_records_public)
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         if num_records != numbers.num_records_public:
