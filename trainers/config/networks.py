@@ -236,7 +236,7 @@ class ClipNetwork(TransformerNetwork):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, ClassifyingNetwork, ClipNetwork):
-    """The network, and the weights that it starts from."""
+    """The network and its initial weights."""
 
     warm_start: Path | None = None
     """Start from public weights: an exported model's folder, a file with a state dict of the network, or
@@ -299,7 +299,7 @@ class _OfThisPackage:
 
 @dataclass(frozen=True, kw_only=True)
 class ClipNetworkConfig(ClipNetwork, _OfThisPackage):
-    """Both towers of a CLIP model, and what of it trains (stage 5), for pairs of images and texts.
+    """Both towers of a CLIP model and their trained weights (stage 5), for pairs of images and texts.
 
     Attributes:
       name: as `trainers.models.clip.published_models.ClipConfig.model`: open_clip's name, "clip-tiny", or a
@@ -338,7 +338,7 @@ EncoderConfig: TypeAlias = NetworkConfig | ClipNetworkConfig | MaskedNetworkConf
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(ClassifyingNetwork):
-    """An encoder of images with a linear layer that tells the classes (stage 5).
+    """An encoder of images with a linear layer for the classes (stage 5).
 
     Attributes:
       encoder: the network whose features are classified; of its own precision no use is made.

@@ -25,7 +25,7 @@ def _require_natural(node: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """What the loss of a group compares, and in which parts its gradient is clipped (stages 4, 6 and 7)."""
+    """The loss of a group, and the parts of its gradient that are clipped apart (stages 4, 6 and 7)."""
 
     temperature: float = 0.2
     """τ of the contrastive loss."""
@@ -41,7 +41,7 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomnessConfig:
-    """Where sampling, permutations and noise come from."""
+    """Sources of sampling, permutations and noise."""
 
     seeded_non_private: bool = False
     """Reproducible sampling and noise from the seed. Such runs have NO guarantee and are labelled so."""
@@ -83,7 +83,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """How frozen features are scored, and what is recorded on the way."""
+    """Scores of frozen features, and metrics during the training."""
 
     max_index_records: int | None = None
     """Fit k-NN and probe on so many training records, the first by a keyed hash of their id; else on all."""
@@ -132,7 +132,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PerformanceConfig:
-    """What changes time and memory, never the law of the result."""
+    """Time and memory; the distribution of the result stays the same."""
 
     num_workers: int = 1
     """Data-parallel workers of one training."""

@@ -27,7 +27,7 @@ SMALLEST_EPSILON = 0.001
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismOptions:
-    """The private step and how much privacy it may cost."""
+    """The private step and its privacy budget."""
 
     method: str = "dp_gcl"
     """Method; `python -m dpgcl_core.methods` lists them with what each guarantees."""

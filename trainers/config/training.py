@@ -49,7 +49,7 @@ TARGET_DECAY = 0.99
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(ObjectiveConfig, RandomnessConfig):
-    """One training, complete: what `trainers.training.resolve.training_config` makes of options.
+    """The complete configuration of one training, built by `trainers.training.resolve.training_config`.
 
     Attributes:
       mechanism: the private step and its accounting.

@@ -14,7 +14,7 @@ from trainers.data.pair_options import PairOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """An exported model, and how images are read and shown to it.
+    """An exported model and the preparation of its images.
 
     Attributes:
       model: folder of an exported model of the command's kind.
@@ -45,7 +45,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions(ModelOptions):
-    """What to embed, with which model, and where to.
+    """Data to embed, the model, and the output.
 
     Attributes:
       images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.

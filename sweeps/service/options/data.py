@@ -22,7 +22,7 @@ from trainers.data.pair_options import PairOptions
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """The data that are trained and scored on."""
+    """Training and evaluation data."""
 
     dataset: str = "digits"
     """digits, fashion-mnist, cifar10, eurosat, shapes; your own: {npz,parquet,folder,csv,webdataset}:PATH."""

@@ -14,7 +14,7 @@ from sweeps.service.options.sweep_options import SweepOptions, varies
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOptions(SweepOptions):
-    """What to plan with: the grid, the budget, and what is known of the machine."""
+    """Grid, budget and machine of a plan."""
 
     batch_sizes: tuple[int, ...] = field(default=(), metadata=varies("expected_batch_size"))
     """Values of B; powers of two up to an eighth of N unless given."""

@@ -22,7 +22,7 @@ MODES = (OPEN, SEALED, SEALED_THRESHOLD)
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOptions:
-    """What leaves of a sweep, and how a sealed one chooses it."""
+    """Results that a sweep releases, and the choice of a sealed sweep."""
 
     mode: Literal["open", "sealed", "sealed-threshold"] = field(default=OPEN, metadata=option("release"))
     """What leaves: every trial (open), or one trial out of a secret number (sealed, sealed-threshold)."""

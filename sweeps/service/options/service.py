@@ -74,7 +74,7 @@ class ServiceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StorageOptions:
-    """Where results lie, and whether they go on."""
+    """Result storage and resuming."""
 
     folder: Path | None = field(default=None, metadata=option("storage"))
     """Absolute folder for results, MLflow database, calibrations and checkpoints ($DPGCL_STORAGE)."""
@@ -88,7 +88,7 @@ class StorageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerOptions:
-    """The budget ledger that every step is charged to."""
+    """The budget ledger that the steps are charged to."""
 
     url: str | None = field(default=None, metadata=option("ledger"))
     """Budget ledger ($DPGCL_LEDGER): a path, or a SQLite or PostgreSQL URL; every step is charged to it."""

@@ -70,7 +70,7 @@ def errors_in_flags(kind: type[SweepOptions]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(TrainingOptions):
-    """The options of a sweep: those of its trainings, of the sweep as a whole, and its axes.
+    """Options of a sweep: of its trainings, of the sweep as a whole, and its axes.
 
     Attributes:
       always_adapts: whether every trial has adapters, of a rank that the sweep chooses where none is given.
@@ -150,7 +150,7 @@ class SweepOptions(TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PairSweepOptions(SweepOptions):
-    """The options of a sweep whose question is about images with captions."""
+    """Options of a sweep over images with captions."""
 
     data: DataOptions = field(default_factory=partial(DataOptions, dataset="shapes"))
 

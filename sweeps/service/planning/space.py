@@ -41,7 +41,7 @@ Range = tuple[float, float] | None
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(SweepOptions):
-    """What is searched, by what and for what; a list or range of one value fixes an option."""
+    """Search space, sampler and objectives; a list or range of one value fixes an option."""
 
     service: ServiceOptions = field(default_factory=partial(ServiceOptions, repeats=1))
     sampler: str = "tpe"
