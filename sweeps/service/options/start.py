@@ -10,7 +10,7 @@ from dpgcl_core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What the options start from."""
+    """Starting values of the options."""
 
     config: Path | None = None
     """YAML or JSON file with options, such as the config.yaml in every sweep's folder."""
