@@ -136,7 +136,7 @@ def _show(planner_result: PlannerResult) -> None:
         f"{request.method} on {request.num_weights} weights ({weights_source}), "
         f"{request.records_per_second:.4g} records a second ({rate_source})"
     )
-    for reason, number in answer.exclusions.items():
+    for reason, number in answer.refusals.items():
         print_line(f"left out: {count(number, 'point')}, {reason}")
     print_line(
         f"{count(len(answer.plans), 'feasible plan')}; * is recommended, then others of its S, then other S, "
@@ -229,7 +229,7 @@ def _as_dict(planner_result: PlannerResult) -> dict[str, Any]:
         "recommended": plan_dict(choice),
         "command": sweep_command(planner_result.options, choice),
         "plans": [plan_dict(plan) for plan in planner_result.answer.plans],
-        "refused": dict(planner_result.answer.exclusions),
+        "refused": dict(planner_result.answer.refusals),
         "warning": _warning(request, choice),
         "tuning": {mode: cost.as_dict() for mode, cost in planner_result.costs.items()},
     }
