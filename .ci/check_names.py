@@ -24,13 +24,13 @@ _PARTICIPLES = """
     added allowed answered applied asked begun bought broken brought built called carried caught changed
     charged checked chosen clipped compared computed copied counted covered dealt decided declared
     described displayed done drawn dropped ended entered expected filled finished fitted fixed forgiven
-    found given gone got granted grown held hidden joined kept known laid learnt left lent lifted listed
-    loaded looked lost made made_up marked matched meant measured met missed moved named needed noted
-    offered opened owed owned paid parsed passed placed planted prepared printed promised raised reached
-    recorded refused released removed rendered repeated reported requested resolved returned said saved
-    scaled scored seen selected sent settled shown skipped sorted spared spent spoken started stated
-    stopped stored stuck summed supported taken taught thought thrown told tried trained turned unread
-    untold used waited wanted watched won worn written
+    found given gone got granted grown held joined kept known laid learnt left lent lifted listed loaded
+    looked lost made made_up marked matched meant measured met missed moved named needed noted offered
+    opened owed owned paid parsed passed placed planted prepared printed promised raised reached recorded
+    refused released removed rendered repeated reported requested resolved returned said saved scaled
+    scored seen selected sent settled shown skipped sorted spared spent spoken started stated stopped
+    stored stuck summed supported taken taught thought thrown told tried trained turned unread untold used
+    waited wanted watched won worn written
 """
 _PRONOUNS = """
     again another anybody anyone anything both each either else elsewhere everybody everyone everything he
