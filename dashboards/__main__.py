@@ -238,9 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
         "serve": serve_command,
     }
     try:
-        paths = run_command(
-            commands, prog="python -m dashboards", arguments=arguments, find_removed=_REMOVED.get
-        )
+        paths = run_command(commands, prog="python -m dashboards", arguments=arguments, removals=_REMOVED.get)
     except OSError as error:
         raise DashboardError(
             f"{error.filename} cannot be written ({error.strerror}); give another --output"

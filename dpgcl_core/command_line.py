@@ -32,7 +32,7 @@ def run_command(
     prog: str,
     description: str | None = None,
     arguments: Sequence[str] | None = None,
-    find_removed: Callable[[str], str | None] = lambda option: None,
+    removals: Callable[[str], str | None] = lambda option: None,
 ) -> Any:
     """Call a function with the options of a command line, and return what it returns.
 
@@ -42,7 +42,7 @@ def run_command(
       prog: how the command is called, for `--help`.
       description: for `--help`; a function's own docstring unless given.
       arguments: the command line without the program; None for this process's own.
-      find_removed: returns, for an option or subcommand of earlier versions, since when it is gone and what
+      removals: returns, for an option or subcommand of earlier versions, since when it is gone and what
         to use instead; None for any other.
 
     Raises:
@@ -51,7 +51,7 @@ def run_command(
     import tyro  # here: only command lines need it
 
     words = list(sys.argv[1:] if arguments is None else arguments)
-    _refuse_unknown(command, words, find_removed)
+    _refuse_unknown(command, words, removals)
     with errors_in_one_line(words):
         if isinstance(command, Mapping):
             call = tyro.extras.subcommand_cli_from_dict(
@@ -101,14 +101,12 @@ def options_of(command: Command) -> list[str]:
 
 
 def _refuse_unknown(
-    command: Command | Mapping[str, Command],
-    arguments: Sequence[str],
-    find_removed: Callable[[str], str | None],
+    command: Command | Mapping[str, Command], arguments: Sequence[str], removals: Callable[[str], str | None]
 ) -> None:
     if isinstance(command, Mapping):
         if not arguments or arguments[0].startswith("-"):
             return  # tyro asks for a subcommand, or shows its help
-        if line := find_removed(arguments[0]):
+        if line := removals(arguments[0]):
             raise ConfigError(f"{arguments[0]} is of an earlier version, {line}")
         if arguments[0] not in command:
             raise ConfigError(unknown_choice("command", arguments[0], command))
@@ -117,7 +115,7 @@ def _refuse_unknown(
     flags = {f"--no-{name[2:]}" for name in valid}
     for argument in arguments:
         name = argument.split("=")[0].replace("_", "-")
-        if name.startswith("-") and (line := find_removed(name)):
+        if name.startswith("-") and (line := removals(name)):
             raise ConfigError(f"{name} is of an earlier version, {line}")
         if name.startswith("--") and name not in {*valid, *flags, "--help"}:
             raise ConfigError(unknown_choice("option", name, valid))

@@ -197,8 +197,7 @@ def detail_lines(details: Mapping[str, Any], *, max_entries: int | None = None) 
         are_many = isinstance(entries, (list, tuple))
         all_entries = list(entries) if are_many else [entries]
         first_entries = all_entries[:max_entries]
-        num_left_out = len(all_entries) - len(first_entries)
-        more = f" and {num_left_out} more" if num_left_out else ""
+        more = f" and {num_more} more" if (num_more := len(all_entries) - len(first_entries)) else ""
         are_places = are_many and all(isinstance(entry, int) for entry in entries)
         count = f"{len(all_entries)}, " * are_many + "at (the first is 0) " * are_places
         yield f"{name}: {count}{', '.join(map(str, first_entries))}{more}"

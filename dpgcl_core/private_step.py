@@ -119,19 +119,19 @@ class PrivateStep:
           step: from 0.
           num_records: of the data set.
         """
-        drawn = None
+        all_groups = None
         if self.workers.rank == 0:
             stage = self.mechanism.group_stage()
-            drawn = stage.draw(
+            all_groups = stage.draw(
                 num_records,
                 sampling=self.randomness.generator(step, "sampling"),
                 permutation=self.randomness.generator(step, "permutation"),
             )
-            if not stage.yields_incomplete and not drawn.complete.all():
+            if not stage.yields_incomplete and not all_groups.complete.all():
                 raise ConfigError(
                     "a group stage that yields incomplete groups must say so: yields_incomplete"
                 )
-        groups = self.workers.share_groups(drawn)
+        groups = self.workers.share_groups(all_groups)
         return groups.take(slice(self.workers.rank, None, self.workers.count))
 
     def take(

@@ -213,7 +213,7 @@ class PrivateTraining:
         self._parameters = trainable_parameters(model)
         self._check_gradients()
         self._loader, self._collate = data_loader, _Collate(data_loader.collate_fn, self._records[0])
-        at_once = groups_of_a_pass(mechanism, max_groups=max_groups_at_once) if mixes_no_records else 1
+        at_once = groups_of_a_pass(mechanism, limit=max_groups_at_once) if mixes_no_records else 1
         self._private_step = PrivateStep(
             mechanism=mechanism,
             model=model,
@@ -227,7 +227,7 @@ class PrivateTraining:
         )
         self._open: DrawnGroups | None = None
         self._has_failed, self._lock = False, threading.RLock()  # a thread waits for another one's step
-        self._mixes_no_records, self._tried = mixes_no_records, Verdicts[None]()
+        self._mixes_no_records, self._loss_verdicts = mixes_no_records, Verdicts[None]()
         _check_single_process()
         self._check_loss([leaf[:, None] for leaf in self._collate.first])
         self._state = whole_state(model, modes=False)  # between steps the caller may change modes
@@ -261,16 +261,16 @@ class PrivateTraining:
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
         )
-        loaded = chain.from_iterable([batches])  # begins with the first draw, which may fail
+        batch_iterator = chain.from_iterable([batches])  # begins with the first draw, which may fail
         while self.num_steps_taken < self.mechanism.num_steps:
             with self._lock:
                 self._check_drawable()
                 self.num_steps_taken += 1
                 with self._ending_if_it_fails():
-                    batch = next(loaded)
-                    drawn = draws.drawn.popleft()
-                    inputs = as_inputs([_in_groups(leaf, drawn) for leaf in batch])
-                    self._open = drawn
+                    batch = next(batch_iterator)
+                    groups = draws.queue.popleft()
+                    inputs = as_inputs([_in_groups(leaf, groups) for leaf in batch])
+                    self._open = groups
             yield inputs
         self._check_drawable()
 
@@ -299,8 +299,8 @@ class PrivateTraining:
         self._check_running()
         if self._open is None:
             raise ConfigError("one draw is for one step: take the next batch of groups from the iteration")
-        drawn, leaves = self._open, _leaves(inputs)
-        if any(leaf.shape[:2] != drawn.rows.shape for leaf in leaves):
+        groups, leaves = self._open, _leaves(inputs)
+        if any(leaf.shape[:2] != groups.rows.shape for leaf in leaves):
             raise ConfigError("a step takes the groups that were drawn, all of them and no others")
         self._check_gradients()
         if changed := changed_state(self._model, self._state, modes=False):
@@ -314,8 +314,8 @@ class PrivateTraining:
             device = self._parameters[0].device
             self._private_step.take(
                 self.num_steps_taken - 1,
-                drawn,
-                lambda some: as_inputs([leaf[some].to(device) for leaf in leaves]),
+                groups,
+                lambda rows: as_inputs([leaf[rows].to(device) for leaf in leaves]),
                 self._update,
             )
 
@@ -352,18 +352,18 @@ class PrivateTraining:
         )
 
     def _check_loss(self, leaves: Sequence[Tensor]) -> None:
-        """Try the loss on made-up groups like these, unless it was, with model and loss as they are now."""
+        """Check the loss on made-up groups of these shapes, once per state of model and loss."""
         size = self.mechanism.group_size
         num_groups = max(_NUM_PROBE_GROUPS, self._private_step.groups_at_once)
         shape = (num_groups, _PROBE_GROUP_SIZE if isinstance(size, str) else size)
         device, generator = self._parameters[0].device, torch.Generator().manual_seed(0)
 
-        def try_it() -> None:
-            inputs, others = (
-                tuple(_made_up(leaf, shape, generator).to(device) for leaf in leaves) for _ in range(2)
+        def check_loss() -> None:
+            inputs, replacements = (
+                tuple(_synthetic_leaf(leaf, shape, generator).to(device) for leaf in leaves) for _ in range(2)
             )
             try:
-                refuse_mixed_groups(self._model, self._loss, inputs, others)
+                refuse_mixed_groups(self._model, self._loss, inputs, replacements)
             except ConfigError:
                 raise
             except Exception as error:  # a model or loss of somebody's own may fail in any way
@@ -374,7 +374,7 @@ class PrivateTraining:
                 ) from error
 
         forms = tuple((leaf.shape[2:], leaf.dtype) for leaf in leaves)
-        self._tried.of(self._model, self._loss, forms, try_it)
+        self._loss_verdicts.of(self._model, self._loss, forms, check_loss)
 
     def _check_drawable(self) -> None:
         _check_single_process()
@@ -408,26 +408,26 @@ class PrivateTraining:
             parameter.grad = None
 
     def _check_gradients(self) -> None:
-        """Refuse an optimizer that holds other parameters than those trained, or a gradient of others."""
-        trained = {id(parameter): parameter for parameter in self._parameters}
-        held = {id(p): p for group in self._optimizer.param_groups for p in group["params"]}
-        if not trained:
+        """Raise ConfigError if the optimizer holds parameters that are not trained, or their gradients."""
+        trainable = {id(parameter): parameter for parameter in self._parameters}
+        weights = {id(p): p for group in self._optimizer.param_groups for p in group["params"]}
+        if not trainable:
             raise ConfigError("the model has no trainable parameters")
-        if trained.keys() != {id(parameter) for parameter in trainable_parameters(self._model)}:
+        if trainable.keys() != {id(parameter) for parameter in trainable_parameters(self._model)}:
             raise ConfigError("the model's trainable parameters are not those that the training began with")
-        own = {id(parameter) for parameter in self._model.parameters()}
-        if not held.keys() <= own:
+        model_ids = {id(parameter) for parameter in self._model.parameters()}
+        if not weights.keys() <= model_ids:
             raise ConfigError(
                 "the optimizer holds parameters that are not the model's: their gradients would reach them "
                 "without clipping and noise. Give it model.parameters() alone, and networks that train "
                 "together as one nn.ModuleList"
             )
-        if not trained.keys() <= held.keys():
+        if not trainable.keys() <= weights.keys():
             raise ConfigError(
                 "the optimizer does not hold all trainable parameters of the model: give it "
                 "model.parameters(), and freeze what is not to be trained by requires_grad_(False)"
             )
-        if any(p.grad is not None for key, p in held.items() if key not in trained):
+        if any(p.grad is not None for key, p in weights.items() if key not in trainable):
             raise ConfigError(
                 "the optimizer holds a frozen parameter with a gradient that no private step has made, and "
                 "would apply it without clipping and noise: clear it by optimizer.zero_grad()"
@@ -438,7 +438,7 @@ class _SecretGroups:
     """The rows of each remaining step, drawn in secret; the groups wait in `drawn` for the step."""
 
     def __init__(self, training: PrivateTraining) -> None:
-        self.drawn: deque[DrawnGroups] = deque()
+        self.queue: deque[DrawnGroups] = deque()
         self._training, self._first = training, training.num_steps_taken
 
     def __len__(self) -> int:
@@ -450,7 +450,7 @@ class _SecretGroups:
             num_records = len(self._training._records)  # it may have grown
             mechanism.rules.check_records(mechanism, num_records)
             groups = private_step.draw(step, num_records)
-            self.drawn.append(groups)
+            self.queue.append(groups)
             yield groups.rows.flatten().tolist() or [0]  # data sets and collations are not asked for nothing
 
 
@@ -560,17 +560,17 @@ def _leaves(batch: Any) -> tuple[Tensor, ...]:
     return tuple(leaves)
 
 
-def _in_groups(leaf: Tensor, drawn: DrawnGroups) -> Tensor:
-    """One leaf of the loaded records, `[groups, group_size, ...]`; zeros for groups that contribute nothing.
+def _in_groups(leaf: Tensor, draw: DrawnGroups) -> Tensor:
+    """Return a leaf of the records, `[groups, group_size, ...]`; zeros for groups that contribute nothing.
 
     An empty draw was loaded as one record, which is cut off.
     """
-    groups = leaf[: drawn.rows.size].reshape(*drawn.rows.shape, *leaf.shape[1:])
-    return zeros_where_incomplete(groups, torch.from_numpy(drawn.complete))
+    groups = leaf[: draw.rows.size].reshape(*draw.rows.shape, *leaf.shape[1:])
+    return zeros_where_incomplete(groups, torch.from_numpy(draw.complete))
 
 
-def _made_up(leaf: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Random numbers in the place of records; of whole numbers 0 and 1, which every vocabulary has."""
+def _synthetic_leaf(leaf: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Return random numbers in the place of records; of whole numbers 0 and 1, which every vocabulary has."""
     shape = (*shape, *leaf.shape[2:])
     if leaf.is_floating_point():
         return (torch.rand(shape, generator=generator) * 2 - 1).to(leaf.dtype)

@@ -78,10 +78,10 @@ class DistributedWorkers:
     def share(self, values: Tensor) -> None:
         self._in_place(values, dist.broadcast, src=0)
 
-    def _in_place(self, values: Tensor, operation: Callable[..., object], **where: int) -> None:
+    def _in_place(self, values: Tensor, operation: Callable[..., object], **ranks: int) -> None:
         """Take part in a collective operation where the backend computes: NCCL takes no CPU tensors."""
         there = values.to(self._device)
-        operation(there, **where)
+        operation(there, **ranks)
         if there is not values:
             values.copy_(there)
 

@@ -188,13 +188,11 @@ class RdpFilter:
             return False
         return Fraction(charged_rdp) + Fraction(cost) <= Fraction(self.rdp_budget)
 
-    def epsilon(self, charged_rdp: float) -> float:
+    def epsilon(self, rdp: float) -> float:
         """Return ε at `target_delta` of a sum of costs, for information: the guarantee is the cap."""
-        if not charged_rdp >= 0:
-            raise ConfigError(f"charged_rdp must be an RDP value of at least 0; got {charged_rdp}")
-        return (
-            math.inf if math.isinf(charged_rdp) else _epsilon_at(self.order, charged_rdp, self.target_delta)
-        )
+        if not rdp >= 0:
+            raise ConfigError(f"rdp must be a number of at least 0; got {rdp}")
+        return math.inf if math.isinf(rdp) else _epsilon_at(self.order, rdp, self.target_delta)
 
 
 @dataclass(frozen=True)

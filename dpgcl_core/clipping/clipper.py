@@ -199,27 +199,27 @@ class GroupClipper:
         if self.isolated:
             return _loop(total, network, groups, law, is_isolated=True)
         loop = partial(_loop, network=network, law=law)
-        wanted = self.groups_at_once or max(1, _VIEWS_AT_ONCE // max(1, groups.num_views))
-        if wanted == 1 or not _goes_in_one_pass(network, groups, owners):
+        max_groups = self.groups_at_once or max(1, _VIEWS_AT_ONCE // max(1, groups.num_views))
+        if max_groups == 1 or not _goes_in_one_pass(network, groups, owners):
             return loop(total, groups=groups)
 
         def run(total: Tensor, groups: GroupBatch) -> GroupReport:
             return _one_pass(total, network, groups, law)
 
         take = run if self.passes is None else partial(self.passes.take, run, kind=(id(network.model), law))
-        size, reports = _groups_of_a_pass(wanted, network, groups), []
+        size, reports = _groups_of_a_pass(max_groups, network, groups), []
         for start in range(0, len(groups), size):
-            some = groups.part(start, min(start + size, len(groups)))
+            chunk = groups.part(start, min(start + size, len(groups)))
             try:
-                reports.append(_in_fixed_shape(take, size, total, some))
+                reports.append(_in_fixed_shape(take, size, total, chunk))
             except NotSeparableError:  # some of these groups took another way through the network
-                for index in range(len(some)):  # each alone, in a pass of that shape if its own way allows it
-                    group = some.part(index, index + 1)
+                for index in range(len(chunk)):  # each alone, in that shape if its own way allows it
+                    group = chunk.part(index, index + 1)
                     try:
                         reports.append(_in_fixed_shape(run, size, total, group))
                     except NotSeparableError:
                         reports.append(loop(total, groups=group))
-        return _joined(reports)
+        return _join_reports(reports)
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def _in_fixed_shape(run: Pass, num_groups: int, total: Tensor, groups: GroupBatc
     return report.mapped(lambda rows: rows[: len(groups)], groups.complete)
 
 
-def _joined(reports: list[GroupReport]) -> GroupReport:
+def _join_reports(reports: list[GroupReport]) -> GroupReport:
     if len(reports) == 1:
         return reports[0]
     ratios = [report.part_ratios for report in reports if report.part_ratios is not None]
@@ -492,16 +492,16 @@ def _one_pass(total: Tensor, network: _Network, groups: GroupBatch, law: Clippin
 
 
 _gradient_numbers: WeakKeyDictionary[nn.Module, dict[tuple[torch.Size, ...], int]] = WeakKeyDictionary()
-_checked: Verdicts[bool] = Verdicts()
+_verdicts: Verdicts[bool] = Verdicts()
 
 
-def _groups_of_a_pass(wanted: int, network: _Network, groups: GroupBatch) -> int:
-    """How many groups go at once: as many as are wanted, or equal shares of them whose gradients fit."""
+def _groups_of_a_pass(max_groups: int, network: _Network, groups: GroupBatch) -> int:
+    """Return the groups of a pass: `max_groups`, or equal shares of them whose gradients fit."""
     model, parameters = network.model, network.parameters
-    if wanted * num_trainable(model) <= _most_numbers(parameters):
-        return wanted
+    if max_groups * num_trainable(model) <= _most_numbers(parameters):
+        return max_groups
     numbers = _gradient_numbers.get(model, {}).get(groups.group_shape)
-    if numbers is None:  # learned on groups of zeros, lest a real one be alone in its pass
+    if numbers is None:  # measured on groups of zeros, lest a real one be alone in its pass
         scratch = torch.zeros(num_trainable(model), device=groups.leaves[0].device)
         blank = groups.part(0, 0).filled_up(2, scratch.device).inputs
         try:
@@ -509,7 +509,7 @@ def _groups_of_a_pass(wanted: int, network: _Network, groups: GroupBatch) -> int
         except NotSeparableError:
             return 1
         numbers = _gradient_numbers[model][groups.group_shape]
-    return _equal_shares(wanted, parameters, numbers)
+    return _equal_shares(max_groups, parameters, numbers)
 
 
 def _most_numbers(parameters: list[nn.Parameter]) -> int:
@@ -523,10 +523,10 @@ def _gpu_memory(parameters: list[nn.Parameter]) -> int:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
-def _equal_shares(wanted: int, parameters: list[nn.Parameter], numbers_per_group: int) -> int:
-    """Return how many groups go in one pass, of passes of equal size, given each one's gradient numbers."""
+def _equal_shares(max_groups: int, parameters: list[nn.Parameter], numbers_per_group: int) -> int:
+    """Return the groups of a pass, of passes of equal size whose gradients fit."""
     fits = max(1, _most_numbers(parameters) // max(1, numbers_per_group))
-    return math.ceil(wanted / math.ceil(wanted / fits))
+    return math.ceil(max_groups / math.ceil(max_groups / fits))
 
 
 def _goes_in_one_pass(network: _Network, groups: GroupBatch, owners: Owners | None) -> bool:
@@ -545,7 +545,7 @@ def _goes_in_one_pass(network: _Network, groups: GroupBatch, owners: Owners | No
         return not reason
 
     dtypes = tuple(leaf.dtype for leaf in groups.leaves)
-    return _checked.of(model, network.objective, (owners, groups.group_shape, dtypes, device), is_exact)
+    return _verdicts.of(model, network.objective, (owners, groups.group_shape, dtypes, device), is_exact)
 
 
 def _loop_from_views(model: nn.Module) -> int:

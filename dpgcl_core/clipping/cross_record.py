@@ -71,14 +71,14 @@ def check_layers(model: nn.Module) -> None:
 
 
 def refuse_mixed_groups(
-    model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]
+    model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], replacements: tuple[Tensor, ...]
 ) -> None:
-    """Refuse an objective in which groups see each other, that is random, or that writes to its model.
+    """Raise ConfigError if groups see each other, or the objective is random or writes to its model.
 
     A random one, dropout for example, would be clipped by the norm of another gradient than its own. The
     weights, buffers and attributes of the model are left as they were. Inputs are tried at several scales,
     and once with perturbed weights.
-    In passes of one shape an exchanged group may change no bit of what the others' losses are, where the
+    In passes of one shape an exchanged group may change no bit of the other groups' losses, where the
     device gives the same bits for the same inputs, and nothing but the rounding of their gradient; so mixing
     by a millionth is seen.
     Give as many groups as a step passes at once: a network may mix records in large batches only.
@@ -87,7 +87,7 @@ def refuse_mixed_groups(
       model: the network that `objective` calls.
       objective: inputs to losses `[groups]`.
       inputs: `[groups, group_size, views, ...]` each, at least two groups.
-      others: of the same shapes; groups of them take the places of those of `inputs`.
+      replacements: of the same shapes; their groups take the places of groups of `inputs`.
 
     Raises:
       ConfigError: which of the rules is broken.
@@ -101,52 +101,52 @@ def refuse_mixed_groups(
         ):
             if not scales:
                 perturb_weights(*networks)
-            before = [(each, whole_state(each, weights=True), attributes_of(each)) for each in networks]
+            before = [(m, whole_state(m, weights=True), attributes_of(m)) for m in networks]
             try:
                 for scale in scales or (1.0,):
-                    _refuse_companions(model, objective, _scaled(inputs, scale), _scaled(others, scale))
+                    _refuse_companions(model, objective, _scale(inputs, scale), _scale(replacements, scale))
                 _refuse_counting(objective, inputs)
             finally:
-                changed = [
-                    changed_state(each, state, weights=True) or first_changed(each, held)
-                    for each, state, held in before
+                names = [
+                    changed_state(network, state, weights=True) or first_changed(network, attributes)
+                    for network, state, attributes in before
                 ]
-        if any(changed):
+        if any(names):
             raise ConfigError(
-                f"the loss writes {next(filter(None, changed))!r} of the model; such state would carry "
+                f"the loss writes {next(filter(None, names))!r} of the model; such state would carry "
                 "un-noised data into the released model, and from one group to the next. Keep nothing "
                 "between passes"
             )
 
 
-def _scaled(inputs: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
-    return tuple(each * scale if each.is_floating_point() else each for each in inputs)
+def _scale(inputs: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
+    return tuple(tensor * scale if tensor.is_floating_point() else tensor for tensor in inputs)
 
 
 def _refuse_companions(
-    model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]
+    model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], replacements: tuple[Tensor, ...]
 ) -> None:
-    """Exchange the first group, and all but the last one: nothing may move for the rest."""
+    """Exchange the first group, then all but the last one: no loss of another group may move."""
     num_groups = len(inputs[0])
     for exchanged in dict.fromkeys((1, num_groups - 1)):
-        rest = list(range(exchanged, num_groups))
-        expected, gradient = _with_gradient(model, objective, inputs, rest)
-        again, gradient_again = _with_gradient(model, objective, inputs, rest)
-        if _moved(expected, again, list(range(num_groups)), 1e-6):
+        unchanged_groups = list(range(exchanged, num_groups))
+        losses_before, gradient = _with_gradient(model, objective, inputs, unchanged_groups)
+        losses_repeated, gradient_again = _with_gradient(model, objective, inputs, unchanged_groups)
+        if _has_moved(losses_before, losses_repeated, list(range(num_groups)), 1e-6):
             raise ConfigError(
                 "the loss of the same inputs is another one every time: a group must be clipped by the norm "
                 "of the gradient that is summed. Remove dropout, and draw augmentations before the step"
             )
         replaced = tuple(
-            torch.cat([b[:exchanged], a[exchanged:]]) for a, b in zip(inputs, others, strict=True)
+            torch.cat([b[:exchanged], a[exchanged:]]) for a, b in zip(inputs, replacements, strict=True)
         )
-        losses, moved_gradient = _with_gradient(model, objective, replaced, rest)
-        is_exact = _equal(expected, again) and _equal(gradient, gradient_again)
-        moved = _moved(expected, losses, rest, 0.0 if is_exact else 1e-6)
+        losses, moved_gradient = _with_gradient(model, objective, replaced, unchanged_groups)
+        is_exact = _equal(losses_before, losses_repeated) and _equal(gradient, gradient_again)
+        has_moved = _has_moved(losses_before, losses, unchanged_groups, 0.0 if is_exact else 1e-6)
         if is_exact and torch.isfinite(gradient).all() and torch.isfinite(moved_gradient).all():
             allowed = _GRADIENT_ROUNDING * gradient.norm()
-            moved = moved or bool((moved_gradient - gradient).norm() > allowed)
-        if moved:
+            has_moved = has_moved or bool((moved_gradient - gradient).norm() > allowed)
+        if has_moved:
             raise ConfigError(
                 f"the loss of one group moved when another group changed; {_CROSS_RECORD_REASON}. Compute "
                 "every loss from its own group's inputs"
@@ -176,7 +176,7 @@ def _refuse_counting(objective: Objective, inputs: tuple[Tensor, ...]) -> None:
     with torch.no_grad():
         expected = objective(as_inputs(inputs))
         fewer = objective(as_inputs(tuple(each[:-1] for each in inputs)))
-    if _moved(expected, fewer, list(range(num_groups - 1)), 1e-5):
+    if _has_moved(expected, fewer, list(range(num_groups - 1)), 1e-5):
         raise ConfigError(
             f"the loss of a group depends on the number of groups; {_CROSS_RECORD_REASON}. Return each "
             "group's own loss, not a mean over groups"
@@ -184,12 +184,12 @@ def _refuse_counting(objective: Objective, inputs: tuple[Tensor, ...]) -> None:
 
 
 def _equal(before: Tensor, after: Tensor) -> bool:
-    """Whether two tensors of one shape are the same bit for bit, up to the sign of zero; nan is nan."""
+    """Return whether two tensors of one shape are bit-identical, up to the sign of zero; nan is nan."""
     return bool(((before == after) | (before.isnan() & after.isnan())).all())
 
 
 def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Refuse an encoder in which records see each other, or which is random within a step.
+    """Raise ConfigError if records see each other in an encoder, or it is random within a step.
 
     Three checks. The norm layers that are known to use statistics across records are refused by type.
     Random images are passed in training mode, one of them is changed or the batch is cut short, and no
@@ -213,12 +213,12 @@ def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -
     probe = copy.deepcopy(encoder).train()
     device = next((p.device for p in probe.parameters()), torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
-    images, others = (_made_up_images(image_shape, generator).to(device) for _ in range(2))
+    images, replacements = (_made_up_images(image_shape, generator).to(device) for _ in range(2))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         _refuse_written_state(probe, images)
-        _refuse_moved_rows(probe, images, others)
+        _refuse_moved_rows(probe, images, replacements)
         perturb_weights(probe)
-        _refuse_moved_rows(probe, images, others)
+        _refuse_moved_rows(probe, images, replacements)
 
 
 def _made_up_images(image_shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
@@ -240,30 +240,30 @@ def _refuse_written_state(probe: nn.Module, images: Tensor) -> None:
         )
 
 
-def _refuse_moved_rows(probe: nn.Module, images: Tensor, others: Tensor) -> None:
+def _refuse_moved_rows(probe: nn.Module, images: Tensor, replacements: Tensor) -> None:
     """Compare passes over the same images, over images with one replaced, and over fewer images."""
     n = len(images)
-    expected = _trace(probe, images)
-    again = _trace(probe, images)
-    culprit = _first_moved(expected, again, list(range(n)))
+    first_calls = _trace(probe, images)
+    second_calls = _trace(probe, images)
+    culprit = _first_moved(first_calls, second_calls, list(range(n)))
     if culprit is not None:
         raise ConfigError(
             f"module {culprit} gives two different outputs for the same images; the steps of a training "
             "must draw their randomness from the mechanism and the views alone. Remove dropout and the like"
         )
-    exactly = _first_moved(expected, again, list(range(n)), 0.0) is None
-    for changed in range(n):
-        rows = [row for row in range(n) if row != changed]
+    is_exact = _first_moved(first_calls, second_calls, list(range(n)), 0.0) is None
+    for replaced_row in range(n):
+        rows = [row for row in range(n) if row != replaced_row]
         replaced = images.clone()
-        replaced[changed] = others[changed]
-        culprit = _first_moved(expected, _trace(probe, replaced), rows, 0.0 if exactly else 1e-6)
+        replaced[replaced_row] = replacements[replaced_row]
+        culprit = _first_moved(first_calls, _trace(probe, replaced), rows, 0.0 if is_exact else 1e-6)
         if culprit is not None:
             raise ConfigError(
                 f"module {culprit} mixes records: its output for one record moved when another record "
                 f"changed; {_CROSS_RECORD_REASON}. Compute every statistic within one record"
             )
     # Another batch size may choose another convolution algorithm, so more rounding is allowed.
-    culprit = _first_moved(expected, _trace(probe, images[:-1]), list(range(n - 1)), tolerance=1e-5)
+    culprit = _first_moved(first_calls, _trace(probe, images[:-1]), list(range(n - 1)), tolerance=1e-5)
     if culprit is not None:
         raise ConfigError(
             f"module {culprit} depends on the number of records in the batch; {_CROSS_RECORD_REASON}. "
@@ -275,17 +275,17 @@ _Call = tuple[str, Tensor | None, Tensor | None]
 
 
 def _trace(probe: nn.Module, images: Tensor) -> list[_Call]:
-    """(module name, first input, output) of every module call in order of completion."""
+    """Return (module name, first input, output) of every module call in order of completion."""
     calls: list[_Call] = []
 
     def recorder(name: str) -> Callable[[nn.Module, tuple[object, ...], object], None]:
         def record(_: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-            # Clones, because a later in-place module may write over what it was given.
-            kept = [
+            # Clones, because a later in-place module may overwrite its input.
+            copies = [
                 value.clone() if isinstance(value, Tensor) and value.shape[:1] == images.shape[:1] else None
                 for value in (inputs[0] if inputs else None, output)
             ]
-            calls.append((name, kept[0], kept[1]))
+            calls.append((name, copies[0], copies[1]))
 
         return record
 
@@ -302,21 +302,21 @@ def _trace(probe: nn.Module, images: Tensor) -> list[_Call]:
 
 
 def _first_moved(
-    expected: list[_Call], actual: list[_Call], rows: list[int], tolerance: float = 1e-6
+    calls_before: list[_Call], calls_after: list[_Call], rows: list[int], tolerance: float = 1e-6
 ) -> str | None:
-    """The first module whose output moved at `rows` although its input there did not."""
-    if len(expected) != len(actual):  # other modules ran; the encoder's own call still comes last
-        expected, actual = expected[-1:], actual[-1:]
+    """Return the first module whose output moved at `rows` although its input there did not."""
+    if len(calls_before) != len(calls_after):  # other modules ran; the encoder's own call still comes last
+        calls_before, calls_after = calls_before[-1:], calls_after[-1:]
     for (name, input_before, output_before), (_, input_after, output_after) in zip(
-        expected, actual, strict=True
+        calls_before, calls_after, strict=True
     ):
-        output_moved = _moved(output_before, output_after, rows, tolerance)
-        if output_moved and not _moved(input_before, input_after, rows, tolerance):
+        output_moved = _has_moved(output_before, output_after, rows, tolerance)
+        if output_moved and not _has_moved(input_before, input_after, rows, tolerance):
             return name
     return None
 
 
-def _moved(before: Tensor | None, after: Tensor | None, rows: list[int], tolerance: float) -> bool:
+def _has_moved(before: Tensor | None, after: Tensor | None, rows: list[int], tolerance: float) -> bool:
     if before is None or after is None or before.numel() == 0:
         return False
     if before.shape[1:] != after.shape[1:]:

@@ -90,48 +90,48 @@ class DirectUses(TorchFunctionMode):
 
     Attributes:
       leaves: tensors whose gradients the backward pass must compute.
-      used: the parameters that were used directly.
+      used_parameters: parameters that were used outside of their layers.
     """
 
     def __init__(self, names: dict[nn.Parameter, str], num_groups: int, num_rows: frozenset[int]) -> None:
         super().__init__()
         self.leaves: list[Tensor] = []
-        self.used: set[Tensor] = set()
-        self._own: frozenset[int] = frozenset()
+        self.used_parameters: set[Tensor] = set()
+        self._layer_ids: frozenset[int] = frozenset()
         self._names = names
         self._num_groups = num_groups
         self._num_rows = num_rows | {num_groups}
-        self._watched = {id(p): p for p in names}
+        self._parameters = {id(p): p for p in names}
         self._derived: dict[int, tuple[nn.Parameter, Tensor]] = {}
         self._alive: list[Tensor] = []
         self._hooks: list[Any] = []
         self._gradients: list[tuple[nn.Parameter, Tensor, Tensor]] = []
-        self._counted: list[tuple[Tensor, int]] = []
+        self._row_indices: list[tuple[Tensor, int]] = []
 
     def enter(self, module: nn.Module, *_: object) -> None:
         """Stop watching a layer's own parameters: its layer rule handles them. A forward pre-hook."""
-        own = (module._parameters.get(name) for name in ("weight", "bias"))
-        self._own = frozenset(id(parameter) for parameter in own if parameter is not None)
+        layer_parameters = (module._parameters.get(name) for name in ("weight", "bias"))
+        self._layer_ids = frozenset(id(parameter) for parameter in layer_parameters if parameter is not None)
 
     def leave(self) -> None:
         """Watch all parameters again, after the layer's forward pass."""
-        self._own = frozenset()
+        self._layer_ids = frozenset()
 
     def forget(self) -> None:
         """Break the reference cycles between leaves and hooks, which would keep a step's tensors alive."""
         for hook in self._hooks:
             hook.remove()
         self.leaves.clear()
-        self._counted.clear()
+        self._row_indices.clear()
 
     def _is_watched(self, tensor: Tensor) -> bool:
         key = id(tensor)
-        return (key in self._watched or key in self._derived) and key not in self._own
+        return (key in self._parameters or key in self._derived) and key not in self._layer_ids
 
     def _value(self, tensor: Tensor) -> tuple[nn.Parameter, Tensor]:
         """Return the parameter behind a watched tensor, and the tensor with its graph to a copy of it."""
         if id(tensor) not in self._derived:
-            parameter = self._watched[id(tensor)]
+            parameter = self._parameters[id(tensor)]
             self._derived[id(tensor)] = (parameter, parameter.detach().clone().requires_grad_())
         return self._derived[id(tensor)]
 
@@ -150,12 +150,12 @@ class DirectUses(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         tensors = list(_tensors((*args, *kwargs.values())))
-        watched = [value for value in tensors if self._is_watched(value)]
+        parameters = [value for value in tensors if self._is_watched(value)]
         if func in _BY_INDEX and not self._keeps_rows(func, args, kwargs):
             raise NotSeparableError(
                 f"records are picked by index ({func.__name__}): their order may follow the data"
             )
-        if not watched:
+        if not parameters:
             return self._without_parameters(func, args, kwargs)
         if any(self._is_watched(value) for value in _tensors(kwargs.values())) and func not in _BY_NAME:
             raise NotSeparableError(
@@ -167,19 +167,19 @@ class DirectUses(TorchFunctionMode):
             return self._linear(*args, **kwargs)
         if func is F.layer_norm:
             return self._layer_norm(*args, **kwargs)
-        others = [value for value in tensors if not self._is_watched(value)]
+        batch_tensors = [value for value in tensors if not self._is_watched(value)]
         if func in _EXPANDED:
             return self._expand(func, args, kwargs)
-        if func in _PRODUCTS and len(others) == 1 and args[0] is others[0]:
+        if func in _PRODUCTS and len(batch_tensors) == 1 and args[0] is batch_tensors[0]:
             return self._product(args[0], args[1])
-        if func in _ELEMENTWISE and others:
+        if func in _ELEMENTWISE and batch_tensors:
             return self._elementwise(func, args, kwargs)
-        if func in _OF_ONE | _ELEMENTWISE and len(watched) == 1:
+        if func in _OF_ONE | _ELEMENTWISE and len(parameters) == 1:
             return self._derive(func, args, kwargs)
         # An unknown function: harmless only if it returns something other than a tensor, such as a shape.
         result = func(*args, **kwargs)
         if result is None or any(True for _ in _tensors((result,))):
-            name = self._names[self._value(watched[0])[0]]
+            name = self._names[self._value(parameters[0])[0]]
             raise NotSeparableError(
                 f"this use of parameter {name!r} is not supported: {getattr(func, '__name__', func)}"
             )
@@ -188,7 +188,7 @@ class DirectUses(TorchFunctionMode):
     def _without_parameters(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if func is torch.arange and len(args) == 1 and kwargs.keys() <= {"device"}:
-            self._counted.append((result, result._version))
+            self._row_indices.append((result, result._version))
         return result
 
     def _keeps_rows(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -204,7 +204,7 @@ class DirectUses(TorchFunctionMode):
         if first is None or first is Ellipsis or isinstance(first, slice):
             return True
         if isinstance(first, Tensor) and first.dtype == torch.int64 and first.shape == (len(batch),):
-            if any(first is counted and first._version == version for counted, version in self._counted):
+            if any(first is indices and first._version == version for indices, version in self._row_indices):
                 return True  # without a look at its numbers, for which a GPU would have to be waited for
             return bool(torch.equal(first, torch.arange(len(batch), device=first.device)))
         return False
@@ -233,7 +233,7 @@ class DirectUses(TorchFunctionMode):
         hook = rows.register_hook(partial(self._rows_arrived, parameter, value))
         self._hooks.append(hook)
         self.leaves.append(rows)
-        self.used.add(parameter)
+        self.used_parameters.add(parameter)
         return rows
 
     def _rows_arrived(self, parameter: nn.Parameter, value: Tensor, grad: Tensor) -> None:
@@ -265,7 +265,7 @@ class DirectUses(TorchFunctionMode):
             raise NotSeparableError(
                 f"this product with parameter {self._names[parameter]!r} is not supported"
             )
-        self.used.add(parameter)
+        self.used_parameters.add(parameter)
         output = x @ value.detach()
         if not output.requires_grad:
             output.requires_grad_()

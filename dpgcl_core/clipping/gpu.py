@@ -63,19 +63,19 @@ def _errors(
     """The largest error of each result, relative to its size where that is above 1."""
     generator = torch.Generator().manual_seed(0)
 
-    def made(*shape: int) -> Tensor:
+    def random_tensor(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device)
 
-    x, grad = (made(*shape).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    x, grad = (random_tensor(*shape).contiguous(memory_format=torch.channels_last) for _ in range(2))
     x = x.to(dtype)
-    (weight, bias), factors = made(2, shape[1]), [made(*shape[:2]) for _ in range(3)]
+    (weight, bias), factors = random_tensor(2, shape[1]), [random_tensor(*shape[:2]) for _ in range(3)]
     products, sums = torch.empty(2, *shape[:2], device=device)
     output, mean, scale = kernels.normalised(x, weight, bias, num_groups, _EPS)
     kernels.add_up(x, grad, products, sums)
     combined = kernels.combined(x, grad, *factors)
     x = x.float()
     by_group = x.reshape(shape[0], num_groups, -1)
-    constant, times_x, times_grad = (each[:, :, None, None] for each in factors)
+    constant, times_x, times_grad = (factor[:, :, None, None] for factor in factors)
     pairs = {
         "outputs": (output, F.group_norm(x, num_groups, weight, bias, _EPS)),
         "means": (mean, by_group.mean(2)),

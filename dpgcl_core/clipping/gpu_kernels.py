@@ -126,27 +126,27 @@ def _normalise(
     numbers = positions * (num_channels // num_groups)
     total = tl.zeros((num_channels,), tl.float32)
     for start in range(0, positions, block):
-        here = (start + position < positions)[:, None]
-        values = tl.load(x + places + start * num_channels, mask=here, other=0.0).to(tl.float32)
+        mask = (start + position < positions)[:, None]
+        values = tl.load(x + places + start * num_channels, mask=mask, other=0.0).to(tl.float32)
         total += tl.sum(values, 0)
     of_group = _of_groups(total, num_channels, num_groups) / numbers
     tl.store(mean + row * num_groups + group, of_group)
     centre = _by_channel(of_group, num_channels, num_groups)
     squares = tl.zeros((num_channels,), tl.float32)
     for start in range(0, positions, block):
-        here = (start + position < positions)[:, None]
-        values = tl.load(x + places + start * num_channels, mask=here, other=0.0).to(tl.float32)
-        centred = tl.where(here, values - centre[None, :], 0.0)
+        mask = (start + position < positions)[:, None]
+        values = tl.load(x + places + start * num_channels, mask=mask, other=0.0).to(tl.float32)
+        centred = tl.where(mask, values - centre[None, :], 0.0)
         squares += tl.sum(centred * centred, 0)
     of_group = 1.0 / tl.sqrt(_of_groups(squares, num_channels, num_groups) / numbers + eps)
     tl.store(scale + row * num_groups + group, of_group)
     slope = _by_channel(of_group, num_channels, num_groups) * tl.load(weight + channel)
     shift = tl.load(bias + channel)
     for start in range(0, positions, block):
-        here = (start + position < positions)[:, None]
-        values = tl.load(x + places + start * num_channels, mask=here, other=0.0).to(tl.float32)
+        mask = (start + position < positions)[:, None]
+        values = tl.load(x + places + start * num_channels, mask=mask, other=0.0).to(tl.float32)
         results = (values - centre[None, :]) * slope[None, :] + shift[None, :]
-        tl.store(out + places + start * num_channels, results, mask=here)
+        tl.store(out + places + start * num_channels, results, mask=mask)
 
 
 @triton.jit
@@ -174,10 +174,10 @@ def _combine(
     channel = tl.arange(0, num_channels)
     position = tl.program_id(1) * block + tl.arange(0, block)
     places = row * positions * num_channels + position[:, None] * num_channels + channel[None, :]
-    here = (position < positions)[:, None]
-    values = tl.load(x + places, mask=here, other=0.0).to(tl.float32)
-    slopes = tl.load(grad + places, mask=here, other=0.0).to(tl.float32)
+    mask = (position < positions)[:, None]
+    values = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
+    slopes = tl.load(grad + places, mask=mask, other=0.0).to(tl.float32)
     of_row = row * num_channels + channel
-    one, of_x, of_grad = tl.load(constant + of_row), tl.load(times_x + of_row), tl.load(times_grad + of_row)
-    results = one[None, :] + values * of_x[None, :] + slopes * of_grad[None, :]
-    tl.store(out + places, results.to(out.dtype.element_ty), mask=here)
+    base, of_x, of_grad = tl.load(constant + of_row), tl.load(times_x + of_row), tl.load(times_grad + of_row)
+    results = base[None, :] + values * of_x[None, :] + slopes * of_grad[None, :]
+    tl.store(out + places, results.to(out.dtype.element_ty), mask=mask)

@@ -68,7 +68,7 @@ def isolated_gradients(
 def isolated(*networks: nn.Module) -> Iterator[None]:
     """Let networks run on copies of all their state; on exit they are what they were, whatever happened."""
     modules = list(dict.fromkeys(module for network in networks for module in network.modules()))
-    before: list[_Held | _ClassHeld] = [_Held(module) for module in modules]
+    before: list[_ModuleState | _ClassHeld] = [_ModuleState(module) for module in modules]
     before += [_ClassHeld(cls) for cls in _classes_of(modules)]
     try:
         _copy_all(modules)
@@ -105,26 +105,26 @@ def perturbed(network: nn.Module) -> Iterator[torch.Generator]:
 
 
 def _copy_all(modules: list[nn.Module]) -> None:
-    """Give modules and their classes copies of what they hold; what was one object is one object again."""
+    """Give modules and their classes copies of their objects; a shared object has one copy."""
     twins: dict[int, Any] = {id(module): module for module in modules}
     for module in modules:
         containers: list[dict[str, Any]] = [vars(module)[name] for name in ("_parameters", "_buffers")]
-        for held in containers:
-            for name, tensor in held.items():
+        for container in containers:
+            for name, tensor in container.items():
                 if tensor is not None:
-                    held[name] = twins[id(tensor)] if id(tensor) in twins else _twin(tensor)
-                    twins[id(tensor)] = held[name]
+                    container[name] = twins[id(tensor)] if id(tensor) in twins else _twin(tensor)
+                    twins[id(tensor)] = container[name]
     for module in modules:
         for name in [n for n in vars(module) if n not in _OWN]:
-            vars(module)[name] = _copied(vars(module)[name], twins)
+            vars(module)[name] = _copy_value(vars(module)[name], twins)
     for cls in _classes_of(modules):
         for name, value in _data_of(cls).items():
             if isinstance(value, list | dict | set | Tensor):
-                setattr(cls, name, _copied(value, twins))
+                setattr(cls, name, _copy_value(value, twins))
 
 
-class _Held:
-    """What a module holds: the objects, and the contents of the containers that every module has."""
+class _ModuleState:
+    """The objects of a module, and the contents of the containers that every module has."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._class, self._values = module, type(module), dict(vars(module))
@@ -135,7 +135,7 @@ class _Held:
         }
 
     def put_back(self) -> None:
-        """Make the module what it was."""
+        """Restore the module."""
         self._module.__class__ = self._class
         vars(self._module).clear()
         vars(self._module).update(self._values)
@@ -166,7 +166,7 @@ def networks_of(objective: object) -> list[nn.Module]:
     >>> networks_of(lambda inputs: layer(inputs)) == [layer]
     True
     """
-    return [each for each in _reached_from(objective) if isinstance(each, nn.Module)]
+    return [each for each in _objects_of(objective) if isinstance(each, nn.Module)]
 
 
 def settings_of(model: nn.Module, objective: object) -> Hashable:
@@ -181,7 +181,7 @@ def settings_of(model: nn.Module, objective: object) -> Hashable:
       model: a network of the objective.
       objective: of groups, or an embedding.
     """
-    objects = _reached_from(objective)
+    objects = _objects_of(objective)
     networks = [model, *(each for each in objects if isinstance(each, nn.Module))]
     modules = dict.fromkeys(module for network in networks for module in network.modules())
     return (
@@ -191,45 +191,45 @@ def settings_of(model: nn.Module, objective: object) -> Hashable:
 
 
 def _settings_of_module(module: nn.Module) -> Hashable:
-    trained = tuple(p is not None and p.requires_grad for p in module._parameters.values())
+    requires_grad = tuple(p is not None and p.requires_grad for p in module._parameters.values())
     flags = tuple(
         (n, value) for n, value in vars(module).items() if n not in _OWN and isinstance(value, _FLAG)
     )
-    return id(module), type(module), module.training, trained, flags
+    return id(module), type(module), module.training, requires_grad, flags
 
 
-def _reached_from(objective: object) -> list[object]:
-    """What an objective refers to, flags and names included, in an order that depends on nothing else."""
-    reached: list[object] = []
-    seen: dict[int, object] = {}
+def _objects_of(objective: object) -> list[object]:
+    """Return the modules, flags and names that an objective refers to, in a fixed order."""
+    objects: list[object] = []
+    visited: dict[int, object] = {}
     waiting: list[object] = [objective]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, _FLAG):
-            reached.append(each)
-        if id(each) in seen or isinstance(each, (*_CONSTANT, Tensor, type)):
+        node = waiting.pop()
+        if isinstance(node, _FLAG):
+            objects.append(node)
+        if id(node) in visited or isinstance(node, (*_CONSTANT, Tensor, type)):
             continue
-        seen[id(each)] = each
-        if isinstance(each, nn.Module):
-            reached.append(each)
-        elif isinstance(each, FunctionType):
-            waiting += [cell.cell_contents for cell in each.__closure__ or () if _is_full(cell)]
-            waiting += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
-            named = [each.__globals__.get(name) for name in _names_in(each.__code__)]
-            waiting += [g for g in named if isinstance(g, _FOLLOWED) or _stands_beside(g, each)]
-        elif isinstance(each, MethodType):
-            waiting += [each.__self__, each.__func__]
-        elif isinstance(each, functools.partial):
-            waiting += [each.func, *each.args, *each.keywords.values()]
-        elif isinstance(each, list | tuple | set | dict):
-            if len(each) <= _MANY:  # not a table of records
-                waiting += each.values() if isinstance(each, dict) else each
-        elif type(each).__module__ != "builtins":
-            held = getattr(each, "__dict__", {}).values()
-            waiting += [value for value in held if is_dataclass(each) or not isinstance(value, str)]
-            waiting += [*(vars(cls).get("__call__") for cls in type(each).__mro__)]
-            waiting += [getattr(each, item.name, None) for item in fields(each)] if is_dataclass(each) else []
-    return reached
+        visited[id(node)] = node
+        if isinstance(node, nn.Module):
+            objects.append(node)
+        elif isinstance(node, FunctionType):
+            waiting += [cell.cell_contents for cell in node.__closure__ or () if _is_full(cell)]
+            waiting += [*(node.__defaults__ or ()), *(node.__kwdefaults__ or {}).values()]
+            named = [node.__globals__.get(name) for name in _names_in(node.__code__)]
+            waiting += [g for g in named if isinstance(g, _FOLLOWED) or _stands_beside(g, node)]
+        elif isinstance(node, MethodType):
+            waiting += [node.__self__, node.__func__]
+        elif isinstance(node, functools.partial):
+            waiting += [node.func, *node.args, *node.keywords.values()]
+        elif isinstance(node, list | tuple | set | dict):
+            if len(node) <= _MANY:  # not a table of records
+                waiting += node.values() if isinstance(node, dict) else node
+        elif type(node).__module__ != "builtins":
+            attributes = getattr(node, "__dict__", {}).values()
+            waiting += [value for value in attributes if is_dataclass(node) or not isinstance(value, str)]
+            waiting += [*(vars(cls).get("__call__") for cls in type(node).__mro__)]
+            waiting += [getattr(node, item.name, None) for item in fields(node)] if is_dataclass(node) else []
+    return objects
 
 
 def _is_full(cell: Any) -> bool:
@@ -304,7 +304,7 @@ def changed_state(
     """Return the name of something that is another than in `before`, of `whole_state`; empty if none."""
     now = whole_state(network, modes=modes, weights=weights)
     for name in dict.fromkeys([*now, *before]):
-        if name not in now or name not in before or not _same(before[name], now[name]):
+        if name not in now or name not in before or not _is_same(before[name], now[name]):
             return name
     return ""
 
@@ -356,7 +356,7 @@ def attributes_of(model: nn.Module) -> dict[nn.Module, dict[str, Any]]:
     """Return copies of the attributes of every module, besides parameters, buffers and children."""
     own = {id(each): each for each in (*model.modules(), *model.parameters(), *model.buffers())}
     return {
-        module: {name: _copied(value, own) for name, value in vars(module).items() if name not in _OWN}
+        module: {name: _copy_value(value, own) for name, value in vars(module).items() if name not in _OWN}
         for module in model.modules()
     }
 
@@ -366,13 +366,13 @@ def first_changed(model: nn.Module, before: dict[nn.Module, dict[str, Any]]) -> 
     for prefix, module in model.named_modules():
         then, now = before.get(module, {}), vars(module)
         for name in dict.fromkeys([*then, *(n for n in now if n not in _OWN)]):
-            if name not in then or name not in now or not _same(then[name], now[name]):
+            if name not in then or name not in now or not _is_same(then[name], now[name]):
                 return f"{prefix}.{name}" if prefix else name
     return ""
 
 
-def _copied(value: Any, twins: dict[int, Any]) -> Any:
-    """A copy that refers to `twins`, by the ids of originals; of what cannot be copied, the value itself."""
+def _copy_value(value: Any, twins: dict[int, Any]) -> Any:
+    """Return a copy that refers to `twins`, by the ids of originals; the value if it cannot be copied."""
     if isinstance(value, _CONSTANT):
         return value
     if isinstance(value, Tensor) and id(value) not in twins:  # `deepcopy` refuses those with a graph
@@ -381,13 +381,13 @@ def _copied(value: Any, twins: dict[int, Any]) -> Any:
         return copy.deepcopy(value, twins)
     except Exception:  # a lock, a generator, a handle, or something that holds one
         if type(value) in (list, tuple, set):
-            return type(value)([_copied(each, twins) for each in value])
+            return type(value)([_copy_value(element, twins) for element in value])
         if type(value) is dict:
-            return {key: _copied(each, twins) for key, each in value.items()}
+            return {key: _copy_value(element, twins) for key, element in value.items()}
         return value
 
 
-def _same(before: Any, now: Any) -> bool:
+def _is_same(before: Any, now: Any) -> bool:
     if before is now:
         return True
     if type(before) is not type(now):
@@ -396,12 +396,12 @@ def _same(before: Any, now: Any) -> bool:
         if before.shape != now.shape or before.dtype != now.dtype:
             return False
         if before.is_complex():
-            return _same(torch.view_as_real(before), torch.view_as_real(now))
-        return torch.equal(*(each.detach().view(_WORDS[each.itemsize]) for each in (before, now)))
+            return _is_same(torch.view_as_real(before), torch.view_as_real(now))
+        return torch.equal(*(tensor.detach().view(_WORDS[tensor.itemsize]) for tensor in (before, now)))
     if isinstance(before, dict):
-        return before.keys() == now.keys() and all(_same(value, now[key]) for key, value in before.items())
+        return before.keys() == now.keys() and all(_is_same(value, now[key]) for key, value in before.items())
     if isinstance(before, list | tuple):
-        return len(before) == len(now) and all(map(_same, before, now))
+        return len(before) == len(now) and all(map(_is_same, before, now))
     if isinstance(before, (*_CONSTANT, set, frozenset, type)):
         return bool(before == now)
-    return True  # of other objects nothing is known; they are put back all the same
+    return True  # other objects are not compared; they are put back all the same

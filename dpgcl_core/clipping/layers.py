@@ -87,7 +87,7 @@ class LayerRule:
         return None
 
     def vectors(
-        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
+        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, statistics: tuple[Tensor, ...] = ()
     ) -> PerGroup:
         """Yield the small parameters with their gradients `[groups, *shape]`."""
         yield from ()
@@ -155,7 +155,7 @@ class LinearRule(LayerRule):
         return module.weight
 
     def vectors(
-        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
+        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, statistics: tuple[Tensor, ...] = ()
     ) -> PerGroup:
         assert isinstance(module, nn.Linear)
         if module.bias is not None:
@@ -196,7 +196,7 @@ class Conv2dRule(LayerRule):
         return module.weight
 
     def vectors(
-        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
+        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, statistics: tuple[Tensor, ...] = ()
     ) -> PerGroup:
         assert isinstance(module, _ConvNd)
         if module.bias is not None:
@@ -218,13 +218,13 @@ class Conv2dRule(LayerRule):
             return self._one_by_one(module, x, grad, num_groups)
         x, grad = x.float(), _channels_last(grad.float(), num_groups)
         at_once = _at_once(x, num_groups, numbers)
-        copied = x.new_empty(at_once * numbers)
+        buffer = x.new_empty(at_once * numbers)
         if blocks == 1 and width * in_channels < SHORT_RUN:
-            return self._tap_by_tap(module, x, grad, copied)
+            return self._tap_by_tap(module, x, grad, buffer)
         result = x.new_empty(num_groups * blocks, out_channels // blocks, height * width * in_channels)
         for start in range(0, num_groups, at_once):
             stop = min(start + at_once, num_groups)
-            patches = _copied(_patches(module, x[start * rows : stop * rows]), copied)
+            patches = _copy_into(_patches(module, x[start * rows : stop * rows]), buffer)
             patches = _by_block(patches.view(stop - start, -1, height * width, x.shape[1]), blocks)
             outputs = _by_block(grad[start:stop].unsqueeze(2), blocks)
             products_over_rows(outputs, patches, out=result[start * blocks : stop * blocks])
@@ -242,28 +242,28 @@ class Conv2dRule(LayerRule):
         outputs = _by_block(_channels_last(grad, num_runs).unsqueeze(2), blocks)
         patches = _patches(module, x)
         at_once = _at_once(x, num_runs, numbers)
-        copied, found = x.new_empty(at_once * numbers), []
+        buffer, run_products = x.new_empty(at_once * numbers), []
         for start in range(0, num_runs, at_once):
             stop = min(start + at_once, num_runs)
-            some = _copied(patches[start * rows_at_once : stop * rows_at_once], copied)
+            some = _copy_into(patches[start * rows_at_once : stop * rows_at_once], buffer)
             some = _by_block(some.view(stop - start, -1, height * width, x.shape[1]), blocks)
-            found.append(products_over_rows(outputs[start * blocks : stop * blocks], some))
-        of_runs = found[0] if len(found) == 1 else torch.cat(found)
+            run_products.append(products_over_rows(outputs[start * blocks : stop * blocks], some))
+        of_runs = run_products[0] if len(run_products) == 1 else torch.cat(run_products)
         if num_runs > num_groups:
             of_runs = of_runs.view(num_groups, -1, blocks, *of_runs.shape[1:]).sum(1)
         return of_runs.reshape(num_groups, out_channels, height, width, in_channels).permute(0, 1, 4, 2, 3)
 
-    def _tap_by_tap(self, module: nn.Conv2d, x: Tensor, grad: Tensor, copied: Tensor) -> Tensor:
+    def _tap_by_tap(self, module: nn.Conv2d, x: Tensor, grad: Tensor, buffer: Tensor) -> Tensor:
         """Return `per_group`, given the output gradient `[groups, M, channels]` and room for patches."""
         num_groups, length, out_channels = grad.shape
         taps = module.weight[0].permute(1, 2, 0)
         rows, numbers = len(x) // num_groups, length * taps.numel()
-        at_once = len(copied) // numbers
+        at_once = len(buffer) // numbers
         result = x.new_empty(num_groups, taps.numel(), out_channels)
         for start in range(0, num_groups, at_once):
             stop = min(start + at_once, num_groups)
             patches = _patches(module, x[start * rows : stop * rows]).unflatten(0, (-1, rows))
-            patches = _copied(patches.permute(0, 4, 5, 6, 1, 2, 3), copied).view(-1, taps.numel(), length)
+            patches = _copy_into(patches.permute(0, 4, 5, 6, 1, 2, 3), buffer).view(-1, taps.numel(), length)
             torch.bmm(patches, grad[start:stop], out=result[start:stop])
         return result.view(num_groups, *taps.shape, out_channels).permute(0, 4, 3, 1, 2)
 
@@ -419,9 +419,9 @@ def _at_once(x: Tensor, num_all: int, numbers: int) -> int:
     return min(num_all, max(1, piece // max(1, numbers)))
 
 
-def _copied(values: Tensor, room: Tensor) -> Tensor:
-    """Return a contiguous copy that takes the first numbers of `room`."""
-    copy = room[: values.numel()].view(values.shape)
+def _copy_into(values: Tensor, buffer: Tensor) -> Tensor:
+    """Return a contiguous copy that takes the first numbers of `buffer`."""
+    copy = buffer[: values.numel()].view(values.shape)
     if values.device.type == "cuda" and _fits_wide_numbers(values):
         copy.view(_WIDE).copy_(_in_wide_numbers(values))  # several times as fast as number by number
         return copy
@@ -504,15 +504,15 @@ class GroupNormRule(LayerRule):
         return output, (mean, scale, products, sums)
 
     def vectors(
-        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
+        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, statistics: tuple[Tensor, ...] = ()
     ) -> PerGroup:
         assert isinstance(module, nn.GroupNorm)
-        if saved:
-            mean, scale, products, sums = saved
+        if statistics:
+            mean, scale, products, sums = statistics
             _add_up(x, grad, products, sums)
         if not module.affine:
             return
-        if saved:
+        if statistics:
             mean, scale = (_by_channel(t, module.num_channels) for t in (mean, scale))
             slope, shift = (products - mean * sums) * scale, sums
         else:
@@ -687,7 +687,7 @@ class LayerNormRule(LayerRule):
         return output, tuple(each.detach() for each in statistics)
 
     def vectors(
-        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
+        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, statistics: tuple[Tensor, ...] = ()
     ) -> PerGroup:
         assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
         if not module.elementwise_affine:
@@ -697,11 +697,11 @@ class LayerNormRule(LayerRule):
         x, grad = _rows(x, num_groups, numbers), _rows(grad.float(), num_groups, numbers)
         slopes = grad.new_empty(num_groups, numbers)
         pieces = list(_pieces(x))
-        if saved:
-            mean, scale = (_rows(each, num_groups, 1) for each in saved)
+        if statistics:
+            mean, scale = (_rows(statistic, num_groups, 1) for statistic in statistics)
             room = torch.empty_like(x[pieces[0]], dtype=torch.float32)
         for piece in pieces:
-            if saved:
+            if statistics:
                 normal = torch.sub(x[piece], mean[piece], out=room[: len(x[piece])]).mul_(scale[piece])
             else:
                 normal = normalise(x[piece].float(), (numbers,), eps=module.eps)
@@ -726,7 +726,7 @@ class EmbeddingRule(LayerRule):
         assert isinstance(module, nn.Embedding)
         return module.weight
 
-    def _kept(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
+    def _mask_padding(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, nn.Embedding)
         if module.padding_idx is None:
             return grad
@@ -738,7 +738,7 @@ class EmbeddingRule(LayerRule):
         first = torch.arange(num_groups, device=x.device)[:, None] * size
         rows = (x.reshape(num_groups, -1) + first).flatten()
         table = grad.new_zeros(num_groups * size, width, dtype=torch.float32)
-        table.index_add_(0, rows, self._kept(module, x, grad).float().reshape(-1, width))
+        table.index_add_(0, rows, self._mask_padding(module, x, grad).float().reshape(-1, width))
         return table.view(num_groups, size, width)
 
     def ghost_norm_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
@@ -747,15 +747,15 @@ class EmbeddingRule(LayerRule):
 
     def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
         index = x.reshape(num_groups, -1)
-        outputs = _rows(self._kept(module, x, grad), num_groups, grad.shape[-1])
+        outputs = _rows(self._mask_padding(module, x, grad), num_groups, grad.shape[-1])
         same = index[:, :, None] == index[:, None, :]  # one-hot inputs: their inner products
         return _norms(same.double(), _gram(outputs))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, nn.Embedding)
         table = torch.zeros_like(module.weight, dtype=torch.float64)
-        kept = self._kept(module, x, grad).double().reshape(-1, grad.shape[-1])
-        return table.index_add_(0, x.flatten(), kept)
+        masked_grad = self._mask_padding(module, x, grad).double().reshape(-1, grad.shape[-1])
+        return table.index_add_(0, x.flatten(), masked_grad)
 
 
 _RULES: dict[type[nn.Module], LayerRule] = {

@@ -79,7 +79,7 @@ class _Call:
     rule: LayerRule
     x: Tensor
     version: int
-    saved: tuple[Tensor, ...]
+    statistics: tuple[Tensor, ...]
 
 
 @dataclass
@@ -93,7 +93,7 @@ class GroupGradients:
         on the size of the terms that their sums consist of.
       part_of: each parameter's part; all have part 0 where the gradient is clipped as a whole.
       paths: how each layer's norm was computed, by layer name.
-      kept: per-group gradients `[groups, *shape]`, by parameter.
+      per_group: gradients `[groups, *shape]`, by parameter.
       small: per-group gradients side by side, by part.
       deferred: layers with a ghost norm, by their weight; their sums are computed once factors are known.
     """
@@ -103,14 +103,14 @@ class GroupGradients:
     magnitude_bound: Tensor
     part_of: dict[Tensor, int]
     paths: dict[str, str] = field(default_factory=dict)
-    kept: dict[Tensor, Tensor] = field(default_factory=dict)
+    per_group: dict[Tensor, Tensor] = field(default_factory=dict)
     small: dict[int, _SideBySide] = field(default_factory=dict)
     deferred: dict[Tensor, _Deferred] = field(default_factory=dict)
 
     @property
     def numbers_per_group(self) -> int:
         """Numbers of the per-group gradients kept, for one group."""
-        matrices = (*self.kept.values(), *(each.matrix for each in self.small.values()))
+        matrices = (*self.per_group.values(), *(each.matrix for each in self.small.values()))
         return sum(gradients[0].numel() for gradients in matrices)
 
     def norms(self) -> Tensor:
@@ -147,8 +147,8 @@ class GroupGradients:
             mask = None if masks is None else masks[row]
             if parameter in sums:
                 add_to_sum(part, sums[parameter])
-            elif parameter in self.kept:
-                add_to_sum(part, _weighted(self.kept[parameter], factor[row], mask))
+            elif parameter in self.per_group:
+                add_to_sum(part, _weighted(self.per_group[parameter], factor[row], mask))
             elif parameter in self.deferred:
                 for of_run in self.deferred[parameter].weighted(factor[row], mask):
                     add_to_sum(part, of_run)
@@ -298,20 +298,20 @@ class _Recorder:
         num_rows: frozenset[int],
     ) -> None:
         self._num_groups, self._num_rows = num_groups, num_rows
-        self._wanted = part_of.keys()  # the parameters whose gradients are asked for
+        self._parameters = part_of.keys()  # the parameters whose gradients are asked for
         self._names = {module: name for name, module in model.named_modules()}
         rules = {module: rule_of(module) for module in model.modules()}
         self._rules = {
             module: rule
             for module, rule in rules.items()
-            if rule is not None and any(p in self._wanted for p in module.parameters(recurse=False))
+            if rule is not None and any(p in self._parameters for p in module.parameters(recurse=False))
         }
-        names = {p: name for name, p in model.named_parameters() if p in self._wanted}
+        names = {p: name for name, p in model.named_parameters() if p in self._parameters}
         self._direct = DirectUses(names, num_groups, num_rows)
         self._uses: Counter[Tensor] = Counter()
         self._leaves: list[Tensor] = []
         self._hooks: list[Any] = []
-        self._saved: dict[nn.Module, tuple[Tensor, ...]] = {}
+        self._statistics: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._shared: set[Tensor] = set()
         self._small: dict[int, dict[Tensor, Tensor]] = {}
         shape, device = (max(part_of.values()) + 1, num_groups), next(iter(part_of)).device
@@ -330,13 +330,13 @@ class _Recorder:
         replaced = [layer for layer in self._rules if type(layer) in normalisations]
         for layer in replaced:
             layer.forward = partial(self._run, layer, layer.forward)
-        for parameter in self._wanted:
+        for parameter in self._parameters:
             parameter.requires_grad_(False)
         try:
             with torch.enable_grad(), self._direct:
                 yield
         finally:
-            for parameter in self._wanted:
+            for parameter in self._parameters:
                 parameter.requires_grad_(True)
             for handle in handles:
                 handle.remove()
@@ -348,8 +348,8 @@ class _Recorder:
     ) -> Tensor:
         values = (*args, *kwargs.values())
         ran = self._rules[module].runs(module, values[0]) if len(values) == 1 else None
-        output, saved = ran or (forward(*args, **kwargs), ())
-        self._saved[module] = saved
+        output, statistics = ran or (forward(*args, **kwargs), ())
+        self._statistics[module] = statistics
         return output
 
     def _remember(
@@ -357,9 +357,9 @@ class _Recorder:
     ) -> Tensor:
         self._direct.leave()
         with torch._C.DisableTorchFunction():  # what follows is no use of a parameter
-            return self._recorded(module, (*args, *kwargs.values()), output)
+            return self._record_call(module, (*args, *kwargs.values()), output)
 
-    def _recorded(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def _record_call(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         rule = self._rules[module]
         if (
             len(args) != 1
@@ -376,7 +376,7 @@ class _Recorder:
             output.requires_grad_()
             self._leaves.append(output)
         x = args[0].detach()
-        call = _Call(module, rule, x, x._version, self._saved.pop(module, ()))
+        call = _Call(module, rule, x, x._version, self._statistics.pop(module, ()))
         # A tensor's hook receives the gradient of its value now, even if an in-place operation follows.
         self._hooks.append(output.register_hook(partial(self._arrived, call)))
         self._uses.update(module.parameters(recurse=False))
@@ -388,7 +388,7 @@ class _Recorder:
         Only after the forward pass is it known which parameters were used more than once. Their gradients
         must be added up before their norm is computed: squared norms of single uses do not add.
         """
-        self._shared = {p for p, count in self._uses.items() if count > 1} | self._direct.used
+        self._shared = {p for p, count in self._uses.items() if count > 1} | self._direct.used_parameters
         leaves = self._leaves + self._direct.leaves
         if leaves:
             torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
@@ -407,10 +407,10 @@ class _Recorder:
             raise NotSeparableError(f"the input of layer {self._names[module]!r} was changed in place")
         del call.x  # the hook outlives this call; the input need not
         with torch.no_grad():
-            for parameter, gradients in rule.vectors(module, x, grad, n, call.saved):
+            for parameter, gradients in rule.vectors(module, x, grad, n, call.statistics):
                 self._keep(parameter, gradients)
             matrix = rule.matrix(module)
-            if matrix is None or matrix not in self._wanted:
+            if matrix is None or matrix not in self._parameters:
                 return
             # The choice depends on shapes alone, so it is the same for all groups and follows no record.
             by_ghost_norm = rule.ghost_norm_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
@@ -428,18 +428,18 @@ class _Recorder:
             )
 
     def _keep(self, parameter: Tensor, gradients: Tensor) -> None:
-        if parameter not in self._wanted:
+        if parameter not in self._parameters:
             return
         if parameter not in self._shared and gradients[0].numel() <= SMALL:
             self._small.setdefault(self._result.part_of[parameter], {})[parameter] = gradients
             return
         if parameter not in self._shared:
             self._result.squares[self._result.part_of[parameter]] += squares_of(gradients)
-        elif parameter in self._result.kept:  # a further use: its norm is computed in `finish`
-            gradients = self._result.kept[parameter] + gradients.contiguous()
+        elif parameter in self._result.per_group:  # a further use: its norm is computed in `finish`
+            gradients = self._result.per_group[parameter] + gradients.contiguous()
         else:
             gradients = gradients.contiguous()
-        self._result.kept[parameter] = gradients
+        self._result.per_group[parameter] = gradients
 
     def finish(self, losses: Tensor) -> GroupGradients:
         """Return the result after the backward pass."""
@@ -450,6 +450,6 @@ class _Recorder:
         for part, gradients in self._small.items():
             result.small[part] = _SideBySide(gradients)
             result.squares[part] += squares_of(result.small[part].matrix)
-        for shared in self._shared & result.kept.keys():
-            result.squares[result.part_of[shared]] += squares_of(result.kept[shared])
+        for shared in self._shared & result.per_group.keys():
+            result.squares[result.part_of[shared]] += squares_of(result.per_group[shared])
         return result

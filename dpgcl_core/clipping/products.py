@@ -21,26 +21,26 @@ threads MKL gives each its own group's products, oneDNN half of one: four times 
 _Product = Callable[[Tensor, Tensor], Tensor]
 
 
-def products_over_rows(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return leftᵀ right of each group.
+def products_over_rows(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return aᵀ b of each group.
 
     Args:
-      left: float32 `[groups, rows, m]`; on a GPU bfloat16 or float16, too, whose products it sums in float32.
-      right: the same of `[groups, rows, n]`, on the same device.
+      a: float32 `[groups, rows, m]`; on a GPU bfloat16 or float16, too, whose products it sums in float32.
+      b: the same of `[groups, rows, n]`, on the same device.
       out: where to write them, for float32; None for new memory.
 
     Returns:
       Float32 `[groups, m, n]`.
     """
-    if left.dtype != torch.float32:
-        low: Tensor = torch.bmm(left.transpose(1, 2), right, out_dtype=torch.float32)
+    if a.dtype != torch.float32:
+        low: Tensor = torch.bmm(a.transpose(1, 2), b, out_dtype=torch.float32)
         return low
-    product = _faster(left[0], right[0])
+    product = _faster(a[0], b[0])
     if product is None:
-        return torch.bmm(left.transpose(1, 2), right, out=out)
-    result = left.new_empty(len(left), left.shape[2], right.shape[2]) if out is None else out
-    for one, of_left, of_right in zip(result, left, right, strict=True):
-        one.copy_(product(of_left, of_right))
+        return torch.bmm(a.transpose(1, 2), b, out=out)
+    result = a.new_empty(len(a), a.shape[2], b.shape[2]) if out is None else out
+    for group_product, group_a, group_b in zip(result, a, b, strict=True):
+        group_product.copy_(product(group_a, group_b))
     return result
 
 
@@ -50,11 +50,11 @@ def has_avx512() -> bool:
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def _faster(left: Tensor, right: Tensor) -> _Product | None:
+def _faster(a: Tensor, b: Tensor) -> _Product | None:
     """Return oneDNN's product if it is the faster one for these shapes."""
-    if left.device.type != "cpu" or left.numel() * right.shape[1] < _LARGE * torch.get_num_threads() ** 2:
+    if a.device.type != "cpu" or a.numel() * b.shape[1] < _LARGE * torch.get_num_threads() ** 2:
         return None
-    if not has_avx512() or not torch.backends.mkldnn.enabled or _overlaps(left) or _overlaps(right):
+    if not has_avx512() or not torch.backends.mkldnn.enabled or _overlaps(a) or _overlaps(b):
         return None
     return _by_onednn()
 
@@ -72,19 +72,19 @@ def _by_onednn() -> _Product | None:
     if linear is None or not torch.backends.mkldnn.is_available():
         return None
 
-    def product(left: Tensor, right: Tensor) -> Tensor:
-        rows, m, n = *left.shape, right.shape[1]
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        rows, m, n = *a.shape, b.shape[1]
         if rows * (m - n) > m * n:  # it first copies the transposed left operand; the other one is narrower
-            return product(right, left).T
-        result: Tensor = linear(left.T, right.T, None, "none", [], "")
+            return product(b, a).T
+        result: Tensor = linear(a.T, b.T, None, "none", [], "")
         return result
 
     generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(300, width, generator=generator) for width in (40, 50))
+    a, b = (torch.randn(300, width, generator=generator) for width in (40, 50))
     try:
-        error = (product(left, right) - left.double().T @ right.double()).abs()
+        error = (product(a, b) - a.double().T @ b.double()).abs()
     except (RuntimeError, TypeError):
         return None
     # Float32's rounding, and some. An environment can ask oneDNN for bfloat16, which is far off.
-    is_exact = bool((error <= 5e-7 * (left.abs().double().T @ right.abs().double())).all())
+    is_exact = bool((error <= 5e-7 * (a.abs().double().T @ b.abs().double())).all())
     return product if is_exact else None

@@ -69,13 +69,13 @@ class Verdicts(Generic[_Verdict]):
             reference = weakref.ref(function)
         except TypeError:  # nothing would tell it from another one at its place in memory
             return check()
-        kept = self._of_model.setdefault(model, {})
+        verdicts = self._of_model.setdefault(model, {})
         key = (id(function), settings_of(model, function), key)
-        if key not in kept or kept[key][0]() is not function:
-            kept[key] = (reference, check())
-        while len(kept) > _MOST_VERDICTS:
-            kept.pop(next(iter(kept)))  # the oldest
-        return kept[key][1]
+        if key not in verdicts or verdicts[key][0]() is not function:
+            verdicts[key] = (reference, check())
+        while len(verdicts) > _MOST_VERDICTS:
+            verdicts.pop(next(iter(verdicts)))  # the oldest
+        return verdicts[key][1]
 
 
 class Ways(Protocol):
@@ -156,13 +156,13 @@ def _compare(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
 def _differences(
     model: nn.Module, actual: tuple[Tensor, GroupReport], exact: tuple[Tensor, GroupReport], tolerance: float
 ) -> str:
-    (total, fast), (expected, loop) = actual, exact
+    (total, fast), (exact_total, loop) = actual, exact
     sizes = [p.numel() for p in model.parameters() if p.requires_grad]
     if not torch.allclose(fast.norms, loop.norms, rtol=tolerance):
         return "norms of one pass differ from exact ones on synthetic inputs"
     if _parts_differ(fast.part_ratios, loop.part_ratios, tolerance):
         return "norms of clipping parts in one pass differ from exact ones on synthetic inputs"
-    if _sums_differ(total.split(sizes), expected.split(sizes), tolerance * expected.norm(), tolerance):
+    if _sums_differ(total.split(sizes), exact_total.split(sizes), tolerance * exact_total.norm(), tolerance):
         return "gradients of one pass differ from exact ones on synthetic inputs"
     return ""
 

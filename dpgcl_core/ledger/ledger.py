@@ -567,9 +567,7 @@ class Ledger:
                 is_new_enough = books.has(head) and has_all
                 return None if is_new_enough else newest
 
-            return sum(
-                advance_marks(place, dataset_id, partial(successor, place), newest) for place in all_places
-            )
+            return sum(advance_marks(p, dataset_id, partial(successor, p), newest) for p in all_places)
 
     def _reservation(self, number: int) -> Reservation:
         with self._session.reading() as books:

@@ -92,10 +92,8 @@ class Remaining:
     @property
     def sealed(self) -> dict[str, float]:
         """Left of ε and δ that are set aside for sealed sweeps by basic composition."""
-        names = ("sealed_epsilon", "sealed_delta")
-        return {
-            name: max(0.0, getattr(self.charges.cap, name) - getattr(self.charges, name)) for name in names
-        }
+        charges, names = self.charges, ("sealed_epsilon", "sealed_delta")
+        return {name: max(0.0, getattr(charges.cap, name) - getattr(charges, name)) for name in names}
 
     def lines(self) -> Iterator[str]:
         """Yield it for people."""

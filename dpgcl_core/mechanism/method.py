@@ -212,7 +212,7 @@ class Method:
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange | None:
         """Return how many records the data sets have that the guarantee is about; None for any number."""
-        return None if numbers.num_records_from_data else RecordRange(max_records=numbers.num_records_public)
+        return None if numbers.num_records_from_data else RecordRange(high=numbers.num_records_public)
 
     def condition(self, numbers: PublicNumbers) -> str:
         """Return what the guarantee asks of both neighbours besides the relation; empty for nothing."""

@@ -27,35 +27,35 @@ Sampled = Literal["records", "groups"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRange:
-    """Public numbers of records, from `min_records` to `max_records`, in all or in the slots trained on.
+    """Public numbers of records, from `low` to `high`, in all or in the slots trained on.
 
-    >>> RecordRange(min_records=895, max_records=1000, in_slots=True).text
+    >>> RecordRange(low=895, high=1000, in_slots=True).text
     'data sets with 895 to 1000 records in the slots trained on'
-    >>> RecordRange(max_records=1518).text, RecordRange(min_records=7, max_records=7).text
+    >>> RecordRange(high=1518).text, RecordRange(low=7, high=7).text
     ('data sets of at most 1518 records', 'data sets of exactly 7 records')
     """
 
-    min_records: int = 0
-    max_records: int
+    low: int = 0
+    high: int
     in_slots: bool = False
 
     @property
     def text(self) -> str:
         """The data sets of so many records, in words."""
         if self.in_slots:
-            return f"data sets with {self.min_records} to {self.max_records} records in the slots trained on"
-        if self.min_records == self.max_records:
-            return f"data sets of exactly {self.max_records} records"
-        if self.min_records:
-            return f"data sets of {self.min_records} to {self.max_records} records"
-        return f"data sets of at most {self.max_records} records"
+            return f"data sets with {self.low} to {self.high} records in the slots trained on"
+        if self.low == self.high:
+            return f"data sets of exactly {self.high} records"
+        if self.low:
+            return f"data sets of {self.low} to {self.high} records"
+        return f"data sets of at most {self.high} records"
 
 
 def in_all(ranges: Iterable[RecordRange]) -> list[RecordRange]:
     """Return the ranges of data sets that are in all of these: one of each kind, where they overlap.
 
-    >>> ranges = [RecordRange(min_records=n, max_records=60000, in_slots=True) for n in (58350, 59170)]
-    >>> [r.min_records for r in in_all(ranges)]
+    >>> ranges = [RecordRange(low=n, high=60000, in_slots=True) for n in (58350, 59170)]
+    >>> [r.low for r in in_all(ranges)]
     [59170]
     """
     ranges_by_kind: dict[bool, list[RecordRange]] = {}
@@ -63,12 +63,9 @@ def in_all(ranges: Iterable[RecordRange]) -> list[RecordRange]:
         ranges_by_kind.setdefault(record_range.in_slots, []).append(record_range)
     narrowed: list[RecordRange] = []
     for in_slots, same_kind in ranges_by_kind.items():
-        min_records, max_records = (
-            max(r.min_records for r in same_kind),
-            min(r.max_records for r in same_kind),
-        )
-        overlap = RecordRange(min_records=min_records, max_records=max_records, in_slots=in_slots)
-        narrowed += [overlap] if min_records <= max_records else dict.fromkeys(same_kind)
+        low, high = max(r.low for r in same_kind), min(r.high for r in same_kind)
+        overlap = RecordRange(low=low, high=high, in_slots=in_slots)
+        narrowed += [overlap] if low <= high else dict.fromkeys(same_kind)
     return narrowed
 
 

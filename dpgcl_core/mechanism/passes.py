@@ -20,12 +20,12 @@ _FIXED_COST = 1 / 12
 of small networks took 1.7 to 1.9 times as long in passes of an eighth of its groups."""
 
 
-def groups_of_a_pass(numbers: PublicNumbers, *, max_groups: int | None = None, num_workers: int = 1) -> int:
-    """Return M, the groups of every pass: at most `max_groups`, and so that the step costs least on average.
+def groups_of_a_pass(numbers: PublicNumbers, *, limit: int | None = None, num_workers: int = 1) -> int:
+    """Return M, the groups of every pass: at most `limit`, and so that the step costs least on average.
 
     Args:
       numbers: of the mechanism: their law decides.
-      max_groups: groups that fit into memory; None for no limit.
+      limit: groups that fit into memory; None for no limit.
       num_workers: that share the groups.
 
     >>> from dpgcl_core.mechanism.mechanism import Mechanism
@@ -33,7 +33,7 @@ def groups_of_a_pass(numbers: PublicNumbers, *, max_groups: int | None = None, n
     ...     num_records_public=512, sampling_prob=1.0, group_size=8, l2_clip_norm=1.0, noise_multiplier=1.0,
     ...     num_steps=1, target_delta=1e-4,
     ... )
-    >>> groups_of_a_pass(exactly), groups_of_a_pass(exactly, max_groups=48)
+    >>> groups_of_a_pass(exactly), groups_of_a_pass(exactly, limit=48)
     (64, 32)
     """
     if numbers.group_size == BATCH:
@@ -46,12 +46,12 @@ def groups_of_a_pass(numbers: PublicNumbers, *, max_groups: int | None = None, n
         math.ceil(max(0, math.floor(round(sampled + std * z, 6)) // unit) / num_workers) for z in _QUANTILES
     )
     largest = max(1, *group_counts)
-    return _cheapest(group_counts, largest if max_groups is None else max(1, min(max_groups, largest)))
+    return _cheapest(group_counts, largest if limit is None else max(1, min(limit, largest)))
 
 
 @lru_cache(maxsize=64)
-def _cheapest(group_counts: tuple[int, ...], max_groups: int) -> int:
-    """The size up to `max_groups` at which these numbers of groups cost least, the largest among equals."""
-    fixed, sizes = _FIXED_COST * max_groups, range(1, max_groups + 1)
+def _cheapest(group_counts: tuple[int, ...], limit: int) -> int:
+    """The size up to `limit` at which these numbers of groups cost least, the largest among equals."""
+    fixed, sizes = _FIXED_COST * limit, range(1, limit + 1)
     costs = {size: sum(math.ceil(num / size) for num in group_counts) * (size + fixed) for size in sizes}
     return min(costs, key=lambda size: (round(costs[size], 9), -size))

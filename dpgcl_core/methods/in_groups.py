@@ -54,9 +54,7 @@ class ClippedGroups(Method):
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange | None:
         if numbers.sampling != GROUPS or numbers.num_records_from_data:
             return super().num_records_covered(numbers)
-        return RecordRange(
-            min_records=_fewest_records(numbers), max_records=numbers.num_records_public, in_slots=True
-        )
+        return RecordRange(low=_fewest_records(numbers), high=numbers.num_records_public, in_slots=True)
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         super().check_records(numbers, num_records)

@@ -105,11 +105,11 @@ class SecureGenerator:
         if count < 1:
             raise ConfigError(f"high must be above low; got {low} and {high}")
         fair = 2**64 - 2**64 % count  # words from here on would favour the lower numbers
-        found = np.empty(0, dtype=np.uint64)
-        while len(found) < size:
-            words = self._words(size - len(found))
-            found = np.concatenate([found, words if fair == 2**64 else words[words < np.uint64(fair)]])
-        return (found % np.uint64(count)).astype(np.int64) + low
+        uniform = np.empty(0, dtype=np.uint64)
+        while len(uniform) < size:
+            words = self._words(size - len(uniform))
+            uniform = np.concatenate([uniform, words if fair == 2**64 else words[words < np.uint64(fair)]])
+        return (uniform % np.uint64(count)).astype(np.int64) + low
 
     def standard_normal(self, size: int, /) -> NDArray[np.float64]:
         """Return independent draws from N(0, 1), `[size]`, with tails as long as float64 has them."""

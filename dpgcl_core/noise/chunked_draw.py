@@ -75,12 +75,12 @@ def drawn_ahead(noise_of: PartNoise, num_coordinates: int, threads: Executor, nu
     def draw(share: int) -> list[Tensor]:
         return [noise_of(part) for part in parts[share::num_shares]]
 
-    drawn = [threads.submit(draw, share) for share in range(num_shares)]
+    futures = [threads.submit(draw, share) for share in range(num_shares)]
 
     def wait_for(part: slice) -> Tensor:
         index: int = part.start // PART
         row, share = divmod(index, num_shares)
-        return drawn[share].result()[row]
+        return futures[share].result()[row]
 
     return wait_for
 

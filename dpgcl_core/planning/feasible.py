@@ -177,13 +177,13 @@ class Answer:
       plans: all that are feasible, those of the recommended S first, each S by SNR over the training.
       recommended: one of them; None where there is none.
       relax: what to relax and by how much, one sentence each, where no plan is feasible.
-      exclusions: numbers of points of the grid, by the rule that excludes them.
+      refusals: numbers of points of the grid, by the rule that excludes them.
     """
 
     plans: tuple[Plan, ...]
     recommended: Plan | None
     relax: tuple[str, ...] = ()
-    exclusions: Mapping[str, int] = field(default_factory=dict)
+    refusals: Mapping[str, int] = field(default_factory=dict)
 
 
 def batch_sizes_for(num_records_public: int) -> tuple[int, ...]:
@@ -207,20 +207,20 @@ def feasible(request: PlanRequest) -> Answer:
 
     Every σ of the list is by PLD on a coarse grid, hence never too small; `verified` gives that of record.
     """
-    exclusions: Counter[str] = Counter()
+    refusals: Counter[str] = Counter()
     plans: list[Plan] = []
     start = 1.0  # the next point's noise is near the last one's
-    for batch, num_steps in _batches_and_steps(request, exclusions):
-        noise = _noise(request, batch, num_steps, start, exclusions)
+    for batch, num_steps in _batches_and_steps(request, refusals):
+        noise = _noise(request, batch, num_steps, start, refusals)
         if noise is None:
             continue
         start = noise
         for size in request.sizes:
-            plan = _plan(request, batch, num_steps, noise, size, exclusions)
+            plan = _plan(request, batch, num_steps, noise, size, refusals)
             if plan is not None:
                 plans.append(plan)
     if not plans:
-        return Answer(plans=(), recommended=None, relax=_what_to_relax(request), exclusions=dict(exclusions))
+        return Answer(plans=(), recommended=None, relax=_what_to_relax(request), refusals=dict(refusals))
     recommended = _recommended(plans)
     first = recommended.mechanism.group_size
 
@@ -228,7 +228,7 @@ def feasible(request: PlanRequest) -> Answer:
         size = plan.mechanism.group_size
         return size != first, f"{size!s:>9}", -plan.snr.over_training
 
-    return Answer(plans=tuple(sorted(plans, key=rank)), recommended=recommended, exclusions=dict(exclusions))
+    return Answer(plans=tuple(sorted(plans, key=rank)), recommended=recommended, refusals=dict(refusals))
 
 
 def verified(request: PlanRequest, plan: Plan, cache_folder: Path | None = None) -> Plan:
@@ -245,23 +245,23 @@ def hours_of(request: PlanRequest, batch: float, num_steps: float) -> float | No
     return num_steps * (batch / request.records_per_second + request.seconds_per_step) / 3600
 
 
-def _batches_and_steps(request: PlanRequest, exclusions: Counter[str]) -> list[tuple[float, int]]:
+def _batches_and_steps(request: PlanRequest, refusals: Counter[str]) -> list[tuple[float, int]]:
     """The points of the grid within the budget of time."""
     points = []
     for batch in dict.fromkeys(request.batch_sizes or batch_sizes_for(request.num_records_public)):
         for num_steps in dict.fromkeys(request.num_steps):
             hours = hours_of(request, batch, num_steps)
             if batch > request.num_records_public:
-                exclusions["B is above N"] += len(request.sizes)
+                refusals["B is above N"] += len(request.sizes)
             elif hours is not None and request.most_hours is not None and hours > request.most_hours:
-                exclusions["takes more hours than the budget"] += len(request.sizes)
+                refusals["takes more hours than the budget"] += len(request.sizes)
             else:
                 points.append((batch, num_steps))
     return points
 
 
 def _noise(
-    request: PlanRequest, batch: float, num_steps: int, start: float, exclusions: Counter[str]
+    request: PlanRequest, batch: float, num_steps: int, start: float, refusals: Counter[str]
 ) -> float | None:
     """σ of (B, T) on a coarse grid, from the safe side."""
     mechanism = request.mechanism(batch, num_steps, 1.0, smallest_group(request.method))
@@ -276,29 +276,24 @@ def _noise(
             upper=_MOST_NOISE,
         )
     except ConfigError:
-        exclusions[f"no σ from {MIN_NOISE_MULTIPLIER} to {_MOST_NOISE:g} meets ε"] += len(request.sizes)
+        refusals[f"no σ from {MIN_NOISE_MULTIPLIER} to {_MOST_NOISE:g} meets ε"] += len(request.sizes)
         return None
 
 
 def _plan(
-    request: PlanRequest,
-    batch: float,
-    num_steps: int,
-    noise: float,
-    size: GroupSize,
-    exclusions: Counter[str],
+    request: PlanRequest, batch: float, num_steps: int, noise: float, size: GroupSize, refusals: Counter[str]
 ) -> Plan | None:
     memory = request.memory_bytes.get(size)
     if memory is not None and request.most_bytes is not None and memory > request.most_bytes:
-        exclusions["takes more memory than a worker has"] += 1
+        refusals["takes more memory than a worker has"] += 1
         return None
     if size != BATCH and size > batch / _groups_per_batch(request):
-        exclusions["S is too large for B"] += 1
+        refusals["S is too large for B"] += 1
         return None
     try:
         mechanism = request.mechanism(batch, num_steps, noise, size)
     except ConfigError as error:
-        exclusions[str(error).partition(";")[0]] += 1
+        refusals[str(error).partition(";")[0]] += 1
         return None
     return Plan(
         mechanism=mechanism,
@@ -397,11 +392,7 @@ def enough_records(request: PlanRequest, plan: Plan) -> int | None:
     size = plan.mechanism.group_size
 
     def epsilon(num_records: float) -> float:
-        larger = dataclasses.replace(
-            request,
-            num_records_public=math.ceil(num_records),
-            target_delta=request.target_delta,
-        )
+        larger = dataclasses.replace(request, num_records_public=math.ceil(num_records))
         return coarse_epsilon(larger.mechanism(batch, steps, noise, size), noise, request.target_epsilon)
 
     num_public = float(request.num_records_public)

@@ -34,13 +34,13 @@ def escaped(text: str) -> str:
     """
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
-    def shown(found: re.Match[str]) -> str:
-        mark = found[0]
-        if found[1] or found[2] or found[3]:
+    def escape_mark(match: re.Match[str]) -> str:
+        mark = match[0]
+        if match[1] or match[2] or match[3]:
             return "\\" + mark
         return _ENTITIES.get(mark, f"&#{ord(mark)};")
 
-    line = _MARKS.sub(shown, line)
+    line = _MARKS.sub(escape_mark, line)
     start = _START.match(line)
     if start is None:
         return line

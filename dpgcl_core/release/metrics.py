@@ -179,9 +179,9 @@ REFERENCE_PREFIXES = (*_BEFORE_TRAINING, *_OF_IMAGES)
 """What scores of no trained network start with: those that a trained one's are held against."""
 
 
-def _derived(score: Metric, name: str, what: str) -> Metric:
-    """The same score of something else than the finished network."""
-    return replace(score, name=name, meaning=f"{score.meaning}, {what}", title="", family=None)
+def _derived(score: Metric, name: str, qualifier: str) -> Metric:
+    """Return the same score of another network than the finished one."""
+    return replace(score, name=name, meaning=f"{score.meaning}, {qualifier}", title="", family=None)
 
 
 def _references(scores: Iterable[Metric], of_images: Collection[Family]) -> Iterator[Metric]:
@@ -198,15 +198,15 @@ def _number(release: Release, name: str, meaning: str, title: str = "", unit: st
     return Metric(name=name, release=release, meaning=meaning, title=title, unit=unit)
 
 
-_released = partial(_number, Release.RELEASABLE)
+_public = partial(_number, Release.RELEASABLE)
 _private = partial(_number, Release.PRIVATE_ONLY)
 
 _DECLARED = (
-    replace(_released("epsilon", "ε of all that is released, at delta, by PLD", "ε"), higher_is_better=False),
-    _released("epsilon_rdp", "the same by RDP (cross-check)"),
-    _released("epsilon_prv", "the same by PRV (cross-check)"),
-    _released("num_steps_done", "steps in the trained model"),
-    _released("num_steps_charged", "steps in ε: T + R, or those drawn where R is not set"),
+    replace(_public("epsilon", "ε of all that is released, at delta, by PLD", "ε"), higher_is_better=False),
+    _public("epsilon_rdp", "the same by RDP (cross-check)"),
+    _public("epsilon_prv", "the same by PRV (cross-check)"),
+    _public("num_steps_done", "steps in the trained model"),
+    _public("num_steps_charged", "steps in ε: T + R, or those drawn where R is not set"),
     _private("num_restarts", "times it was resumed: a crash may come of the records"),
     *_SCORES,
     *(
@@ -335,11 +335,11 @@ def visible(
     ...         training_data_is_public=False, evaluation_data_is_public=True)
     {'epsilon': 9.9, 'knn_accuracy': 0.8}
     """
-    shown = {}
+    visible_values = {}
     for name, value in values.items():
         metric = find_metric(name)
         if metric is None:
-            per_dataset = (f"{each}/DATASET" for each in METRICS_PER_DATASET)
+            per_dataset = (f"{metric_name}/DATASET" for metric_name in METRICS_PER_DATASET)
             raise ConfigError(unknown_choice("metric", name, [*METRICS, *per_dataset]))
         release = metric.release
         if (
@@ -347,5 +347,5 @@ def visible(
             or training_data_is_public
             or (release is Release.SCORE and evaluation_data_is_public)
         ):
-            shown[name] = float(value)
-    return shown
+            visible_values[name] = float(value)
+    return visible_values

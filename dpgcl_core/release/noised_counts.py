@@ -183,9 +183,9 @@ def calibrated(
     Raises:
       ConfigError: the noised counts alone cost more than the target, or no noise multiplier meets it.
     """
-    found = mechanism.calibrated(target_epsilon, cache_folder=cache_folder)
-    if not found.is_private:
-        return found
+    trial = mechanism.calibrated(target_epsilon, cache_folder=cache_folder)
+    if not trial.is_private:
+        return trial
     _check_event(mechanism, score_noise_multiplier, snr_noise_multiplier)
     if score_noise_multiplier is not None:
         scoring = composition.epsilon_pld(
@@ -198,14 +198,14 @@ def calibrated(
                 f"{scoring:.3g}: raise it"
             )
     if snr_noise_multiplier is None:
-        return found
+        return trial
     share, num_snr_steps = target_epsilon, 1 + (mechanism.num_restart_steps or 0)
     for _ in range(_CALIBRATION_TRIES):
-        reached = trial_epsilon(found, snr_noise_multiplier=snr_noise_multiplier, num_snr_steps=num_snr_steps)
-        if reached <= target_epsilon:
-            return found
-        share *= (1 - composition.CALIBRATION_TOLERANCE) * target_epsilon / reached
-        found = mechanism.calibrated(share, cache_folder=cache_folder)
+        epsilon = trial_epsilon(trial, snr_noise_multiplier=snr_noise_multiplier, num_snr_steps=num_snr_steps)
+        if epsilon <= target_epsilon:
+            return trial
+        share *= (1 - composition.CALIBRATION_TOLERANCE) * target_epsilon / epsilon
+        trial = mechanism.calibrated(share, cache_folder=cache_folder)
     raise ConfigError(
         f"no noise multiplier verified for target_epsilon = {target_epsilon:g} with "
         f"snr_noise_multiplier = {snr_noise_multiplier:g}; raise one of them, or leave the SNR out"

@@ -39,6 +39,7 @@ _RELEASED = {
     "sealed": "the best trial alone; how many trials there were is secret",
     "sealed-threshold": "the first trial that reached the public score, or nothing; the number is secret",
 }
+_WRITTEN = {"num_started": "started"}  # keys of a statement that differ from the attribute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +51,14 @@ class OpenTrials:
       without_guarantee: those of them whose label is not `proven`.
       references: those of these that train without noise, to compare with: they claim nothing.
       as_published: those of these whose label is `as-published`.
-      started: trials that may have drawn a step.
+      num_started: trials that may have drawn a step.
       steps_planned: steps of all proven trials, set in advance, those for restarts included.
       steps_repeated: steps that restarts may have repeated, charged on top.
     """
 
     planned: int
     without_guarantee: int
-    started: int
+    num_started: int
     steps_planned: int
     steps_repeated: int
     references: int = 0
@@ -208,14 +209,14 @@ class PrivacyStatement:
 
     def lines(self) -> list[tuple[str, str]]:
         """Return (name, value) pairs in the order of the page."""
-        found = [
+        lines = [
             ("Sweep", self.sweep),
             ("Data", f"{self.dataset} ({'private' if self.data_are_private else RESEARCH})"),
             ("Release mode", f"{self.mode}: {_RELEASED[self.mode]}"),
             ("Guarantee label", self._label_text()),
         ]
-        found += self._cost_lines() + self._mechanism_lines()
-        found += [
+        lines += self._cost_lines() + self._mechanism_lines()
+        lines += [
             ("One record", self.unit),
             ("Number of records", f"{self.num_records_public} ({self.num_records_source})"),
             *[("Guarantee among", condition) for condition in self.conditions],
@@ -224,7 +225,7 @@ class PrivacyStatement:
             ("Ledger", self._ledger_text()),
             ("Software", ", ".join(f"{name} {value}" for name, value in self.versions.items())),
         ]
-        return found
+        return lines
 
     def _label_text(self) -> str:
         if self.trials is None or not self.trials.without_guarantee:
@@ -236,27 +237,27 @@ class PrivacyStatement:
         cost, budget = self.cost, self.budget
         if cost is None:
             return [("ε", "none: no training has a guarantee")]
-        others = "" if self.guarantee_label == PROVEN else " (of the trainings with a guarantee)"
+        scope = "" if self.guarantee_label == PROVEN else " (of the trainings with a guarantee)"
         tuned = "not accounted" if cost.tuned_epsilon is None else epsilon_text(cost.tuned_epsilon)
-        found = [
+        lines = [
             ("Neighbouring data sets", cost.neighboring_relation),
             ("δ", delta_text(cost.delta)),
-            (f"ε of one training{others}", epsilon_text(cost.training_epsilon)),
-            (f"ε of the whole sweep, tuning included{others}", tuned),
+            (f"ε of one training{scope}", epsilon_text(cost.training_epsilon)),
+            (f"ε of the whole sweep, tuning included{scope}", tuned),
             ("Theorem", cost.theorem),
             ("Restarts", self._restarts_text()),
         ]
         if cost.reason is not None:
-            found.append(("Not accounted, because", cost.reason))
+            lines.append(("Not accounted, because", cost.reason))
         if cost.rdp_epsilon is not None and math.isfinite(cost.rdp_epsilon):
-            found.append(("The same by RDP, as a cross-check", epsilon_text(cost.rdp_epsilon)))
+            lines.append(("The same by RDP, as a cross-check", epsilon_text(cost.rdp_epsilon)))
         if cost.law is not None:
-            found.append(("Law of the number of trials", _law_text(cost.law)))
+            lines.append(("Law of the number of trials", _law_text(cost.law)))
         if budget is not None and budget.tuned_epsilon is not None:
-            found.append(
+            lines.append(
                 ("Budget set in advance", f"ε = {epsilon_text(budget.tuned_epsilon)}{self._trials_text()}")
             )
-        return found
+        return lines
 
     def _trials_text(self) -> str:
         trials = self.trials
@@ -301,15 +302,15 @@ class PrivacyStatement:
             f"sensitivity = {m.sensitivity:g}{_cap_text(m)}"
             for m in self.mechanisms
         ]
-        found = [("Mechanism", _first_few(list(dict.fromkeys(kinds))))] if kinds else []
+        lines = [("Mechanism", _first_few(list(dict.fromkeys(kinds))))] if kinds else []
         planned = self.cost.planned if self.cost is not None else ()
         joint = sorted(
             {each["joint_noise_multiplier"] for each in planned if each.get("joint_noise_multiplier")}
         )
         if joint:
             shown = ", ".join(f"{noise:.5g}" for noise in joint)
-            found.append(("Noised SNR", f"the first step, which releases it, counts with σ = {shown}"))
-        return found + [
+            lines.append(("Noised SNR", f"the first step, which releases it, counts with σ = {shown}"))
+        return lines + [
             (name, text)
             for name in ("Sampling", "Grouping", "Sensitivity")
             if (text := self._of_methods(name.lower()))
@@ -329,11 +330,11 @@ class PrivacyStatement:
             return self.ledger_note
         head, num_raised = self.ledger.head, self.ledger.num_raised
         times = "once" if num_raised == 1 else f"{num_raised} times"
-        raised = f"; the cap was raised {times}, a decision outside the guarantee" if num_raised else ""
+        raise_text = f"; the cap was raised {times}, a decision outside the guarantee" if num_raised else ""
         return (
             f"data set {self.ledger.dataset_id!r}: everything charged to it stays within "
             f"(ε = {rounded_up(self.ledger.epsilon, 6)}, δ = {delta_text(self.ledger.delta)}) by "
-            f"{self.ledger.rule}{raised}; "
+            f"{self.ledger.rule}{raise_text}; "
             f"ledger {head.ledger_id}, {head.num_entries} rows, head {head.head_hash}"
         )
 
@@ -342,7 +343,7 @@ class PrivacyStatement:
         values = {name: value for name, value in vars(self).items() if name != "mechanisms"}
         for name in ("cost", "budget", "trials", "ledger"):
             if values[name] is not None:
-                values[name] = asdict(values[name])
+                values[name] = {_WRITTEN.get(key, key): value for key, value in asdict(values[name]).items()}
         if self.ledger is not None:
             values["ledger_note"] = None
         return values | {
@@ -379,13 +380,13 @@ class PrivacyStatement:
 
 def software_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that the numbers depend on, where installed."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def rounded_up(value: float, num_digits: int) -> str:

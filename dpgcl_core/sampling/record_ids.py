@@ -31,12 +31,12 @@ def ids_from_contents(contents: Iterable[bytes]) -> Ids:
     >>> set(b.tolist()) < set(a.tolist()), len(set(a.tolist()))
     (True, 3)
     """
-    seen: Counter[bytes] = Counter()
+    num_copies: Counter[bytes] = Counter()
     ids: list[int] = []
     for content in contents:
         digest = hashlib.blake2b(content, digest_size=16).digest()
-        copy = seen[digest]
-        seen[digest] += 1
+        copy = num_copies[digest]
+        num_copies[digest] += 1
         ids.append(_digest64(digest + copy.to_bytes(8, "little")))
     return np.array(ids, dtype=np.uint64)
 

@@ -78,15 +78,15 @@ class SlotTable:
             raise ConfigError(more_records_than_slots(self.capacity))
         stays = np.isin(self.ids, ids)
         new = np.sort(ids[~np.isin(ids, self.ids)])
-        kept = self.slots[stays]
+        slots = self.slots[stays]
         if not len(new):
-            return SlotTable(capacity=self.capacity, ids=self.ids[stays], slots=kept)
+            return SlotTable(capacity=self.capacity, ids=self.ids[stays], slots=slots)
         assert generator is not None
-        free = generator.permutation(np.setdiff1d(np.arange(self.capacity, dtype=np.int64), kept))
+        free = generator.permutation(np.setdiff1d(np.arange(self.capacity, dtype=np.int64), slots))
         return SlotTable(
             capacity=self.capacity,
             ids=np.concatenate([self.ids[stays], new]),
-            slots=np.concatenate([kept, free[: len(new)]]),
+            slots=np.concatenate([slots, free[: len(new)]]),
         )
 
     def slots_of(self, ids: Ids) -> NDArray[np.int64]:

@@ -127,12 +127,12 @@ def distinct(count: int, below: int, generator: Draws) -> NDArray[np.int64]:
     """
     if 4 * count > below:
         return generator.permutation(np.arange(below, dtype=np.int64))[:count]
-    found = np.empty(0, dtype=np.int64)
-    while len(found) < count:
-        drawn = np.concatenate([found, generator.integers(0, below, 2 * (count - len(found)))])
-        first = np.unique(drawn, return_index=True)[1]
-        found = drawn[np.sort(first)]
-    return found[:count]
+    numbers = np.empty(0, dtype=np.int64)
+    while len(numbers) < count:
+        candidates = np.concatenate([numbers, generator.integers(0, below, 2 * (count - len(numbers)))])
+        first = np.unique(candidates, return_index=True)[1]
+        numbers = candidates[np.sort(first)]
+    return numbers[:count]
 
 
 def num_blocks(capacity: int, group_size: int) -> int:

@@ -72,9 +72,9 @@ class DrawnGroups:
         """Records in groups that contribute."""
         return int(np.count_nonzero(self.complete)) * int(self.rows.shape[1])
 
-    def take(self, chosen: slice) -> DrawnGroups:
+    def take(self, part: slice) -> DrawnGroups:
         """Return some of the groups, with their mask."""
-        return DrawnGroups(rows=self.rows[chosen], complete=self.complete[chosen], batch_size=self.batch_size)
+        return DrawnGroups(rows=self.rows[part], complete=self.complete[part], batch_size=self.batch_size)
 
     def filled_up(self, multiple: int) -> DrawnGroups:
         """Return the groups, and behind them incomplete ones up to a multiple of a number of groups.

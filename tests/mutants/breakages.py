@@ -278,8 +278,8 @@ BREAKAGES = (
     Breakage(
         name="sparse draw of slots is sorted",
         file="dpgcl_core/sampling/slots.py",
-        before="found = drawn[np.sort(first)]",
-        after="found = drawn[first]",
+        before="numbers = candidates[np.sort(first)]",
+        after="numbers = candidates[first]",
         tests=(
             "tests/dpgcl_core/sampling/test_slots.py"
             "::test_sparse_draw_is_uniform_at_every_place_and_never_repeats",
@@ -288,8 +288,8 @@ BREAKAGES = (
     Breakage(
         name="sparse draw of slots repeats some",
         file="dpgcl_core/sampling/slots.py",
-        before="found = drawn[np.sort(first)]",
-        after="found = drawn",
+        before="numbers = candidates[np.sort(first)]",
+        after="numbers = candidates",
         tests=(
             "tests/dpgcl_core/sampling/test_slots.py"
             "::test_sparse_draw_is_uniform_at_every_place_and_never_repeats",
@@ -358,7 +358,7 @@ BREAKAGES = (
     Breakage(
         name="row that stands for an empty slot reaches an own loop's inputs",
         file="dpgcl_core/private_training.py",
-        before="torch.from_numpy(drawn.complete))",
+        before="torch.from_numpy(draw.complete))",
         after="torch.ones(len(groups), dtype=torch.bool))",
         tests=(
             "tests/dpgcl_core/test_private_training.py"
@@ -455,8 +455,8 @@ BREAKAGES = (
     Breakage(
         name="patches copied without their taps in order",
         file="dpgcl_core/clipping/layers.py",
-        before="_copied(patches.permute(0, 4, 5, 6, 1, 2, 3), copied)",
-        after="_copied(patches.permute(0, 5, 4, 6, 1, 2, 3), copied)",
+        before="_copy_into(patches.permute(0, 4, 5, 6, 1, 2, 3), buffer)",
+        after="_copy_into(patches.permute(0, 5, 4, 6, 1, 2, 3), buffer)",
         tests=(
             "tests/dpgcl_core/clipping/test_layers.py::test_a_convolution_in_pieces_gives_each_groups_own_gradient",
         ),
@@ -487,8 +487,8 @@ BREAKAGES = (
     Breakage(
         name="a group alone takes another path than among others",
         file="dpgcl_core/clipping/clipper.py",
-        before="        if wanted == 1 or not _goes_in_one_pass(",
-        after="        if wanted == 1 or len(groups) == 1 or not _goes_in_one_pass(",
+        before="        if max_groups == 1 or not _goes_in_one_pass(",
+        after="        if max_groups == 1 or len(groups) == 1 or not _goes_in_one_pass(",
         tests=(
             "tests/dpgcl_core/clipping/test_companions.py::test_path_is_the_shapes_choice_and_not_the_counts",
         ),
@@ -497,9 +497,9 @@ BREAKAGES = (
         name="one verdict on a model serves all of its losses",
         file="dpgcl_core/clipping/verification.py",
         before="""        key = (id(function), settings_of(model, function), key)
-        if key not in kept or kept[key][0]() is not function:
+        if key not in verdicts or verdicts[key][0]() is not function:
 """,
-        after="""        if key not in kept:
+        after="""        if key not in verdicts:
 """,
         tests=("tests/dpgcl_core/clipping/test_clipper.py::test_every_objective_of_a_model_is_checked",),
     ),
@@ -581,7 +581,7 @@ BREAKAGES = (
     Breakage(
         name="own loop: a frozen parameter keeps the gradient of an ordinary pass",
         file="dpgcl_core/private_training.py",
-        before="        if any(p.grad is not None for key, p in held.items() if key not in trained):\n",
+        before="        if any(p.grad is not None for key, p in weights.items() if key not in trainable):\n",
         after="        if False:\n",
         tests=(
             "tests/dpgcl_core/test_private_training.py"
@@ -857,15 +857,15 @@ BREAKAGES = (
     Breakage(
         name="passes of Logit-DP have as many rows as there are",
         file="dpgcl_core/methods/baselines/logit_dp/jacobians.py",
-        before="self._embed, _filled(inputs, self._num_filled))",
+        before="self._embed, _pad_rows(inputs, self._num_filled))",
         after="self._embed, inputs)",
         tests=("tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py::test_every_pass_has_one_shape",),
     ),
     Breakage(
         name="Jacobians that are computed again are not compared",
         file="dpgcl_core/methods/baselines/logit_dp/jacobians.py",
-        before="differs[at] = (again != side.gram[at]).flatten(1).any(1)",
-        after="assert again is not None",
+        before="differs[at] = (gram != side.gram[at]).flatten(1).any(1)",
+        after="assert gram is not None",
         tests=(
             "tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py"
             "::test_jacobian_that_is_computed_again_and_differs_adds_nothing",
@@ -1377,7 +1377,7 @@ BREAKAGES = (
         name="training loss of private records leaves",
         file="dpgcl_core/release/metrics.py",
         before='_private("train_loss",',
-        after='_released("train_loss",',
+        after='_public("train_loss",',
         tests=(
             "tests/dpgcl_core/release/test_metrics.py::test_by_products_of_the_method_sheet_are_private_only",
         ),
@@ -1849,8 +1849,8 @@ BREAKAGES = (
     Breakage(
         name="new records get the lowest free slots",
         file="dpgcl_core/sampling/slot_table.py",
-        before="free = generator.permutation(np.setdiff1d(np.arange(self.capacity, dtype=np.int64), kept))",
-        after="free = np.setdiff1d(np.arange(self.capacity, dtype=np.int64), kept)",
+        before="free = generator.permutation(np.setdiff1d(np.arange(self.capacity, dtype=np.int64), slots))",
+        after="free = np.setdiff1d(np.arange(self.capacity, dtype=np.int64), slots)",
         tests=(
             "tests/dpgcl_core/sampling/test_slot_table.py::test_law_of_the_others_is_that_without_the_record",
         ),

@@ -46,9 +46,7 @@ _NO_SEARCH = (
     "removed in 0.2.0: use --release, which decides: open runs the grid, sealed draws from its settings"
 )
 _NO_STUDY_STORAGE = "removed in 0.2.0: use study.journal in the search's folder, or optuna.copy_study of it"
-_NO_MEASURED_SNR = (
-    "removed in 0.2.0: use dpgcl_core.planning.feasible, whose PlanRequest has an alignment_size"
-)
+_NO_MEASURED_SNR = "removed in 0.2.0: use dpgcl_core.planning.feasible; its PlanRequest has an alignment_size"
 _NO_COPIES = (
     "removed in 0.2.0: use a bucket of MLflow's server (mlflow server --artifacts-destination), or aws s3 cp "
     "--recursive (docs/operations.md)"

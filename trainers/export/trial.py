@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m trainers.export",
         description=__doc__,
         arguments=arguments,
-        find_removed=removed_option_line,
+        removals=removed_option_line,
     )
     return code
 

@@ -44,7 +44,7 @@ def refuse_mixing_network(
         groups, group_size = _FEW_GROUPS, min(expected, max(2, max_views // num_views))
     else:
         fits = max(1, max_views // (int(size) * num_views))
-        groups, group_size = groups_of_a_pass(config.mechanism, max_groups=fits), int(size)
+        groups, group_size = groups_of_a_pass(config.mechanism, limit=fits), int(size)
     if config.isolates_groups:
         groups = _FEW_GROUPS
     blank = task.blank_inputs(encoder, image_shape, (max(_FEW_GROUPS, groups), group_size, num_views))

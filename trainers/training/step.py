@@ -221,7 +221,7 @@ def choose_groups_at_once(
     if size == BATCH:
         return 1
     most = max(1, views_that_fit // (int(size) * task.num_views(config, config.num_augmentations)))
-    return groups_of_a_pass(config.mechanism, max_groups=most, num_workers=num_workers)
+    return groups_of_a_pass(config.mechanism, limit=most, num_workers=num_workers)
 
 
 def repeats_passes(config: TrainingConfig, device: torch.device) -> bool:

@@ -140,10 +140,10 @@ class PathClipping:
         with full_precision(total.device.type):
             records = _whole_batch(inputs, self.batch_cap, "batch_cap")
             if not len(records):
-                return _nothing(0, total.device, OWN_PATH)
+                return _empty_report(0, total.device, OWN_PATH)
             embeddings = embed_without_graph(embed, records)
-            kept = finite_rows(embeddings)
-            leaf = embeddings[kept].requires_grad_()
+            mask = finite_rows(embeddings)
+            leaf = embeddings[mask].requires_grad_()
             with torch.enable_grad():
                 losses = record_info_nce(leaf, temperature=self.temperature, pairs=self.pairs)
                 (cotangents,) = torch.autograd.grad(losses.sum(), leaf)
@@ -154,7 +154,7 @@ class PathClipping:
                 records,
                 cotangents,
                 losses=losses.detach(),
-                kept=kept,
+                mask=mask,
                 clipper=GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma),
                 max_at_once=RECORDS_AT_ONCE,
             )
@@ -168,19 +168,19 @@ def add_clipped_paths(
     cotangents: Tensor,
     *,
     losses: Tensor,
-    kept: Tensor,
+    mask: Tensor,
     clipper: GroupClipper,
     max_at_once: int,
 ) -> GroupReport:
-    """Add Σ_i Clip_C(J_iᵀ c_i) over the kept records to `total`, in place.
+    """Add Σ_i Clip_C(J_iᵀ c_i) over the records of `mask` to `total`, in place.
 
     Args:
       total: float64 `[num_trainable(model)]`.
       model, embed: the network.
       records: `[records, views, ...]`.
-      cotangents: `[kept, views, dim]`, c_i of the kept records.
-      losses: `[kept]`, for the report.
-      kept: `[records]`, which records take part.
+      cotangents: `[records of mask, views, dim]`, their c_i.
+      losses: `[records of mask]`, for the report.
+      mask: `[records]`, which records take part.
       clipper: clips one record's gradient.
       max_at_once: records in one pass.
 
@@ -190,24 +190,24 @@ def add_clipped_paths(
     report = GroupReport(
         norms=torch.full((len(records),), math.nan, device=total.device),
         losses=torch.full((len(records),), math.nan, device=total.device),
-        non_finite=~kept,
+        non_finite=~mask,
     )
-    if not kept.any():
+    if not mask.any():
         return report
-    report.losses[kept] = losses.to(report.losses)
-    found = []
+    report.losses[mask] = losses.to(report.losses)
+    reports = []
     for some, their in zip(
-        torch.split(records[kept], max_at_once), torch.split(cotangents, max_at_once), strict=True
+        torch.split(records[mask], max_at_once), torch.split(cotangents, max_at_once), strict=True
     ):  # each record is a group of one; its cotangent travels beside it
         pair = (some[:, None], their[:, None].detach())
-        found.append(clipper.add_clipped_sum(total, model, _on_own_path(embed), pair))
-    report.norms[kept] = torch.cat([part.norms for part in found])
-    report.non_finite[kept] = torch.cat([part.non_finite for part in found])
+        reports.append(clipper.add_clipped_sum(total, model, _on_own_path(embed), pair))
+    report.norms[mask] = torch.cat([part.norms for part in reports])
+    report.non_finite[mask] = torch.cat([part.non_finite for part in reports])
     return GroupReport(
         norms=report.norms,
         losses=report.losses,
         non_finite=report.non_finite,
-        paths={"": OWN_PATH} | dict(found[-1].paths),
+        paths={"": OWN_PATH} | dict(reports[-1].paths),
     )
 
 
@@ -272,16 +272,16 @@ class FullBatchGroupClipping:
             num_groups = len(inputs)
             _refuse_more(num_groups, self.num_groups_cap, "num_groups_cap")
             if not num_groups:
-                return _nothing(0, total.device, WHOLE_BATCH)
+                return _empty_report(0, total.device, WHOLE_BATCH)
             records = inputs.flatten(0, 1)
             embeddings = embed_without_graph(embed, records)
-            kept = finite_rows(embeddings)
-            if not kept.any():
-                return _nothing(num_groups, total.device, WHOLE_BATCH)
+            mask = finite_rows(embeddings)
+            if not mask.any():
+                return _empty_report(num_groups, total.device, WHOLE_BATCH)
             group_of = torch.arange(len(records), device=inputs.device).div(
                 inputs.shape[1], rounding_mode="floor"
             )
-            embeddings, group_of = embeddings[kept], group_of[kept]
+            embeddings, group_of = embeddings[mask], group_of[mask]
             terms = record_info_nce(embeddings, temperature=self.temperature)
             losses = torch.zeros(num_groups, dtype=terms.dtype, device=terms.device)
             losses = losses.index_add(0, group_of, terms)
@@ -291,7 +291,7 @@ class FullBatchGroupClipping:
                 gradients = gradients_through_batch(
                     model,
                     embed,
-                    records[kept],
+                    records[mask],
                     self._cotangents(embeddings, [(group_of == group).nonzero()[:, 0] for group in groups]),
                     max_records_at_once=RECORDS_AT_ONCE,
                 )
@@ -305,18 +305,18 @@ class FullBatchGroupClipping:
 
     def _cotangents(self, embeddings: Tensor, members: list[Tensor]) -> Tensor:
         """Return ∂L_G/∂z of groups given by their members' indices, `[groups, records, views, dim]`."""
-        found, leaf = [], embeddings.detach().requires_grad_()
+        cotangents, leaf = [], embeddings.detach().requires_grad_()
         with torch.enable_grad():
             for rows in members:
                 loss = record_info_nce(leaf, temperature=self.temperature, rows=rows).sum()
-                found.append(torch.autograd.grad(loss, leaf)[0])
-        return torch.stack(found)
+                cotangents.append(torch.autograd.grad(loss, leaf)[0])
+        return torch.stack(cotangents)
 
 
-def _nothing(count: int, device: torch.device, path: str) -> GroupReport:
-    """Return the report of a batch that added nothing."""
-    none = torch.full((count,), math.nan, device=device)
-    return GroupReport(norms=none, losses=none, non_finite=torch.isnan(none), paths={"": path})
+def _empty_report(count: int, device: torch.device, path: str) -> GroupReport:
+    """Return the report of a batch without clipped gradients."""
+    nans = torch.full((count,), math.nan, device=device)
+    return GroupReport(norms=nans, losses=nans, non_finite=torch.isnan(nans), paths={"": path})
 
 
 def _add_clipped(total: Tensor, gradients: Tensor, l2_clip_norm: float, gamma: float | None) -> Tensor:

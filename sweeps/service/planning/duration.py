@@ -80,9 +80,7 @@ def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
     group_size = records if size == BATCH else int(size)
     groups = max(1, records // group_size)
     if not rule.whole_batch:
-        groups = groups_of_a_pass(
-            config.mechanism, max_groups=groups, num_workers=config.performance.num_workers
-        )
+        groups = groups_of_a_pass(config.mechanism, limit=groups, num_workers=config.performance.num_workers)
         rule = config.rule(groups)
     total = no_sum(encoder)
     synthetic = task.synthetic_records(groups * group_size, shape)

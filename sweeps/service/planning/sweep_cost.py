@@ -217,7 +217,7 @@ def open_trials(
     return OpenTrials(
         planned=len(trials),
         without_guarantee=len(trials) - len(proven),
-        started=num_started,
+        num_started=num_started,
         steps_planned=sum(planned.values()),
         steps_repeated=repeated,
         references=sum(not config.mechanism.is_private for config in others),

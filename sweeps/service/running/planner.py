@@ -136,7 +136,7 @@ def _show(planned: Planned) -> None:
         f"{wanted.method} on {wanted.num_weights} weights ({network}), "
         f"{wanted.records_per_second:.4g} records a second ({how})"
     )
-    for reason, number in answer.exclusions.items():
+    for reason, number in answer.refusals.items():
         say(f"left out: {count(number, 'point')}, {reason}")
     say(
         f"{count(len(answer.plans), 'feasible plan')}; * is recommended, then others of its S, then other S, "
@@ -229,7 +229,7 @@ def _as_dict(planned: Planned) -> dict[str, Any]:
         "recommended": plan_dict(chosen),
         "command": sweep_command(planned.options, chosen),
         "plans": [plan_dict(plan) for plan in planned.answer.plans],
-        "refused": dict(planned.answer.exclusions),
+        "refused": dict(planned.answer.refusals),
         "warning": _warning(wanted, chosen),
         "tuning": {mode: cost.as_dict() for mode, cost in planned.costs.items()},
     }

@@ -130,7 +130,7 @@ def _mechanism(**changes: float) -> Mechanism:
 
 def test_groups_of_a_pass_waste_little_and_fit() -> None:
     for most in (2, 5, 20, 48, 1000):
-        size = groups_of_a_pass(_mechanism(), max_groups=most)
+        size = groups_of_a_pass(_mechanism(), limit=most)
         drawn = [28, 30, 31, 32, 33, 34, 36]
         computed = sum(-(-count // size) * size for count in drawn)
         assert 1 <= size <= most

@@ -306,9 +306,9 @@ def test_normalisations_called_by_keyword_keep_their_statistics(
 ) -> None:
     model, views, found, right = _built("by keyword"), _normal(3, 2, 2, 3, 8, 8), [], rule.vectors
 
-    def noting(self, module, x, grad, num_groups, saved=()):  # type: ignore[no-untyped-def]
-        found.append((type(module), len(saved)))
-        return right(self, module, x, grad, num_groups, saved)
+    def noting(self, module, x, grad, num_groups, statistics=()):  # type: ignore[no-untyped-def]
+        found.append((type(module), len(statistics)))
+        return right(self, module, x, grad, num_groups, statistics)
 
     monkeypatch.setattr(rule, "vectors", noting)
     engines.one_pass(no_sum(model), model, trainable_parameters(model), group_losses_of(model), views, 0.3)

@@ -105,7 +105,7 @@ def test_budget_of_time_leaves_out_what_takes_longer() -> None:
         512 * 400,
         2048 * 100,
     }
-    assert answer.exclusions == {"takes more hours than the budget": 3}
+    assert answer.refusals == {"takes more hours than the budget": 3}
 
 
 def test_budget_of_memory_leaves_out_groups_that_take_more() -> None:

@@ -40,7 +40,7 @@ MECHANISM = Mechanism(
 TRIAL = TrialClass(sampling_prob=0.05, noise_multiplier=1.0, num_steps=20)
 OPEN = open_cost([replace(TRIAL, count=3)], delta=1e-4)
 SEALED = sealed_cost([TRIAL], law=TruncatedNegativeBinomial.from_mean(5, eta=1), delta=1e-4)
-TRIALS = OpenTrials(planned=3, without_guarantee=0, started=3, steps_planned=60, steps_repeated=0)
+TRIALS = OpenTrials(planned=3, without_guarantee=0, num_started=3, steps_planned=60, steps_repeated=0)
 STATEMENT = PrivacyStatement(
     sweep="one",
     dataset="scans",

@@ -58,7 +58,7 @@ class Dpcl(Method):
             )
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange:
-        return RecordRange(min_records=numbers.num_records_public, max_records=numbers.num_records_public)
+        return RecordRange(low=numbers.num_records_public, high=numbers.num_records_public)
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         if num_records != numbers.num_records_public:
@@ -99,7 +99,7 @@ class Dpcl(Method):
     def calibrated(
         self, numbers: PublicNumbers, target_epsilon: float, cache_folder: Path | None = None
     ) -> float:
-        found = calibrate_fixed_size(
+        mechanism = calibrate_fixed_size(
             num_records=numbers.num_records_public,
             batch_size=batch_size(numbers),
             num_steps=numbers.num_steps_charged,
@@ -107,7 +107,7 @@ class Dpcl(Method):
             target_delta=numbers.target_delta,
             num_mechanisms=self.num_mechanisms,
         )
-        return found.noise_multiplier
+        return mechanism.noise_multiplier
 
 
 def batch_size(numbers: PublicNumbers) -> int:

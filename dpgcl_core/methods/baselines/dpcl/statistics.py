@@ -101,18 +101,18 @@ class _TwoViewRule:
         inputs: Tensor,
         loss: tuple[Tensor, Tensor, Tensor],
     ) -> GroupReport:
-        """Add every kept view's clipped own-path gradient; `loss` is (terms, their leaf, kept records)."""
-        terms, leaf, kept = loss
+        """Add every kept view's clipped own-path gradient; `loss` is (terms, their leaf, mask of records)."""
+        terms, leaf, mask = loss
         (cotangents,) = torch.autograd.grad(terms.sum(), leaf)
-        kept_views = kept.repeat_interleave(NUM_VIEWS)
+        view_mask = mask.repeat_interleave(NUM_VIEWS)
         return add_clipped_paths(
             total,
             model,
             embed,
             inputs[0].flatten(0, 1)[:, None],
-            cotangents.flatten(0, 1)[kept_views][:, None].float(),
-            losses=terms.detach()[kept_views],
-            kept=kept_views,
+            cotangents.flatten(0, 1)[view_mask][:, None].float(),
+            losses=terms.detach()[view_mask],
+            mask=view_mask,
             clipper=GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma),
             max_at_once=NUM_VIEWS * RECORDS_AT_ONCE,
         )
@@ -192,7 +192,7 @@ class DpSimClr(_TwoViewRule):
           ConfigError: the batch is not of the fixed size.
         """
         with full_precision(total.device.type):
-            embeddings, kept = self._embeddings(embed, inputs)
+            embeddings, mask = self._embeddings(embed, inputs)
             leaf = embeddings.requires_grad_()
             std = self.similarity_noise_multiplier * self.similarity_sensitivity
             with torch.enable_grad():
@@ -201,7 +201,7 @@ class DpSimClr(_TwoViewRule):
                 released = self._noised(exact.detach(), std, generator)
                 # The value is the released one, the derivative that of the exact similarities.
                 terms = nt_xent(released + (exact - exact.detach()), temperature=self.temperature)
-            return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
+            return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, mask))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,18 +270,18 @@ class DpBarlowTwins(_TwoViewRule):
           ConfigError: the batch is not of the fixed size.
         """
         with full_precision(total.device.type):
-            embeddings, kept = self._embeddings(embed, inputs)
+            embeddings, mask = self._embeddings(embed, inputs)
             leaf = embeddings.requires_grad_()
-            means, variances = self._released(leaf.detach(), generator)
+            means, variances = self._noised_moments(leaf.detach(), generator)
             with torch.enable_grad():
                 first, second = ((leaf - means) / variances.sqrt()).unbind(1)
                 correlation = first.T @ second / (self.batch_size - 1)
                 loss = barlow_twins(correlation, off_diagonal_weight=self.off_diagonal_weight)
                 num_views = NUM_VIEWS * self.batch_size
                 terms = (loss / num_views).expand(num_views)
-            return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
+            return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, mask))
 
-    def _released(self, embeddings: Tensor, generator: Draws) -> tuple[Tensor, Tensor]:
+    def _noised_moments(self, embeddings: Tensor, generator: Draws) -> tuple[Tensor, Tensor]:
         """Return noised means and floored noised variances, `[2, dim]` each."""
         exact = embeddings.mean(0)
         squares = (embeddings - exact).square().sum(0)

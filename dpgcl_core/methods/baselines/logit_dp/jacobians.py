@@ -66,10 +66,10 @@ class Rows:
     shares: Sequence[Share]
     magnitude_bound: Tensor
 
-    def at(self, chosen: slice | Tensor) -> Rows:
+    def at(self, rows: slice | Tensor) -> Rows:
         """Return these rows."""
-        shares = [share.at(chosen) for share in self.shares]
-        return Rows(z=self.z[chosen], shares=shares, magnitude_bound=self.magnitude_bound[chosen])
+        shares = [share.at(rows) for share in self.shares]
+        return Rows(z=self.z[rows], shares=shares, magnitude_bound=self.magnitude_bound[rows])
 
     def gram(self) -> Tensor:
         """Return each row's Gram matrix J Jᵀ, float64 `[rows, dim, dim]`."""
@@ -115,7 +115,7 @@ class _Call(NamedTuple):
     versions: tuple[int, int]
 
 
-def _watched(
+def _record_calls(
     model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor
 ) -> tuple[Tensor, list[_Call]]:
     """Return the embeddings `[rows, dim]` with their graph, and the layers' calls in order.
@@ -125,8 +125,8 @@ def _watched(
     Raises:
       NotSeparableError: a parameter is used in a way that is not supported.
     """
-    wanted, num_rows = set(parameters), inputs.shape[1] * inputs.shape[2]
-    names = {p: name for name, p in model.named_parameters() if p in wanted}
+    targets, num_rows = set(parameters), inputs.shape[1] * inputs.shape[2]
+    names = {p: name for name, p in model.named_parameters() if p in targets}
     direct = DirectUses(names, inputs.shape[1], frozenset([num_rows]))
     calls: list[_Call] = []
     uses: Counter[Tensor] = Counter()
@@ -140,9 +140,9 @@ def _watched(
         if not output.requires_grad:
             output.requires_grad_()
         calls.append(_Call(module, args[0], output, (args[0]._version, output._version)))
-        uses.update(p for p in module.parameters(recurse=False) if p in wanted)
+        uses.update(p for p in module.parameters(recurse=False) if p in targets)
 
-    layers = [m for m in model.modules() if any(p in wanted for p in m.parameters(recurse=False))]
+    layers = [m for m in model.modules() if any(p in targets for p in m.parameters(recurse=False))]
     handles = [m.register_forward_hook(remember) for m in layers if has_factors(m)]
     handles += [m.register_forward_pre_hook(direct.enter) for m in layers if has_factors(m)]
     for parameter in parameters:
@@ -155,7 +155,7 @@ def _watched(
             parameter.requires_grad_(True)
         for handle in handles:
             handle.remove()
-    if direct.used or any(count > 1 for count in uses.values()):
+    if direct.used_parameters or any(count > 1 for count in uses.values()):
         direct.forget()
         raise NotSeparableError("a parameter is used outside its layer, or more than once")
     if any((call.x._version, call.output._version) != call.versions for call in calls):
@@ -169,8 +169,8 @@ def by_layer(model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed,
     Raises:
       NotSeparableError: a parameter is used in a way that is not supported.
     """
-    z, calls = _watched(model, parameters, embed, inputs)
-    wanted, collectors = set(parameters), dict[int, Collector]()
+    z, calls = _record_calls(model, parameters, embed, inputs)
+    targets, collectors = set(parameters), dict[int, Collector]()
     outputs, axes = [call.output for call in calls], z.shape[1] if calls else 0
     for axis in range(axes):
         cotangent = torch.zeros_like(z)
@@ -182,7 +182,7 @@ def by_layer(model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed,
             b = of_output(call.module, gradient)
             with torch.no_grad():
                 if axis == 0:
-                    factors = factors_of(call.module, call.x.detach(), b.shape[1], wanted)
+                    factors = factors_of(call.module, call.x.detach(), b.shape[1], targets)
                     collectors[index] = Collector(factors, axes)
                 collectors[index].take(b, axis)
     squares = torch.zeros(len(z), dtype=torch.float64, device=z.device)
@@ -260,23 +260,23 @@ class Jacobians:
         at_once = self._num_filled if self.path == BY_LAYER else _num_rows(num_weights * dim)
         num = self._rows.shape[1]
         self._slices = [slice(start, min(start + at_once, num)) for start in range(0, num, at_once)]
-        self._kept: dict[int, list[Part]] = {}  # by the pass's first row
+        self._parts: dict[int, list[Part]] = {}  # by the pass's first row
 
-    def _of_pass(self, chosen: slice) -> Iterator[Part]:
+    def _of_pass(self, pass_rows: slice) -> Iterator[Part]:
         """Yield the Jacobians of one pass, with their places.
 
         Where a pass takes another way through the network than made-up rows did, some row of it is the
         reason: each takes a pass alone, and those that differ by themselves go row by row.
         """
-        rows = self._rows[:, chosen]
+        rows = self._rows[:, pass_rows]
         if self.path == ROW_BY_ROW:
-            yield chosen, row_by_row(self._parameters, self._embed, rows)
+            yield pass_rows, row_by_row(self._parameters, self._embed, rows)
             return
         together = self._by_layer(rows)
         if together is not None:
-            yield chosen, together
+            yield pass_rows, together
             return
-        for place in range(chosen.start, chosen.stop):
+        for place in range(pass_rows.start, pass_rows.stop):
             at = slice(place, place + 1)
             alone = self._by_layer(self._rows[:, at])
             yield at, alone or row_by_row(self._parameters, self._embed, self._rows[:, at])
@@ -284,7 +284,7 @@ class Jacobians:
     def _by_layer(self, inputs: Tensor) -> Rows | None:
         """Return the rows of a pass; None where it takes another way through the network."""
         try:
-            rows = by_layer(self._model, self._parameters, self._embed, _filled(inputs, self._num_filled))
+            rows = by_layer(self._model, self._parameters, self._embed, _pad_rows(inputs, self._num_filled))
         except NotSeparableError:
             return None
         return rows.at(slice(inputs.shape[1]))
@@ -292,13 +292,13 @@ class Jacobians:
     def side(self, max_kept: int = 0) -> Side:
         """Return Gram matrices and magnitude bounds of all rows; keep up to `max_kept` numbers more."""
         sides, num_kept = [], 0
-        for chosen in self._slices:
-            parts = list(self._of_pass(chosen))
+        for pass_rows in self._slices:
+            parts = list(self._of_pass(pass_rows))
             sides.append(summary([rows for _, rows in parts]))
             numbers = sum(share.a.numel() + share.b.numel() for _, rows in parts for share in rows.shares)
             if num_kept + numbers <= max_kept:
                 num_kept += numbers
-                self._kept[chosen.start] = parts
+                self._parts[pass_rows.start] = parts
         return Side(**{name: torch.cat([vars(side)[name] for side in sides]) for name in vars(sides[0])})
 
     def add_products(self, total: Tensor, side: Side, cotangents: Tensor) -> Tensor:
@@ -316,14 +316,14 @@ class Jacobians:
         Returns:
           Which rows were computed again and differed, `[rows]`.
         """
-        each = total.split([p.numel() for p in self._parameters])
-        sums: dict[Tensor, Tensor] = dict(zip(self._parameters, each, strict=True))
+        views = total.split([p.numel() for p in self._parameters])
+        sums: dict[Tensor, Tensor] = dict(zip(self._parameters, views, strict=True))
         differs = torch.zeros_like(side.finite)
-        for chosen in self._slices:
-            for at, rows in self._kept.get(chosen.start) or self._of_pass(chosen):
-                if chosen.start not in self._kept:
-                    again = summary([rows]).gram
-                    differs[at] = (again != side.gram[at]).flatten(1).any(1)
+        for pass_rows in self._slices:
+            for at, rows in self._parts.get(pass_rows.start) or self._of_pass(pass_rows):
+                if pass_rows.start not in self._parts:
+                    gram = summary([rows]).gram
+                    differs[at] = (gram != side.gram[at]).flatten(1).any(1)
                 good, c = side.finite[at] & ~differs[at], cotangents[at]
                 if not bool(good.all()):  # 0·inf is not 0
                     rows, c = rows.at(good), c[good]
@@ -332,11 +332,11 @@ class Jacobians:
         return differs
 
 
-def _filled(inputs: Tensor, num_rows: int) -> Tensor:
+def _pad_rows(inputs: Tensor, num_rows: int) -> Tensor:
     """Return rows `[1, rows, 1, ...]` filled up with zeros to `num_rows`, always in one layout."""
-    filled = inputs.new_zeros(1, num_rows, *inputs.shape[2:])
-    filled[:, : inputs.shape[1]] = inputs
-    return filled
+    padded = inputs.new_zeros(1, num_rows, *inputs.shape[2:])
+    padded[:, : inputs.shape[1]] = inputs
+    return padded
 
 
 def _num_rows(numbers: int) -> int:
@@ -367,7 +367,7 @@ def _sizes(model: nn.Module, embed: Embed, inputs: Tensor) -> tuple[int, int]:
     return numbers // inputs.shape[2], z.shape[-1]
 
 
-_checked: Verdicts[str] = Verdicts()
+_verdicts: Verdicts[str] = Verdicts()
 
 
 def _path(model: nn.Module, embed: Embed, rows: Tensor, num_rows: int) -> str:
@@ -379,7 +379,7 @@ def _path(model: nn.Module, embed: Embed, rows: Tensor, num_rows: int) -> str:
             logger.warning("Jacobians are computed one row at a time (exact, slower): %s", wrong)
         return ROW_BY_ROW if wrong else BY_LAYER
 
-    return _checked.of(model, embed, (num_rows, rows.shape[3:], rows.dtype), look)
+    return _verdicts.of(model, embed, (num_rows, rows.shape[3:], rows.dtype), look)
 
 
 def _mismatch(model: nn.Module, embed: Embed, like: Tensor, num_rows: int) -> str:
@@ -389,7 +389,7 @@ def _mismatch(model: nn.Module, embed: Embed, like: Tensor, num_rows: int) -> st
     perturbed, so that a zero initialisation hides no branch.
     """
     with perturbed(model) as generator:
-        rows = synthetic_inputs(_filled(like[:, :1], num_rows), 1, smallest_vocabulary(model), generator)
+        rows = synthetic_inputs(_pad_rows(like[:, :1], num_rows), 1, smallest_vocabulary(model), generator)
         with torch.no_grad():
             first, second = embed(rows), embed(rows)
         if not torch.equal(first, second):
@@ -405,7 +405,7 @@ def _compare(model: nn.Module, embed: Embed, rows: Tensor) -> str:
     some = torch.tensor([0, rows.shape[1] // 2, rows.shape[1] - 1], device=rows.device)
     exact = row_by_row(parameters, embed, rows[:, some])
     try:
-        found = by_layer(model, parameters, embed, rows)
+        rows_by_layer = by_layer(model, parameters, embed, rows)
     except NotSeparableError as error:
         return str(error)
     except ConfigError:
@@ -413,7 +413,7 @@ def _compare(model: nn.Module, embed: Embed, rows: Tensor) -> str:
     except Exception as error:  # whatever a module does to a hook; the exact way needs none
         return f"it fails on made-up inputs ({type(error).__name__}: {error})"
     gram = summary([exact]).gram
-    difference = (summary([found.at(some)]).gram - gram).flatten(1).norm(dim=1)
+    difference = (summary([rows_by_layer.at(some)]).gram - gram).flatten(1).norm(dim=1)
     if bool((difference > _SELF_CHECK_TOLERANCE * gram.flatten(1).norm(dim=1)).any()):
         return "Gram matrices differ from exact ones on made-up inputs"
     return ""

@@ -40,9 +40,9 @@ class Share:
     a: Tensor
     b: Tensor
 
-    def at(self, chosen: slice | Tensor) -> Share:
+    def at(self, rows: slice | Tensor) -> Share:
         """Return the same of some rows."""
-        return Share(parameter=self.parameter, a=self.a[chosen], b=self.b[chosen])
+        return Share(parameter=self.parameter, a=self.a[rows], b=self.b[rows])
 
     def gram(self) -> Tensor:
         """Return each row's Gram matrix along its axes, float64 `[rows, k, k]`."""
@@ -113,7 +113,7 @@ class Collector:
 
     def __init__(self, factors: Sequence[Factor], num_axes: int) -> None:
         self._factors, self._num_axes = factors, num_axes
-        self._kept: Tensor | None = None
+        self._output_gradients: Tensor | None = None
         self._formed: dict[Tensor, Tensor] = {}
         of_inputs = [torch.linalg.vector_norm(factor.a, dim=(1, 2)) for factor in factors]
         self._squares_of_inputs = torch.stack(of_inputs).double().square().sum(0)
@@ -130,9 +130,9 @@ class Collector:
                     self._formed[factor.parameter] = values.new_empty(shape)
                 self._formed[factor.parameter][:, axis, 0] = values
             else:
-                if self._kept is None:
-                    self._kept = b.new_empty(len(b), self._num_axes, *b.shape[1:])
-                self._kept[:, axis] = b
+                if self._output_gradients is None:
+                    self._output_gradients = b.new_empty(len(b), self._num_axes, *b.shape[1:])
+                self._output_gradients[:, axis] = b
 
     def squared_bound(self) -> Tensor:
         """Return Σ ‖a‖²‖b‖² over the layer's parameters, float64 `[rows]`."""
@@ -144,8 +144,8 @@ class Collector:
             formed = self._formed.get(factor.parameter)
             if formed is not None:
                 yield Share(parameter=factor.parameter, a=formed.new_ones(len(formed), 1, 1), b=formed)
-            elif self._kept is not None:
-                yield Share(parameter=factor.parameter, a=factor.a, b=self._kept)
+            elif self._output_gradients is not None:
+                yield Share(parameter=factor.parameter, a=factor.a, b=self._output_gradients)
 
 
 def has_factors(module: nn.Module) -> bool:
@@ -155,14 +155,14 @@ def has_factors(module: nn.Module) -> bool:
     return not (isinstance(module, nn.Conv2d) and module.groups > 1)
 
 
-def factors_of(module: nn.Module, x: Tensor, length: int, wanted: Container[Tensor]) -> list[Factor]:
-    """Return the factors of a layer's `wanted` parameters, given its input and its number of positions."""
+def factors_of(module: nn.Module, x: Tensor, length: int, targets: Container[Tensor]) -> list[Factor]:
+    """Return the factors of a layer's `targets` parameters, given its input and its number of positions."""
     weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
     factors = []
-    if weight is not None and weight in wanted:
+    if weight is not None and weight in targets:
         is_scale = isinstance(module, nn.GroupNorm)
         factors.append(Factor(parameter=weight, a=_input(module, x), is_scale=is_scale))
-    if bias is not None and bias in wanted:
+    if bias is not None and bias in targets:
         factors.append(Factor(parameter=bias, a=torch.ones(1, 1, 1).to(x).expand(len(x), 1, length)))
     return factors
 

@@ -53,7 +53,7 @@ class LogitMethod(Capped):
             )
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange:
-        return RecordRange(max_records=max_records(numbers))
+        return RecordRange(high=max_records(numbers))
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         if num_records > max_records(numbers):
