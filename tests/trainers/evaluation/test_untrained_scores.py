@@ -75,7 +75,7 @@ def test_reference_scores_of_private_records_are_not_even_computed(monkeypatch: 
     def refused(*_: object) -> None:
         raise AssertionError("private images were described")
 
-    monkeypatch.setattr("trainers.evaluation.untrained_scores._described", refused)
+    monkeypatch.setattr("trainers.evaluation.untrained_scores._describe_in_batches", refused)
     assert reference_scores(_data(train_is_public=False, evaluation_is_public=False), CONFIG) == {}
 
 
