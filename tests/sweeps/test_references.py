@@ -90,5 +90,7 @@ def test_references_are_left_out_where_asked(run: Run) -> None:
 
 @pytest.mark.ci
 def test_references_of_private_records_are_never_scored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainers.evaluation.untrained_scores._describe_in_batches", lambda *_: pytest.fail("seen"))
+    monkeypatch.setattr(
+        "trainers.evaluation.untrained_scores._describe_in_batches", lambda *_: pytest.fail("seen")
+    )
     assert run("--data-is", "private", "--no-ledger", "--num-records-public", "1797") == {}
