@@ -302,7 +302,7 @@ def test_microbatch_changes_nothing(build: type[Rule], monkeypatch: pytest.Monke
 
 def test_noised_variances_are_floored() -> None:
     rule = _barlow(3, variance_floor=0.25)
-    _, variances = rule._released(_unit(3, 2, 4, seed=0), GivenNormals(np.zeros(8), np.full(8, -9.0)))
+    _, variances = rule._noised_moments(_unit(3, 2, 4, seed=0), GivenNormals(np.zeros(8), np.full(8, -9.0)))
     assert torch.equal(variances, torch.full((2, 4), 0.25, dtype=torch.float64))
 
 

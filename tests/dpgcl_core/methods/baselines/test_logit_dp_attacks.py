@@ -134,7 +134,7 @@ def test_jacobian_that_is_computed_again_and_differs_adds_nothing() -> None:
     inputs[0, :, 0, 0] = torch.tensor([0.1, 0.2, 0.3, 0.4])
     tower = Jacobians(model, _embed(model), inputs)
     side = tower.side(0)
-    assert not tower._kept
+    assert not tower._parts
     gram = side.gram.clone()
     gram[2] = gram[2].nextafter(torch.tensor(math.inf).double())
     total = torch.zeros(1, dtype=torch.float64)
