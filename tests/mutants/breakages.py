@@ -2010,7 +2010,7 @@ BREAKAGES = (
         name="the epsilon of a training that was ended is that of the steps it made",
         file="trainers/training/loop.py",
         before="num_steps_promised = mechanism.num_steps + attempt.num_steps_repeated",
-        after="num_steps_promised = run.step + attempt.num_steps_repeated",
+        after="num_steps_promised = num_steps_done + attempt.num_steps_repeated",
         tests=(
             "tests/trainers/training/test_ended_early.py::"
             "test_epsilon_of_a_training_that_was_ended_is_that_of_all_its_steps",
