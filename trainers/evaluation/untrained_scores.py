@@ -51,7 +51,7 @@ def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, 
         return {}
     scored: list[tuple[AnyRecords | None, AnyRecords | None, str]] = [(data.index, data.queries, "{}")]
     scored += [(probe.index, probe.queries, f"transfer_{{}}/{probe.name}") for probe in data.probes]
-    scores: dict[str, float] = {}
+    references: dict[str, float] = {}
     for index, queries, name in scored:
         if index is None or queries is None or not is_labelled(index, queries):
             continue
@@ -60,9 +60,9 @@ def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, 
         for prefix, descriptor in DESCRIPTORS.items():
             describe = partial(_describe_in_batches, descriptor)
             scores = label_scores(describe, describe(first.images), first, index, config)
-            scores |= {prefix + name.format(score): value for score, value in scores.items()}
+            references |= {prefix + name.format(score): value for score, value in scores.items()}
     return visible(
-        scores,
+        references,
         training_data_is_public=data.train_is_public,
         evaluation_data_is_public=data.evaluation_is_public,
     )
