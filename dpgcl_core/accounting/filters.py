@@ -8,8 +8,8 @@ the cap, for **adding or removing one record**. docs/theory/ledger.md has the pr
 
 `RdpFilter`. It has one order α and the budget B that converts to (ε, δ) at that order. An event is admitted
 if the sum of the RDP at that order stays within B (Feldman and Zrnic 2021, Theorem 4.3; Rogers, Roth, Ullman
-and Vadhan 2016 define filters). Sketch: the likelihood ratio to the power α, discounted by the RDP spent, is a
-supermartingale, so the whole interaction has Rényi divergence at most B at order α. Conversion to (ε, δ) is
+and Vadhan 2016 define filters). Sketch: the likelihood ratio to the power α, discounted by the RDP spent, is
+a supermartingale, so the whole interaction has Rényi divergence at most B at order α. Conversion to (ε, δ) is
 done once, at that order; minimising over orders afterwards would be a choice that depends on the outputs.
 
 `QuotaFilter`. It has a number of steps for every class (q, σ); all quotas together are (ε, δ)-DP by PLD.

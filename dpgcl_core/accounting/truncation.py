@@ -16,7 +16,7 @@ record, and the divergence is at most B, which is bounded by 1. The divergence i
 P[X ≥ cap] ≤ p since N − 1 ≤ n. ∎ docs/theory/truncated-poisson.md has the whole proof, and two tighter bounds
 that the library does not need.
 
-It does not hold if N > n. Where the sensitivity already covers a swap, as 2·cap·C in
+The guarantee does not hold if N > n. If the sensitivity already covers a swap, as 2·cap·C does in
 `dpgcl_core.methods.baselines.path_clipping`, the plain Poisson event is enough and n is not needed.
 """
 
