@@ -112,7 +112,7 @@ def masked_text(text: str) -> str:
         return match[0] if match[1].lower() in _OWN_FILES else f"{match[1]}:{HIDDEN}"
 
     text = _KEY_AND_VALUE.sub(lambda match: f"{match[1]}{match[2]}{HIDDEN}", text)
-    # `_BARE` goes first, too: the second colon of `me:password:/@host` looks like the end of a scheme.
+    # `_BARE` is also applied first: the second colon of `me:password:/@host` looks like the end of a scheme.
     return _BARE.sub(mask_bare, _IN_TEXT.sub(mask_address, _BARE.sub(mask_bare, text)))
 
 

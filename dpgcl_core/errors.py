@@ -68,15 +68,15 @@ class LedgerError(DpgclError):
     """The budget ledger is missing, damaged or unreachable, or does not hold the requested entry."""
 
 
-class LedgerMissing(LedgerError):  # noqa: N818 (what it is)
+class LedgerMissing(LedgerError):  # noqa: N818 (the name describes the cause)
     """There is no ledger at the address, or the data set is not registered in it."""
 
 
-class BudgetExceeded(LedgerError):  # noqa: N818 (an answer, not a fault)
+class BudgetExceeded(LedgerError):  # noqa: N818 (a refusal, not a fault)
     """The cap of a data set does not admit the requested charge; nothing was charged."""
 
 
-class ExtraMissing(DpgclError, ImportError):  # noqa: N818 (what it is)
+class ExtraMissing(DpgclError, ImportError):  # noqa: N818 (the name describes the cause)
     """The part of the package that is used needs an extra that is not installed."""
 
 

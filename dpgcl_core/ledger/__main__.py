@@ -133,7 +133,7 @@ def cap_command(
       ledger: path or URL; default $DPGCL_LEDGER.
       delta: the cap's δ; at most 1/num_records_public. For a new data set.
       num_records_public: declared public number of records. For a new data set.
-      unit: what one record stands for. For a new data set.
+      unit: the meaning of one record, such as "person". For a new data set.
       order: the RDP filter's order; chosen automatically by default. For a new data set.
       planned: sampling_prob noise_multiplier, any number of times: the steps to fit the order to. For a
         new data set.

@@ -11,16 +11,16 @@ trainings and sealed sweeps that were charged as below are, together, (ε, δ)-d
 data set's cap. This holds for every choice of each of them after seeing the results of others, if each
 training's mechanism is proven and each step has the parameters of its class.
 
-Why it holds, in short (docs/theory/ledger.md has the proofs):
+The reasons, in short (docs/theory/ledger.md has the proofs):
 
-1. *The charge dominates what was spent, at every moment.* A training draws its first step after `reserve` has
-   returned, when the row with all its planned steps is on disk; a step that a restart repeats is drawn after
-   `extend` has returned. Rows are never changed, and a charge only goes down by `settle`, to a number of
-   steps that its caller guarantees the training has not exceeded and will not.
-2. *The charge stays within the cap.* One writer at a time reads all rows, asks the cap's filter and adds its
-   row, in one transaction, however many sweeps run at once.
-3. *The filter is valid*: an RDP filter at an order fixed with the cap, or step quotas fixed with it
-   (`dpgcl_core.accounting.filters`). The number of executed steps must be no secret: a training that ends
+1. *The charge dominates the budget spent, at every moment.* A training draws its first step after `reserve`
+   has returned, when the row with all its planned steps is on disk. A step that a restart repeats is drawn
+   after `extend` has returned. Rows are never changed. Only `settle` reduces a charge, to a number of steps
+   that its caller guarantees the training has not exceeded and will not exceed.
+2. *The charge stays within the cap.* One writer at a time reads all rows, queries the cap's filter and adds
+   its row, in one transaction, for any number of concurrent sweeps.
+3. *The filter is valid.* It has an RDP order or step quotas that are fixed together with the cap
+   (`dpgcl_core.accounting.filters`). The number of executed steps must not be secret: a training that ends
    early does so by a public criterion or by its own releases. After a crash nobody knows the number; then all
    steps stay charged. The PLD total admits nothing: it is not a valid filter, and is shown for information.
 4. *Sealed sweeps.* A sealed sweep has one row, its tuned bound, added before K is drawn; no rows per trial,
@@ -143,7 +143,7 @@ class Ledger:
           dataset_id: the name that the budget belongs to.
           cap: the budget and its filter.
           num_records_public: declared public number of records; δ is at most 1/num_records_public.
-          unit: what one record stands for, such as "record" or "person".
+          unit: the meaning of one record, such as "record" or "person".
           neighboring_relation: the relation of the guarantee.
 
         Raises:

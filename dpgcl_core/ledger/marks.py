@@ -101,7 +101,7 @@ def read_mark_above(place: Path) -> tuple[str, Head] | None:
 
 
 def _read_unnamed(path: Path) -> tuple[str, Head] | None:
-    """Read a mark, with no path in the message; None where the path does not exist or is not accessible."""
+    """Read a mark, with no path in the message; None if the path does not exist or is not accessible."""
     try:
         os.lstat(path)
         return _read(path)
@@ -275,7 +275,7 @@ def trusted_marks(trusted: Path, data: Path, *, by_content: bool) -> list[tuple[
 
 
 def _digest(data: Path) -> str:
-    """Return a hash of the files' contents, whatever their order and names."""
+    """Return a hash of the files' contents that does not depend on their order and names."""
     files: list[Path] = []
     for each in expand_ranges(data):
         if not each.is_dir():

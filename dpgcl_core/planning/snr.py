@@ -12,8 +12,8 @@ common part and an independent remainder, as in a gradient estimated from S samp
 
     ρ = S/(S + S₀),
 
-where S₀ is the group size at which the common part is half of the squared norm: `ALIGNMENT_SIZE`. This value is
-measured on data sets and networks that are not the user's; `alignment_size_of` computes S₀ from the user's
+where S₀ is the group size at which the common part is half of the squared norm: `ALIGNMENT_SIZE`. This value
+is measured on data sets and networks that are not the user's; `alignment_size_of` computes S₀ from the user's
 own first step.
 
 *A training.* Only the common part of the groups' gradients, √ρ of each, adds up from step to step: over T

@@ -70,7 +70,7 @@ def epochs_by_batch(
     factors: Sequence[float] = BATCH_FACTORS,
     noise_factors: Sequence[float] = NOISE_FACTORS,
 ) -> list[Point]:
-    """Return the most steps within ε at multiples of B, for σ near the plan's; omit points without steps."""
+    """Return the most steps within ε at multiples of B, for σ around the plan's; omit points without any."""
     points = []
     for noise in (factor * plan.noise_multiplier for factor in noise_factors):
         start = float(plan.num_steps)

@@ -181,7 +181,7 @@ def calibrated(
     """Return `mechanism` with noise that keeps the whole trial, noised releases included, within the target.
 
     Raises:
-      ConfigError: the noised counts alone cost more than the target, or no noise multiplier meets it.
+      ConfigError: the noised counts by themselves exceed the target, or no noise multiplier meets it.
     """
     trial = mechanism.calibrated(target_epsilon, cache_folder=cache_folder)
     if not trial.is_private:

@@ -185,7 +185,7 @@ class PrivacyStatement:
         return f"All that this sweep releases together is {promise}{self._beside()}."
 
     def _research_text(self) -> str:
-        """Return the cost that the same sweep would have on private records, and what it compares with."""
+        """Return the sweep's cost if its records were private, and the trials that it compares with."""
         cost, trials, parts = self.cost, self.trials, list[str]()
         if cost is not None:
             sign = "=" if len(cost.planned) == 1 else "up to"

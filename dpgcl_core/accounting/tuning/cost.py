@@ -5,8 +5,8 @@ A sweep on private data can be released in three modes; `open` allows any search
 | mode | what leaves the trusted side | search | ε of the sweep |
 |---|---|---|---|
 | open | every trial | any, adaptive too | composition of all trials |
-| sealed | the best trial alone; K stays secret | independent draws, K random | `tuning.bounds` |
-| sealed-threshold | the first trial with score ≥ s, or nothing | as sealed | `threshold_bound` |
+| sealed | only the best trial; K stays secret | independent draws, K random | `tuning.bounds` |
+| sealed-threshold | the first trial with score ≥ s, or nothing | as in sealed | `threshold_bound` |
 
 *Open.* All steps that the trials may take are capped **in advance**, per class (q, σ), and composed by
 PLD, and by RDP as a cross-check. Everything else may then depend on the results: learning rates, networks,

@@ -6,7 +6,7 @@ multiplier. It dominates a step without a noised norm: dropping the norm is post
 *Noised counts.* They are computed on records that no trial of the sweep trains on, split by record id in the
 same way in all trials. So every trial trains on a record, or every trial scores it. In the first case the
 counts are post-processing of the steps' releases. In the second case the steps have the same distribution on
-both data sets, and each trial is dominated by its counts alone. The sweep costs the larger ε of the two
+both data sets, and the event of only its counts dominates each trial. The sweep costs the larger ε of the two
 cases; for a sealed sweep that is the larger *tuned* ε. docs/theory/scores.md has the proof.
 """
 
