@@ -116,13 +116,13 @@ def tuning_command(
       noise_multiplier: σ = noise std / sensitivity.
       num_steps: T, steps of one training.
       delta: δ, in (0, 1).
-      num_trials: open: number of trials, all released.
-      law: sealed: law of the secret number of trials K; tnb by default.
-      eta: sealed, tnb: shape, above -1 (1: geometric, the default).
-      mean_trials: sealed: E[K], at least 1, before any cap.
-      max_trials: sealed and sealed-threshold: cap on K; for a binomial, its number of possible trials.
-      bound: sealed: theorem; profile by default.
-      halting_prob: sealed-threshold: probability of stopping after a miss.
+      num_trials: number of trials, all released (open).
+      law: law of the secret number of trials K (sealed); tnb by default.
+      eta: shape of tnb, above -1 (sealed); 1 by default, the geometric law.
+      mean_trials: E[K] before any cap, at least 1 (sealed).
+      max_trials: cap on K (sealed and sealed-threshold); for a binomial, its number of possible trials.
+      bound: theorem (sealed); profile by default.
+      halting_prob: probability of stopping after a miss (sealed-threshold).
       json: print one JSON object.
     """
     from dpgcl_core.accounting.tuning import cost

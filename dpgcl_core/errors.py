@@ -1,6 +1,6 @@
-"""Errors a user can act on: each states the rule, the value received, and the fix.
+"""Errors that a user can correct: each states the rule, the received value, and the correction.
 
-Every class derives from `DpgclError`; the command lines turn it into one line on stderr and exit code 2.
+Every class derives from `DpgclError`, which the command lines turn into one line on stderr and exit code 2.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ They differ in the source of the inputs and in the update.
 
 Guarantee. The gradient that `take` passes to `update` is one release of the mechanism
 (`dpgcl_core.mechanism.mechanism`): the clipped sum of the groups that the mechanism's stage drew in secret,
-plus one draw of the mechanism's noise, divided by its public constant. A rule that draws random numbers may
-release more, which its method accounts for. The caller ensures that
+plus one draw of the mechanism's noise, divided by its public constant. If a rule draws random numbers, the
+release includes the rule's additional outputs, for which its method accounts. The caller ensures that
 
 - the rule is the mechanism's, and each draw of `draw` is taken once, and counted before it is drawn;
 - a record's inputs are a function of only that record, and a group's loss is a function of that group's

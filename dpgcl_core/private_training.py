@@ -27,7 +27,7 @@ record of the loader's data set, with the label of the mechanism's method, as lo
 each has at most one noise draw, and the optimizer applies a gradient of these draws only after it was
 clipped and noised. *Proof.* A draw is counted before its records are read, and is handed out only then.
 `step` removes the draw before the first pass, so no draw has two sums and no sum has two noise draws. Between
-the draw's passes and the optimizer nothing returns: an exception raised there, or by the data loader, ends
+the draw's passes and the optimizer no call returns: an exception raised there, or by the data loader, ends
 the training, clears all gradients, and every later draw and step is refused. At the update each parameter of
 the optimizer has the noised gradient or none (`_check_gradients`), and no pass wrote a weight (`unwritten`).
 A call that is refused before the first pass leaves the draw open: it has read only the program. ∎

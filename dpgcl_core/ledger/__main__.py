@@ -300,7 +300,7 @@ def _head_line(head: Head) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return the exit code; errors a user can correct are raised."""
+    """Run one command and return the exit code; raise errors that a user can correct."""
     commands: dict[str, Callable[..., None]] = {
         "show": show_command,
         "remaining": remaining_command,

@@ -47,8 +47,8 @@ class Reservation:
       dataset_id: the data set whose budget is charged.
       label: the trial's name, unique in the data set.
       step_class: sampling probability and noise multiplier of every step.
-      num_steps: steps reserved, extensions included.
-      num_steps_executed: steps settled; None while the training may still draw.
+      num_steps: number of reserved steps, extensions included.
+      num_steps_executed: number of executed steps as settled; None while the training may still draw.
     """
 
     ledger_id: str
@@ -74,7 +74,7 @@ class SealedReservation:
       dataset_id: the data set whose budget is charged.
       label: the sweep's name, unique in the data set.
       epsilon, delta: the stated tuned bound.
-      rdp: the tuned release's RDP at the filter's order, or None when (epsilon, delta) itself is charged.
+      rdp: the tuned release's RDP at the filter's order, or None if (epsilon, delta) itself is charged.
     """
 
     ledger_id: str
@@ -206,7 +206,7 @@ class Account:
         self.num_budgets = self.num_budgets + num_budgets if on_top else max(self.num_budgets, num_budgets)
 
     def check_use(self, unit: str, neighboring_relation: str) -> None:
-        """Raise LedgerError unless a training's unit and relation are the registered ones."""
+        """Raise LedgerError unless a training's unit and relation equal the registered values."""
         for name, value in (("unit", unit), ("neighboring_relation", neighboring_relation)):
             if value != getattr(self, name):
                 raise LedgerError(
@@ -297,7 +297,7 @@ class Account:
         return lower
 
     def admit_sealed(self, *, epsilon: float, delta: float, rdp: float | None) -> None:
-        """Raise BudgetExceeded unless a sealed sweep's tuned bound fits."""
+        """Raise BudgetExceeded unless the cap admits a sealed sweep's tuned bound."""
         if not (0 < epsilon < math.inf and 0 <= delta < 1):
             raise ConfigError(
                 f"a sealed sweep needs a finite positive epsilon and delta in [0, 1); got {epsilon}, {delta}"

@@ -56,7 +56,7 @@ class Head:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Head:
-        """Return the head that a mark, a plan or a statement names among other values.
+        """Return the head from the values of a mark, a plan or a statement; other values are ignored.
 
         Raises:
           KeyError: a value is missing.
@@ -72,7 +72,7 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One row.
+    """One row of the ledger.
 
     Attributes:
       number: 1 for the first row; defines the order, independently of clocks.

@@ -19,21 +19,22 @@ The reasons, in short (docs/theory/ledger.md has the proofs):
    that its caller guarantees the training has not exceeded and will not exceed.
 2. *The charge stays within the cap.* One writer at a time reads all rows, queries the cap's filter and adds
    its row, in one transaction, for any number of concurrent sweeps.
-3. *The filter is valid.* It has an RDP order or step quotas that are fixed together with the cap
-   (`dpgcl_core.accounting.filters`). The number of executed steps must not be secret: a training that ends
-   early does so by a public criterion or by its own releases. After a crash nobody knows the number; then all
-   steps stay charged. The PLD total admits nothing: it is not a valid filter, and is shown for information.
-4. *Sealed sweeps.* A sealed sweep has one row, its tuned bound, added before K is drawn; no rows per trial,
-   and no refund. Charged by its Papernot-Steinke RDP curve at the filter's order, it is one more mechanism of
-   the RDP filter. Charged as (ε_i, δ_i), it uses a share (ε_s, δ_s) that was set aside when the cap was
-   fixed, and the filter keeps (ε − ε_s, δ − δ_s).
+3. *The filter is valid.* It is an RDP filter at an order that is fixed with the cap, or it has step quotas
+   that are fixed with the cap (`dpgcl_core.accounting.filters`). The number of executed steps must not be secret:
+   a training that ends early does so by a public criterion or by its own releases. After a crash nobody knows
+   the number; then all steps stay charged. The PLD total admits nothing: it is not a valid filter, and is
+   shown for information.
+4. *Sealed sweeps.* A sealed sweep has one row, its tuned bound, which is added before K is drawn. It has no
+   rows per trial and no refund. Charged by its Papernot-Steinke RDP curve at the filter's order, it is one
+   more mechanism of the RDP filter. Charged as (ε_i, δ_i), it uses a share (ε_s, δ_s) that was set aside when
+   the cap was fixed, and the filter keeps (ε − ε_s, δ − δ_s).
 
 A cap that is raised later is stated at its highest value. Whoever raises it must know that the guarantee
 refers to the highest cap that any results would have led them to.
 
 *The ledger is the newest one.* The above is about the rows that the ledger has. An older copy of the ledger
 (last night's backup) lacks the rows added since. `bind` writes a *mark* next to the data, which names a head:
-a number of rows, and the hash of the last of them.
+a number of rows, and the hash of the last row.
 
 Proposition. Let a step of a training be drawn after its row was added by a process that had bound the data,
 and let nobody restore, edit or delete the mark. Then every later `bind` of these data refuses a ledger
