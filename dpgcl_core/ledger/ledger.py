@@ -20,10 +20,10 @@ The reasons, in short (docs/theory/ledger.md has the proofs):
 2. *The charge stays within the cap.* One writer at a time reads all rows, queries the cap's filter and adds
    its row, in one transaction, for any number of concurrent sweeps.
 3. *The filter is valid.* It is an RDP filter at an order that is fixed with the cap, or it has step quotas
-   that are fixed with the cap (`dpgcl_core.accounting.filters`). The number of executed steps must not be secret:
-   a training that ends early does so by a public criterion or by its own releases. After a crash nobody knows
-   the number; then all steps stay charged. The PLD total admits nothing: it is not a valid filter, and is
-   shown for information.
+   that are fixed with the cap (`dpgcl_core.accounting.filters`). The number of executed steps must not be
+   secret: a training that ends early does so by a public criterion or by its own releases. After a crash
+   nobody knows the number; then all steps stay charged. The PLD total admits nothing: it is not a valid
+   filter, and is shown for information.
 4. *Sealed sweeps.* A sealed sweep has one row, its tuned bound, which is added before K is drawn. It has no
    rows per trial and no refund. Charged by its Papernot-Steinke RDP curve at the filter's order, it is one
    more mechanism of the RDP filter. Charged as (ε_i, δ_i), it uses a share (ε_s, δ_s) that was set aside when
