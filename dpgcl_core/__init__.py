@@ -1,11 +1,11 @@
 """Differentially private contrastive learning: losses, groups, clipping, noise, accountants, ledger.
 
-What is imported from here is the library's interface; everything else may change.
+The names in this module are the library's interface; everything else may change.
 
     from dpgcl_core import make_private
 
-Neither Ray nor MLflow, Optuna or open_clip is imported. A name is loaded when it is asked for,
-and the package's methods when the first method is looked up.
+This module imports none of Ray, MLflow, Optuna and open_clip. A name is loaded when it is first used,
+and the package's methods are loaded when the first method is looked up.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ _HOMES = {
     "sampling.poisson": ("PoissonSampler",),
     "sampling.stage": ("DrawnGroups", "GroupStage", "SampledRecords", "Sampler"),
 }
-"""The names by the module below this package that has them."""
+"""The public names, by the module of this package that defines them."""
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

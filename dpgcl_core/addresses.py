@@ -1,19 +1,19 @@
-"""Addresses in messages: one rule for what of a URL, a path or a connection string may be read.
+"""Addresses in messages: one rule for the parts of a URL, a path or a connection string that may be shown.
 
 An address may carry a secret almost anywhere: before the `@`, in the query, behind a slash or `#` that was
-not escaped, in a port that is none. So nothing is searched for and cut out. An address is shown as far as a
-strict grammar knows each part to be harmless, and where it does not fit, nothing but its scheme is.
+not escaped, in an invalid port. So this module does not search for secrets to remove them. It shows the parts
+that a strict grammar knows to be harmless. If an address does not fit the grammar, only its scheme is shown.
 
-Proposition. What `masked` returns of an address with `://` holds of it: the scheme; hosts and ports that end
-the authority; for a database the user's name; path characters without `@ = ; & :`; values of parameters in
-`_HARMLESS`. *Why*: an `@` behind the first `/`, `?` or `#` hides all, so a secret that was not escaped takes
-the host with it; without one, whatever comes before the last `@` of the authority is the only place of a
-secret, and is dropped. What remains cannot be told from an address without one: a password of digits in the
-place of a port, or a folder's name.
+Proposition. The text that `masked` returns for an address with `://` contains only these parts of it: the
+scheme; hosts and ports that end the authority; for a database the user's name; path characters without
+`@ = ; & :`; values of parameters in `_HARMLESS`. *Why*: an `@` behind the first `/`, `?` or `#` hides
+everything, so a secret that was not escaped hides the host, too. Without such an `@`, a secret can only be
+before the last `@` of the authority, and that part is dropped. The remaining secrets cannot be distinguished
+from parts of an address without a secret: a password of digits in the place of a port, or a folder's name.
 
-Text of other libraries' exceptions is shown when no piece of what is hidden occurs in it (`text_of_error`).
-`DpgclError` and everything printed, tagged and written passes through `masked_text`, which finds addresses by
-itself; whoever has one in hand uses `masked`.
+The text of other libraries' exceptions is shown if it contains no hidden piece (`text_of_error`).
+`DpgclError` and everything printed, tagged and written passes through `masked_text`, which finds the
+addresses in a text. Code that has an address uses `masked`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _DATABASES = frozenset(("postgresql", "postgres", "mysql", "mssql", "sqlite"))
 _FILES = frozenset(("sqlite", "file"))
 _OWN_FILES = frozenset(("npz", "parquet", "folder", "csv", "webdataset", "shapes"))
-"""What stands before the path of a data set of one's own (`trainers.data.loading`)."""
+"""The prefixes of the path of a user's own data set (`trainers.data.loading`)."""
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::\d{1,5})?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
 _USER = re.compile(r"[\w.-]+")
@@ -53,7 +53,7 @@ _HARMLESS = frozenset(
 )
 _VALUE = re.compile(r"[\w./+-]*")
 _SCHEMA = re.compile(r"-c ?search_path=[\w,]+")
-# Named, so that a reader sees what stood there; the name of any other parameter may be a secret itself.
+# These names are shown, so that a reader sees which parameter was hidden. Any other name may be a secret.
 _NAMED = frozenset(("password", "passwd", "pwd", "token", "key", "secret", "sslpassword", "access_token"))
 _KEYWORD = r"[\w-]*(?:password|passwd|pwd|passphrase|token|secret|(?:api|access|account)[_-]?key|signature)"
 _KEY_AND_VALUE = re.compile(
@@ -71,7 +71,7 @@ _TRAILING = ".,;:!)]}'\"`>…"
 
 
 def masked(address: str) -> str:
-    """Return an address, a path or a connection string fit for a message.
+    """Return an address, a path or a connection string without secrets, for a message.
 
     >>> masked("https://me:pa/ss@tracking.example/mlflow"), masked("https://me:secret@tracking.example/mlflow")
     ('https://***', 'https://***@tracking.example/mlflow')
@@ -93,7 +93,7 @@ def masked(address: str) -> str:
 
 
 def masked_text(text: str) -> str:
-    """Return a text with every address in it masked, and the values of passwords and their like.
+    """Return a text in which every address is masked, and so are the values of passwords and the like.
 
     >>> masked_text("no answer from http://127.0.0.1:5000, and 'https://a:b@host/x?y=z' needs token=abc")
     "no answer from http://127.0.0.1:5000, and 'https://***@host/x?***' needs token=***"
@@ -112,24 +112,24 @@ def masked_text(text: str) -> str:
         return match[0] if match[1].lower() in _OWN_FILES else f"{match[1]}:{HIDDEN}"
 
     text = _KEY_AND_VALUE.sub(lambda match: f"{match[1]}{match[2]}{HIDDEN}", text)
-    # `_BARE` goes first, too: the second colon of `me:password:/@host` looks like the end of a scheme.
+    # `_BARE` is also applied first: the second colon of `me:password:/@host` looks like the end of a scheme.
     return _BARE.sub(mask_bare, _IN_TEXT.sub(mask_address, _BARE.sub(mask_bare, text)))
 
 
 def has_secret(address: str) -> bool:
-    """Whether something of an address must not be shown."""
+    """Return whether any part of an address must not be shown."""
     return masked(address) != address
 
 
 def text_of_error(error: BaseException, address: str, part: str | None = None) -> str:
-    """Return what another library says of an address, in one line; only its class where it repeats a secret.
+    """Return another library's error message in one line, or only the error's class if it repeats a secret.
 
-    Libraries cut an address in their own ways and quote the pieces: "invalid port: 'half of a password'".
+    Libraries split an address in different ways and quote the pieces: "invalid port: 'half of a password'".
 
     Args:
-      error: what it raised.
-      address: what it was given.
-      part: the part of the error's text that is wanted; all of it unless given.
+      error: the error that the library raised.
+      address: the address that the library received.
+      part: the requested part of the error's text; the whole text by default.
     """
     text = " ".join((str(error) if part is None else part).split())
     if not text or any(_occurs(piece, text) for piece in _hidden_pieces(address)):
@@ -140,10 +140,10 @@ def text_of_error(error: BaseException, address: str, part: str | None = None) -
 
 
 def hide_arguments() -> bool:
-    """Overwrite the secrets in this process's command line, as other users see it (`ps`); tell whether any.
+    """Overwrite the secrets in the command line that other users see (`ps`); return whether there were any.
 
-    Works where the kernel tells the place of the arguments (Linux). The shell's history, and who looked
-    before, keep them; `sys.argv` is left alone.
+    It works if the kernel reports the address of the arguments (Linux). The shell's history, and anyone who
+    looked before, still have the secrets. `sys.argv` does not change.
     """
     secrets = [secret for argument in sys.argv[1:] if (secret := _secret_argument(argument))]
     with suppress(OSError, ValueError, IndexError):
@@ -206,7 +206,7 @@ _DELIMITERS = re.compile(r"[/@:?#%&=;,\s\\'\"]+")
 
 
 def _hidden_pieces(address: str) -> set[str]:
-    """Every part of an address, as written and decoded, that its masked form does not show."""
+    """Return every part of an address, as written and decoded, that its masked form does not show."""
     visible_pieces = set(_DELIMITERS.split(masked(address)))
     known = {"", *visible_pieces, *_NAMED, *_HARMLESS}
     return {
@@ -218,7 +218,7 @@ def _hidden_pieces(address: str) -> set[str]:
 
 
 def _occurs(piece: str, text: str) -> bool:
-    """A short piece counts as a word alone: one letter is part of any text."""
+    """Return whether a piece occurs in a text; a short piece must be a whole word there."""
     return piece in text if len(piece) > 3 else piece in re.split(r"[^\w]+", text)
 
 

@@ -1,4 +1,4 @@
-"""The privacy calculator: ε of a training, σ for a target ε, and what tuning costs.
+"""The privacy calculator: ε of a training, σ for a target ε, and the cost of tuning.
 
     python -m dpgcl_core.calculator epsilon --sampling-prob 0.01 --noise-multiplier 1 --num-steps 1000 \\
         --delta 1e-5
@@ -9,7 +9,7 @@
         --sampling-prob 0.01 --noise-multiplier 1 --num-steps 1000 --delta 1e-5 --json
 
 Poisson-subsampled Gaussian steps, for adding or removing one record; σ is noise std over sensitivity.
-Prints a table, or with `--json` one JSON object. Bad input is one line on stderr and exit code 2.
+It prints a table, or one JSON object with `--json`. Bad input causes one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def epsilon_command(
     accountant: Literal["pld", "rdp", "prv"] = "pld",
     json: bool = False,
 ) -> int:
-    """ε of one training.
+    """Print ε of one training.
 
     Args:
       sampling_prob: q, in (0, 1].
       noise_multiplier: σ = noise std / sensitivity.
       num_steps: T, steps of one training.
       delta: δ, in (0, 1).
-      accountant: pld is the figure of record.
+      accountant: pld gives the figure of record.
       json: print one JSON object.
     """
     from dpgcl_core.accounting import composition
@@ -66,7 +66,7 @@ def epsilon_command(
 def noise_command(
     sampling_prob: float, num_steps: int, delta: float, epsilon: float, json: bool = False
 ) -> int:
-    """The noise multiplier that meets a target ε by PLD.
+    """Print the noise multiplier that meets a target ε by PLD.
 
     Args:
       sampling_prob: q, in (0, 1].
@@ -78,7 +78,7 @@ def noise_command(
     from dpgcl_core.accounting.composition import calibrate_noise_multiplier
     from dpgcl_core.accounting.tuning.cost import NEIGHBORING_RELATION
 
-    steps = _checked_steps(sampling_prob, 1.0, num_steps, delta)  # 1 stands in for the noise that is sought
+    steps = _checked_steps(sampling_prob, 1.0, num_steps, delta)  # 1 is a placeholder for the unknown noise
     del steps["noise_multiplier"]
     found = calibrate_noise_multiplier(**steps, target_epsilon=epsilon, target_delta=delta, cache_folder=None)
     result = {
@@ -108,21 +108,21 @@ def tuning_command(
     halting_prob: float | None = None,
     json: bool = False,
 ) -> int:
-    """ε of a sweep: what tuning adds to one training.
+    """Print ε of a sweep, tuning included.
 
     Args:
-      mode: what is released.
+      mode: the release mode.
       sampling_prob: q, in (0, 1].
       noise_multiplier: σ = noise std / sensitivity.
       num_steps: T, steps of one training.
       delta: δ, in (0, 1).
-      num_trials: open: number of trials, all released.
-      law: sealed: law of the secret number of trials K; tnb unless given.
-      eta: sealed, tnb: shape, above -1 (1: geometric, the default).
-      mean_trials: sealed: E[K], at least 1, before any cap.
-      max_trials: sealed and sealed-threshold: cap on K; of a binomial, its possible trials.
-      bound: sealed: theorem; profile unless given.
-      halting_prob: sealed-threshold: probability to stop after a miss.
+      num_trials: number of trials, all released (open).
+      law: law of the secret number of trials K (sealed); tnb by default.
+      eta: shape of tnb, above -1 (sealed); 1 by default, the geometric law.
+      mean_trials: E[K] before any cap, at least 1 (sealed).
+      max_trials: cap on K (sealed and sealed-threshold); for a binomial, its number of possible trials.
+      bound: theorem (sealed); profile by default.
+      halting_prob: probability of stopping after a miss (sealed-threshold).
       json: print one JSON object.
     """
     from dpgcl_core.accounting.tuning import cost
@@ -164,7 +164,7 @@ def tuning_command(
 
 
 def _law(name: str, mean: float, eta: float | None, cap: int | None) -> laws.TrialCountLaw:
-    """The law of K that the options name."""
+    """Return the law of K that the options name."""
     if name != "tnb" and eta is not None:
         raise ConfigError(f"--eta belongs to --law tnb; got it with --law {name}")
     if name == "binomial":
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _table(result: Mapping[str, Any]) -> str:
-    """The result as two columns, nested values flattened.
+    """Return the result as two columns, nested values flattened.
 
     >>> print(_table({"epsilon": 1.8282436, "law": {"eta": 1.0}, "reason": None}))
     epsilon    1.82824

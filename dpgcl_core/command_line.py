@@ -1,7 +1,7 @@
-"""Command lines from typed functions, by tyro: one way for every command of this project.
+"""Command lines from typed functions, by tyro; every command of this project uses this module.
 
-Bad input becomes a `ConfigError` of one line, in place of tyro's boxes; an unknown option is answered with
-the nearest valid one.
+Bad input raises a `ConfigError` of one line, instead of tyro's boxes. The error for an unknown option
+suggests the nearest valid option.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def run_command(
     arguments: Sequence[str] | None = None,
     removals: Callable[[str], str | None] = lambda option: None,
 ) -> Any:
-    """Call a function with the options of a command line, and return what it returns.
+    """Call a function with the options of a command line, and return its result.
 
     Args:
       command: a typed function whose docstring explains its arguments; a dataclass, of which an instance is
         returned; or subcommands by name.
-      prog: how the command is called, for `--help`.
-      description: for `--help`; a function's own docstring unless given.
-      arguments: the command line without the program; None for this process's own.
-      removals: returns, for an option or subcommand of earlier versions, since when it is gone and what
-        to use instead; None for any other.
+      prog: the command's name in `--help`.
+      description: the description in `--help`; by default the function's docstring.
+      arguments: the command line without the program's name; None for this process's own.
+      removals: a function from an option or subcommand of earlier versions to a text: the version that
+        removed it and its replacement. It returns None for any other option or subcommand.
 
     Raises:
       ConfigError: an option or subcommand is unknown, removed or missing, or a value has the wrong type.
@@ -65,11 +65,11 @@ def run_command(
             if isinstance(command, type):
                 return call
     _refuse_addresses(call.keywords)
-    return call()  # out here: the command's own lines on stderr stay as they are
+    return call()  # outside the block above: the command's own lines on stderr stay unchanged
 
 
 def _refuse_addresses(values: Mapping[str, Any]) -> None:
-    """Refuse an address where a path is needed: a folder of that name would be made here."""
+    """Refuse an address in place of a path: a local folder of that name would be created."""
     for name, value in values.items():
         if isinstance(value, Path) and re.match(r"[A-Za-z][\w+.-]*:/", str(value)):
             raise ConfigError(
@@ -79,8 +79,8 @@ def _refuse_addresses(values: Mapping[str, Any]) -> None:
 
 
 def _deferred(command: Command) -> Callable[..., Callable[[], Any]]:
-    """Return a function of the same signature that only binds its arguments; a class as it is."""
-    if isinstance(command, type):  # its rules are part of reading the options
+    """Return a function of the same signature that only binds its arguments; return a class unchanged."""
+    if isinstance(command, type):  # the class checks its options while they are read
         return command
 
     @functools.wraps(command)
@@ -91,7 +91,7 @@ def _deferred(command: Command) -> Callable[..., Callable[[], Any]]:
 
 
 def options_of(command: Command) -> list[str]:
-    """List the options of a typed function as they are typed.
+    """List the options of a typed function as the user types them.
 
     >>> def shown(num_steps: int, json: bool = False) -> None: ...
     >>> options_of(shown)
@@ -105,7 +105,7 @@ def _refuse_unknown(
 ) -> None:
     if isinstance(command, Mapping):
         if not arguments or arguments[0].startswith("-"):
-            return  # tyro asks for a subcommand, or shows its help
+            return  # tyro requests a subcommand, or prints its help
         if line := removals(arguments[0]):
             raise ConfigError(f"{arguments[0]} is of an earlier version, {line}")
         if arguments[0] not in command:
@@ -123,7 +123,7 @@ def _refuse_unknown(
 
 @contextlib.contextmanager
 def errors_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
-    """Turn tyro's boxed errors into a `ConfigError` of one line; help keeps its boxes.
+    """Replace tyro's boxed errors by a `ConfigError` of one line; help keeps its boxes.
 
     Args:
       arguments: the command line, which may contain `--help`.
@@ -140,10 +140,10 @@ def errors_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def help_in_columns(arguments: Sequence[str]) -> Iterator[None]:
-    """Let tyro's help keep to the terminal's columns, or to 100; no line of its errors breaks.
+    """Wrap tyro's help at the terminal's width, or at 100 columns, and do not wrap its errors.
 
     Args:
-      arguments: the command line, which may ask for help.
+      arguments: the command line, which may contain `--help`.
     """
     wants_help = bool({"-h", "--help", "--help-all"} & set(arguments))
     width, page = table_width() if wants_help else 10000, io.StringIO()
@@ -161,7 +161,7 @@ def help_in_columns(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def table_width() -> int:
-    """Return the columns of the terminal; 100 where there is none."""
+    """Return the terminal's number of columns; 100 without a terminal."""
     return shutil.get_terminal_size((100, 24)).columns
 
 
@@ -177,7 +177,7 @@ _NO_NUMBER = re.compile(
 
 
 def plainly(complaint: str) -> str:
-    """Return tyro's message about a value of a wrong type without its attempts.
+    """Return tyro's message about a value of a wrong type, without the list of types that tyro tried.
 
     >>> plainly("Error parsing --delta: no type matching {None}|FLOAT could be instantiated from ['1O']. Got")
     "--delta must be a number; got '1O'"
@@ -195,11 +195,12 @@ def plainly(complaint: str) -> str:
 
 
 def in_flags(message: str, flags: Mapping[str, str]) -> str:
-    """Return a message with names of options as they are typed.
+    """Return a message in which the names of options are replaced by the flags that the user types.
 
     Args:
-      message: of an error.
-      flags: by name of the option; names of one word, which may be only that, are meant where they "must" be.
+      message: an error's message.
+      flags: the flags, by name of the option. A name of one word may be an ordinary word; it is replaced
+        only before "must".
 
     >>> in_flags("num_steps must be at least 1; got 0", {"num_steps": "--num-steps"})
     '--num-steps must be at least 1; got 0'

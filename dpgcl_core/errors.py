@@ -1,6 +1,6 @@
-"""Errors a user can act on: each states the rule, the value received, and the fix.
+"""Errors that a user can correct: each states the rule, the received value, and the correction.
 
-Every class derives from `DpgclError`; the command lines turn it into one line on stderr and exit code 2.
+Every class derives from `DpgclError`, which the command lines turn into one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DpgclError(ValueError):
-    """Anything wrong that the caller can put right; its message never carries the content of a record.
+    """An error that the caller can correct; its message never contains the content of a record.
 
-    Nor does it carry the secret of an address: every message passes through `masked_text`.
+    Nor does it contain the secret of an address: every message passes through `masked_text`.
 
     Attributes:
-      lines: what stands below the message, a line each.
-      details: what is as private as the records, such as positions of those that cannot be used, by name.
-      details_file: where they were written for whoever is trusted with the records; None where nowhere.
+      lines: lines printed below the message.
+      details: details as private as the records, by name, such as the positions of unusable records.
+      details_file: the file they were written to for readers trusted with the records; None if not written.
     """
 
     lines: Sequence[str] = ()
@@ -53,11 +53,11 @@ class DataError(DpgclError):
 
 
 class StorageError(DpgclError):
-    """A results folder cannot be used as asked."""
+    """A results folder cannot be used as requested."""
 
 
 class TrackingError(DpgclError):
-    """The MLflow server cannot be reached or refuses."""
+    """The MLflow server cannot be reached, or refuses the request."""
 
 
 class ClusterError(DpgclError):
@@ -65,28 +65,28 @@ class ClusterError(DpgclError):
 
 
 class LedgerError(DpgclError):
-    """The budget ledger is missing, damaged, out of reach or asked for what it does not hold."""
+    """The budget ledger is missing, damaged or unreachable, or does not hold the requested entry."""
 
 
-class LedgerMissing(LedgerError):  # noqa: N818 (what it is)
+class LedgerMissing(LedgerError):  # noqa: N818 (the name describes the cause)
     """There is no ledger at the address, or the data set is not registered in it."""
 
 
-class BudgetExceeded(LedgerError):  # noqa: N818 (an answer, not a fault)
-    """The cap of a data set does not allow what was asked for; nothing was charged."""
+class BudgetExceeded(LedgerError):  # noqa: N818 (a refusal, not a fault)
+    """The cap of a data set does not admit the requested charge; nothing was charged."""
 
 
-class ExtraMissing(DpgclError, ImportError):  # noqa: N818 (what it is)
-    """A part of the package is used whose extra is not installed."""
+class ExtraMissing(DpgclError, ImportError):  # noqa: N818 (the name describes the cause)
+    """The part of the package that is used needs an extra that is not installed."""
 
 
 def require_extra(extra: str, *modules: str, needed_by: str) -> None:
-    """Check that the packages of an extra are there, before a part that needs them is imported.
+    """Check that the packages of an extra are installed, before a part that needs them is imported.
 
     Args:
-      extra: of `pyproject.toml`.
-      modules: which the part cannot do without.
-      needed_by: the part, for the message.
+      extra: the extra's name in `pyproject.toml`.
+      modules: the modules that the part needs.
+      needed_by: the part's name, for the message.
 
     Raises:
       ExtraMissing: one of `modules` is not installed.
@@ -98,7 +98,7 @@ def require_extra(extra: str, *modules: str, needed_by: str) -> None:
 
 
 def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
-    """Return the message for a name that is not among `choices`, with the nearest one suggested.
+    """Return the message for a name that is not among `choices`; it suggests the nearest choice.
 
     >>> unknown_choice("data set", "digit", ["cifar10", "digits"])
     "unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, digits"
@@ -110,7 +110,7 @@ def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or one of its causes, is that no space is left.
+    """Return whether an error, or one of its causes, states that no space is left.
 
     >>> is_disk_full(StorageError("x")), is_disk_full(OSError(errno.ENOSPC, "no space"))
     (False, True)
@@ -126,7 +126,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
     """Run `main` and exit with its code; bad input becomes one line on stderr and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
+    for stream in (sys.stdout, sys.stderr):  # do not stop at a terminal without Greek letters
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if hide_arguments():
@@ -145,10 +145,10 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
             print(_where_more_is(error.details_file), file=sys.stderr)
         show_on_a_terminal(error.details)
         sys.exit(2)
-    except KeyboardInterrupt:  # before the trials; while they run, a signal is an ending of its own
+    except KeyboardInterrupt:  # before the trials; during them, signals are handled elsewhere
         sys.exit(130)
     except BrokenPipeError:
-        if not _is_unread(sys.stdout):  # another pipe than that of the output
+        if not _is_unread(sys.stdout):  # a pipe other than the output's
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
         sys.exit(128 + signal.SIGPIPE)
@@ -167,17 +167,17 @@ def _where_more_is(file: Path | None) -> str:
 
 
 def _is_unread(stream: TextIO) -> bool:
-    """Return whether nobody reads a stream any more, as after `| head`."""
+    """Return whether the reading end of a stream is closed, as after `| head`."""
     poll = select.poll()
     poll.register(stream.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def show_on_a_terminal(details: Mapping[str, Any]) -> None:
-    """Show details in a terminal only: a job's log or a file gets none of them.
+    """Show details only in a terminal; a job's log or a file gets none of them.
 
     Args:
-      details: by name; positions of records are lists of numbers.
+      details: the details by name; positions of records are lists of numbers.
     """
     if not sys.stderr.isatty():
         return

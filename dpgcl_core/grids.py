@@ -1,4 +1,4 @@
-"""The settings that a plan looks at unless others are given; `planning` itself loads accountants."""
+"""The settings that a plan tries by default. They are here because `planning` loads the accountants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are asked for: a command line does not wait for torch."""
+"""Names of a package that are loaded on first use, so that a command line does not wait for torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def lazy_names(
     """Return `__getattr__` and `__dir__` of a package.
 
     Args:
-      package: its `__name__`.
-      homes: the names by the module below it that has them.
+      package: the package's `__name__`.
+      homes: the names, by the module of the package that defines them.
     """
     found_at = {name: f"{package}.{module}" for module, names in homes.items() for name in names}
 

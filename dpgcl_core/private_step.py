@@ -1,25 +1,26 @@
 """One private step, stages 2 to 9: draw, inputs, clipped sum, noise, update.
 
-Both training loops take it: `trainers.training.loop`, and somebody's own (`dpgcl_core.private_training`).
-They differ in where inputs come from and in what an update is.
+Both training loops use it: `trainers.training.loop`, and a user's own loop (`dpgcl_core.private_training`).
+They differ in the source of the inputs and in the update.
 
-Guarantee. What `take` hands to `update` is one release of the mechanism (`dpgcl_core.mechanism.mechanism`):
-the clipped sum of the groups that the mechanism's stage drew in secret, plus one draw of the mechanism's
-noise, divided by its public constant; and what a rule with draws of its own releases besides, which its
-method accounts for. The caller sees to it that
+Guarantee. The gradient that `take` passes to `update` is one release of the mechanism
+(`dpgcl_core.mechanism.mechanism`): the clipped sum of the groups that the mechanism's stage drew in secret,
+plus one draw of the mechanism's noise, divided by its public constant. If a rule draws random numbers, the
+release includes the rule's additional outputs, for which its method accounts. The caller ensures that
 
 - the rule is the mechanism's, and each draw of `draw` is taken once, and counted before it is drawn;
-- a record's inputs are a function of that record alone, and a group's loss one of that group's inputs and the
-  networks; `watch` refuses networks that a pass has changed;
-- `update` uses nothing else that was computed of records, and keeps no view of the gradient, whose memory the
-  next step may use. Whether a step fails is an output that is not covered.
+- a record's inputs are a function of only that record, and a group's loss is a function of that group's
+  inputs and the networks; `watch` refuses networks that a pass has changed;
+- `update` uses nothing else that was computed from records, and keeps no view of the gradient, whose memory
+  the next step may reuse. Whether a step fails is an output that is not covered.
 
-*Proof.* Stage, noise and divisor are of one mechanism. The first worker draws groups and noise for all.
-`share_groups` deals out whole groups, so that each is summed by one worker: every term of the sum is bounded
-as on one worker, and `sum_at_first` adds them up where the one noise is added. The other workers' sums, which
-have no noise, are zeroed before they take over the first one's. So `update` gets, values and memory, the
-noisy sum alone, rounded to float32. ∎ What an observer sees is computed of records and has no noise. It may
-keep that of public records, and release of private ones what has noise of its own and is charged.
+*Proof.* Stage, noise and divisor belong to one mechanism. The first worker draws groups and noise for all.
+`share_groups` distributes whole groups, so that one worker sums each group: every term of the sum is bounded
+as on one worker, and `sum_at_first` adds the terms at the worker where the one noise draw is added. The other
+workers' sums, which have no noise, are zeroed before the first worker's sum overwrites them. So `update`
+gets, in values and memory, only the noisy sum, rounded to float32. ∎ The numbers that an observer sees are
+computed from records and have no noise. It may keep numbers of public records. Of private records it may
+release only numbers that have their own noise and are charged.
 """
 
 from __future__ import annotations
@@ -62,17 +63,17 @@ _Part = TypeVar("_Part")
 _Made = TypeVar("_Made")
 
 InputsOf = Callable[[slice], GroupInputs]
-"""Returns the inputs of some of a worker's groups, `[groups, group_size, views, ...]` each."""
+"""A function that returns inputs `[groups, group_size, views, ...]` of some of a worker's groups."""
 
 
 class StepObserver(Protocol):
-    """Looks at a step from within, at numbers that have no noise; see the module for what it may keep."""
+    """Reads numbers inside a step that have no noise; the module states which of them it may keep."""
 
     def on_clipped_sum(self, groups: DrawnGroups, reports: list[GroupReport], total: Tensor) -> None:
-        """Look at this worker's groups and their reports, and at the first worker at the clean sum of all."""
+        """Read this worker's groups and reports; on the first worker `total` is the clean sum of all."""
 
     def on_noise(self, norm: float) -> None:
-        """Look at the norm of the step's noise, at the first worker alone."""
+        """Read the norm of the step's noise; called only on the first worker."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -80,20 +81,20 @@ class PrivateStep:
     """A mechanism's step on one network.
 
     Attributes:
-      mechanism: what is drawn, how far a record moves the sum, the noise.
-      model: the network that is trained, on its device.
-      objective: inputs of groups to one loss each.
-      rule: of the mechanism; clips and sums.
-      groups_at_once: public number of groups that the rule gets at a time; one that takes whole batches gets
-        all.
-      randomness: secret draws.
+      mechanism: the mechanism, which defines the draw, the sensitivity of the sum and the noise.
+      model: the trained network, already on the device that computes.
+      objective: a function from the inputs of groups to one loss for each group.
+      rule: the mechanism's rule, which clips and sums.
+      groups_at_once: public number of groups that the rule gets at a time; a rule for whole batches gets all
+        groups at once.
+      randomness: source of secret draws.
       workers: this process among the data-parallel workers.
-      watch: enters what refuses, on exit, networks that a pass has changed.
-      threads: that make inputs ahead, and draw and add noise, beside the caller's; None for none.
-      num_noise_threads: of these, for noise that is drawn while a GPU computes.
-      makes_inputs_ahead: whether a thread makes the next inputs meanwhile.
-      total: memory of the clipped sum, float64 `[num_trainable(model)]`, for passes that add to one place
-        alone; None for fresh memory at every step.
+      watch: returns a context that refuses, on exit, networks that a pass has changed.
+      threads: extra threads that prepare inputs, and draw and add noise; None for none.
+      num_noise_threads: the number of these threads for noise that is drawn while a GPU computes.
+      makes_inputs_ahead: whether a thread prepares the next inputs during a pass.
+      total: memory of the clipped sum, float64 `[num_trainable(model)]`, for passes that always add to the
+        same memory; None for fresh memory at every step.
     """
 
     mechanism: Mechanism
@@ -112,12 +113,12 @@ class PrivateStep:
     def draw(self, step: int, num_records: int) -> DrawnGroups:
         """Return this worker's share of a step's groups, with their mask: stages 2 and 3.
 
-        The first worker draws for all, in secret; whole groups are dealt out, so no group and no negative
-        crosses a worker. An empty draw is a step like any other.
+        The first worker draws for all workers, in secret. Whole groups are distributed, so no group and no
+        negative spans two workers. An empty draw is a step like any other.
 
         Args:
-          step: from 0.
-          num_records: of the data set.
+          step: the step's number, from 0.
+          num_records: number of records in the data set.
         """
         all_groups = None
         if self.workers.rank == 0:
@@ -145,11 +146,12 @@ class PrivateStep:
         """Take a step on groups that `draw` returned: stages 4 to 9.
 
         Args:
-          step: from 0, that of the draw.
-          groups: this worker's.
-          inputs_of: stage 4.
-          update: applies the private gradient, float32 `[num_trainable(model)]`, on every worker.
-          observer: sees the clean sum and the norm of the noise.
+          step: the number of the draw's step, from 0.
+          groups: this worker's groups.
+          inputs_of: a function that returns the inputs of groups (stage 4).
+          update: a function that applies the private gradient, float32 `[num_trainable(model)]`; it is called
+            on every worker.
+          observer: an observer of the clean sum and the norm of the noise.
         """
         noise = self.mechanism.noise(num_summed=self.randomness.num_summed_normals)
         total = no_sum(self.model) if self.total is None else self.total.zero_()
@@ -160,13 +162,13 @@ class PrivateStep:
         if observer is not None:
             observer.on_clipped_sum(groups, reports, total)
         if noise_of is None:
-            total.zero_()  # this worker's own sum has no noise; the first one's takes its place
+            total.zero_()  # this worker's sum has no noise; the first worker's replaces it
         else:
-            threads = self.threads if total.device.type == "cpu" else None  # a GPU adds the parts in turn
+            threads = self.threads if total.device.type == "cpu" else None  # a GPU adds the parts one by one
             noise_norm = add_in_parts(total, noise, noise_of, beside=threads)
             if observer is not None:
                 observer.on_noise(noise_norm)
-        noisy = in_float32(total)  # rounded already, where noise was added
+        noisy = in_float32(total)  # already rounded if noise was added
         self.workers.share(noisy)
         update(noisy.div_(self.mechanism.divisor))
 
@@ -175,8 +177,8 @@ class PrivateStep:
     ) -> list[GroupReport]:
         """Add the clipped gradients of groups to `total`, some groups at a time: stages 4 to 7.
 
-        Groups with an empty slot go through the network as zeros, whatever stands in their place, and
-        contribute nothing.
+        Groups with an empty slot pass through the network as zeros, whatever their inputs are, and contribute
+        nothing.
         """
         if not groups.rows.size:
             return []
@@ -197,11 +199,11 @@ class PrivateStep:
         ]
 
     def _start_noise(self, step: int, noise: GaussianNoise, total: Tensor) -> PartNoise | None:
-        """Return how to get the parts of the step's one noise draw; None but at the first worker.
+        """Return a function for the parts of the step's one noise draw; None except on the first worker.
 
-        A GPU draws that of public data itself. Other noise is drawn in threads beside it while it computes
-        the gradients, of which it needs nothing. On a CPU the gradients have all threads and most memory, so
-        parts are drawn once they are to be added. A step that fails throws its draw away, unreleased.
+        A GPU draws the noise of trainings on public data. Other noise is drawn in CPU threads while the GPU
+        computes the gradients, on which the noise does not depend. On a CPU the gradients use all threads and
+        most memory, so each part is drawn when it is added. A step that fails discards its unreleased draw.
         """
         if self.workers.rank > 0:
             return None
@@ -218,7 +220,7 @@ class PrivateStep:
 def make_ahead(
     make: Callable[[_Part], _Made], parts: Sequence[_Part], thread: Executor | None
 ) -> Iterator[_Made]:
-    """Yield `make(part)` of each part; in a thread the next one is made while one is used."""
+    """Yield `make(part)` for each part; with a thread, the next result is made while one is used."""
     if thread is None:
         yield from map(make, parts)
         return

@@ -1,4 +1,4 @@
-"""A private training in a loop of one's own: any model, data loader and optimizer of PyTorch.
+"""Private training in your own loop, with any PyTorch model, data loader and optimizer.
 
     training = make_private(
         model, optimizer, loader, loss=loss, group_size=8, num_steps=200, target_epsilon=8
@@ -7,30 +7,30 @@
         training.step(views)    # clipped by group, noised, then one step of the optimizer
     print(training.epsilon())
 
-`opacus.PrivacyEngine.make_private` is for losses of one record; this is for losses of a group of records.
+`opacus.PrivacyEngine.make_private` is for losses of one record; this function is for losses of a group.
 
 Guarantee. The weights after every step are (`epsilon()`, δ)-differentially private for adding or removing one
 record of the loader's data set, with the label of the mechanism's method, as long as
 
-- a record's views are a function of that record alone (and of draws that do not depend on the others);
-- the loss of a group is a function of that group's inputs and the model alone, and is not random. The groups
-  are passed one at a time, on copies of the model's weights and buffers, so that the model has nothing to
-  mix and keeps nothing (`dpgcl_core.clipping.isolation` says what that cannot see); with
-  `mixes_no_records=True` they are passed together, and that model and loss mix no records, keep every row of
-  a batch in its place and keep nothing is the caller's promise. Both are tried on made-up inputs, and layers
-  that mix records or write their weights are refused by type;
-- weights and optimizer begin with nothing that was computed of the records, or that is paid for elsewhere;
-- the weights change by `step` alone, and nothing else that was computed of the records is released. What the
-  data loader raises and whether a step fails are such outputs, and are not covered (docs/limits.md).
+- a record's views are a function of only that record (and of draws that do not depend on other records);
+- the loss of a group is a function of only that group's inputs and the model, and is not random. The groups
+  are passed one at a time, on copies of the model's weights and buffers, so the model has nothing to mix and
+  keeps nothing (`dpgcl_core.clipping.isolation` lists what this cannot detect). With `mixes_no_records=True`
+  the groups are passed together. The caller then promises that model and loss mix no records, keep every row
+  of a batch in its place and keep nothing. Model and loss are tried on synthetic inputs in both cases, and
+  layers that mix records or write their weights are refused by type;
+- initial weights and optimizer state contain nothing computed from the records, unless paid for elsewhere;
+- the weights are changed only by `step`, and nothing else computed from the records is released. Exceptions
+  of the data loader and whether a step fails are such outputs, and are not covered (docs/limits.md).
 
-**Proposition.** Whatever calls and exceptions follow each other, at most `num_steps_taken` draws reach a
-pass, each has one noise draw at most, and the optimizer applies a gradient of these draws only after it was
-clipped and noised. *Proof.* A draw is counted before its records are asked for, and handed out only then.
-`step` takes the draw away before the first pass, so no draw has two sums and no sum two noises. Between the
-draw's passes and the optimizer nothing returns: what is raised there, or by the data loader, ends the
-training, clears all gradients, and every later draw and step is refused. At the update each parameter of the
-optimizer has the noised gradient or none (`_check_gradients`), and no pass wrote a weight (`unwritten`). A
-call that is refused before the first pass leaves the draw open: it has read the program alone. ∎
+**Proposition.** For every sequence of calls and exceptions, at most `num_steps_taken` draws reach a pass,
+each has at most one noise draw, and the optimizer applies a gradient of these draws only after it was
+clipped and noised. *Proof.* A draw is counted before its records are read, and is handed out only then.
+`step` removes the draw before the first pass, so no draw has two sums and no sum has two noise draws. Between
+the draw's passes and the optimizer no call returns: an exception raised there, or by the data loader, ends
+the training, clears all gradients, and every later draw and step is refused. At the update each parameter of
+the optimizer has the noised gradient or none (`_check_gradients`), and no pass wrote a weight (`unwritten`).
+A call that is refused before the first pass leaves the draw open: it has read only the program. ∎
 """
 
 from __future__ import annotations
@@ -93,42 +93,44 @@ def make_private(
     max_groups_at_once: int | None = None,
     mixes_no_records: bool = False,
 ) -> PrivateTraining:
-    """Make a training loop private: a mechanism for these numbers, and everything drawn and clipped by it.
+    """Make a training loop private: build a mechanism from these numbers, which draws, clips and adds noise.
 
     Args:
-      model: the network that `loss` calls; its trainable parameters are what is released.
-      optimizer: over the trainable parameters of `model`, all of them and no others.
-      data_loader: of a data set in which one item is one record: its views, a tensor `[views, ...]` or a
-        tuple of such, of one shape for all records. Data set, workers and `collate_fn` are used, the last for
-        each record alone; its `batch_size` is the expected number of records of a step, and its order of
-        records is replaced by secret Poisson sampling, of groups of records or of records. A sampler of its
-        own would be ignored and is refused: train on a part by `torch.utils.data.Subset`.
-      loss: maps inputs `[groups, group_size, views, ...]`, or a tuple of such, to losses `[groups]`, each
-        from its own group's inputs alone and without draws of its own.
-      group_size: S records whose gradient is clipped together, or "batch" for the whole batch.
-      num_steps: T, the steps that the noise is meant for.
+      model: the network that `loss` calls; its trainable parameters are released.
+      optimizer: an optimizer of all trainable parameters of `model`, and of no others.
+      data_loader: a loader of a data set in which one item is one record: the record's views, as a tensor
+        `[views, ...]` or a tuple of such tensors, of one shape for all records. The data set, workers and
+        `collate_fn` are used; `collate_fn` is called on one record at a time. The loader's `batch_size` is
+        the expected number of records of a step. Its order of records is replaced by secret Poisson
+        sampling, of groups of records or of records. A custom sampler would be ignored and is refused: to
+        train on a part, use `torch.utils.data.Subset`.
+      loss: a function from inputs `[groups, group_size, views, ...]`, or a tuple of such tensors, to losses
+        `[groups]`. Each loss depends only on its own group's inputs and draws no random numbers.
+      group_size: S, the number of records whose gradient is clipped together, or "batch" for the whole batch.
+      num_steps: T, the number of steps that the noise is calibrated for.
       l2_clip_norm: C, bound on one group's gradient norm.
       target_epsilon: ε after T steps, for which the noise is calibrated; or give `noise_multiplier`.
       noise_multiplier: σ = noise std / sensitivity.
-      target_delta: δ; 1/(n ln n) unless given.
-      num_records_public: declared public number of records N, the most that the data set may hold; unless
-        given, its own, which then is public: it is protected against zeroing out one of its records.
-      sampling: what is sampled, "groups" (sensitivity C) or "records" (2C); groups unless given, and records
-        for group_size "batch".
+      target_delta: δ; 1/(n ln n) by default.
+      num_records_public: declared public number of records N, the most that the data set may hold. By
+        default it is the data set's own number, which then is public: the data set is protected against
+        zeroing out one of its records.
+      sampling: the sampled unit, "groups" (sensitivity C) or "records" (2C). The default is groups, or
+        records for group_size "batch".
       clipping: "flat" or "automatic".
-      max_groups_at_once: groups of one forward and backward pass at most; as many as a step is expected to
-        have unless given. For models that mix no records.
-      mixes_no_records: your word that model and loss mix no records, whatever they are, keep every row of a
-        batch in its place, and keep nothing of the records. Many groups then go through the model at once,
-        which is faster; otherwise one at a time.
+      max_groups_at_once: the most groups in one forward and backward pass; by default, as many as a step is
+        expected to have. For models that mix no records.
+      mixes_no_records: your promise that model and loss, of whatever type, mix no records, keep every row of
+        a batch in its place, and keep nothing of the records. Many groups then pass through the model at
+        once, which is faster; otherwise one group at a time.
 
     Returns:
       The training; iterate over it.
 
     Raises:
       ConfigError: the numbers contradict each other, a target ε cannot be met, the model or the loss mixes
-        records, the optimizer holds other parameters than the model's or wants a closure, the records are no
-        tensors, the data loader has a sampler of its own, or there are several processes.
+        records, the optimizer holds other parameters than the model's or needs a closure, the records are not
+        tensors, the data loader has a custom sampler, or there are several processes.
     """
     n = len(_records_of(data_loader))
     if num_records_public is not None:
@@ -169,7 +171,7 @@ class PrivateTraining:
     """One private training; iterate over it and call `step` once for every batch of groups.
 
     Attributes:
-      num_steps_taken: steps that are charged: all that were drawn.
+      num_steps_taken: number of charged steps, which are all steps that were drawn.
     """
 
     def __init__(
@@ -187,12 +189,13 @@ class PrivateTraining:
         """Check everything that can be checked before the first draw.
 
         Args:
-          mechanism: of a method that clips disjoint groups, each by its own loss.
-          model, optimizer, data_loader, loss, max_groups_at_once, mixes_no_records: as for `make_private`.
-          randomness: secret draws; the cryptographic stream with its floating-point defence unless given.
+          mechanism: the mechanism of a method that clips disjoint groups, each by its own loss.
+          model, optimizer, data_loader, loss, max_groups_at_once, mixes_no_records: as in `make_private`.
+          randomness: source of secret draws; by default the cryptographic stream with its floating-point
+            defence.
 
         Raises:
-          ConfigError: as for `make_private`.
+          ConfigError: as in `make_private`.
         """
         method = mechanism.rules
         if not method.clips_groups:
@@ -234,19 +237,19 @@ class PrivateTraining:
 
     @property
     def mechanism(self) -> Mechanism:
-        """The private step's mechanism, which draws, adds noise and is accounted for."""
+        """The private step's mechanism, which draws and adds noise, and whose ε is computed."""
         return self._private_step.mechanism
 
     def __iter__(self) -> Iterator[GroupInputs]:
         """Yield the inputs of each remaining step, drawn in secret: `[groups, group_size, views, ...]`.
 
-        They stay where the data loader puts them; `step` moves them to the model's device. An empty draw
-        yields inputs of no groups: a step like any other, of noise alone. A group with an empty slot is of
-        zeros, and contributes nothing.
+        The inputs stay on the data loader's device; `step` moves them to the model's device. An empty draw
+        yields inputs of no groups: it is a step like any other, of only noise. A group with an empty slot
+        consists of zeros and contributes nothing.
 
         Raises:
-          ConfigError: the last draw was not followed by its step, the training has failed, a record has
-            another shape than the first one, or there are several processes.
+          ConfigError: the last draw was not followed by its step, the training has failed, a record's shape
+            differs from the first record's, or there are several processes.
         """
         self._check_drawable()
         draws, loader = _SecretGroups(self), self._loader
@@ -277,19 +280,19 @@ class PrivateTraining:
     def step(self, inputs: GroupInputs) -> None:
         """Clip, sum, noise and average the groups' gradients, and take one step of the optimizer.
 
-        Guarantee: the new weights are those of one more step of the mechanism, (ε, δ)-differentially private
-        for the mechanism's neighbouring relation (see `dpgcl_core.mechanism.mechanism`). Whatever fails from
-        the first pass on ends the training: it draws no more, and the draw stays charged.
+        Guarantee: the new weights result from one more step of the mechanism, and are (ε, δ)-differentially
+        private for the mechanism's neighbouring relation (see `dpgcl_core.mechanism.mechanism`). Any failure
+        from the first pass on ends the training: it draws no more, and the draw stays charged.
 
         Args:
-          inputs: what the iteration yielded, perhaps augmented: `[groups, group_size, views, ...]`.
+          inputs: the yielded inputs, perhaps augmented: `[groups, group_size, views, ...]`.
 
         Raises:
-          ConfigError: before any pass, and then the call can be mended: nothing was drawn since the last
-            step, the number of groups is another, the optimizer does not hold exactly the trained parameters
-            or holds a gradient that no step made, the model's buffers or parts are others, or model and loss
-            are not what was tried and mix groups or draw at random as they are now. Or a pass changed the
-            model.
+          ConfigError: before any pass, after which the caller can correct the call: nothing was drawn since
+            the last step, the number of groups differs, the optimizer does not hold exactly the trained
+            parameters or holds a gradient that no step made, the model's buffers or parts were replaced, or
+            model and loss changed since they were tried and now mix groups or draw at random. Or, later, a
+            pass changed the model.
         """
         with self._lock:
             self._step(inputs)
@@ -326,9 +329,10 @@ class PrivateTraining:
         self._clear_gradients()
 
     def epsilon(self, num_steps: int | None = None) -> float:
-        """Return ε at the mechanism's δ, of the steps drawn so far or of `num_steps`; 0 before the first.
+        """Return ε at the mechanism's δ, of the steps drawn so far or of `num_steps`.
 
-        Source: privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022); inf without noise.
+        It is 0 before the first step, and inf without noise. Source: privacy loss distributions (Koskela et
+        al. 2020; Doroshenko et al. 2022).
         """
         steps = self.num_steps_taken if num_steps is None else whole_number("num_steps", num_steps)
         if steps < 0:
@@ -338,7 +342,7 @@ class PrivateTraining:
         return self.mechanism.epsilon(steps) if self.mechanism.is_private else math.inf
 
     def statement(self) -> str:
-        """Return in words what is guaranteed of the weights so far, and on whose word."""
+        """Return the guarantee of the current weights in words, with the promises that it depends on."""
         numbers, word = self.mechanism, "a loss of a group of its own records alone"
         if self._mixes_no_records:
             word = f"a network and a loss of which each {PROMISE}"
@@ -352,7 +356,7 @@ class PrivateTraining:
         )
 
     def _check_loss(self, leaves: Sequence[Tensor]) -> None:
-        """Check the loss on made-up groups of these shapes, once per state of model and loss."""
+        """Check the loss on synthetic groups of these shapes, once per state of model and loss."""
         size = self.mechanism.group_size
         num_groups = max(_NUM_PROBE_GROUPS, self._private_step.groups_at_once)
         shape = (num_groups, _PROBE_GROUP_SIZE if isinstance(size, str) else size)
@@ -366,7 +370,7 @@ class PrivateTraining:
                 refuse_mixed_groups(self._model, self._loss, inputs, replacements)
             except ConfigError:
                 raise
-            except Exception as error:  # a model or loss of somebody's own may fail in any way
+            except Exception as error:  # a user's model or loss may fail in any way
                 raise ConfigError(
                     f"the loss fails on made-up groups ({type(error).__name__}: {error}): it must take "
                     "numbers from -30 to 30, whole numbers 0 and 1, and zeros: a group with an empty slot is "
@@ -435,7 +439,7 @@ class PrivateTraining:
 
 
 class _SecretGroups:
-    """The rows of each remaining step, drawn in secret; the groups wait in `drawn` for the step."""
+    """The rows of each remaining step, drawn in secret; `drawn` holds the groups until the step."""
 
     def __init__(self, training: PrivateTraining) -> None:
         self.queue: deque[DrawnGroups] = deque()
@@ -451,11 +455,11 @@ class _SecretGroups:
             mechanism.rules.check_records(mechanism, num_records)
             groups = private_step.draw(step, num_records)
             self.queue.append(groups)
-            yield groups.rows.flatten().tolist() or [0]  # data sets and collations are not asked for nothing
+            yield groups.rows.flatten().tolist() or [0]  # never request an empty batch
 
 
 def _records_of(data_loader: DataLoader[Any]) -> Any:
-    """The data set, which must have rows to draw from."""
+    """Return the data set, which must have rows to draw from."""
     records = data_loader.dataset
     if isinstance(records, IterableDataset) or not hasattr(records, "__len__"):
         raise ConfigError(
@@ -468,7 +472,7 @@ def _records_of(data_loader: DataLoader[Any]) -> Any:
 
 
 def _check_sampler(data_loader: DataLoader[Any]) -> None:
-    """Refuse a loader that draws or restricts records by itself: secret sampling takes its place."""
+    """Refuse a loader whose sampler draws or restricts records: secret sampling replaces the sampler."""
     sampler: Any = data_loader.sampler
     is_plain = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement
@@ -492,7 +496,7 @@ def _check_sampler(data_loader: DataLoader[Any]) -> None:
 
 
 def _check_update(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose step cannot be called with dense gradients and nothing else."""
+    """Refuse an optimizer whose step cannot be called with only dense gradients."""
     try:
         inspect.signature(type(optimizer).step).bind(optimizer)  # a scheduler wraps the instance's
     except TypeError:
@@ -514,7 +518,7 @@ def _check_single_process() -> None:
 
 
 class _OneByOne(Dataset[Any]):
-    """Reads one record at a time: a data set's `__getitems__` could let records decide about each other."""
+    """Reads one record at a time: a data set's `__getitems__` could let one record affect another."""
 
     def __init__(self, records: Any) -> None:
         self._records = records
@@ -524,10 +528,10 @@ class _OneByOne(Dataset[Any]):
 
 
 class _Collate:
-    """Collates each record alone, so that no record decides what becomes of another.
+    """Collates each record separately, so that no record affects another record's inputs.
 
     Attributes:
-      first: what becomes of the first record.
+      first: the collated first record.
     """
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any], record: Any) -> None:
@@ -550,7 +554,7 @@ class _Collate:
 
 
 def _leaves(batch: Any) -> tuple[Tensor, ...]:
-    """The tensors of a collated batch."""
+    """Return the tensors of a collated batch."""
     leaves = (batch,) if isinstance(batch, Tensor) else batch
     if not isinstance(leaves, tuple | list) or not all(isinstance(leaf, Tensor) for leaf in leaves):
         raise ConfigError(
@@ -563,14 +567,14 @@ def _leaves(batch: Any) -> tuple[Tensor, ...]:
 def _in_groups(leaf: Tensor, draw: DrawnGroups) -> Tensor:
     """Return a leaf of the records, `[groups, group_size, ...]`; zeros for groups that contribute nothing.
 
-    An empty draw was loaded as one record, which is cut off.
+    An empty draw was loaded as one record, which is removed here.
     """
     groups = leaf[: draw.rows.size].reshape(*draw.rows.shape, *leaf.shape[1:])
     return zeros_where_incomplete(groups, torch.from_numpy(draw.complete))
 
 
 def _synthetic_leaf(leaf: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Return random numbers in the place of records; of whole numbers 0 and 1, which every vocabulary has."""
+    """Return random numbers in place of records; for integers, only 0 and 1, which every vocabulary has."""
     shape = (*shape, *leaf.shape[2:])
     if leaf.is_floating_point():
         return (torch.rand(shape, generator=generator) * 2 - 1).to(leaf.dtype)

@@ -1,7 +1,8 @@
-"""What the training loop needs of its fellow workers: three operations, one worker or many.
+"""The three operations that the training loop needs of its workers, whether there is one worker or many.
 
-The law of a training does not depend on the number of workers: the first one draws sample, permutation
-and noise for all, whole groups are dealt out, and the others only add their groups' clipped sum.
+The distribution of a training does not depend on the number of workers. The first worker draws sample,
+permutation and noise for all. Whole groups are distributed, and the other workers only add the clipped sum of
+their groups.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class Workers(Protocol):
     count: int
 
     def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
-        """Give everyone the first worker's groups, with their mask."""
+        """Give every worker the first worker's groups, with their mask."""
 
     def sum_at_first(self, values: Tensor) -> None:
-        """Sum `values` over the workers into the first worker's, in place."""
+        """Sum `values` over the workers into the first worker's tensor, in place."""
 
     def share(self, values: Tensor) -> None:
-        """Overwrite `values` with the first worker's, in place."""
+        """Overwrite `values` with the first worker's values, in place."""
 
 
 class SingleWorker:
@@ -79,7 +80,7 @@ class DistributedWorkers:
         self._in_place(values, dist.broadcast, src=0)
 
     def _in_place(self, values: Tensor, operation: Callable[..., object], **ranks: int) -> None:
-        """Take part in a collective operation where the backend computes: NCCL takes no CPU tensors."""
+        """Join a collective operation on the backend's device: NCCL does not accept CPU tensors."""
         there = values.to(self._device)
         operation(there, **ranks)
         if there is not values:

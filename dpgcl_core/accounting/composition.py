@@ -1,8 +1,8 @@
-"""Stage 10, the accountant: from a mechanism's event to ε at a stated δ, and back to σ.
+"""Stage 10, the accountant: ε of a mechanism's event at a stated δ, and σ for a target ε.
 
-The privacy loss distribution (PLD) of dp_accounting is the figure of record: a pessimistic
+The privacy loss distribution (PLD) of dp_accounting gives the figure of record. It is a pessimistic
 discretisation, hence an upper bound (Koskela, Jälkö and Honkela 2020; Doroshenko et al. 2022). RDP and
-Opacus' PRV are reported beside it as cross-checks. All for **adding or removing one record**.
+Opacus' PRV are reported next to it as cross-checks. All figures are for **adding or removing one record**.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpgcl_core.errors import ConfigError, require_extra
 
 GRID = 1e-4
 _COARSE_GRID = 1e-3
-# dp_accounting logs through absl which RDP orders it left out: that is safe, and no user can act on it.
+# dp_accounting logs the RDP orders that it omitted, through absl: omitting them is safe, and needs no action.
 logging.getLogger("absl").setLevel(logging.ERROR)
 MIN_NOISE_MULTIPLIER, _MAX_NOISE = 0.1, 1e5
 _GRIDS_IN_EPSILON = 500
@@ -63,7 +63,7 @@ def epsilon_pld(event: dp_event.DpEvent, delta: float, *, grid: float = GRID) ->
 def epsilon_of_steps(
     *, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, grid: float = GRID
 ) -> float:
-    """Return `epsilon_pld` of `poisson_gaussian_event`, cached: a sweep asks for the same ε often."""
+    """Return `epsilon_pld` of `poisson_gaussian_event`, cached: a sweep requests the same ε often."""
     event = poisson_gaussian_event(
         sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, num_steps=num_steps
     )
@@ -94,10 +94,10 @@ def _epsilon(accountant: PLDAccountant | RdpAccountant, event: dp_event.DpEvent,
 def epsilon_prv(*, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:
     """Return ε at `delta` by Opacus' PRV accountant (upper end of its error interval).
 
-    `nan` where PRV's own error control gives up, as it does for some very large or very small ε.
+    Return `nan` if PRV's error control fails, as it does for some very large or very small ε.
 
     Raises:
-      ExtraMissing: Opacus, of the extra `service`, is not installed.
+      ExtraMissing: Opacus, a package of the extra `service`, is not installed.
     """
     require_extra("service", "opacus", needed_by="the accountant prv")
     from opacus.accountants import PRVAccountant  # slow to import
@@ -116,11 +116,11 @@ def epsilon_prv(*, sampling_prob: float, noise_multiplier: float, num_steps: int
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A noise multiplier and the ε it was verified to reach.
+    """A noise multiplier and its verified ε.
 
     Attributes:
       noise_multiplier: σ.
-      epsilon: the ε of σ by PLD; at most the target, and within `CALIBRATION_TOLERANCE` of it.
+      epsilon: ε of σ by PLD; at most the target, and within `CALIBRATION_TOLERANCE` of the target.
     """
 
     noise_multiplier: float
@@ -137,12 +137,13 @@ def calibrate_noise_multiplier(
 ) -> Calibration:
     """Return the smallest noise multiplier found that meets (target_epsilon, target_delta) by PLD.
 
-    The returned ε is computed with the grid of record and never exceeds the target. A cached σ saves
-    the search, not the check: it is verified again, so a damaged cache cannot weaken a guarantee. A coarser
-    grid only decides that an ε is far above a small target, never that one is within it.
+    The returned ε is computed with the grid of record and never exceeds the target. A cached σ saves the
+    search but not the check: it is verified again, so a damaged cache cannot weaken a guarantee. A coarser
+    grid only decides that an ε is far above a small target, never that an ε is within the target.
 
     Raises:
-      ConfigError: the target is not positive, or no σ in [0.1, 1e5] meets it; names the smallest ε reached.
+      ConfigError: the target is not positive, or no σ in [0.1, 1e5] meets it; the message then names the
+        smallest ε reached.
     """
     check_target(target_epsilon)
 
@@ -190,7 +191,7 @@ def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high:
                 f"smallest epsilon reachable is {best_epsilon:.3g}, at noise_multiplier = {small:g}; give "
                 "at least that, or take fewer steps or a smaller sampling_prob"
             )
-    while epsilon(small) <= high:  # in small steps: small noise is slow to account for
+    while epsilon(small) <= high:  # in small steps: accounting is slow for small noise
         if small <= MIN_NOISE_MULTIPLIER:
             raise ConfigError(
                 f"target_epsilon = {high:g} is met even by noise_multiplier = {MIN_NOISE_MULTIPLIER}: "
@@ -201,7 +202,7 @@ def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high:
     while True:
         noise = math.sqrt(small * large)
         value = epsilon(noise)
-        if middle <= value <= high or large / small < 1 + 1e-5:  # ε jumps to 0 where δ alone is enough
+        if middle <= value <= high or large / small < 1 + 1e-5:  # ε jumps to 0 where δ suffices
             return noise if value <= high else large
         small, large = (noise, large) if value > high else (small, noise)
 

@@ -1,26 +1,26 @@
-"""Privacy filters: how much may still be spent when each σ, q and T is chosen after seeing earlier results.
+"""Privacy filters: how much may still be spent if each σ, q and T is chosen after seeing earlier results.
 
 Composition theorems fix the parameters of all steps in advance. A budget that charges an event, refuses at
-the cap and refunds unused steps lets the next event depend on earlier outputs, and then "the privacy loss
+the cap and refunds unused steps lets the next event depend on earlier outputs. Then "the privacy loss
 distributions charged so far stay within (ε, δ)" is **not** a valid filter (a counterexample is computed in
-`tests/dpgcl_core/accounting/test_filters.py`). Two filters are valid, and both are fixed with the cap; all
-for **adding or removing one record**. docs/theory/ledger.md has the proofs.
+`tests/dpgcl_core/accounting/test_filters.py`). The two filters below are valid. Both are fixed together with
+the cap, for **adding or removing one record**. docs/theory/ledger.md has the proofs.
 
-`RdpFilter`. One order α and the budget B that converts to (ε, δ) at that order; an event is admitted if the
-sum of the RDP at that order stays within B (Feldman and Zrnic 2021, Theorem 4.3; Rogers, Roth, Ullman and
-Vadhan 2016 for what a filter is). Sketch: the likelihood ratio to the power α, discounted by the RDP spent,
-is a supermartingale, so the whole interaction has Rényi divergence at most B at order α. Conversion to (ε, δ)
-is done once, at that order; minimising over orders afterwards would be a choice that knows the outputs.
+`RdpFilter`. It has one order α and the budget B that converts to (ε, δ) at that order. An event is admitted
+if the sum of the RDP at that order stays within B (Feldman and Zrnic 2021, Theorem 4.3; Rogers, Roth, Ullman
+and Vadhan 2016 define filters). Sketch: the likelihood ratio to the power α, discounted by the RDP spent, is
+a supermartingale, so the whole interaction has Rényi divergence at most B at order α. Conversion to (ε, δ) is
+done once, at that order; minimising over orders afterwards would be a choice that depends on the outputs.
 
-`QuotaFilter`. A number of steps for every class (q, σ); all quotas together are (ε, δ)-DP by PLD. Sketch:
-every class gets a tape of independent draws from its dominating pair; whatever is chosen after seeing
+`QuotaFilter`. It has a number of steps for every class (q, σ); all quotas together are (ε, δ)-DP by PLD.
+Sketch: every class gets a tape of independent draws from its dominating pair. Every choice made after seeing
 outputs reads each draw at most once, so the interaction is post-processing of a fixed product.
 
 Settling. Both proofs are about **executed** steps: a step that was reserved and did not run adds nothing. So
 unused steps may be refunded to the same order's sum, or to the same class's quota, and to nothing else.
-While trials run at the same time their reservations count in full. A step counts as executed from the moment
-its noise may have been seen: after a crash, count the largest number that is possible. The budget is the
-guarantee; what was really spent under adaptive stopping is not an (ε, δ) statement.
+While trials run at the same time, their reservations count in full. A step counts as executed from the moment
+its noise may have been seen: after a crash, count the largest possible number. The budget is the guarantee;
+the amount really spent under adaptive stopping is not an (ε, δ) statement.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from dpgcl_core.sampling.poisson import PoissonSampler
 
 # More than dp_accounting's own orders: caps below ε = 0.02 need them.
 FILTER_ORDERS: tuple[float, ...] = (*DEFAULT_RDP_ORDERS, 2048.0, 4096.0, 8192.0)
-# The steps that a cap's order is fitted to where nothing is known of those to come. The plain Gaussian alone
-# would choose orders at which a subsampled Gaussian of little noise costs fifty times more than it must.
+# A cap's order is fitted to these steps if the future steps are not known. With only the plain Gaussian, the
+# chosen order would make a subsampled Gaussian of little noise cost fifty times more than necessary.
 _TYPICAL_STEPS = ((1.0, 1.0), (0.01, 1.0), (0.04, 1.0), (0.01, 0.6), (0.1, 2.0))
-# Every cost is increased by this share, so that a sum of up to a million rounded costs is never too small.
+# Every cost is increased by this fraction, so that a sum of up to a million rounded costs is never too small.
 _ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
 class StepClass:
-    """Steps that cost the same: Gaussian noise on Poisson samples.
+    """Steps of the same cost: Gaussian noise on Poisson samples.
 
     Attributes:
-      sampling_prob: q, each record's probability to join a step.
+      sampling_prob: q, each record's probability of joining a step.
       noise_multiplier: σ = noise std / sensitivity.
 
     Raises:
@@ -115,8 +115,8 @@ class RdpFilter:
 
     Attributes:
       target_epsilon, target_delta: the cap, given as `epsilon` and `delta`.
-      order: α > 1, fixed with the cap. Unless given, a compromise for typical steps, which may admit only a
-        third of what the best order would; `for_steps` fits it to the steps that are planned.
+      order: α > 1, fixed with the cap. The default is a compromise for typical steps, which may admit only a
+        third of what the best order would admit; `for_steps` fits the order to the planned steps.
       rdp_budget: B, the largest RDP at `order` that converts to (epsilon, delta); rounded down.
 
     Raises:
@@ -152,10 +152,10 @@ class RdpFilter:
 
     @classmethod
     def for_steps(cls, epsilon: float, delta: float, step_classes: Iterable[StepClass]) -> RdpFilter:
-        """Return the filter whose order admits most steps of the planned classes.
+        """Return the filter whose order admits the most steps of the planned classes.
 
-        For several classes the order maximises the smallest share of what each class's own best order would
-        admit. The choice depends on no outputs, and is fixed with the cap.
+        For several classes the order maximises the smallest ratio, over the classes, of the admitted steps to
+        those under the class's own best order. The choice depends on no outputs, and is fixed with the cap.
 
         >>> RdpFilter.for_steps(8.0, 1e-5, [StepClass(0.01, 1.0)]).order
         3.7
@@ -164,7 +164,7 @@ class RdpFilter:
         return cls(epsilon, delta, _fitted_order(epsilon, delta, tuple(step_classes)))
 
     def cost(self, step_class: StepClass, num_steps: int) -> float:
-        """Return the RDP of `num_steps` steps at the order, rounded up; `inf` where it overflows."""
+        """Return the RDP of `num_steps` steps at the order, rounded up; `inf` on overflow."""
         rdp_per_step = _rdp_of_step(step_class, self.order)
         return rdp_per_step * _checked_steps(num_steps) * (1 + _ROUNDING) if num_steps else 0.0
 
@@ -189,7 +189,7 @@ class RdpFilter:
         return Fraction(charged_rdp) + Fraction(cost) <= Fraction(self.rdp_budget)
 
     def epsilon(self, rdp: float) -> float:
-        """Return ε at `target_delta` of a sum of costs, for information: the guarantee is the cap."""
+        """Return ε at `target_delta` of a sum of costs, for information only: the guarantee is the cap."""
         if not rdp >= 0:
             raise ConfigError(f"rdp must be a number of at least 0; got {rdp}")
         return math.inf if math.isinf(rdp) else _epsilon_at(self.order, rdp, self.target_delta)
@@ -230,7 +230,7 @@ class QuotaFilter:
 
     @property
     def epsilon_of_quotas(self) -> float:
-        """ε at `delta` of all quotas together by PLD: what the filter guarantees."""
+        """ε at `delta` of all quotas together by PLD, which the filter guarantees."""
         return _epsilon_of_steps(frozenset(self.quotas.items()), self.delta, min(GRID, self.epsilon / 500))
 
     def admits(self, spent_steps: Mapping[StepClass, int], step_class: StepClass, num_steps: int) -> bool:
@@ -238,8 +238,8 @@ class QuotaFilter:
 
         Args:
           spent_steps: executed and reserved steps by class.
-          step_class: the class of the new steps; False if it has no quota.
-          num_steps: how many.
+          step_class: the class of the new steps; the result is False if this class has no quota.
+          num_steps: the number of new steps.
         """
         total_steps = {other: _checked_steps(num) for other, num in spent_steps.items()}
         total_steps[step_class] = total_steps.get(step_class, 0) + _checked_steps(num_steps)

@@ -19,16 +19,17 @@ from dpgcl_core.errors import ConfigError
 class FixedSizeGaussians:
     """Accounting of steps that apply Gaussian mechanisms to one sample of fixed size, replacing one record.
 
-    A uniform subset of fixed size m holds the replaced record with probability m/N: dp_accounting's
-    `SampledWithoutReplacementDpEvent` by RDP (Wang, Balle and Kasiviswanathan 2019); the PLD accountant and
-    the add-or-remove relation refuse it. Several mechanisms on the **same** sample go inside one such event:
-    amplifying each by itself and adding is too low. See docs/theory/truncated-poisson.md.
+    A uniform subset of fixed size m contains the replaced record with probability m/N. The event is
+    dp_accounting's `SampledWithoutReplacementDpEvent`, accounted by RDP (Wang, Balle and Kasiviswanathan
+    2019); the PLD accountant and the add-or-remove relation refuse it. Several mechanisms on the **same**
+    sample must be inside one such event: amplifying each mechanism separately and adding the results gives
+    too small an ε. See docs/theory/truncated-poisson.md.
 
     Attributes:
-      num_records: N, public by this relation.
-      batch_size: records in every sample.
+      num_records: N, public under this relation.
+      batch_size: number of records in every sample.
       noise_multiplier: noise std / replace-one sensitivity of every mechanism on the step's sample.
-      num_mechanisms: on one sample.
+      num_mechanisms: number of mechanisms on one sample.
       num_steps: T.
 
     Raises:
@@ -91,7 +92,7 @@ def calibrate_fixed_size(
     target_delta: float,
     num_mechanisms: int,
 ) -> FixedSizeGaussians:
-    """Return the smallest noise found that meets (target_epsilon, target_delta) by RDP, replacing one record.
+    """Return the smallest noise found that meets (target_epsilon, target_delta) by RDP, replacing a record.
 
     Args:
       num_records, batch_size, num_steps, num_mechanisms: as in `FixedSizeGaussians`.

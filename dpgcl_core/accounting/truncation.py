@@ -1,21 +1,22 @@
 """Accounting of truncated Poisson sampling: stage 2 with a public cap on the batch.
 
-Methods whose sensitivity grows with the batch need such a cap. N is the true number of records, n =
-`num_records_public` a declared public number, q = `sampling_prob`, cap = `batch_cap`, and Δ the largest
-change of the sum when one record joins a batch that stays within the cap.
+Methods whose sensitivity grows with the batch need such a cap. N is the true number of records, and n =
+`num_records_public` is a declared public number. Let q = `sampling_prob` and cap = `batch_cap`. Δ is the
+largest change of the sum when one record joins a batch that stays within the cap.
 
-Guarantee, for **adding or removing one record**. A record that joins a full batch pushes another one out: a
-swap, which moves the sum by up to 2Δ. Let A and B be the hockey-stick divergences of one
+Guarantee, for **adding or removing one record**. A record that joins a full batch displaces another record.
+This swap moves the sum by up to 2Δ. Let A and B be the hockey-stick divergences of one
 Poisson(q)-subsampled Gaussian step with shift Δ and 2Δ, and p = P[Bin(n, q) ≥ cap]. Plain Poisson steps are
-charged at δ − T·p (`Method.epsilon` does so), which is **valid for every N ≤ n**. Any accountant will do, but
-T·p must be small compared with δ.
+charged at δ − T·p (`Method.epsilon` does so), which is **valid for every N ≤ n**. Any accountant is suitable,
+but T·p must be small compared with δ.
 
-Sketch. Condition on the number X of *other* records that are drawn. If X < cap, r joins with probability q:
-A. Otherwise it enters with a smaller probability, in the place of another record: at most B, which is bounded
-by 1. The divergence is jointly convex, and P[X ≥ cap] ≤ p since N − 1 ≤ n. ∎ The whole proof, and two
-tighter ways that nothing here needs: docs/theory/truncated-poisson.md.
+Sketch. Condition on the number X of *other* records that are drawn. If X < cap, the record joins with
+probability q, and the divergence is A. Otherwise it joins with a smaller probability, in the place of another
+record, and the divergence is at most B, which is bounded by 1. The divergence is jointly convex, and
+P[X ≥ cap] ≤ p since N − 1 ≤ n. ∎ docs/theory/truncated-poisson.md has the whole proof, and two tighter bounds
+that the library does not need.
 
-It does not hold if N > n. Where the sensitivity already covers a swap, as 2·cap·C in
+The guarantee does not hold if N > n. If the sensitivity already covers a swap, as 2·cap·C does in
 `dpgcl_core.methods.baselines.path_clipping`, the plain Poisson event is enough and n is not needed.
 """
 
@@ -28,7 +29,7 @@ from dpgcl_core.sampling.truncated import TruncatedPoissonSampler
 
 
 def added_delta(*, num_records_public: int, sampling_prob: float, batch_cap: int, num_steps: int) -> float:
-    """Return T·p, the part of δ that plain Poisson accounting of all steps leaves out (see the module).
+    """Return T·p, the part of δ that plain Poisson accounting of all steps omits (see the module).
 
     Args:
       num_records_public: n, a public number that the true number of records does not exceed.

@@ -1,6 +1,6 @@
-"""`python -m dpgcl_core.ledger`: a ledger's caps and charges, what they leave, and whether it is whole.
+"""`python -m dpgcl_core.ledger`: a ledger's caps, charges and remaining budgets, and its verification.
 
-The ledger is `--ledger`, else `$DPGCL_LEDGER`: a path, or a SQLite or PostgreSQL URL.
+The ledger is given by `--ledger`, or else by `$DPGCL_LEDGER`: a path, or a SQLite or PostgreSQL URL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, LedgerError, exit_on_bad_input
 from dpgcl_core.ledger.chain import RECORD, Entry, Head, checked_entries
 
-if TYPE_CHECKING:  # the commands load the accountants and the database, not their help
+if TYPE_CHECKING:  # the commands load the accountants and the database, but their help does not
     from dpgcl_core.ledger.ledger import Ledger
     from dpgcl_core.ledger.report import Charges
 
@@ -29,7 +29,7 @@ def show_command(
 
     Args:
       ledger: path or URL; default $DPGCL_LEDGER.
-      dataset: one data set's id; all unless given.
+      dataset: one data set's id; all data sets by default.
       pld: compute the PLD total, for information; it may take a while.
       statement: print the data set's lines of a privacy statement instead, as JSON for `verify --against`.
     """
@@ -54,15 +54,15 @@ def remaining_command(
     delta: float | None = None,
     json: bool = False,
 ) -> None:
-    """Show what is left: in the unit of the rule and, where ε is given, in trainings of that ε.
+    """Show the remaining budget in the unit of the rule and, if ε is given, in trainings of that ε.
 
     Args:
       ledger: path or URL; default $DPGCL_LEDGER.
-      dataset: one data set's id; all unless given.
-      epsilon: of one training, by PLD; how many more such trainings the cap holds.
+      dataset: one data set's id; all data sets by default.
+      epsilon: ε of one training, by PLD, to print how many more such trainings the cap admits.
       expected_batch_size: B of that training.
       num_steps: T of that training.
-      delta: of that training; 1/(n ln n) unless given, as sweeps take it.
+      delta: δ of that training; 1/(n ln n) by default, as in sweeps.
       json: print one JSON object per data set.
     """
     from dpgcl_core.ledger.remaining import Training, remaining_of
@@ -89,7 +89,7 @@ def verify_command(
     Args:
       ledger: path or URL; default $DPGCL_LEDGER.
       against: a privacy statement or a sweep's plan (JSON); detects a truncated tail and a rewritten chain.
-      data: of the ledger; compare with the marks on this file or folder, and name what is missing.
+      data: the data set's file or folder; compare the ledger with its marks, and name the missing rows.
       export: check this file, written by `export`, instead of a ledger.
     """
     from dpgcl_core.ledger.report import read_head, verified
@@ -133,15 +133,15 @@ def cap_command(
       ledger: path or URL; default $DPGCL_LEDGER.
       delta: the cap's δ; at most 1/num_records_public. For a new data set.
       num_records_public: declared public number of records. For a new data set.
-      unit: what one record stands for. For a new data set.
-      order: the RDP filter's order; chosen unless given. For a new data set.
+      unit: the meaning of one record, such as "person". For a new data set.
+      order: the RDP filter's order; chosen automatically by default. For a new data set.
       planned: sampling_prob noise_multiplier, any number of times: the steps to fit the order to. For a
         new data set.
       quota: sampling_prob noise_multiplier num_steps, any number of times: step quotas instead of the
         RDP filter. For a new data set.
       sealed_epsilon: part of ε set aside for sealed sweeps by basic composition. For a new data set.
-      sealed_delta: part of δ set aside likewise. For a new data set.
-      allow_raise: let a registered data set's ε grow; every statement will contain the highest.
+      sealed_delta: part of δ set aside for them. For a new data set.
+      allow_raise: let a registered data set's ε grow; every statement will contain the highest ε.
       create: create the ledger if there is none.
     """
     from dpgcl_core.accounting.filters import StepClass
@@ -184,8 +184,8 @@ def export_command(output: Path, ledger: str | None = None, with_trusted: bool =
     Args:
       output: the file; an existing one is refused.
       ledger: path or URL; default $DPGCL_LEDGER.
-      with_trusted: include what rows of version 0.1.0 keep from exports; such a file stays on the trusted
-        side.
+      with_trusted: include the parts of rows of version 0.1.0 that exports omit; keep such a file on the
+        trusted side.
     """
     entries = _open_ledger(ledger).entries()
     try:
@@ -207,20 +207,20 @@ def restored_command(
     close: bool = False,
     used_since: bool = False,
 ) -> None:
-    """State that rows of a data set are lost for good, and go on with what is left of the ledger.
+    """State that rows of a data set are lost for good, and continue with the remaining ledger.
 
-    For a ledger that was restored from an older copy, or begun anew, when there is no newer copy any more.
-    The loss is recorded in the ledger; the whole cap is charged for it, up to the highest ε ever registered,
-    for the lost rows may have used it up. What is allowed later is what a raised cap adds. Trainings reserved
-    so far cannot resume. Where a lost row had raised the cap, raise it again first.
+    For a ledger that was restored from an older copy, or begun anew, when no newer copy exists. The loss is
+    recorded in the ledger. The whole cap is charged for it, up to the highest ε ever registered, since the
+    lost rows may have used it up. Later, only the amount that a raised cap adds is admitted. Trainings
+    reserved so far cannot resume. If a lost row had raised the cap, raise the cap again first.
 
     Args:
       dataset: the data set's id.
       ledger: path or URL; default $DPGCL_LEDGER.
-      data: its file or folder, whose marks name the lost rows; they name this ledger afterwards.
+      data: the data set's file or folder, whose marks name the lost rows; they name this ledger afterwards.
       against: a sweep's plan or a privacy statement that names lost rows.
-      close: admit nothing to the data set any more, whatever the cap.
-      used_since: the data set was charged here after the rows were lost: charge the cap on top of that.
+      close: admit no more charges to the data set, whatever the cap.
+      used_since: the data set was charged here after the rows were lost; charge the cap on top of that.
     """
     if data is None and against is None:
         raise ConfigError("what names the lost rows? give --data PATH, or --against a plan or statement")
@@ -300,7 +300,7 @@ def _head_line(head: Head) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return the exit code; errors a user can correct are raised."""
+    """Run one command and return the exit code; raise errors that a user can correct."""
     commands: dict[str, Callable[..., None]] = {
         "show": show_command,
         "remaining": remaining_command,

@@ -1,6 +1,6 @@
-"""One data set's account: what is charged to it, and the checks by which more is admitted.
+"""One data set's account: its charges, and the checks that admit more charges.
 
-`Ledger` makes the checks inside the transaction that adds a row, `verify` again for every row it reads.
+`Ledger` makes the checks inside the transaction that adds a row; `verify` repeats them for every row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.mechanism.numbers import check_delta
 
 MOST_TRAININGS = 1 << 20
-"""More than these are not counted."""
+"""The largest number of trainings that is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class PlannedTraining:
     Attributes:
       label: the trial's name; unique in the data set, so a trial cannot be started twice.
       step_class: sampling probability and noise multiplier of every step.
-      num_steps: all planned steps.
-      delta: δ at which the training's own ε will be stated, or None; at most one over the number of records.
+      num_steps: the number of all planned steps.
+      delta: δ at which the training's own ε will be stated, or None; at most 1 over the number of records.
     """
 
     label: str
@@ -44,11 +44,11 @@ class Reservation:
 
     Attributes:
       ledger_id, number: the ledger and the entry that reserved the first steps.
-      dataset_id: whose budget is charged.
+      dataset_id: the data set whose budget is charged.
       label: the trial's name, unique in the data set.
       step_class: sampling probability and noise multiplier of every step.
-      num_steps: steps reserved, extensions included.
-      num_steps_executed: steps settled; None while the training may still draw.
+      num_steps: number of reserved steps, extensions included.
+      num_steps_executed: number of executed steps as settled; None while the training may still draw.
     """
 
     ledger_id: str
@@ -61,7 +61,7 @@ class Reservation:
 
     @property
     def num_steps_charged(self) -> int:
-        """Steps that count: everything reserved until it is settled, then the executed ones."""
+        """The charged steps: all reserved steps before settlement, and the executed steps afterwards."""
         return self.num_steps if self.num_steps_executed is None else self.num_steps_executed
 
 
@@ -71,10 +71,10 @@ class SealedReservation:
 
     Attributes:
       ledger_id, number: the ledger and the entry.
-      dataset_id: whose budget is charged.
+      dataset_id: the data set whose budget is charged.
       label: the sweep's name, unique in the data set.
-      epsilon, delta: the tuned bound as it is stated.
-      rdp: the tuned release's RDP at the filter's order, or None when (epsilon, delta) itself is charged.
+      epsilon, delta: the stated tuned bound.
+      rdp: the tuned release's RDP at the filter's order, or None if (epsilon, delta) itself is charged.
     """
 
     ledger_id: str
@@ -90,21 +90,23 @@ class SealedReservation:
 class Account:
     """One data set: its registration, and everything charged to it.
 
-    *Lost rows.* Where `lose` says that rows of the data set are gone, all that they may have admitted is
-    charged, and nothing that was known before is refunded any more.
+    *Lost rows.* If `lose` states that rows of the data set are lost, all charges that these rows may have
+    admitted are charged, and no reservation known before is refunded any more.
 
-    Proposition. Let the rows known when a loss is stated be rows of the lost ledger, too; let no cap in a
-    lost row exceed the highest one known, and no training there have drawn beyond its reservation. Then the
-    charge after `lose` is at least everything that was executed, or still is, under known and lost rows.
+    Proposition. Let the rows known when a loss is stated be rows of the lost ledger, too. Let no cap in a
+    lost row exceed the highest known cap, and let no training in a lost row have drawn beyond its
+    reservation. Then the charge after `lose` is at least everything that was executed, or still is, under
+    known and lost rows.
     Sketch: let B be the highest cap's budget (for quotas: every class's quota) and m = `num_budgets` of a
-    ledger. All it ever charged is at most m B: without a loss m = 1, for each charge was admitted within the
-    cap in force then. A loss of rows of a ledger with m' raises the charge to m' B at least, and m to m' at
-    least, which dominates what was executed under the lost rows; a refund cannot lower it, for reservations
-    known then count as settled in full, and what is admitted later is added to it. If charges were added
-    after the rows were lost (`on_top`), what both lines of rows have charged is at most the sum of the known
-    charge and m' B, which is the charge then, at most (m + m') B. The heads of the data set carry m', so it
-    is known although the lost rows, losses among them, are not: the same backup put back a second time is
-    charged what the first time ended with. m never sinks, in the ledger and on the mark.
+    ledger. All its charges are at most m B: without a loss m = 1, since each charge was admitted within the
+    cap then in force. A loss of rows of a ledger with m' raises the charge to at least m' B, and m to at
+    least m', which dominates all that was executed under the lost rows. A refund cannot lower it, since
+    reservations known then count as settled in full, and later charges are added to it. If charges were added
+    after the rows were lost (`on_top`), the charges of both ledgers are at most the sum of the known charge
+    and m' B. This sum is charged then, and is at most (m + m') B. The heads of the data set carry m', so it
+    is known although the lost rows, and losses among them, are not: if the same backup is restored a second
+    time, the charge is the one that the first time ended with. m never decreases, in the ledger and on the
+    mark.
     """
 
     dataset_id: str
@@ -131,7 +133,7 @@ class Account:
         self.highest_epsilon = self.cap.epsilon
 
     def charge(self, reservation: Reservation | SealedReservation) -> None:
-        """Add a reservation, or replace it by its extended or settled form."""
+        """Add a reservation, or replace it with its extended or settled form."""
         self._labels.add(reservation.label)
         if isinstance(reservation, SealedReservation):
             self.sealed[reservation.number] = reservation
@@ -164,12 +166,12 @@ class Account:
         return math.nextafter(math.fsum(parts), math.inf) if len(parts) > 1 or curves else sum(parts)
 
     def lose(self, num_budgets: int = 1, *, on_top: bool, close: bool) -> None:
-        """Charge the whole cap for rows that are lost, `num_budgets` times; see the class.
+        """Charge the whole cap `num_budgets` times for lost rows; see the class.
 
         Args:
-          num_budgets: of the lost ledger.
-          on_top: whether to add it to what is charged already, instead of raising the charge to it.
-          close: whether to admit nothing any more, whatever the cap.
+          num_budgets: the lost ledger's number of budgets.
+          on_top: whether to add this amount to the existing charge, instead of raising the charge to it.
+          close: whether to refuse all further charges, whatever the cap.
         """
         for number, reservation in self.reservations.items():
             if reservation.num_steps_executed is None:
@@ -204,7 +206,7 @@ class Account:
         self.num_budgets = self.num_budgets + num_budgets if on_top else max(self.num_budgets, num_budgets)
 
     def check_use(self, unit: str, neighboring_relation: str) -> None:
-        """Raise LedgerError unless a training's unit and relation are the registered ones."""
+        """Raise LedgerError unless a training's unit and relation equal the registered values."""
         for name, value in (("unit", unit), ("neighboring_relation", neighboring_relation)):
             if value != getattr(self, name):
                 raise LedgerError(
@@ -233,7 +235,7 @@ class Account:
             )
 
     def admit_all(self, planned: Sequence[PlannedTraining]) -> None:
-        """Raise BudgetExceeded unless the filter admits all of them together."""
+        """Raise BudgetExceeded unless the filter admits all planned trainings together."""
         trial = copy.copy(self)
         trial.reservations, trial._steps, trial._labels = {}, Counter(self._steps), set(self._labels)
         for place, training in enumerate(planned):
@@ -261,7 +263,7 @@ class Account:
             )
 
     def admit_steps(self, step_class: StepClass, num_steps: int) -> None:
-        """Raise BudgetExceeded unless the filter admits `num_steps` more."""
+        """Raise BudgetExceeded unless the filter admits `num_steps` more steps."""
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
             raise ConfigError(f"num_steps of a reservation must be at least 1; got {num_steps!r}")
         self._check_open()
@@ -276,7 +278,7 @@ class Account:
             raise BudgetExceeded(self._rdp_message(budget, steps, cost))
 
     def num_admitted(self, step_class: StepClass, num_steps: int) -> int:
-        """Return the largest number of trainings of `num_steps` steps that `admit_steps` lets through."""
+        """Return the largest number of trainings of `num_steps` steps that `admit_steps` admits."""
 
         def admits(number: int) -> bool:
             try:
@@ -295,7 +297,7 @@ class Account:
         return lower
 
     def admit_sealed(self, *, epsilon: float, delta: float, rdp: float | None) -> None:
-        """Raise BudgetExceeded unless a sealed sweep's tuned bound fits."""
+        """Raise BudgetExceeded unless the cap admits a sealed sweep's tuned bound."""
         if not (0 < epsilon < math.inf and 0 <= delta < 1):
             raise ConfigError(
                 f"a sealed sweep needs a finite positive epsilon and delta in [0, 1); got {epsilon}, {delta}"
@@ -353,7 +355,7 @@ class Account:
         )
 
     def _raise_text(self) -> str:
-        """Return what helps where lost rows are charged with the whole cap, for the end of a refusal."""
+        """Return the remedy if the whole cap is charged for lost rows, for the end of a refusal's message."""
         if not self.num_losses:
             return ""
         if self.cap.quotas:

@@ -1,4 +1,4 @@
-"""The ledger's books: the state of all accounts, built by applying one entry after the other."""
+"""The ledger's books: the state of all accounts, built by applying the entries in order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Books:
     """All accounts after some number of entries; `apply` applies the next one.
 
     Attributes:
-      last: the entry applied last; None at first.
-      ledger_id: of the first entry.
-      accounts: by data-set id.
-      hashes: of all entries, in order.
+      last: the entry applied last; None before the first.
+      ledger_id: the id in the first entry.
+      accounts: the accounts by data-set id.
+      hashes: the hashes of all entries, in order.
       lost_heads: heads that entries state to be lost, with the rows up to them.
-      notes: events that a reader of the ledger should know of, such as a clock that was set back.
+      notes: events that a reader of the ledger should know, such as a clock that was set back.
     """
 
     last: Entry | None = None
@@ -39,7 +39,7 @@ class Books:
         return Head(ledger_id=self.ledger_id, num_entries=self.last.number, head_hash=self.last.entry_hash)
 
     def head_of(self, dataset_id: str) -> Head:
-        """Return the head as it was after the last row of a data set; rows of others do not move it."""
+        """Return the head after the last row of a data set; rows of other data sets do not move it."""
         account = self.account(dataset_id)
         number = account.rows[-1]
         return Head(
@@ -50,7 +50,7 @@ class Books:
         )
 
     def has(self, head: Head) -> bool:
-        """Return whether these entries begin with those that the head was taken over, all of them."""
+        """Return whether these entries begin with all the entries that the head covers."""
         return (
             head.ledger_id == self.ledger_id
             and head.num_entries <= len(self.hashes)
@@ -58,15 +58,15 @@ class Books:
         )
 
     def check_has(self, head: Head, source: str) -> None:
-        """Raise LedgerError if the ledger lacks rows which it once had.
+        """Raise LedgerError if the ledger lacks rows that it once had.
 
         Args:
-          head: known from outside of the ledger.
-          source: of the head, for the message.
+          head: a head known from outside the ledger.
+          source: the source of the head, for the message.
 
         Raises:
-          LedgerError: it is another ledger, its last rows are missing, or it was rewritten; and nobody has
-            stated that loss.
+          LedgerError: the head is another ledger's, the ledger's last rows are missing, or the ledger was
+            rewritten; and nobody has stated that loss.
         """
         if self.has(head) or head in self.lost_heads:
             return
@@ -94,7 +94,7 @@ class Books:
     def was_used_since(self, account: Account, lost_head: Head) -> bool:
         """Return whether an account certainly has rows that the ledger of a lost head never had.
 
-        Such are all rows from the lost head's number on, for they follow another row.
+        These are all rows from the lost head's number on, since they follow a different row.
         """
         return lost_head.ledger_id != self.ledger_id or account.rows[-1] >= lost_head.num_entries
 
@@ -108,20 +108,20 @@ class Books:
         return self.accounts[dataset_id]
 
     def reservation(self, number: int) -> Reservation:
-        """Return the reservation of an entry's number."""
+        """Return the reservation that the entry with this number made."""
         for account in self.accounts.values():
             if number in account.reservations:
                 return account.reservations[number]
         raise LedgerError(f"the ledger holds no reservation {number}")
 
     def known_reservation(self, reservation: Reservation) -> Reservation:
-        """Return a caller's reservation in its state according to the entries."""
+        """Return a caller's reservation in the state that the entries give it."""
         if reservation.ledger_id != self.ledger_id:
             raise LedgerError(f"the reservation of {reservation.label!r} belongs to another ledger")
         return self.reservation(reservation.number)
 
     def open_reservation(self, reservation: Reservation) -> Reservation:
-        """Return a caller's reservation in its state according to the entries, unless it is settled."""
+        """Return a caller's reservation in the state that the entries give it; refuse a settled one."""
         current = self.known_reservation(reservation)
         if current.num_steps_executed is not None:
             raise LedgerError(
@@ -133,7 +133,7 @@ class Books:
         """Apply one more entry.
 
         Args:
-          entry: the next one of a checked chain.
+          entry: the next entry of a checked chain.
           check: whether to check its admission again.
 
         Raises:
@@ -174,7 +174,7 @@ class Books:
         return account
 
     def _apply_fingerprint(self, entry: Entry, check: bool) -> Account:
-        """Pass over a row that version 0.1.0 could write; nothing has ever charged by it."""
+        """Skip a row that version 0.1.0 could write; no charge has ever depended on it."""
         return self.account(entry.facts["dataset_id"])
 
     def _apply_loss(self, entry: Entry, check: bool) -> Account:

@@ -1,4 +1,4 @@
-"""A data set's cap: the budget, and the privacy filter that is fixed with it."""
+"""A data set's cap: its budget, and the privacy filter that is fixed together with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, check_delta
 def line_to_register(
     ledger: str = "LEDGER", dataset_id: str = "NAME", *, unit: str = RECORD, create: bool = False
 ) -> str:
-    """Return the command that registers a data set; ε, δ and N are the reader's to decide.
+    """Return the command that registers a data set; the reader chooses ε, δ and N.
 
     >>> line_to_register("ledger.db", "scans")  # doctest: +ELLIPSIS
     'python -m dpgcl_core.ledger cap --ledger ledger.db --dataset scans --epsilon E ...'
@@ -35,14 +35,14 @@ class Cap:
 
     Attributes:
       epsilon, delta: the most that all charges together may reach.
-      order: the RDP filter's order; chosen by the filter unless given. Without quotas only.
+      order: the RDP filter's order; by default the filter chooses it. Only without quotas.
       quotas: (class, steps) for the quota filter; empty for the RDP filter.
       sealed_epsilon, sealed_delta: the part of epsilon and delta set aside for sealed sweeps that enter
         as (ε, δ) by basic composition; the filter gets the rest.
 
     Raises:
-      ConfigError: a value is out of range, or a class is named twice. (Whether quotas stay within the cap
-        takes a composition by PLD; it is checked at registration and at every admission.)
+      ConfigError: a value is out of range, or a class is named twice. (The check that quotas stay within the
+        cap needs a composition by PLD; it is made at registration and at every admission.)
     """
 
     epsilon: float
@@ -76,7 +76,7 @@ class Cap:
         sealed_epsilon: float = 0.0,
         sealed_delta: float = 0.0,
     ) -> Cap:
-        """Return the cap of an RDP filter whose order suits the classes of steps that are planned.
+        """Return the cap of an RDP filter whose order suits the planned classes of steps.
 
         >>> Cap.for_steps(8.0, 1e-5, [StepClass(0.01, 1.0)]).order
         3.7
@@ -107,7 +107,7 @@ class Cap:
 
 @lru_cache(maxsize=32)
 def _quota_filter(cap: Cap) -> QuotaFilter:
-    """Return the quota filter, cached: it composes all quotas by PLD."""
+    """Return the quota filter; it is cached, because it composes all quotas by PLD."""
     return QuotaFilter(cap.epsilon - cap.sealed_epsilon, cap.delta - cap.sealed_delta, dict(cap.quotas))
 
 

@@ -1,12 +1,12 @@
-"""The ledger's hash chain: one canonical text per entry, and a hash of it and of everything before it.
+"""The ledger's hash chain: one canonical text per entry, and a hash of this text and the previous hash.
 
 `hash_1 = SHA-256(GENESIS, text_1)`, `hash_k = SHA-256(hash_(k−1), text_k)`. Whoever knows the last hash and
 the number of rows can distinguish this ledger from any other with at least that many rows: an edited,
-deleted or inserted row changes every later hash, a truncated tail the number. A chain alone does not reveal
-that its tail was cut off, or that all of it was rewritten; the head in a privacy statement does.
+deleted or inserted row changes every later hash, and a truncated tail changes the number. The chain does not
+itself reveal that its tail was cut off or that all of it was rewritten; the head in a privacy statement does.
 
-A row of version 0.1.0 may have a *trusted* part, a data set's fingerprint. The chain covers it by the hash of
-the part and a nonce, so an export without it can still be verified, and reveals nothing about it.
+A row of version 0.1.0 may have a *trusted* part, a data set's fingerprint. The chain covers the hash of this
+part and a nonce, so an export without the part can still be verified, and reveals nothing about the part.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Head:
     """The end of a ledger at some moment; privacy statements contain it.
 
     Attributes:
-      ledger_id: of the ledger.
-      num_entries: rows so far.
-      head_hash: hash of the last of them, hexadecimal.
+      ledger_id: the ledger's id.
+      num_entries: number of rows so far.
+      head_hash: hash of the last row, hexadecimal.
       num_budgets: how many times its highest cap a data set may have been charged, see `Account`; not
-        hashed. More than 1 only in the head of a data set with a loss that was charged on top. Marks, plans
-        and statements without it are of a version that could not state a loss: 1.
+        hashed. It exceeds 1 only in the head of a data set with a loss that was charged on top. It is 1 for
+        marks, plans and statements without it, since their version could not state a loss.
     """
 
     ledger_id: str
@@ -56,7 +56,7 @@ class Head:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Head:
-        """Return the head that a mark, a plan or a statement names among other values.
+        """Return the head from the values of a mark, a plan or a statement; other values are ignored.
 
         Raises:
           KeyError: a value is missing.
@@ -72,13 +72,13 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One row.
+    """One row of the ledger.
 
     Attributes:
       number: 1 for the first row; defines the order, independently of clocks.
-      text: canonical JSON of `facts`, which is hashed.
-      entry_hash: SHA-256 of the row before and of `text`, hexadecimal.
-      trusted_text: canonical JSON of the part that stays on the trusted side, with its nonce; None without.
+      text: canonical JSON of `facts`; this text is hashed.
+      entry_hash: SHA-256 of the previous row's hash and of `text`, hexadecimal.
+      trusted_text: canonical JSON of the part that stays on the trusted side, with its nonce; or None.
       facts: the content of `text`; always has `kind`, `time` and `number`.
     """
 
@@ -95,7 +95,7 @@ class Entry:
 
     @property
     def time(self) -> str:
-        """Time in UTC; never earlier than that of the entry before."""
+        """Time in UTC; never earlier than the previous entry's time."""
         return str(self.facts["time"])
 
 
@@ -117,7 +117,7 @@ def next_entry(
 ) -> Entry:
     """Return the row that follows `last`.
 
-    Where the clock is behind the last entry's time, the entry repeats that time and records the difference
+    If the clock is behind the last entry's time, the new entry repeats that time and records the difference
     in seconds.
     """
     number = last.number + 1 if last else 1
@@ -142,11 +142,11 @@ def checked_entries(
     *,
     with_trusted: bool = True,
 ) -> Iterator[Entry]:
-    """Yield the rows after `last` as entries, each checked against the one before.
+    """Yield the rows after `last` as entries, each checked against the previous entry.
 
     Args:
       rows: (number, text, entry_hash, trusted_text) in order.
-      last: the entry before the first row; None from the beginning.
+      last: the entry before the first row; None at the beginning of the chain.
       with_trusted: whether the trusted parts are required; an export may omit them.
 
     Raises:

@@ -6,54 +6,55 @@
     python -m dpgcl_core.ledger export --output ledger.jsonl
     python -m dpgcl_core.ledger restored --dataset scans --data /data/scans.npz
 
-Guarantee. Fix a registered data set, its unit and the relation "add or remove one record". Everything that
-is released by trainings and sealed sweeps that were charged as below is, together, (ε, δ)-differentially
-private with the data set's cap, however each of them was chosen after seeing the results of others; given
-that each training's own mechanism is proven, and each step as its class says.
+Guarantee. Fix a registered data set, its unit and the relation "add or remove one record". All releases of
+trainings and sealed sweeps that were charged as below are, together, (ε, δ)-differentially private with the
+data set's cap. This holds for every choice of each of them after seeing the results of others, if each
+training's mechanism is proven and each step has the parameters of its class.
 
-Why it holds, in short (docs/theory/ledger.md has the proofs):
+The reasons, in short (docs/theory/ledger.md has the proofs):
 
-1. *The charge dominates what was spent, at every moment.* A training draws its first step after `reserve` has
-   returned, when the row with all its planned steps is on disk; a step that a restart repeats is drawn after
-   `extend` has returned. Rows are never changed, and a charge only goes down by `settle`, to a number of
-   steps that its caller guarantees the training has not exceeded and will not.
-2. *The charge stays within the cap.* One writer at a time reads all rows, asks the cap's filter and adds its
-   row, in one transaction, however many sweeps run at once.
-3. *The filter is valid*: an RDP filter at an order fixed with the cap, or step quotas fixed with it
-   (`dpgcl_core.accounting.filters`). The number of executed steps must be no secret: a training that ends
-   early does so by a public criterion or by what it has released. After a crash nobody knows the number; then
-   all stays charged. The PLD total admits nothing: it is not a valid filter, and shown for information.
-4. *Sealed sweeps.* One row, the tuned bound, before K is drawn; no rows per trial, no refund. By its
-   Papernot-Steinke RDP curve at the filter's order it is one more mechanism of the RDP filter. As (ε_i, δ_i)
-   it is charged to a share (ε_s, δ_s) of the cap that was set aside with it, and the filter keeps
-   (ε − ε_s, δ − δ_s).
+1. *The charge dominates the budget spent, at every moment.* A training draws its first step after `reserve`
+   has returned, when the row with all its planned steps is on disk. A step that a restart repeats is drawn
+   after `extend` has returned. Rows are never changed. Only `settle` reduces a charge, to a number of steps
+   that its caller guarantees the training has not exceeded and will not exceed.
+2. *The charge stays within the cap.* One writer at a time reads all rows, queries the cap's filter and adds
+   its row, in one transaction, for any number of concurrent sweeps.
+3. *The filter is valid.* It is an RDP filter at an order that is fixed with the cap, or it has step quotas
+   that are fixed with the cap (`dpgcl_core.accounting.filters`). The number of executed steps must not be
+   secret: a training that ends early does so by a public criterion or by its own releases. After a crash
+   nobody knows the number; then all steps stay charged. The PLD total admits nothing: it is not a valid
+   filter, and is shown for information.
+4. *Sealed sweeps.* A sealed sweep has one row, its tuned bound, which is added before K is drawn. It has no
+   rows per trial and no refund. Charged by its Papernot-Steinke RDP curve at the filter's order, it is one
+   more mechanism of the RDP filter. Charged as (ε_i, δ_i), it uses a share (ε_s, δ_s) that was set aside when
+   the cap was fixed, and the filter keeps (ε − ε_s, δ − δ_s).
 
 A cap that is raised later is stated at its highest value. Whoever raises it must know that the guarantee
 refers to the highest cap that any results would have led them to.
 
-*The ledger is the newest one.* All this is about the rows that the ledger has; an older copy of it (last
-night's backup) lacks the rows since. `bind` leaves a *mark* beside the data, which names a head: a number of
-rows, and the hash of the last of them.
+*The ledger is the newest one.* The above is about the rows that the ledger has. An older copy of the ledger
+(last night's backup) lacks the rows added since. `bind` writes a *mark* next to the data, which names a head:
+a number of rows, and the hash of the last row.
 
 Proposition. Let a step of a training be drawn after its row was added by a process that had bound the data,
-and let nobody put back, edit or delete the mark. Then a ledger without that row is refused by every later
-`bind` of these data, until the loss is stated (`state_loss`).
+and let nobody restore, edit or delete the mark. Then every later `bind` of these data refuses a ledger
+without that row, until the loss is stated (`state_loss`).
 Sketch: `reserve`, `extend`, `settle` and `reserve_sealed` return after the row is on disk and, after that,
-the mark: under the ledger's lock it is created with, or moved on to, the last row of the data set, so its
-head is that of this row or of a later one; it only moves to heads whose rows include those of the head
-before, so this stays true. A ledger has the mark's head only if its rows up to there hash to it, which are
-then those very rows (SHA-256 has no known collisions), the training's among them. Conversely no ledger that
-is whole is refused: the row lasts before the mark names it, so a crash between the two leaves a ledger that
-is ahead of the mark, which is accepted, and the mark moves on. A row without its mark has let nothing be
-drawn.
+the mark. Under the ledger's lock the mark is created with, or moved on to, the last row of the data set, so
+its head is the head of this row or of a later row. The mark only moves to heads whose rows include the rows
+of its previous head, so this stays true. A ledger has the mark's head only if its rows up to that head hash
+to it. Those are then the same rows (SHA-256 has no known collisions), and the training's row is among them.
+Conversely, no complete ledger is refused: the row is on disk before the mark names it, so a crash between the
+two leaves a ledger that is ahead of the mark. This ledger is accepted, and the mark moves on. No step was
+drawn for a row without its mark.
 
-The mark names the last row of its own data set, so rows of others that are lost leave it alone. Two ledgers
-that begin on unmarked data at once create one mark, exclusively: the other one is refused before it
-reserves.
+The mark names the last row of its own data set, so lost rows of other data sets do not affect it. If two
+ledgers begin on unmarked data at once, one mark is created, exclusively: the other ledger is refused before
+it reserves.
 
-The ledger cannot see a training that nobody reserves; data that were copied, or moved without their mark; a
-mark and a ledger that are put back together; a database administrator who rewrites everything, where no
-statement is left to compare with.
+The ledger cannot detect: a training that nobody reserves; data that were copied, or moved without their mark;
+a mark and a ledger that are restored together; a database administrator who rewrites everything, if no
+statement remains to compare with.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class Ledger:
     A driver reserves every trial before it starts a worker, extends before it resumes one, confirms at
     every checkpoint, and settles when the training has ended.
 
-    Every method raises LedgerError when the ledger is missing, locked for too long, unreachable or
-    tampered with; nothing is charged then, and nothing may be trained.
+    Every method raises LedgerError if the ledger is missing, locked for too long, unreachable or
+    tampered with. Then nothing is charged, and nothing may be trained.
     """
 
     url: str
@@ -122,7 +123,7 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str, *, wait_seconds: float = 60.0) -> Ledger:
-        """Open a ledger and check its chain; a missing one is refused: a new one has no charges."""
+        """Open a ledger and check its chain; refuse a missing ledger, since a new ledger has no charges."""
         store = LedgerStore.at(url, wait_seconds=wait_seconds)
         ledger = cls(store.name, LedgerSession(store))
         ledger.head()
@@ -137,18 +138,18 @@ class Ledger:
         unit: str = RECORD,
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
     ) -> None:
-        """Register a data set with its cap; the same registration once more changes nothing.
+        """Register a data set with its cap; repeating the same registration changes nothing.
 
         Args:
           dataset_id: the name that the budget belongs to.
           cap: the budget and its filter.
-          num_records_public: declared public number of records; δ is at most one over it.
-          unit: what one record stands for, such as "record" or "person".
+          num_records_public: declared public number of records; δ is at most 1/num_records_public.
+          unit: the meaning of one record, such as "record" or "person".
           neighboring_relation: the relation of the guarantee.
 
         Raises:
           ConfigError: the unit, the relation, the number or δ is invalid.
-          LedgerError: the id is registered otherwise.
+          LedgerError: the id is already registered with other values.
         """
         if not dataset_id or not isinstance(dataset_id, str):
             raise ConfigError(f"a data set needs an id that is text; got {dataset_id!r}")
@@ -177,10 +178,10 @@ class Ledger:
     def change_cap(self, dataset_id: str, epsilon: float, *, allow_raise: bool = False) -> None:
         """Change ε of an RDP filter's cap; δ, the order and the shares set aside stay as they are.
 
-        A lower cap refuses more; the statement keeps the highest. Quotas cannot change.
+        A lower cap refuses more charges; the statement keeps the highest cap. Quotas cannot change.
 
         Raises:
-          ConfigError: the cap has quotas, or a higher one comes without `allow_raise`.
+          ConfigError: the cap has quotas, or the new cap is higher and `allow_raise` is false.
         """
         with self._session.writing() as draft:
             cap = draft.books.account(dataset_id).cap
@@ -196,18 +197,18 @@ class Ledger:
                 draft.add("cap", dataset_id=dataset_id, cap=changed.facts())
 
     def bind(self, dataset_id: str, *data: Path, follow: bool = True) -> tuple[str, ...]:
-        """Leave a mark beside data files or folders that names this ledger and its last row of the data set.
+        """Write a mark next to data files or folders, which names this ledger and the data set's last row.
 
-        From here on every row of the data set moves the mark on before the call that added it returns, in
-        this process; see the module. Call it before `reserve`, in every process that charges.
+        From now on, in this process, every row of the data set moves the mark on before the call that added
+        the row returns; see the module. Call `bind` before `reserve`, in every process that charges.
 
         Args:
-          dataset_id: whose data.
+          dataset_id: the id of the data set.
           data: paths of the data.
           follow: whether later rows move the marks on.
 
         Returns:
-          What a user should know: the data had no mark though there are charges, or an older one.
+          Notes for the user: the data had no mark although there are charges, or had an older mark.
 
         Raises:
           LedgerError: a mark on the data, on a folder above them or on anything in them names another ledger
@@ -217,7 +218,7 @@ class Ledger:
         notes = [note for path in data for note in self.check_marks(dataset_id, path)]
         self.verify()
         places = {path: place_of(path, self._marks_folder) for path in data}
-        if self._advance(dataset_id, list(places.values())):  # two that begin at once may overlap
+        if self._advance(dataset_id, list(places.values())):  # two ledgers that begin at once may overlap
             for path in data:
                 self.check_marks(dataset_id, path)
         if follow:
@@ -225,13 +226,13 @@ class Ledger:
         return tuple(notes)
 
     def check_marks(self, dataset_id: str, data: Path) -> tuple[str, ...]:
-        """Refuse a ledger that does not have what the marks on the data say it has; change nothing.
+        """Refuse a ledger without the rows that the marks on the data name; change nothing.
 
         Returns:
-          As `bind`.
+          The same notes as `bind`.
 
         Raises:
-          LedgerError: as `bind`.
+          LedgerError: as in `bind`.
         """
         heads = self.heads_of_marks(dataset_id, data)
         with self._session.reading() as books:
@@ -255,12 +256,12 @@ class Ledger:
         return ()
 
     def owner_of(self, data: Path) -> str | None:
-        """Return the data set that a mark on the data names, beside them or kept with the ledger; or None."""
+        """Return the data set named by a mark on the data, next to them or with the ledger; or None."""
         marks = (read_mark(data), *trusted_marks(self._marks_folder, data, by_content=False))
         return next((mark[0] for mark in marks if mark is not None), None)
 
     def heads_of_marks(self, dataset_id: str, data: Path) -> list[Head]:
-        """Return the heads that the marks on the data name, beside them or kept with the ledger.
+        """Return the heads that the marks on the data name, stored next to the data or with the ledger.
 
         Raises:
           LedgerError: a mark names another data set, or cannot be read.
@@ -276,17 +277,17 @@ class Ledger:
     ) -> None:
         """Record that rows of a data set are lost for good, and charge its whole cap for them.
 
-        Everything that the rows may have admitted is within the highest cap, as many times as their head
-        says (a lost row may itself have stated a loss, charged on top); see `Account`. Reservations
-        known so far are settled in full: their trainings cannot resume. A cap that was raised in a lost row
-        must be raised again first. A cap that is raised later holds what it adds.
+        All charges that the rows may have admitted are within the highest cap, times the number of budgets in
+        their head (a lost row may itself have stated a loss, charged on top); see `Account`. Reservations
+        known so far are settled in full: their trainings cannot resume. If a lost row raised the cap, raise
+        the cap again first. A cap that is raised later admits the amount that was added.
 
         Args:
-          dataset_id: whose rows.
-          heads: that marks, plans or statements name, and this ledger does not have.
-          close: whether nothing is to be charged to the data set any more.
-          used_since: whether the data set was charged here after the rows were lost; the cap is then charged
-            on top of all known charges. The same holds where a head shows that.
+          dataset_id: the data set whose rows are lost.
+          heads: heads that marks, plans or statements name, and this ledger does not have.
+          close: whether to refuse all further charges to the data set.
+          used_since: whether the data set was charged in this ledger after the rows were lost. The cap is
+            then charged on top of all known charges. The same happens if a head shows such charges.
 
         Raises:
           LedgerError: the data set is unknown.
@@ -316,17 +317,17 @@ class Ledger:
         unit: str = RECORD,
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
     ) -> tuple[Reservation, ...]:
-        """Charge all planned steps of all trainings, or nothing; after it, the first step may be drawn.
+        """Charge all planned steps of all trainings, or nothing; afterwards the first step may be drawn.
 
         Args:
-          dataset_id: whose budget.
+          dataset_id: the data set whose budget is charged.
           planned: the trainings, such as one trial or all trials of an open sweep.
-          unit, neighboring_relation: what the trainings protect; must be what is registered.
+          unit, neighboring_relation: the protection of the trainings; must equal the registered values.
 
         Raises:
-          BudgetExceeded: the cap's filter does not admit them all.
-          LedgerError: the data set is unknown, a label taken, or unit or relation differ; or the mark on the
-            data names another ledger by now, or cannot be written (the charge stands then).
+          BudgetExceeded: the cap's filter does not admit all trainings.
+          LedgerError: the data set is unknown, a label is taken, or unit or relation differ; or the mark on
+            the data now names another ledger, or cannot be written (the charge then remains).
           ConfigError: a number is out of range.
         """
         with self._session.writing() as draft:
@@ -343,17 +344,17 @@ class Ledger:
             return tuple(books.reservation(number) for number in numbers)
 
     def would_admit(self, dataset_id: str, planned: Sequence[PlannedTraining]) -> None:
-        """Raise BudgetExceeded if `reserve` would now, and charge nothing: for dry runs."""
+        """Raise BudgetExceeded if `reserve` would raise it now, and charge nothing: for dry runs."""
         with self._session.reading() as books:
             books.account(dataset_id).admit_all(planned)
 
     def num_admitted(self, dataset_id: str, step_class: StepClass, num_steps: int) -> int:
         """Return how many more trainings of `num_steps` steps of a class `reserve` would now admit together.
 
-        The filter itself is asked, for growing numbers of trainings; at most `MOST_TRAININGS` are counted.
+        The filter itself is queried with growing numbers of trainings, up to `MOST_TRAININGS`.
 
         Raises:
-          LedgerError, ConfigError: as `reserve`.
+          LedgerError, ConfigError: as in `reserve`.
         """
         with self._session.reading() as books:
             return books.account(dataset_id).num_admitted(step_class, num_steps)
@@ -361,19 +362,19 @@ class Ledger:
     def would_admit_sealed(
         self, dataset_id: str, *, epsilon: float, delta: float, rdp_curve: Callable[[float], float] | None
     ) -> None:
-        """Raise BudgetExceeded if `reserve_sealed` would now, and charge nothing: for dry runs."""
+        """Raise BudgetExceeded if `reserve_sealed` would raise it now, and charge nothing: for dry runs."""
         with self._session.reading() as books:
             account = books.account(dataset_id)
             rdp = None if rdp_curve is None else float(rdp_curve(account.cap.order or 2.0))
             account.admit_sealed(epsilon=epsilon, delta=delta, rdp=rdp)
 
     def extend(self, reservation: Reservation, num_steps: int) -> Reservation:
-        """Charge `num_steps` more, which a resumed training repeats; call it before the training resumes.
+        """Charge `num_steps` more steps, which a resumed training repeats; call it before it resumes.
 
-        With 0, when no earlier attempt can have drawn a step, it only confirms the reservation.
+        With 0, if no earlier attempt can have drawn a step, it only confirms the reservation.
 
         Raises:
-          BudgetExceeded: the cap's filter does not admit them; the training must not resume.
+          BudgetExceeded: the cap's filter does not admit the steps; the training must not resume.
           LedgerError: the reservation is settled.
         """
         if num_steps == 0:
@@ -389,13 +390,13 @@ class Ledger:
         """Refund the steps that were not executed, to the sum or quota that they were charged to.
 
         Args:
-          reservation: of the training, which has ended and will not resume.
+          reservation: the reservation of the training, which has ended and will not resume.
           num_steps_executed: the largest number of steps that may have been drawn, repeated ones
             included. If that is not known, do not settle.
 
         Raises:
-          LedgerError: it was settled with more steps; or more were executed than reserved. These are
-            charged nevertheless, above the cap if necessary, before the error is raised.
+          LedgerError: the reservation was settled with more steps; or more steps were executed than
+            reserved. All executed steps are then charged, above the cap if necessary, before the error.
         """
         executed = num_steps_executed
         if isinstance(executed, bool) or not isinstance(executed, int) or executed < 0:
@@ -418,10 +419,11 @@ class Ledger:
         return self._reservation(reservation.number)
 
     def confirm(self, reservation: Reservation) -> Reservation:
-        """Return the reservation as it stands; a training calls this at every checkpoint, or stops.
+        """Return the current reservation; a training calls this at every checkpoint, and stops if it fails.
 
         Raises:
-          LedgerError: the ledger cannot be reached or does not hold the reservation, or it is settled.
+          LedgerError: the ledger cannot be reached or does not hold the reservation, or the reservation is
+            settled.
         """
         with self._session.reading() as books:
             return books.open_reservation(reservation)
@@ -439,20 +441,20 @@ class Ledger:
     ) -> SealedReservation:
         """Charge a sealed sweep's tuned bound, once, before its number of trials is drawn.
 
-        There are no rows per trial, which would reveal the number, and no refund. A crash that loses the
-        number of trials means a new sealed sweep, charged under a label of its own.
+        There are no rows per trial, which would reveal the number, and no refund. After a crash that loses
+        the number of trials, a new sealed sweep is needed, charged under its own label.
 
         Args:
           dataset_id, unit, neighboring_relation: as in `reserve`.
           label: the sweep's name.
-          epsilon, delta: the tuned bound; δ is at most one over the registered number of records. Without
-            a curve they are what is charged.
+          epsilon, delta: the tuned bound; δ is at most 1 over the registered number of records. Without a
+            curve, this bound itself is charged.
           rdp_curve: the tuned release's RDP at any order (Papernot and Steinke 2022); charged at the
             filter's order.
 
         Raises:
           BudgetExceeded: the cap does not admit it.
-          LedgerError, ConfigError: as in `reserve`; or a curve meets a cap with quotas.
+          LedgerError, ConfigError: as in `reserve`; or a curve is given and the cap has quotas.
         """
         with self._session.writing() as draft:
             account = draft.books.account(dataset_id)
@@ -475,7 +477,7 @@ class Ledger:
             return tuple(books.account(dataset_id).reservations.values())
 
     def reservation(self, dataset_id: str, label: str) -> Reservation | None:
-        """Return the reservation of a label, by which a resumed sweep finds its own, or None."""
+        """Return the reservation with a label, or None; a resumed sweep finds its reservations so."""
         return next((r for r in self.reservations(dataset_id) if r.label == label), None)
 
     def entries(self) -> tuple[Entry, ...]:
@@ -494,16 +496,16 @@ class Ledger:
             return books.head
 
     def head_of(self, dataset_id: str) -> Head:
-        """Return the head as it was after the last row of a data set."""
+        """Return the ledger's head after the last row of a data set."""
         with self._session.reading() as books:
             return books.head_of(dataset_id)
 
     def check_has(self, head: Head, source: str) -> None:
-        """Raise LedgerError if the ledger lacks rows which it once had.
+        """Raise LedgerError if the ledger lacks rows that it once had.
 
         Args:
-          head: known from outside of the ledger, such as from a sweep's plan.
-          source: of the head, for the message.
+          head: a head known from outside the ledger, such as from a sweep's plan.
+          source: the source of the head, for the message.
 
         Raises:
           LedgerError: rows are missing or were rewritten; the message names them.
@@ -512,7 +514,7 @@ class Ledger:
             books.check_has(head, source)
 
     def read_charges(self, dataset_id: str, *, with_pld: bool = True) -> Charges:
-        """Return what is charged to a data set, with the PLD total for information."""
+        """Return the charges to a data set, with the PLD total for information."""
         with self._session.reading() as books:
             account = books.account(dataset_id)
             return charges_of(account, with_pld=with_pld)
@@ -541,8 +543,8 @@ class Ledger:
         """Read all rows again, check chain and admissions, and compare with a statement's head.
 
         Raises:
-          LedgerError: a row was edited, deleted, inserted or admitted above its cap; with `against` also:
-            the tail was cut off, or the chain was written anew.
+          LedgerError: a row was edited, deleted, inserted or admitted above its cap; with `against`, also if
+            the tail was cut off or the chain was rewritten.
         """
         return verified(self.entries(), against)
 
@@ -551,9 +553,9 @@ class Ledger:
         return self._session.store.marks_folder
 
     def _advance(self, dataset_id: str, places: Collection[Place] | None = None) -> int:
-        """Move the marks on a data set on to its last row, durably; return how many are new.
+        """Move the marks on a data set on to its last row, durably; return how many marks are new.
 
-        The ledger's lock keeps all processes on it apart; a mark is never moved backwards.
+        The ledger's lock excludes its other processes meanwhile; a mark is never moved backwards.
         """
         all_places = self._places.get(dataset_id, {}).values() if places is None else places
         if not all_places:

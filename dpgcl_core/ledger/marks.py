@@ -1,19 +1,19 @@
-"""Marks: what a ledger leaves beside the data that it charges, outside of itself.
+"""Marks: files that a ledger writes next to the data that it charges, outside the ledger.
 
-A mark names the data set and the newest row that the ledger has of it. `Ledger` moves it after every row and
-before the row's steps may be drawn, so that a ledger without that row (an older copy, a second ledger) is
-refused at its next use; the module `dpgcl_core.ledger.ledger` has the proposition. A first mark is created
-exclusively: of two ledgers that begin on the same data at the same moment one is refused.
+A mark names the data set and its newest row in the ledger. `Ledger` moves the mark after every row and before
+the row's steps may be drawn, so that a ledger without that row (an older copy, a second ledger) is refused at
+its next use; the module `dpgcl_core.ledger.ledger` has the proposition. A first mark is created exclusively:
+if two ledgers begin on the same data at the same moment, one is refused.
 
-A mark applies to the data beside it under every path that leads there: through links, from the folders above,
-and for every folder that contains the marked data. A name with ranges, `train-{000..011}.tar`, stands for all
-its files, each with a mark of its own.
+A mark applies to the data next to it under every path to them: through links, from the folders above, and for
+every folder that contains the marked data. A name with ranges, `train-{000..011}.tar`, stands for all its
+files, each with its own mark.
 
-Where the folder of the data cannot be written the mark lies with the ledger instead (`trusted_marks`), and is
-found by the data's path and by the content of their files, whatever the files are called.
+If the folder of the data cannot be written, the mark is stored with the ledger instead (`trusted_marks`). It
+is found by the data's path and by the content of their files, whatever the files' names.
 
 Not recognised: a copy, a hard link, or data that were moved without their mark. A ledger could only compare
-with the data it knows, one changed pixel defeats that, and another ledger knows nothing of it.
+such data with the data that it knows: one changed pixel defeats that, and another ledger does not know them.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _UNSUPPORTED = frozenset((errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENO
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 MARK = ".dpgcl-ledger.json"
-"""Name of a folder's mark, and suffix of a file's mark."""
+"""The name of a folder's mark, and the suffix of a file's mark."""
 
 
 def expand_ranges(data: Path) -> list[Path]:
     """Return the files that a name with ranges stands for, in order; the path itself without ranges.
 
-    A path that exists stands for itself. Loading and marking data both use this, so every file that is read
-    is also checked for a mark.
+    An existing path stands for itself. Loading and marking data both use this function, so every file that is
+    read is also checked for a mark.
 
     >>> [path.name for path in expand_ranges(Path("train-{08..10}.tar"))]
     ['train-08.tar', 'train-09.tar', 'train-10.tar']
@@ -68,10 +68,10 @@ def expand_ranges(data: Path) -> list[Path]:
 
 
 def mark_path(data: Path) -> Path:
-    """Return the path of the mark of a data file or folder: beside the data themselves, never beside a link.
+    """Return the path of the mark of a data file or folder: next to the data, never next to a link to them.
 
     Raises:
-      LedgerError: the path leads in a circle.
+      LedgerError: the path's links form a loop.
     """
     return _mark_beside(_resolve(data))
 
@@ -80,17 +80,17 @@ def read_mark(data: Path) -> tuple[str, Head] | None:
     """Return the data-set id and the head that the nearest mark on the data names; None without a mark.
 
     Raises:
-      LedgerError: a mark cannot be read, or the path leads in a circle.
+      LedgerError: a mark cannot be read, or the path's links form a loop.
     """
     return next(_marks_on(data), None)
 
 
 def read_mark_above(place: Path) -> tuple[str, Head] | None:
-    """Return the mark on a folder or on one above it, ignoring marks inside it; None without a mark.
+    """Return the mark on a folder or on a folder above it, ignoring marks inside it; None without a mark.
 
-    For files that are named one by one, as in a list of images: their neighbours do not matter. Such a name
-    is the content of a record, so messages leave it out. It may lead nowhere, or to a place without
-    permission: then no data can be read there either, and no mark can be missed.
+    It is for files that are named one by one, as in a list of images: their neighbours do not matter. Such a
+    name is the content of a record, so messages omit it. The path may not exist, or not be accessible: then
+    no data can be read there either, so no mark can be missed.
 
     Raises:
       LedgerError: there is a mark that cannot be read.
@@ -101,7 +101,7 @@ def read_mark_above(place: Path) -> tuple[str, Head] | None:
 
 
 def _read_unnamed(path: Path) -> tuple[str, Head] | None:
-    """Read a mark, with no path in the message; None where the path does not exist or is not accessible."""
+    """Read a mark, with no path in the message; None if the path does not exist or is not accessible."""
     try:
         os.lstat(path)
         return _read(path)
@@ -115,7 +115,7 @@ def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
     """Return the heads that the marks on the data name, each once.
 
     Raises:
-      LedgerError: a mark names another id, or cannot be read; or the path leads in a circle.
+      LedgerError: a mark names another id, or cannot be read; or the path's links form a loop.
     """
     heads: dict[Head, None] = {}
     for mark in _marks_on(data):
@@ -125,10 +125,10 @@ def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
 
 
 def check_unmarked(data: Path) -> None:
-    """Refuse data that a ledger charges where public data are wanted.
+    """Refuse data that a ledger charges, if public data are required.
 
     Raises:
-      LedgerError: as said; or a mark cannot be read, or the path leads in a circle.
+      LedgerError: there is a mark on the data, a mark cannot be read, or the path's links form a loop.
     """
     _refuse(data, read_mark(data))
 
@@ -138,10 +138,10 @@ def check_unmarked_above(place: Path, *, named_in: Path) -> None:
 
     Args:
       place: the folder.
-      named_in: the file that names it; messages name this file instead.
+      named_in: the file that names the folder; messages name this file instead of the folder.
 
     Raises:
-      LedgerError: as said; or a mark cannot be read.
+      LedgerError: there is such a mark, or a mark cannot be read.
     """
     _refuse(named_in, read_mark_above(place))
 
@@ -155,14 +155,14 @@ def _refuse(data: Path, mark: tuple[str, Head] | None) -> None:
 
 
 def _marks_on(data: Path) -> Iterator[tuple[str, Head]]:
-    """Yield the marks on the data, on the folders above and on everything in them; some more than once."""
+    """Yield the marks on the data, on the folders above and on everything in the data; some may repeat."""
     for file in expand_ranges(data):
         yield from _marks_on_one(file)
 
 
 def _marks_on_one(data: Path) -> Iterator[tuple[str, Head]]:
     real = _resolve(data)
-    for path in dict.fromkeys((real, data.absolute())):  # a link may lie in a marked folder, too
+    for path in dict.fromkeys((real, data.absolute())):  # a link may be in a marked folder, too
         yield from _marks_above(path)
     for root, folders, files in os.walk(real):
         for name in folders + files:
@@ -216,12 +216,13 @@ def _resolve(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the marks of some data lie.
+    """The location of the marks of some data.
 
     Attributes:
       data: path of the data, maybe with ranges.
-      paths: of their marks.
-      found_by: what a mark in a ledger's own folder says of the data, to be found by; empty beside the data.
+      paths: paths of the data's marks.
+      found_by: values that identify the data in a mark in a ledger's own folder; empty for a mark next to
+        the data.
     """
 
     data: Path
@@ -235,10 +236,10 @@ def is_read_only(data: Path) -> bool:
 
 
 def place_of(data: Path, trusted: Path) -> Place:
-    """Return where the marks of `data` belong: beside them, else in a ledger's own folder.
+    """Return the location of the marks of `data`: next to them, else in a ledger's own folder.
 
     Raises:
-      LedgerError: the data cannot be written beside, nor read.
+      LedgerError: no mark can be written next to the data, and the data cannot be read.
     """
     if not is_read_only(data):
         return Place(data, tuple(mark_path(file) for file in expand_ranges(data)))
@@ -255,10 +256,10 @@ def trusted_marks(trusted: Path, data: Path, *, by_content: bool) -> list[tuple[
     """Return the marks in a ledger's own folder that were made for this path.
 
     Args:
-      trusted: the folder.
+      trusted: the ledger's own folder.
       data: path of the data.
-      by_content: whether to look, where there is none, for marks on the same content elsewhere. It reads all
-        of the data; of a list of images, the list.
+      by_content: whether to search, if there is none, for marks that were made for the same content at
+        another path. This reads all of the data; for a list of images, only the list.
 
     Raises:
       LedgerError: a mark or the data cannot be read.
@@ -274,7 +275,7 @@ def trusted_marks(trusted: Path, data: Path, *, by_content: bool) -> list[tuple[
 
 
 def _digest(data: Path) -> str:
-    """Return a hash of the files' contents, whatever their order and names."""
+    """Return a hash of the files' contents that does not depend on their order and names."""
     files: list[Path] = []
     for each in expand_ranges(data):
         if not each.is_dir():
@@ -296,16 +297,16 @@ def _salted(salt: str, digest: str) -> str:
 
 
 def advance_marks(place: Place, dataset_id: str, successor: Callable[[Head], Head | None], new: Head) -> int:
-    """Create the marks of a place with `new`, or move them on; return how many are new.
+    """Create the marks of a place with `new`, or move them on; return how many marks are new.
 
-    What is written lasts when this returns. While a mark is looked at and changed its folder is locked on
-    this machine; a new mark is created exclusively, which holds for every machine that shares the folder.
+    The marks are on disk when this function returns. While a mark is read and changed, its folder is locked
+    on this machine. A new mark is created exclusively, also among machines that share the folder.
 
     Args:
-      place: of the marks.
-      dataset_id: that they must name.
-      successor: of the head that a mark names; None where that is new enough. It raises LedgerError where the
-        ledger does not have the head.
+      place: the location of the marks.
+      dataset_id: the id that the marks must name.
+      successor: a function from the head that a mark names to its new head; None if the head is new enough.
+        It raises LedgerError if the ledger does not have the head.
       new: the head of a new mark.
 
     Raises:
@@ -338,7 +339,7 @@ def _advance(
 
 
 def check_owner(data: Path, mark: tuple[str, Head], dataset_id: str) -> None:
-    """Raise LedgerError unless a mark on the data names the data set that is to be charged."""
+    """Raise LedgerError unless a mark on the data names the data set that will be charged."""
     owner, head = mark
     if owner != dataset_id:
         raise LedgerError(
@@ -349,10 +350,10 @@ def check_owner(data: Path, mark: tuple[str, Head], dataset_id: str) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other processes of this machine, where its file system has such locks.
+    """Lock a folder against other processes of this machine, if its file system has such locks.
 
-    Without them two copies of one ledger that go their own ways at the same moment are found at their next
-    use; a new mark is exclusive all the same.
+    Without such locks, two copies of one ledger that diverge at the same moment are detected only at their
+    next use; a new mark is still exclusive.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -367,7 +368,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _write(path: Path, dataset_id: str, head: Head, place: Place, *, exclusively: bool = False) -> bool:
-    """Put a mark in its place as a whole, durably; return False where there is one that must stay."""
+    """Write a mark atomically and durably; return False if an existing mark must stay."""
     content = json.dumps({"dataset_id": dataset_id, **asdict(head), **dict(place.found_by)})
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
@@ -382,7 +383,7 @@ def _write(path: Path, dataset_id: str, head: Head, place: Place, *, exclusively
             except OSError as error:
                 if error.errno not in _UNSUPPORTED:
                     raise
-                try:  # a file system without links
+                try:  # fails on a file system without links
                     _write_new(path, content)
                 except FileExistsError:
                     return False

@@ -1,7 +1,7 @@
-"""What a data set's cap still holds: in the unit of its rule, and in trainings that somebody has in mind.
+"""The remaining budget of a data set's cap: in the unit of its rule, and as a number of planned trainings.
 
-What is left has no ε: how much ε a further step costs depends on all that is charged with it, and on the
-rule. So it is given as the rule counts it, and as the number of trainings that the rule itself would admit.
+The remaining budget has no ε: the ε of a further step depends on all charges composed with it, and on the
+rule. So it is reported in the rule's unit, and as the number of trainings that the rule would admit.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dpgcl_core.mechanism.numbers import check_delta, default_delta
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A training that the remaining budget is counted in.
+    """A training that serves as the unit of the remaining budget.
 
     Attributes:
-      step_class: of every step.
+      step_class: the class of every step.
       num_steps: T.
-      epsilon, delta: of it alone, by PLD.
+      epsilon, delta: ε and δ of only this training, by PLD.
     """
 
     step_class: StepClass
@@ -39,7 +39,7 @@ class Training:
     def of(
         cls, num_records_public: int, batch_size: float, num_steps: int, epsilon: float, delta: float | None
     ) -> Self:
-        """Return the training of a target ε, calibrated as in a sweep.
+        """Return the training with a target ε, calibrated as in a sweep.
 
         Raises:
           ConfigError: a number is out of range, or no noise meets the target.
@@ -63,12 +63,12 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Remaining:
-    """What is left of a cap.
+    """The remaining budget of a cap.
 
     Attributes:
-      charges: to the data set.
-      training: to count in; None if there is none.
-      num_trainings: as many more of it as the rule admits.
+      charges: the charges to the data set.
+      training: the training to count in; None if there is none.
+      num_trainings: the number of further such trainings that the rule admits.
     """
 
     charges: Charges
@@ -77,7 +77,7 @@ class Remaining:
 
     @property
     def rdp(self) -> float | None:
-        """Left at the filter's order; None with quotas."""
+        """The remaining RDP at the filter's order; None with quotas."""
         charges = self.charges
         if charges.rdp is None or charges.rdp_budget is None:
             return None
@@ -85,18 +85,18 @@ class Remaining:
 
     @property
     def steps(self) -> dict[StepClass, int]:
-        """Left of every quota."""
+        """The remaining steps of every quota."""
         num_charged, quotas = self.charges.num_steps, self.charges.cap.quotas
         return {step_class: max(0, quota - num_charged.get(step_class, 0)) for step_class, quota in quotas}
 
     @property
     def sealed(self) -> dict[str, float]:
-        """Left of ε and δ that are set aside for sealed sweeps by basic composition."""
+        """The remainder of the ε and δ set aside for sealed sweeps by basic composition."""
         charges, names = self.charges, ("sealed_epsilon", "sealed_delta")
         return {name: max(0.0, getattr(charges.cap, name) - getattr(charges, name)) for name in names}
 
     def lines(self) -> Iterator[str]:
-        """Yield it for people."""
+        """Yield the remaining budget as lines of text."""
         yield self.charges.title
         if self.charges.closed:
             yield "  left: nothing, for rows were lost, and it is closed for good"
@@ -121,7 +121,7 @@ class Remaining:
         )
 
     def to_json(self) -> str:
-        """Return it as one JSON object."""
+        """Return the remaining budget as one JSON object."""
         charges, training = self.charges, self.training
         values = {
             "dataset_id": charges.dataset_id,
@@ -138,12 +138,12 @@ class Remaining:
 
 
 def remaining_of(ledger: Ledger, dataset_id: str, training: Training | None = None) -> Remaining:
-    """Return what a data set's cap still holds.
+    """Return the remaining budget of a data set's cap.
 
     Args:
       ledger: the ledger.
-      dataset_id: of the data set.
-      training: counted as often as the rule admits it, all of them together.
+      dataset_id: the data set's id.
+      training: the training to count in: how many of it, all together, the rule admits.
 
     Raises:
       LedgerError: there is no such data set.

@@ -1,4 +1,4 @@
-"""Reports on a ledger: how much is charged, its part of a privacy statement, and its verification."""
+"""Reports on a ledger: its charges, its part of a privacy statement, and its verification."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from dpgcl_core.ledger.chain import Entry, Head
 
 @dataclass(frozen=True, kw_only=True)
 class Charges:
-    """What is charged to a data set at some moment.
+    """The charges to a data set at some moment.
 
-    The guarantee is the cap. `epsilon_filter` and `epsilon_pld` are for information: what was spent under
+    The guarantee is the cap. `epsilon_filter` and `epsilon_pld` are for information: the amount spent under
     adaptive choices is not an (ε, δ) statement.
 
     Attributes:
       dataset_id, cap: the data set and its budget.
-      num_steps: steps charged, by class: reserved ones until they are settled, executed ones after.
-      num_open, num_settled, num_sealed: reservations of trainings, and sealed sweeps.
-      num_losses, closed: how often rows were stated to be lost, and whether nothing is admitted since.
-      sealed_epsilon, sealed_delta: charged by basic composition to the share that the cap sets aside.
+      num_steps: charged steps, by class: the reserved steps before settlement, the executed steps after it.
+      num_open, num_settled, num_sealed: numbers of open and settled reservations of trainings, and of sealed
+        sweeps.
+      num_losses, closed: how often rows were stated to be lost, and whether all further charges are refused.
+      sealed_epsilon, sealed_delta: ε and δ charged by basic composition to the share that the cap sets aside.
       rdp, rdp_budget: RDP charged and allowed at the filter's order; None with quotas.
-      epsilon_filter: ε of the charge at the cap's δ and order, plus `sealed_epsilon`; with quotas, that of
+      epsilon_filter: ε of the charge at the cap's δ and order, plus `sealed_epsilon`; with quotas, the ε of
         all quotas. For information.
       epsilon_pld: the PLD total at the cap's δ of all charged steps, plus the sealed sweeps' stated
-        (ε, δ) by basic composition; None where they leave no δ, rows were lost, or when not asked for. For
-        information.
+        (ε, δ) by basic composition; None if the sealed sweeps leave no δ, if rows were lost, or if it was
+        not requested. For information.
     """
 
     dataset_id: str
@@ -62,7 +63,7 @@ class Charges:
 
 
 def charges_of(account: Account, *, with_pld: bool) -> Charges:
-    """Return what is charged to an account."""
+    """Return the charges to an account."""
     steps, budget = account.steps(), account.cap.filter()
     settled_reservations = [r for r in account.reservations.values() if r.num_steps_executed is not None]
     sealed_epsilon, sealed_delta = (float(value) for value in account.sealed_spent())
@@ -92,7 +93,7 @@ def charges_of(account: Account, *, with_pld: bool) -> Charges:
 
 def _epsilon_pld(account: Account, steps: Mapping[StepClass, int]) -> float | None:
     delta = account.cap.delta - sum(s.delta for s in account.sealed.values())
-    if delta <= 0 or account.num_losses:  # of lost rows only a bound on their RDP or steps is known
+    if delta <= 0 or account.num_losses:  # for lost rows only a bound on RDP or steps is known
         return None
     drawn = {step_class: num for step_class, num in steps.items() if num}
     of_steps = epsilon_pld(composed_event(drawn), delta) if drawn else 0.0
@@ -104,11 +105,11 @@ class LedgerStatement:
     """The ledger's part of a privacy statement; releasable.
 
     Attributes:
-      dataset_id, unit, neighboring_relation: what is protected.
+      dataset_id, unit, neighboring_relation: the protected data set, unit and relation.
       epsilon, delta: the guarantee of everything charged together: the highest cap ever in force.
       rule: the filter that enforced it.
       num_raised: how often the cap was raised; each time is a decision outside the guarantee.
-      head: the ledger's head at that moment, by which `verify` detects a truncated or rewritten ledger.
+      head: the ledger's head at that moment, with which `verify` detects a truncated or rewritten ledger.
     """
 
     dataset_id: str
@@ -154,7 +155,7 @@ def read_head(path: Path) -> Head:
     """Return the ledger's head in a statement: at its top level, in `head` or in `ledger.head`.
 
     Raises:
-      LedgerError: the file holds none.
+      LedgerError: the file contains no head.
     """
     try:
         values: Any = json.loads(path.read_text())
@@ -170,11 +171,11 @@ def read_head(path: Path) -> Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The result of verifying a ledger that is intact.
+    """The result of verifying an intact ledger.
 
     Attributes:
-      head: its head.
-      notes: events that a reader should know of: clocks set back, raised caps, overrun reservations, losses.
+      head: the ledger's head.
+      notes: events that a reader should know: clocks set back, raised caps, overrun reservations, losses.
     """
 
     head: Head
@@ -185,8 +186,8 @@ def verified(entries: Iterable[Entry], against: Head | None) -> Verification:
     """Replay checked entries, check every admission again, and compare with a statement's head.
 
     Raises:
-      LedgerError: a row contradicts those before it or exceeded its cap; or the ledger is not the
-        statement's, is shorter, or was rewritten.
+      LedgerError: a row contradicts the rows before it or exceeded its cap; or the ledger is not the
+        statement's ledger, is shorter than the statement says, or was rewritten.
     """
     books = Books()
     for entry in entries:

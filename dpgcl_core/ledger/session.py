@@ -1,4 +1,4 @@
-"""One process's view of a ledger: transactions that read every new row before a row is added."""
+"""One process's view of a ledger: its transactions read every new row before they add a row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Draft:
 
 @dataclass
 class LedgerSession:
-    """The books as read by this process; every use reads new rows first.
+    """The books as this process has read them; every use reads new rows first.
 
     Args:
       store: the rows' storage.
@@ -59,7 +59,7 @@ class LedgerSession:
         """Run one transaction: read all rows, let the caller check and add rows, and write these to disk.
 
         Raises:
-          LedgerError: as `reading`, or the ledger cannot be written; nothing was added.
+          LedgerError: as in `reading`, or the ledger cannot be written; nothing was added.
         """
         with self._lock:
             with self.store.writing() as connection:

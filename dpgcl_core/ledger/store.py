@@ -2,8 +2,8 @@
 
 One append-only table: triggers refuse UPDATE, DELETE and a row out of order. One writer at a time (SQLite:
 BEGIN IMMEDIATE; PostgreSQL: a transaction-level advisory lock), from reading the last row to the commit,
-which returns when the row is on disk. Every transaction has a connection of its own, so a ledger may be used
-from several threads and after a fork.
+which returns when the row is on disk. Every transaction has its own connection, so a ledger may be used from
+several threads and after a fork.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TRIGGERS = {
     "sqlite": (
         f"CREATE TRIGGER {TABLE}_update BEFORE UPDATE ON {TABLE} {_REFUSE}",
         f"CREATE TRIGGER {TABLE}_delete BEFORE DELETE ON {TABLE} {_REFUSE}",
-        # REPLACE deletes without firing the delete trigger; this one stops it.
+        # REPLACE deletes without firing the delete trigger; this trigger prevents that.
         f"CREATE TRIGGER {TABLE}_insert BEFORE INSERT ON {TABLE} WHEN NEW.number <> ({_ORDER}) {_REFUSE}",
     ),
     "postgresql": (
@@ -70,7 +70,7 @@ class LedgerStore:
       wait_seconds: how long to wait for other writers.
 
     Raises:
-      LedgerError: the URL is of another kind, or PostgreSQL's driver is not installed.
+      LedgerError: the URL has another scheme, or PostgreSQL's driver is not installed.
     """
 
     url: URL = field(repr=False)
@@ -100,12 +100,12 @@ class LedgerStore:
 
     @property
     def name(self) -> str:
-        """The URL for messages; where it holds no secret, it opens the ledger again."""
+        """The URL for messages; if it contains no secret, it also opens the ledger."""
         return masked(self.address) if has_secret(self.address) else self.url.render_as_string()
 
     @property
     def marks_folder(self) -> Path:
-        """Where marks on data lie that cannot be written beside: with the SQLite file, else with the user."""
+        """The folder of marks on data in read-only folders: next to the SQLite file, else the user's own."""
         if self.url.get_backend_name() == "sqlite":
             return Path(f"{self.url.database}.marks")
         return Path.home() / ".dpgcl" / "marks"
@@ -114,7 +114,7 @@ class LedgerStore:
         """Create the table with its first row.
 
         Raises:
-          LedgerError: there is a ledger already, or it cannot be written there.
+          LedgerError: a ledger already exists there, or it cannot be written.
         """
         if self.url.get_backend_name() == "sqlite":
             self._create_file()
@@ -158,7 +158,7 @@ class LedgerStore:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Open a transaction that excludes other writers; it is on disk when the block has ended.
+        """Open a transaction that excludes other writers; its rows are on disk when the block has ended.
 
         Raises:
           LedgerError: the ledger is missing, locked for too long, or cannot be written. Nothing was
@@ -175,7 +175,7 @@ class LedgerStore:
     def _transaction(self, engine: Engine) -> Iterator[Connection]:
         try:
             new_connection = engine.connect()
-        except Exception as error:  # a driver refuses a host, a port or a parameter with any class
+        except Exception as error:  # a driver may raise any class for a bad host, port or parameter
             raise self._unusable(error) from None
         try:
             with new_connection as connection, connection.begin():
@@ -197,7 +197,7 @@ class LedgerStore:
         )
 
     def _missing(self, error: Exception) -> str:
-        """What is not there; "" where the ledger is."""
+        """Return a text that names the missing thing; "" if the ledger exists."""
         original = error.orig if isinstance(error, DBAPIError) else None
         if self.url.get_backend_name() == "sqlite" and not Path(str(self.url.database)).is_file():
             return "there is no such file"
@@ -213,7 +213,7 @@ class LedgerStore:
         return message
 
     def _create_file(self) -> None:
-        """Create an empty file that its owner alone may read; opening never creates one."""
+        """Create an empty file that only its owner may read; opening a ledger never creates a file."""
         path = Path(str(self.url.database))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ class LedgerStore:
 def _parse_url(url: str) -> URL:
     """Return the URL with an absolute path, or with the installed PostgreSQL driver."""
     if "://" not in url:
-        if has_secret(url) or _BEGINS_AS_URL.match(url):  # a file of this name would hold no ledger
+        if has_secret(url) or _BEGINS_AS_URL.match(url):  # not the name of a ledger's file
             raise LedgerError(_not_a_url(url))
         return URL.create("sqlite", database=str(Path(url).resolve()))
     try:

@@ -1,12 +1,12 @@
-"""What a training can be before anything is spent: feasible (B, σ, T, S) and expected SNR.
+"""Plans of a training before any budget is spent: feasible (B, σ, T, S) and expected SNR.
 
     from dpgcl_core.planning import PlanRequest, feasible
 
     answer = feasible(PlanRequest(num_records_public=60_000, target_epsilon=1.0, num_weights=8_280))
     print(answer.recommended)
 
-Everything here follows from public numbers. `sweeps/plan.py` is the command line; every sweep's plan takes
-its warning that n and ε are too small from `too_small`.
+All results depend only on public numbers. `sweeps/plan.py` is the command line. Every sweep's plan uses
+`too_small` to warn that n and ε are too small.
 """
 
 from dpgcl_core.planning.feasible import Answer, Plan, PlanRequest, enough_records, feasible, verified

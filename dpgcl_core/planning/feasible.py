@@ -1,13 +1,14 @@
-"""Which (B, σ, T, S) a budget of privacy, time and memory allows, and which of them to take.
+"""The (B, σ, T, S) that a budget of privacy, time and memory allows, and the recommended choice among them.
 
-For every batch size and number of steps of a grid σ follows from ε, by PLD; groups follow from S; hours
-follow from the records and the throughput. Nothing is drawn and nothing spent: all numbers are public.
+For every batch size and number of steps of a grid, σ is computed from ε by PLD, the number of groups from S,
+and the hours from the number of records and the throughput. Nothing is drawn or spent; all numbers are
+public.
 
-*Which one.* At a fixed ε a larger batch needs more noise, and where noise is large the SNR over the training
-tends to one limit whatever B and T are. So among the plans whose SNR over the training is within
-`WORTH_MORE_STEPS` of the best, the one with the most steps is taken, for an optimizer needs steps; then the
-smallest batch. S is the largest whose SNR over the training is at least `ENOUGH_TRAINING_SNR`, for larger
-groups have more negatives; where none has, the S of the best SNR.
+*Recommendation.* At a fixed ε a larger batch needs more noise, and for large noise the SNR over the training
+tends to one limit for all B and T. So among the plans whose SNR over the training is within
+`WORTH_MORE_STEPS` of the best, the plan with the most steps is taken, since an optimizer needs steps; among
+those, the plan with the smallest batch. S is the largest S whose SNR over the training is at least
+`ENOUGH_TRAINING_SNR`, since larger groups have more negatives; if there is none, the S of the best SNR.
 """
 
 from __future__ import annotations
@@ -49,27 +50,27 @@ _FEWEST_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """A request for plans: privacy, the settings that may vary, and the resources they may take.
+    """A request for plans: the privacy, the settings that may vary, and the available resources.
 
     Attributes:
       num_records_public: N, declared public.
       target_epsilon: ε of one training.
-      num_weights: d, the weights that are trained.
-      target_delta: δ; 1/(N ln N) unless given.
-      method: that clips one gradient per disjoint group.
-      sampling: "groups" or "records"; the method's own way unless given.
-      batch_sizes: expected batch sizes B; `batch_sizes_for` N unless given.
+      num_weights: d, the number of trained weights.
+      target_delta: δ; 1/(N ln N) by default.
+      method: the name of a method that clips one gradient per disjoint group.
+      sampling: "groups" or "records"; the method's own sampling by default.
+      batch_sizes: expected batch sizes B; `batch_sizes_for` N by default.
       num_steps: values of T.
-      group_sizes: values of S; of a method without groups the whole batch is one.
+      group_sizes: values of S; for a method without groups, the whole batch is the only group.
       alignment_size: S₀ of the expected SNR.
-      records_per_second: of one core or GPU; None where no time is computed.
-      seconds_per_step: of every step besides its records, of the same core or GPU.
-      most_hours: core- or GPU-hours of one training; None for any.
-      memory_bytes: of one worker, by S; empty where it is not known.
-      most_bytes: of one worker; None for any.
+      records_per_second: throughput of one core or GPU; None if no time is computed.
+      seconds_per_step: time of every step in addition to its records, on the same core or GPU.
+      most_hours: limit on the core- or GPU-hours of one training; None for no limit.
+      memory_bytes: memory of one worker, by S; empty if it is not known.
+      most_bytes: limit on the memory of one worker; None for no limit.
 
     Raises:
-      ConfigError: a number is out of range, or the method clips something else.
+      ConfigError: a number is out of range, or the method does not clip disjoint groups.
     """
 
     num_records_public: int
@@ -118,16 +119,16 @@ class PlanRequest:
 
     @property
     def sizes(self) -> tuple[GroupSize, ...]:
-        """Values of S that mean something for the method, each once."""
+        """The distinct values of S that are valid for the method."""
         if not method_named(self.method).takes_group_size:
             return (BATCH,)
         return tuple(dict.fromkeys(self.group_sizes))
 
     def mechanism(self, batch: float, num_steps: int, noise: float, size: GroupSize) -> Mechanism:
-        """Return the mechanism of one point.
+        """Return the mechanism of one point of the grid.
 
         Raises:
-          ConfigError: the numbers do not fit each other.
+          ConfigError: the numbers contradict each other.
         """
         if not method_named(self.method).takes_group_size and self.sampling not in (None, RECORDS):
             size = max(1, round(batch))
@@ -149,12 +150,12 @@ class Plan:
     """One feasible plan.
 
     Attributes:
-      mechanism: with B = q·N, σ, T and S; at C = 1, which no other number depends on.
-      snr: expected.
+      mechanism: the mechanism with B = q·N, σ, T and S; C = 1, on which no other number depends.
+      snr: the expected SNR.
       hours: core- or GPU-hours of one training; None without a throughput.
-      memory_bytes: of one worker; None where it is not known.
-      is_verified: whether σ was calibrated on the grid of record; otherwise it is at most some two per cent
-        larger than need be, never smaller.
+      memory_bytes: memory of one worker; None if it is not known.
+      is_verified: whether σ was calibrated on the grid of record; otherwise σ is at most about two per cent
+        larger than necessary, never smaller.
     """
 
     mechanism: Mechanism
@@ -165,7 +166,7 @@ class Plan:
 
     @property
     def num_epochs(self) -> float:
-        """T·q: how often a record is drawn, on average."""
+        """T·q, the mean number of times that a record is drawn."""
         return self.mechanism.num_steps * self.mechanism.sampling_prob
 
 
@@ -174,10 +175,10 @@ class Answer:
     """The feasible plans of a request.
 
     Attributes:
-      plans: all that are feasible, those of the recommended S first, each S by SNR over the training.
-      recommended: one of them; None where there is none.
-      relax: what to relax and by how much, one sentence each, where no plan is feasible.
-      refusals: numbers of points of the grid, by the rule that excludes them.
+      plans: all feasible plans: plans of the recommended S first, and within each S by SNR over the training.
+      recommended: the recommended plan; None if there is no plan.
+      relax: the limits to relax and by how much, one sentence each, if no plan is feasible.
+      refusals: numbers of refused points of the grid, by the rule that excludes them.
     """
 
     plans: tuple[Plan, ...]
@@ -197,7 +198,7 @@ def batch_sizes_for(num_records_public: int) -> tuple[int, ...]:
 
 
 def smallest_group(method: str) -> GroupSize:
-    """Return the smallest S that a method can have; the whole batch where it has none."""
+    """Return the smallest S that a method can have; the whole batch if the method has no groups."""
     rules = method_named(method)
     return max(1, rules.min_group_size) if rules.takes_group_size else BATCH
 
@@ -205,11 +206,12 @@ def smallest_group(method: str) -> GroupSize:
 def feasible(request: PlanRequest) -> Answer:
     """List the feasible plans and recommend one.
 
-    Every σ of the list is by PLD on a coarse grid, hence never too small; `verified` gives that of record.
+    Every σ of the list is computed by PLD on a coarse grid, hence never too small; `verified` gives the σ of
+    record.
     """
     refusals: Counter[str] = Counter()
     plans: list[Plan] = []
-    start = 1.0  # the next point's noise is near the last one's
+    start = 1.0  # the next point's noise is near the last point's
     for batch, num_steps in _batches_and_steps(request, refusals):
         noise = _noise(request, batch, num_steps, start, refusals)
         if noise is None:
@@ -232,7 +234,7 @@ def feasible(request: PlanRequest) -> Answer:
 
 
 def verified(request: PlanRequest, plan: Plan, cache_folder: Path | None = None) -> Plan:
-    """Return the plan with its σ calibrated on the grid of record, as a training's is."""
+    """Return the plan with its σ calibrated on the grid of record, as for a training."""
     mechanism = plan.mechanism.calibrated(request.target_epsilon, cache_folder=cache_folder)
     snr = expected_snr(mechanism, request.num_weights, request.alignment_size)
     return dataclasses.replace(plan, mechanism=mechanism, snr=snr, is_verified=True)
@@ -246,7 +248,7 @@ def hours_of(request: PlanRequest, batch: float, num_steps: float) -> float | No
 
 
 def _batches_and_steps(request: PlanRequest, refusals: Counter[str]) -> list[tuple[float, int]]:
-    """The points of the grid within the budget of time."""
+    """Return the points (B, T) of the grid within the time limit."""
     points = []
     for batch in dict.fromkeys(request.batch_sizes or batch_sizes_for(request.num_records_public)):
         for num_steps in dict.fromkeys(request.num_steps):
@@ -263,7 +265,7 @@ def _batches_and_steps(request: PlanRequest, refusals: Counter[str]) -> list[tup
 def _noise(
     request: PlanRequest, batch: float, num_steps: int, start: float, refusals: Counter[str]
 ) -> float | None:
-    """σ of (B, T) on a coarse grid, from the safe side."""
+    """Return σ of (B, T) by PLD on a coarse grid; it is never too small."""
     mechanism = request.mechanism(batch, num_steps, 1.0, smallest_group(request.method))
     try:
         return solve(
@@ -304,7 +306,7 @@ def _plan(
 
 
 def _groups_per_batch(request: PlanRequest) -> int:
-    """The groups that a batch must hold; of sampled records a remainder is dropped, so it holds four."""
+    """Return the least number of groups in a batch: four if a remainder of sampled records is dropped."""
     default = method_named(request.method).samplings[0]
     return 4 if (request.sampling or default) == RECORDS else 1
 
@@ -365,7 +367,7 @@ def _what_to_relax(request: PlanRequest) -> tuple[str, ...]:
 
 
 def _privacy_to_relax(request: PlanRequest, batch: float, num_steps: int) -> str:
-    """The ε of the smallest plan with the least and the most noise, for there is none in between."""
+    """Return advice on ε: the smallest plan's ε with the least noise, or with the most noise."""
     mechanism = request.mechanism(batch, num_steps, 1.0, smallest_group(request.method))
     largest = coarse_epsilon(mechanism, MIN_NOISE_MULTIPLIER, 1.0)
     if largest <= request.target_epsilon:
@@ -383,7 +385,7 @@ def _privacy_to_relax(request: PlanRequest, batch: float, num_steps: int) -> str
 def enough_records(request: PlanRequest, plan: Plan) -> int | None:
     """Return the N at which this plan's B, T and S would have an SNR of `LEAST_TRAINING_SNR` at the same ε.
 
-    None where no N up to a million times as large does.
+    Return None if no N up to a million times as large has it.
     """
     noise = plan.mechanism.noise_multiplier * plan.snr.over_training / LEAST_TRAINING_SNR
     if noise < MIN_NOISE_MULTIPLIER:

@@ -1,4 +1,4 @@
-"""Find where a function of one positive number reaches a value, by secants of the logarithms."""
+"""Find the positive number at which a function reaches a value, by secants of the logarithms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpgcl_core.errors import ConfigError
 _MOST_TRIES = 60
 _NARROW = 1e-6
 _FROM_THE_ENDS = 0.1
-_LONGEST = 0.7  # of a step, so that no far too small noise is accounted for, which is slow
+_LONGEST = 0.7  # of a step: accounting would be slow for far too small noise
 
 
 def solve(
@@ -25,15 +25,15 @@ def solve(
 ) -> float:
     """Return x with `(1 - share)·high ≤ function(x) ≤ high`, for a monotone function.
 
-    Where the function jumps over this range, the x at the jump on the side below `high`.
+    If the function jumps over this range, return the x at the jump, on the side below `high`.
 
     Args:
-      function: of x > 0, positive.
-      high: what it must not exceed.
-      share: how far below it may stay.
+      function: a positive function of x > 0.
+      high: the value that the function must not exceed.
+      share: the allowed shortfall below `high`, as a fraction of `high`.
       start: the first x.
-      slope: a guess of d ln function/d ln x; its sign tells whether the function rises.
-      lower, upper: ends of the search.
+      slope: a guess of d ln function/d ln x; its sign states whether the function rises.
+      lower, upper: the ends of the search.
 
     Raises:
       ConfigError: `function` stays above or below the range on all of [lower, upper].
@@ -73,6 +73,6 @@ def solve(
 
 
 def _leads_out(x: float, too_high: bool, slope: float, least: float) -> bool:
-    """Whether the next step would leave the range by the end at which x is."""
+    """Return whether the next step would leave the range at the end where x is."""
     rises = (slope > 0) != too_high  # towards larger x
     return rises != (x <= least)

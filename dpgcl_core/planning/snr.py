@@ -1,26 +1,27 @@
 """The expected signal-to-noise ratio (SNR) of a training, from public numbers, and when it is too small.
 
-*One step.* The noise on d trained weights has norm σ·Δ·√d, with Δ = C where groups are sampled and 2C where
-records are. The clean sum of K groups' clipped gradients has norm at most K·C, so the SNR of a step is at
-most K·C/(σΔ√d). What it is depends on how far the groups agree. Let all K gradients have norm C and every two
-of them the cosine ρ: their sum has the squared norm K + K(K − 1)ρ times C², so
+*One step.* The noise on d trained weights has norm σ·Δ·√d, with Δ = C if groups are sampled and Δ = 2C if
+records are sampled. The clean sum of K groups' clipped gradients has norm at most K·C, so the SNR of a step
+is at most K·C/(σΔ√d). Its value depends on how far the groups agree. Let all K gradients have norm C and
+every two of them have the cosine ρ. Their sum has the squared norm K + K(K − 1)ρ times C², so
 
     SNR = a · K·C/(σΔ√d),    a² = (1 + (K − 1)ρ)/K,
 
-exact at K = 1 and for ρ = 1. A group's gradient is a sum over its S records. With a common part and
-independent rest in each record, as in a gradient estimated from S samples, the cosine is
+which is exact at K = 1 and for ρ = 1. A group's gradient is a sum over its S records. If each record has a
+common part and an independent remainder, as in a gradient estimated from S samples, the cosine is
 
     ρ = S/(S + S₀),
 
-S₀ being the group size at which the common part is half of the squared norm: `ALIGNMENT_SIZE`. It is
-measured, on data sets and networks that are not the user's; `alignment_size_of` takes a first-step SNR that
-is.
+where S₀ is the group size at which the common part is half of the squared norm: `ALIGNMENT_SIZE`. This value
+is measured on data sets and networks that are not the user's; `alignment_size_of` computes S₀ from the user's
+own first step.
 
-*A training.* Only what the groups have in common, √ρ of each, adds up from step to step: over T aligned steps
-to T times that of one, independent noise to √T times. So the SNR over the training is √T·√ρ·K·C/(σΔ√d). This
-is a model, too: a gradient that turns, as it does near an optimum, adds up to less.
+*A training.* Only the common part of the groups' gradients, √ρ of each, adds up from step to step: over T
+aligned steps to T times one step's part, while independent noise adds up to √T times. So the SNR over the
+training is √T·√ρ·K·C/(σΔ√d). This is a model, too: a gradient that turns, as near an optimum, adds up to
+less.
 
-The numbers of this module are those of the first steps, when groups agree most. They are made from committed
+The numbers of this module describe the first steps, when groups agree most. They are computed from committed
 tables by `tests/dpgcl_core/planning/alignment.py`.
 """
 
@@ -40,18 +41,18 @@ from dpgcl_core.sampling.groups import BATCH
 ALIGNMENT_SIZE = 138.0
 """S₀: the geometric mean over three committed tables of `benchmarks/results/calibration` (65 to 594).
 
-Against the rows themselves the expected SNR is then off by a factor of 0.66 to 2."""
+With it, the expected SNR differs from the rows' measured SNR by a factor of 0.66 to 2."""
 LEAST_TRAINING_SNR = 0.3
 """Expected SNR over the training below which no gain is to be expected.
 
-Of the private rows of `benchmarks/results` with a row of the whole batch beside them none up to 0.10 has a
-gain that its answer distinguishes, and the smallest with one has 0.99: this is the middle on a logarithmic
-scale. Five of the six rows up to 0.10 are distinguishable below the highest at their ε, and on Fashion-MNIST
-none from 0.42 on is.
+Consider the private rows of `benchmarks/results` with a row of the whole batch next to them. No row up to
+0.10 has a gain that its answer distinguishes, and the smallest SNR of a row with such a gain is 0.99. This
+constant is the middle on a logarithmic scale. Five of the six rows up to 0.10 are distinguishable below the
+highest row at their ε, and on Fashion-MNIST no row from 0.42 on is.
 """
 ENOUGH_TRAINING_SNR = 2.2
-"""From it on noise need not decide S: the geometric mean of two tables' smallest SNR that is within noise of
-the highest, 0.99 on Fashion-MNIST and 5.1 where private data matter."""
+"""The SNR from which noise need not decide S: the geometric mean of two tables' smallest SNR that is within
+noise of the highest, 0.99 on Fashion-MNIST and 5.1 where private data matter."""
 _GRIDS_IN_EPSILON = 300
 _LARGE_SHARE, _MANY_STEPS = 0.125, 400
 _MOST_GRID, _LEAST_SCALE = 0.003, 0.01
@@ -59,12 +60,12 @@ _MOST_GRID, _LEAST_SCALE = 0.003, 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedSnr:
-    """What a training may expect.
+    """The expected SNR of a training.
 
     Attributes:
-      bound: of one step, for groups that agree fully.
-      per_step: of one step.
-      over_training: of what the groups have in common, over all T steps.
+      bound: SNR of one step, for groups that agree fully.
+      per_step: SNR of one step.
+      over_training: SNR of the groups' common part, over all T steps.
     """
 
     bound: float
@@ -73,7 +74,7 @@ class ExpectedSnr:
 
     @property
     def is_too_small(self) -> bool:
-        """Whether no gain is to be expected."""
+        """Whether the SNR is so small that no gain is to be expected."""
         return self.over_training < LEAST_TRAINING_SNR
 
 
@@ -100,13 +101,13 @@ def group_alignment(num_groups: float, group_size: float, alignment_size: float 
 
 
 def alignment_size_of(alignment: float, num_groups: float, group_size: float) -> float:
-    """Return S₀ from a measured alignment of K groups of S: the inverse of `group_alignment`.
+    """Return S₀ from a measured alignment of K groups of size S: the inverse of `group_alignment`.
 
     >>> round(alignment_size_of(group_alignment(64, 16, 100.0), 64, 16), 6)
     100.0
 
     Raises:
-      ConfigError: K is one, where the alignment is 1 whatever the groups, or no two groups agree.
+      ConfigError: K is one, for which the alignment is always 1, or no two groups agree.
     """
     if not num_groups > 1:
         raise ConfigError(
@@ -123,12 +124,12 @@ def alignment_size_of(alignment: float, num_groups: float, group_size: float) ->
 
 
 def is_modelled(mechanism: Mechanism) -> bool:
-    """Whether the model holds: one clipped gradient per disjoint group, with noise."""
+    """Return whether the model holds: one clipped gradient per disjoint group, with noise."""
     return mechanism.is_private and clips_groups(mechanism.method)
 
 
 def clips_groups(method: str) -> bool:
-    """Whether a method clips one gradient per disjoint group of contrasted records, which S₀ was measured on.
+    """Return whether a method clips one gradient per disjoint group of contrasted records, as S₀ requires.
 
     >>> clips_groups("dp_gcl"), clips_groups("logit_dp"), clips_groups("dp_mae")
     (True, False, False)
@@ -138,7 +139,7 @@ def clips_groups(method: str) -> bool:
 
 
 def names_of_modelled() -> str:
-    """Return the names of the methods that the model is for.
+    """Return the names of the methods that the model covers.
 
     >>> names_of_modelled()
     'dp_gcl, dp_clip, siglip_groups, byol_groups'
@@ -154,12 +155,13 @@ def expected_snr(
     """Return the expected SNR of a training.
 
     Args:
-      mechanism: of a method that clips disjoint groups.
-      num_weights: d, the weights that are trained.
+      mechanism: the mechanism of a method that clips disjoint groups.
+      num_weights: d, the number of trained weights.
       alignment_size: S₀.
 
     Raises:
-      ConfigError: the method clips something else, the training has no noise, or a number is not positive.
+      ConfigError: the method does not clip disjoint groups, the training has no noise, or a number is not
+        positive.
 
     >>> mechanism = Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
     ...     l2_clip_norm=1.0, noise_multiplier=1.39, num_steps=40, target_delta=1.5e-6)
@@ -189,7 +191,7 @@ def expected_snr(
 def enough_epsilon(mechanism: Mechanism, snr: ExpectedSnr) -> float | None:
     """Return the ε with which this training would have an SNR of `LEAST_TRAINING_SNR`, by PLD.
 
-    None where less noise than the library adds at all would be needed.
+    Return None if that needs less noise than the smallest that the library adds.
     """
     noise = mechanism.noise_multiplier * snr.over_training / LEAST_TRAINING_SNR
     if noise < MIN_NOISE_MULTIPLIER:
@@ -199,9 +201,10 @@ def enough_epsilon(mechanism: Mechanism, snr: ExpectedSnr) -> float | None:
 
 
 def coarse_epsilon(mechanism: Mechanism, noise_multiplier: float, scale: float) -> float:
-    """Return an upper bound on ε with another σ, by PLD on a grid that is a small share of `scale`.
+    """Return an upper bound on ε with another σ, by PLD on a grid that is a small fraction of `scale`.
 
-    For an ε near `scale` it is some two per cent above that of the grid of record, in a fraction of its time.
+    For an ε near `scale`, the bound is about two per cent above the ε of the grid of record, and takes a
+    fraction of its time.
     """
     return epsilon_of_steps(
         sampling_prob=mechanism.sampling_prob,
@@ -215,8 +218,8 @@ def coarse_epsilon(mechanism: Mechanism, noise_multiplier: float, scale: float) 
 def with_larger_steps(mechanism: Mechanism) -> Mechanism | None:
     """Return the training with the batch and the steps that n and ε hardly limit, at the same ε.
 
-    An eighth of the records a step and at least 400 steps: from there on the SNR over the training grows by
-    little, for noise grows with both. None where it has both already, or no σ gives the ε.
+    It has an eighth of the records in a step, and at least 400 steps. Beyond these the SNR over the training
+    grows little, since noise grows with both. Return None if the training already has both, or no σ gives ε.
     """
     prob = max(mechanism.sampling_prob, _LARGE_SHARE)
     steps = max(mechanism.num_steps, _MANY_STEPS)
@@ -240,10 +243,10 @@ def with_larger_steps(mechanism: Mechanism) -> Mechanism | None:
 
 
 def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = ALIGNMENT_SIZE) -> str | None:
-    """Return the warning that no gain is to be expected, with what would do; None where one is.
+    """Return the warning that no gain is to be expected, with a remedy; None if a gain is to be expected.
 
-    The warning names n and ε, or only this training's B and T, as too small. It is a sentence from public
-    numbers alone; methods that are not modelled get none.
+    The warning names n and ε, or only this training's B and T, as too small. It depends only on public
+    numbers; methods that are not modelled get no warning.
     """
     if not is_modelled(mechanism):
         return None

@@ -1,7 +1,8 @@
-"""What N, B and σ do to ε and to the epochs: the curves of DP-Cap's Figures 5 and 6, for any plan.
+"""The effect of N, B and σ on ε and on the epochs: the curves of DP-Cap's Figures 5 and 6, for any plan.
 
-Figure 5: ε against N, with B, σ and T held. Figure 6: the epochs that a target ε allows against B, one curve
-per σ. Both by PLD on a coarse grid, from the safe side: ε is at most, epochs are at least what is drawn.
+Figure 5 shows ε against N, for fixed B, σ and T. Figure 6 shows the epochs that a target ε allows against B,
+with one curve per σ. Both use PLD on a coarse grid and err on the safe side: the true ε is at most the drawn
+ε, and the allowed epochs are at least the drawn epochs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dpgcl_core.planning.snr import coarse_epsilon
 
 RECORDS_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 NOISE_FACTORS = (0.66, 1.0, 1.11)
-"""The σ of Figure 6 over that of DP-Cap's own training: 0.48 and 0.81 over 0.728."""
+"""The σ of Figure 6 relative to the σ of DP-Cap's training: 0.48 and 0.81 over 0.728."""
 BATCH_FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 _MOST_STEPS = 1e7
 
@@ -30,7 +31,7 @@ class Point:
 
     Attributes:
       figure: "epsilon" (Figure 5) or "epochs" (Figure 6).
-      num_records, expected_batch_size, noise_multiplier, num_steps, epsilon: of the training.
+      num_records, expected_batch_size, noise_multiplier, num_steps, epsilon: the training's values.
     """
 
     figure: str
@@ -49,7 +50,7 @@ class Point:
 def epsilon_by_records(
     request: PlanRequest, plan: Mechanism, factors: Sequence[float] = RECORDS_FACTORS
 ) -> list[Point]:
-    """Return ε at multiples of N for the plan's B, σ and T; δ as requested, else 1/(N ln N)."""
+    """Return ε at multiples of N for the plan's B, σ and T; δ is the requested δ, or else 1/(N ln N)."""
     batch, steps, noise = plan.expected_batch_size, plan.num_steps, plan.noise_multiplier
     points = []
     for factor in factors:
@@ -69,7 +70,7 @@ def epochs_by_batch(
     factors: Sequence[float] = BATCH_FACTORS,
     noise_factors: Sequence[float] = NOISE_FACTORS,
 ) -> list[Point]:
-    """Return the most steps within ε at multiples of B, for σ around the plan's; those with any."""
+    """Return the most steps within ε at multiples of B, for σ around the plan's; omit points without any."""
     points = []
     for noise in (factor * plan.noise_multiplier for factor in noise_factors):
         start = float(plan.num_steps)
@@ -89,7 +90,7 @@ def epochs_by_batch(
 def most_steps(
     mechanism: Mechanism, noise: float, target_epsilon: float, start: float = 1000.0
 ) -> tuple[int, float] | None:
-    """Return the largest T within ε, to 2 %, and its ε by PLD; None where it is none, or above 10 million.
+    """Return the largest T within ε, to 2 %, and its ε by PLD; None if T is 0 or above 10 million.
 
     >>> mechanism = Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
     ...     l2_clip_norm=1.0, noise_multiplier=0.97, num_steps=1, target_delta=1.5e-6)

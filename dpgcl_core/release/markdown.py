@@ -1,14 +1,14 @@
-r"""Values in Markdown: the one place where a text becomes part of a page without becoming markup.
+r"""Values in Markdown: the one module that inserts a text into a page without turning it into markup.
 
-Names, paths, notes and errors come from users, and pages are rendered by whatever their reader has: a forge,
-a notebook, MLflow's notes. So a value becomes one line, in which every character that could begin an element
-of any common dialect is written such that it stands for itself.
+Names, paths, notes and errors come from users, and readers render pages with different tools: a forge, a
+notebook, MLflow's notes. So a value becomes one line, in which every character that could begin an element of
+any common dialect is escaped.
 
 *Why it is enough.* An element needs HTML (`<`, or `&` of an entity), an inline mark (a backtick, `*`, `_` at
 the edge of a word, `~~`, `[`, `{`), a cell's end (`|`), a bare address (`://`, `www.`, `@`), a line of its
-own, or a mark at the start of the line. Inline marks get a backslash; all others become entities, that
-CommonMark and Python-Markdown never take for structure; so is a backslash of the value's own, which could
-undo one. Line breaks and invisible characters become spaces.
+own, or a mark at the start of the line. Inline marks get a backslash. All other such characters become
+entities, which CommonMark and Python-Markdown never treat as structure. A backslash in the value becomes an
+entity, too, since it could undo an escape. Line breaks and invisible characters become spaces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _START = re.compile(r"[-+=~](?=[-+=~\s]|$)|\d+(?=[.)](?:\s|$))")
 
 
 def escaped(text: str) -> str:
-    r"""Return a text as one line of Markdown that shows it and nothing else.
+    r"""Return one line of Markdown that shows only the given text.
 
     >>> print(escaped("a|b <img src=x onerror=alert(1)> `c` dp_gcl [d](https://e)"))
     a&#124;b &lt;img src=x onerror=alert(1)&gt; \`c\` dp_gcl \[d\](https&#58;//e)

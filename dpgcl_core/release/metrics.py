@@ -1,11 +1,11 @@
-"""Stage 11, metrics: every number a training reports, and who may see it.
+"""Stage 11, metrics: every number that a training reports, and who may see it.
 
-A metric is *releasable* when it is post-processing of the private model or of public settings; a *score* is
-releasable only when everything it is computed from besides the model (index, gallery, probe training data,
-queries) is public; a *noised* number has noise of its own and is charged in ε (see
-`dpgcl_core.release.noised_counts`); everything else is *private-only*: it depends on the private records
-outside any mechanism. With private data a private-only metric never reaches MLflow, Ray's results, a log or a
-file. `visible` is the only gate, and it refuses undeclared names.
+A metric is *releasable* if it is post-processing of the private model or of public settings. A *score* is
+releasable only if all data that it is computed from besides the model (index, gallery, probe training data,
+queries) are public. A *noised* number has its own noise and is charged in ε (see
+`dpgcl_core.release.noised_counts`). Every other metric is *private-only*: it depends on the private records
+outside any mechanism. With private data, a private-only metric never reaches MLflow, Ray's results, a log or
+a file. `visible` is the only gate, and it refuses undeclared names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Release(enum.Enum):
 
 
 class Family(enum.Enum):
-    """What a score is of; the scores of one family come from one scorer."""
+    """The kind of a score; one scorer computes all scores of a family."""
 
     CLASSIFIER = "a classifier's own classes"
     PAIRS = "retrieval between images and texts"
@@ -41,17 +41,18 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One declared metric: everything that reports, tables, figures and searches ask about it.
+    """One declared metric, with all facts that reports, tables, figures and searches need.
 
     Attributes:
-      name: includes the unit; in MLflow behind its `section`.
-      release: who may see it.
-      meaning: one line for reports.
-      title: for tables and figures; empty where the name in words is.
-      unit: "fraction" is drawn in per cent; "s" are seconds; empty for a pure number.
-      higher_is_better: the direction; None where no value is better than another.
-      family: of a score that a finished training may have of its own network; None for all other numbers.
-      has_panel: whether figures draw the score; others of its family stand in the tables.
+      name: the metric's name, unit included; in MLflow, its `section` precedes the name.
+      release: who may see the metric.
+      meaning: an explanation of one line for reports.
+      title: the title in tables and figures; empty if the name in words serves as the title.
+      unit: "fraction" is drawn in per cent; "s" means seconds; empty for a pure number.
+      higher_is_better: the direction; None if no value is better than another.
+      family: the family of a score that a finished training may have of its own network; None for all other
+        numbers.
+      has_panel: whether figures draw the score; the other scores of its family are only in the tables.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Metric:
 
     @property
     def section(self) -> str:
-        """What stands before the name in MLflow: nothing before a score."""
+        """The prefix of the name in MLflow; empty for a score."""
         if self.release is Release.SCORE or self.name.endswith("_accuracy"):
             return ""
         return _PRIVACY if self.release is Release.RELEASABLE else _TRAINING
@@ -74,7 +75,7 @@ class Metric:
 _PRIVACY, _TRAINING = "privacy.", "training."
 FRACTION, SECONDS = "fraction", "s"
 DURING = "_during"
-"""What the name of a score after a number of steps ends with."""
+"""The suffix of the name of a score that is computed after a number of steps."""
 
 CLASSIFIER_SCORE = "classifier_accuracy"
 
@@ -133,7 +134,7 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
         ),
     ),
     # Only accuracies on labels may be noised. One more record is a candidate for every query, so it can
-    # change the hits of all recalls; a caption counts by its length, and by its words' orders.
+    # change the hits of all recalls; a caption's weight depends on its length and on its words' orders.
     Family.NOISED: (
         ("noised_knn_accuracy", "Noised k-NN accuracy", "k-NN accuracy on held-out private records, noised"),
         (
@@ -176,11 +177,11 @@ _OF_IMAGES = {
     "hog_": "of histograms of oriented gradients",
 }
 REFERENCE_PREFIXES = (*_BEFORE_TRAINING, *_OF_IMAGES)
-"""What scores of no trained network start with: those that a trained one's are held against."""
+"""The prefixes of scores of untrained networks and raw images, with which trained scores are compared."""
 
 
 def _derived(score: Metric, name: str, qualifier: str) -> Metric:
-    """Return the same score of another network than the finished one."""
+    """Return the same score for another network than the finished one."""
     return replace(score, name=name, meaning=f"{score.meaning}, {qualifier}", title="", family=None)
 
 
@@ -251,11 +252,11 @@ _DECLARED_PER_DATASET = (
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
 METRICS_PER_DATASET: dict[str, Metric] = {metric.name: metric for metric in _DECLARED_PER_DATASET}
-"""Metrics with a value for each probing data set, named metric/data set: `transfer_knn_accuracy/digits`."""
+"""Metrics with a value for each probing data set, named "metric/data set": `transfer_knn_accuracy/digits`."""
 
 
 def find_metric(name: str) -> Metric | None:
-    """Return the declared metric of a name, or None.
+    """Return the declared metric with a name, or None.
 
     >>> [find_metric(name) is not None for name in ("knn_accuracy", "transfer_knn_accuracy/digits")]
     [True, True]
@@ -267,9 +268,9 @@ def find_metric(name: str) -> Metric | None:
 
 
 def tracked_name(name: str) -> str:
-    """Return the name that a metric has in MLflow, whose pages open on the first metric by name.
+    """Return a metric's name in MLflow, whose pages open on the metric that is first by name.
 
-    Scores are bare, and come first; all else stands in a section behind them.
+    Scores have no prefix, and come first; all other metrics are in a section after them.
 
     >>> [tracked_name(name) for name in ("knn_accuracy", "epsilon", "train_loss", "of_somebody_else")]
     ['knn_accuracy', 'privacy.epsilon', 'training.train_loss', 'of_somebody_else']
@@ -279,7 +280,7 @@ def tracked_name(name: str) -> str:
 
 
 def declared_name(tracked: str) -> str:
-    """Return the name of a metric from the one that it has in MLflow, now or in earlier versions.
+    """Return a metric's declared name from its name in MLflow, in this version or in earlier versions.
 
     >>> [declared_name(name) for name in ("privacy.epsilon", "epsilon", "transfer_knn_accuracy/digits")]
     ['epsilon', 'epsilon', 'transfer_knn_accuracy/digits']
@@ -297,7 +298,7 @@ def scores_of(*families: Family) -> list[str]:
 
 
 def is_final_score(name: str) -> bool:
-    """Return whether a finished training may have this score of its own network, on whatever data set.
+    """Return whether a finished training may have this score of its own network, on any data set.
 
     >>> [is_final_score(name) for name in ("knn_accuracy", "transfer_knn_accuracy/digits", "epsilon")]
     [True, True, False]
@@ -310,7 +311,7 @@ def is_final_score(name: str) -> bool:
 
 
 def is_reference(name: str) -> bool:
-    """Return whether a score is of no trained network: of untrained weights, or of the images themselves.
+    """Return whether a score is not of a trained network, but of untrained weights or the images themselves.
 
     >>> [is_reference(name) for name in ("untrained_knn_accuracy", "hog_knn_accuracy", "knn_accuracy")]
     [True, True, False]
@@ -326,10 +327,10 @@ def visible(
     Args:
       values: metric values by declared name.
       training_data_is_public: whether the training records are public.
-      evaluation_data_is_public: whether *all* records the scores were computed from are public.
+      evaluation_data_is_public: whether *all* records that the scores were computed from are public.
 
     Raises:
-      ConfigError: a name is not declared; undeclared numbers must not slip through.
+      ConfigError: a name is not declared; undeclared numbers must not be released.
 
     >>> visible({"epsilon": 9.9, "train_loss": 1.0, "knn_accuracy": 0.8},
     ...         training_data_is_public=False, evaluation_data_is_public=True)

@@ -1,26 +1,26 @@
-"""Noised numbers about private records, and their cost: counts of correct answers, and the norm behind SNR.
+"""Noised numbers about private records, and their cost: counts of correct answers, and the norm for SNR.
 
-All for **adding or removing one record**; docs/theory/scores.md has the proofs.
+All costs are for **adding or removing one record**; docs/theory/scores.md has the proofs.
 
-**Noised count.** k counts are released, each of how many of m held-out private records a predictor answers
-correctly, plus N(0, s²). The answer must be a function of the private model, of public data and of **the
-scored record alone**: k-NN index, gallery, probe training data, feature standardisation, the list of
-classes and the divisor are public, and *all* held-out records are scored, each by itself. Then one record
+**Noised count.** k counts are released. Each is the number of the m held-out private records that a predictor
+answers correctly, plus N(0, s²). The answer must be a function of the private model, of public data and of
+**only the scored record**: k-NN index, gallery, probe training data, feature standardisation, the list of
+classes and the divisor are public, and *all* held-out records are scored, each separately. Then one record
 moves a count by at most 1. This is false for a private index (one record can change every answer), for "the
-first 10,000 records by hash" (a new record pushes another one out) and for classes numbered by their
+first 10,000 records by hash" (a new record displaces another record) and for classes numbered by their
 position in the data set's own list (a new class renumbers the others).
 
-**One trial, disjoint split.** A keyed hash of its own id assigns every record, in the same way in all trials,
+**One trial, disjoint split.** A keyed hash of its id assigns every record, in the same way in all trials,
 either to training or to scoring. Guarantee: the trial costs max(ε of training, ε of scoring) at δ. Sketch: if
-the differing record is trained on, the counts are post-processing of the model; if it is scored, the model
-has the same distribution on both data sets, and k counts are dominated by a Gaussian with noise multiplier
-s/√k. Over several trials, adaptive ones included, training composes with training and scoring with scoring,
-and the larger **total** is the cost (`scoring_event`). With the same records for both, the events of one
-trial add by adaptive composition instead.
+the differing record is trained on, the counts are post-processing of the model. If it is scored, the model
+has the same distribution on both data sets, and the k counts are dominated by a Gaussian with noise
+multiplier s/√k. Over several trials, adaptive ones included, training composes with training and scoring with
+scoring, and the larger **total** is the cost (`scoring_event`). If the same records are used for training and
+scoring, the events of one trial add by adaptive composition instead.
 
-**Noised norm.** A step releases S + N(0, (σΔ)² I). Releasing ‖S‖ + N(0, (tΔ)²) of the same sample besides
-makes it a Poisson-subsampled Gaussian with noise multiplier 1/√(1/σ² + 1/t²), for one record moves the
-vector (S/(σΔ), ‖S‖/(tΔ)) by at most √(1/σ² + 1/t²).
+**Noised norm.** A step releases S + N(0, (σΔ)² I). If it also releases ‖S‖ + N(0, (tΔ)²) of the same sample,
+it is a Poisson-subsampled Gaussian with noise multiplier 1/√(1/σ² + 1/t²), since one record moves the vector
+(S/(σΔ), ‖S‖/(tΔ)) by at most √(1/σ² + 1/t²).
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def noised_count(count: int, noise_multiplier: float, generator: Draws, *, num_s
     """Return `count` plus Gaussian noise, rounded to a whole number; it may be negative or too large.
 
     Guarantee: a Gaussian mechanism with noise multiplier `noise_multiplier` for adding or removing one
-    record, if that moves `count` by at most 1 (see the module). The noise is rounded before it is added: this
-    equals rounding the sum, which is post-processing, and leaves no floating-point digits that could
-    distinguish the count from its neighbours.
+    record, if the record moves `count` by at most 1 (see the module). The noise is rounded before it is
+    added. This equals rounding the sum, which is post-processing, and leaves no floating-point digits that
+    could distinguish the count from its neighbours.
 
     Args:
-      count: correct answers.
-      noise_multiplier: s, the noise's standard deviation, for the sensitivity is 1.
-      generator: secret.
-      num_summed: normals summed for the noise, see `GaussianNoise`.
+      count: number of correct answers.
+      noise_multiplier: s, the noise's standard deviation, since the sensitivity is 1.
+      generator: source of secret draws.
+      num_summed: number of normals summed for the noise, see `GaussianNoise`.
 
     Raises:
       ConfigError: `noise_multiplier` is too small to protect anything, or not finite.
@@ -68,11 +68,11 @@ def noised_norm(
     """Return `norm` plus N(0, (noise_multiplier·sensitivity)²), on the noise's grid; it may be negative.
 
     Args:
-      norm: of the clean clipped sum.
-      sensitivity: of that sum, hence of its norm.
+      norm: the norm of the clean clipped sum.
+      sensitivity: the sensitivity of that sum, hence of its norm.
       noise_multiplier: t.
-      generator: secret, and of its own: noise shared with the sum's would break the proof.
-      num_summed: normals summed for the noise, see `GaussianNoise`.
+      generator: a separate source of secret draws: noise shared with the sum's noise would break the proof.
+      num_summed: number of normals summed for the noise, see `GaussianNoise`.
     """
     check_noise_multiplier("snr_noise_multiplier", noise_multiplier)
     noise = GaussianNoise(std=noise_multiplier * sensitivity, num_summed=num_summed)
@@ -80,7 +80,7 @@ def noised_norm(
 
 
 def check_noise_multiplier(name: str, value: float) -> None:
-    """Raise ConfigError unless `value` is finite and at least the smallest that protects anything."""
+    """Raise ConfigError unless `value` is finite and at least the smallest that gives any protection."""
     if not composition.MIN_NOISE_MULTIPLIER <= value < math.inf:
         raise ConfigError(
             f"{name} must be finite and at least {composition.MIN_NOISE_MULTIPLIER}, for less protects "
@@ -111,7 +111,7 @@ def training_event(
     snr_noise_multiplier: float | None = None,
     num_snr_steps: int = 1,
 ) -> dp_event.DpEvent:
-    """Return the event of `num_steps` charged steps, `num_snr_steps` of which release their noised norm."""
+    """Return the event of `num_steps` charged steps; `num_snr_steps` of them release their noised norm."""
     num_steps = mechanism.num_steps_charged if num_steps is None else num_steps
     if snr_noise_multiplier is None or not mechanism.is_private:
         return mechanism.dp_event(num_steps)
@@ -135,16 +135,16 @@ def trial_epsilon(
 ) -> float:
     """Return ε of one trial at the mechanism's δ by PLD: its model, noised counts and noised norm together.
 
-    Guarantee: for adding or removing one record, of training or of scoring, which are disjoint, split by
-    record id in the same way in all trials: the larger of the two costs counts. See the module.
+    Guarantee: ε holds for adding or removing one record. Records of training and of scoring are disjoint,
+    split by record id in the same way in all trials, so the larger of the two costs counts. See the module.
 
     Args:
-      mechanism: of the training.
-      score_noise_multiplier: s of each noised count; None for none.
-      num_scores: k, noised counts.
-      num_steps: charged steps; all of `mechanism` unless given.
-      snr_noise_multiplier: t of the noised norm; None for none.
-      num_snr_steps: charged releases of a noised norm.
+      mechanism: the mechanism of the training.
+      score_noise_multiplier: s of each noised count; None without noised counts.
+      num_scores: k, the number of noised counts.
+      num_steps: number of charged steps; all steps of `mechanism` by default.
+      snr_noise_multiplier: t of the noised norm; None without a noised norm.
+      num_snr_steps: number of charged releases of a noised norm.
 
     >>> mechanism = Mechanism(num_records_public=1000, sampling_prob=0.01, group_size=4, l2_clip_norm=1.0,
     ...     noise_multiplier=1.0, num_steps=1000, target_delta=1e-5)
@@ -181,7 +181,7 @@ def calibrated(
     """Return `mechanism` with noise that keeps the whole trial, noised releases included, within the target.
 
     Raises:
-      ConfigError: the noised counts alone cost more than the target, or no noise multiplier meets it.
+      ConfigError: the noised counts by themselves exceed the target, or no noise multiplier meets it.
     """
     trial = mechanism.calibrated(target_epsilon, cache_folder=cache_folder)
     if not trial.is_private:
@@ -213,7 +213,7 @@ def calibrated(
 
 
 def _check_event(mechanism: Mechanism, *noises: float | None) -> None:
-    """Refuse noised releases beside steps that the proofs do not cover."""
+    """Refuse noised releases together with steps that the proofs do not cover."""
     if not mechanism.rules.plain_event and any(noise is not None for noise in noises):
         raise ConfigError(
             "noised scores and a noised SNR are accounted beside Poisson-sampled Gaussian steps for adding "
@@ -222,7 +222,7 @@ def _check_event(mechanism: Mechanism, *noises: float | None) -> None:
 
 
 def public_share(noised: int, num_scored_public: int) -> float:
-    """Return a noised count over a **public** number of records; with noise it may be outside [0, 1].
+    """Return a noised count divided by a **public** number of records; it may be outside [0, 1].
 
     >>> public_share(90, 100)
     0.9
@@ -233,7 +233,7 @@ def public_share(noised: int, num_scored_public: int) -> float:
 
 
 def split_public(num_records_public: int, share: float) -> tuple[int, int]:
-    """Return the public numbers of slots of which records are trained on, and held out.
+    """Return the public numbers of slots for records that are trained on and for held-out records.
 
     >>> split_public(1000, 0.1)
     (900, 100)

@@ -1,8 +1,8 @@
-"""The privacy statement: what a sweep promises, on one page for people and as JSON for machines.
+"""The privacy statement: a sweep's guarantee, on one page for people and as JSON for machines.
 
-A statement separates the ε of one training from the ε of the whole sweep, names the theorem behind the
-second one, and says so wherever there is no guarantee. It never calls a sweep private unless all released
-trainings are `proven`; and for a sealed sweep it contains nothing that reveals the number of trials.
+A statement separates the ε of one training from the ε of the whole sweep. It names the theorem behind the
+whole sweep's ε, and states every lack of a guarantee. It never calls a sweep private unless all released
+trainings are `proven`. For a sealed sweep it contains nothing that reveals the number of trials.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RELEASED = {
     "sealed": "the best trial alone; how many trials there were is secret",
     "sealed-threshold": "the first trial that reached the public score, or nothing; the number is secret",
 }
-_WRITTEN = {"num_started": "started"}  # keys of a statement that differ from the attribute
+_WRITTEN = {"num_started": "started"}  # keys of a statement that differ from the attributes' names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,14 @@ class OpenTrials:
     """Counts of an open sweep's trials; a sealed sweep has no such lines.
 
     Attributes:
-      planned: trials set in advance.
-      without_guarantee: those of them whose label is not `proven`.
-      references: those of these that train without noise, to compare with: they claim nothing.
-      as_published: those of these whose label is `as-published`.
-      num_started: trials that may have drawn a step.
-      steps_planned: steps of all proven trials, set in advance, those for restarts included.
-      steps_repeated: steps that restarts may have repeated, charged on top.
+      planned: number of trials set in advance.
+      without_guarantee: number of planned trials whose label is not `proven`.
+      references: number of trials in `without_guarantee` that train without noise, for comparison; they
+        claim no privacy.
+      as_published: number of trials in `without_guarantee` whose label is `as-published`.
+      num_started: number of trials that may have drawn a step.
+      steps_planned: number of steps of all proven trials, set in advance, steps for restarts included.
+      steps_repeated: number of steps that restarts may have repeated, charged on top.
     """
 
     planned: int
@@ -66,11 +67,11 @@ class OpenTrials:
 
     @property
     def proven(self) -> int:
-        """Those with a guarantee."""
+        """The number of planned trials with a guarantee."""
         return self.planned - self.without_guarantee
 
     def without_guarantee_text(self) -> str:
-        """Return what has no guarantee, each kind with the reason; "" where everything has one."""
+        """Return the trials without a guarantee in words, each kind with its reason; "" if there are none."""
         seeded = self.without_guarantee - self.references - self.as_published
         kinds = [
             (self.references, "reference" + "s" * (self.references != 1) + " without noise"),
@@ -82,25 +83,27 @@ class OpenTrials:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """The guarantee of one sweep, and all that it depends on.
+    """The guarantee of one sweep, and all facts that it depends on.
 
     Attributes:
-      sweep, dataset: names.
-      data_are_private: False makes it `research: public data`; the numbers are computed all the same.
-      guarantee_label: `proven` only if every released training is.
-      num_records_public: n, and `num_records_source` where it comes from.
-      cost: of one training and of the whole sweep, repeated steps included; None where nothing is proven.
-      budget: the same, as set in advance.
-      mechanisms: of the trainings, one entry per distinct one.
-      scores: how scores were evaluated.
-      unit_column: column whose equal values make rows one record; None where each row is one.
-      row: what a row of the data is, in words.
-      starts: sweeps on the same records whose models this one starts from; their ε is in the ledger's alone.
-      randomness: source of sampling, permutations and noise: `DrawSource.description`.
-      versions: versions of the software.
-      trials: of an open sweep.
-      ledger: the ledger's lines, or None; `ledger_note` says why.
-      notes: what else a reader must know.
+      sweep, dataset: the names of the sweep and the data set.
+      data_are_private: False labels the data `research: public data`; the numbers are computed all the same.
+      guarantee_label: `proven` only if every released training is `proven`.
+      num_records_public: n; `num_records_source` states its source.
+      cost: the cost of one training and of the whole sweep, repeated steps included; None if no training is
+        proven.
+      budget: the cost as set in advance.
+      mechanisms: the distinct mechanisms of the trainings.
+      scores: how the scores were evaluated.
+      unit_column: the column in which equal values mark rows of one record; None if each row is one record.
+      row: the meaning of a row of the data, in words.
+      starts: sweeps on the same records whose models this sweep starts from; only the ledger's ε includes
+        their ε.
+      randomness: the source of sampling, permutations and noise: `DrawSource.description`.
+      versions: the versions of the software.
+      trials: the counts of an open sweep's trials.
+      ledger: the ledger's part of the statement, or None; `ledger_note` then gives the reason.
+      notes: other facts that a reader must know.
 
     Raises:
       ConfigError: the label is unknown, or a sealed statement comes with numbers of trials.
@@ -140,12 +143,12 @@ class PrivacyStatement:
 
     @property
     def promises(self) -> bool:
-        """Whether the sweep as a whole has an (ε, δ) guarantee."""
+        """Whether the whole sweep has an (ε, δ) guarantee."""
         return self.guarantee_label == PROVEN and self.cost is not None and self.cost.accounted
 
     @property
     def unit(self) -> str:
-        """What one record stands for, in words."""
+        """The meaning of one record, in words."""
         if self.unit_column is None:
             return f"one {self.row}; a person with k of them gets group privacy (k times)"
         rows = "rows, images and labels," if "label" in self.row else "rows"
@@ -153,7 +156,7 @@ class PrivacyStatement:
 
     @property
     def conditions(self) -> list[str]:
-        """Conditions on both neighbouring data sets, besides the relation, that some methods need."""
+        """The conditions on both neighbouring data sets, besides the relation, that some methods need."""
         from dpgcl_core.mechanism.numbers import in_all  # here, with the mechanisms
 
         covered = [m.rules.num_records_covered(m) for m in self.mechanisms]
@@ -182,7 +185,7 @@ class PrivacyStatement:
         return f"All that this sweep releases together is {promise}{self._beside()}."
 
     def _research_text(self) -> str:
-        """Return what the same sweep would cost private records, and what it compares with."""
+        """Return the sweep's cost if its records were private, and the trials that it compares with."""
         cost, trials, parts = self.cost, self.trials, list[str]()
         if cost is not None:
             sign = "=" if len(cost.planned) == 1 else "up to"
@@ -199,7 +202,7 @@ class PrivacyStatement:
         return "; ".join(parts) or "Nothing was trained with noise"
 
     def _beside(self) -> str:
-        """Return what else the records have paid for, where the sweep starts from models of theirs."""
+        """Return a note on the earlier cost, if the sweep starts from models trained on the same records."""
         if not self.starts:
             return ""
         return (
@@ -270,14 +273,14 @@ class PrivacyStatement:
 
     @property
     def num_restart_steps(self) -> int | None:
-        """R, charged in advance for each training; None where repeated steps are charged as they come."""
+        """R, charged in advance for each training; None if repeated steps are charged when they occur."""
         found = {m.num_restart_steps for m in self.mechanisms if m.is_private}
         if not found or None in found:
             return None
         return max(each for each in found if each is not None)
 
     def _restarts_text(self) -> str:
-        """Return whose ε this is where somebody restarts trainings because of what was seen."""
+        """Return the condition under which ε holds if restarts of trainings depend on observed results."""
         if self.mode != OPEN:
             return "none: a training that is stopped counts as the worst score"
         if restarts := self.num_restart_steps:
@@ -317,7 +320,7 @@ class PrivacyStatement:
         ]
 
     def _of_methods(self, name: str) -> str:
-        """Return the methods' texts on sampling, grouping or sensitivity, by method where they differ."""
+        """Return the methods' texts on sampling, grouping or sensitivity, by method if they differ."""
         texts: dict[str, list[str]] = {}
         for method, relation in dict.fromkeys((m.rules, m.neighboring_relation) for m in self.mechanisms):
             texts.setdefault(_METHOD_TEXTS[name](method, relation), []).append(method.title)
@@ -339,7 +342,7 @@ class PrivacyStatement:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain values; `ledger.head` is what `ledger verify --against` reads."""
+        """Return the statement as plain values; `ledger verify --against` reads `ledger.head`."""
         values = {name: value for name, value in vars(self).items() if name != "mechanisms"}
         for name in ("cost", "budget", "trials", "ledger"):
             if values[name] is not None:
@@ -379,7 +382,7 @@ class PrivacyStatement:
 
 
 def software_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that the numbers depend on, where installed."""
+    """Return the versions of Python and of the installed packages that the numbers depend on."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -390,7 +393,7 @@ def software_versions() -> dict[str, str]:
 
 
 def rounded_up(value: float, num_digits: int) -> str:
-    """Return ε or δ with `num_digits` significant digits, rounded up, so that no text promises too much.
+    """Return ε or δ with `num_digits` significant digits, rounded up: no text states too strong a guarantee.
 
     >>> rounded_up(0.0015151, 3), rounded_up(1e-05, 3), rounded_up(9.9999, 4), rounded_up(math.inf, 4)
     ('0.00152', '1e-05', '10', 'inf')
@@ -411,7 +414,7 @@ def epsilon_text(epsilon: float) -> str:
 
 
 def delta_text(delta: float) -> str:
-    """Return δ with four significant digits, rounded up: the same text wherever one δ is shown.
+    """Return δ with four significant digits, rounded up, so that the same δ always has the same text.
 
     >>> delta_text(1e-05), delta_text(1 / 10_513)
     ('1e-05', '9.513e-05')
@@ -420,7 +423,7 @@ def delta_text(delta: float) -> str:
 
 
 def _masked(value: Any) -> Any:
-    """Return plain values with every address in their texts masked."""
+    """Return plain values in which every address in a text is masked."""
     if isinstance(value, str):
         return masked_text(value)
     if isinstance(value, Mapping):
@@ -429,7 +432,7 @@ def _masked(value: Any) -> Any:
 
 
 def _first_few(texts: list[str]) -> str:
-    """Join the first few of many texts; `privacy_statement.json` has them all."""
+    """Join the first few of many texts; `privacy_statement.json` has all of them."""
     more = len(texts) - _FEW
     return "; ".join(texts[:_FEW]) + (f"; and {more} more (in the JSON)" if more > 0 else "")
 
@@ -458,7 +461,7 @@ _METHOD_TEXTS: Mapping[str, Callable[[Method, str], str]] = {
 
 
 def _adding(relation: str) -> str:
-    """Return the relation as part of a sentence.
+    """Return the relation as a phrase for a sentence.
 
     >>> _adding("add or remove one record")
     'adding or removing one record'
@@ -480,7 +483,7 @@ _UNCAPPED = "uncapped_"
 
 
 def _law_text(law: Mapping[str, str | float]) -> str:
-    """Return a law of the number of trials in words.
+    """Return the law of the number of trials in words.
 
     >>> _law_text({"name": "tnb", "eta": 1.0, "gamma": 0.2, "mean": 5.0})
     'truncated negative binomial, η = 1, γ = 0.2, mean 5'

@@ -1,17 +1,17 @@
-"""What releasing the best of K trials costs: the theorems, one function each.
+"""The cost of releasing the best of K trials: the theorems, one function each.
 
-Setting, common to all of them. Q is the distribution of one trial's whole output (hyperparameters, model,
-score); its K repetitions are **independent** draws from it, K is drawn first from a public law and kept
-secret, and the output that is highest in a fixed total order (score, ties by an independent coin) is released
-alone. What breaks this: proposals that look at earlier trials (TPE, Bayesian search), schedulers that compare
+All theorems have this setting. Q is the distribution of one trial's whole output (hyperparameters, model,
+score); the K trials are **independent** draws from Q. K is drawn first from a public law and kept secret.
+Only the output that is highest in a fixed total order (score, ties by an independent coin) is released. These
+break the setting: proposals that depend on earlier trials (TPE, Bayesian search), schedulers that compare
 running trials (median stopping, ASHA, Hyperband), noise seeds that trials share, a score computed from
 private data without noise, dropping or repeating failed trials (they count as worst-score outputs),
 extending the sweep, and a cap on K that the law does not have.
 
 Notation: δ_Q(ε) is the profile of one trial and ε_Q its inverse, f(x) = E[x^K], m = E[K] = f'(1),
 p_y = P(≤ y) and q_y = Q(≤ y) for the distributions P, Q of one trial on neighbouring data sets. Best-of-K has
-density f'(p_y)·P(dy). All for **adding or removing one record**; the order of P and Q is arbitrary, so
-every bound holds in both directions. docs/theory/tuning.md has all proofs in full.
+density f'(p_y)·P(dy). All bounds are for **adding or removing one record**. The order of P and Q is
+arbitrary, so every bound holds in both directions. docs/theory/tuning.md has the full proofs.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from dpgcl_core.errors import ConfigError
 Array = NDArray[np.float64]
 
 _LARGEST_EPSILON = 700.0
-_NUM_CELLS = 4000  # of t; the outward rounding of so many costs about 0.005 in ε at η = 1, m = 10
+_NUM_CELLS = 4000  # of t; outward rounding of this many costs about 0.005 in ε at η = 1, m = 10
 _ROUND_UP = 1e-9  # relative; covers the float arithmetic of f' and of the sums
 
 
 def ln_c_star(profile: PrivacyProfile, odds: float) -> float:
     """Return ln c* ≥ 0, where c* solves δ_Q(ln c) = (c − 1)·odds, rounded up; `inf` for odds = 0.
 
-    The left side decreases and the right side increases, so every c ≥ c* has δ_Q(ln c) ≤ (c − 1)·odds, which
-    is what the proofs need.
+    The left side decreases and the right side increases, so every c ≥ c* has δ_Q(ln c) ≤ (c − 1)·odds, as
+    the proofs need.
     """
     if odds == 0:
         return math.inf
@@ -65,13 +65,13 @@ def profile_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> 
     Truncated negative binomial: ε = ε_Q(δ/m) + (1 + η)·ln c*, with odds γ/(1 − γ) in `ln_c_star`.
     Binomial(n, p): ε = ε_Q(δ/m) + (n − 1)·ln c*, with odds (1 − p)/p.
     Poisson(μ): ε = ε_Q(δ/μ) + μ·δ_Q(0).
-    Any of these given K ≤ M (`TruncatedTrials`): the same is added as without M, and m = E[K | K ≤ M].
+    Any of these given K ≤ M (`TruncatedTrials`): the same term is added as without M, and m = E[K | K ≤ M].
 
     Proof sketch. Suppose f'(p_y) ≤ e^s·f'(q_y) for all y. As f' is increasing, f'(p_y) ≤ f'(1) = m, and
       δ_A(ε) = ∫ (f'(p_y)P(dy) − e^ε f'(q_y)Q(dy))₊ ≤ ∫ f'(p_y)·(P(dy) − e^(ε−s)Q(dy))₊ ≤ m·δ_Q(ε − s),
     which is at most δ for ε = ε_Q(δ/m) + s. For each law, s follows from the form of f' and from
     Q(> y) ≤ c·P(> y) + δ_Q(ln c) at c*. Given K ≤ M, (ln f')' is the mean of a law that is cut off above,
-    so f' grows by no larger a factor between any two points, and the same s will do. ∎
+    so f' grows by no larger a factor between any two points, and the same s suffices. ∎
 
     Raises:
       ConfigError: the law has no such bound; the pointwise supremum covers it.
@@ -95,7 +95,7 @@ def _shift(profile: PrivacyProfile, law: TrialCountLaw) -> float:
 
 
 def pointwise_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> float:
-    """Return ε of the best of K at `delta` by a supremum at every outcome: valid for every law of K.
+    """Return ε of the best of K at `delta` by a supremum at every outcome; it is valid for every law of K.
 
     With L the loss of one trial, β(t) = inf_ε' (e^ε' t + δ_Q(ε')) clipped at 1, and t ranging over [0, 1],
       δ_A(ε) ≤ E[ sup_t (f'(1 − t) − e^(ε−L) f'(1 − β(t)))₊ ].
@@ -121,8 +121,8 @@ def _envelope(profile: PrivacyProfile, law: TrialCountLaw) -> tuple[Array, Array
 
 
 def _divergence(loss: PrivacyLoss, gains: Array, prices: Array, mean: float) -> Callable[[float], float]:
-    """Return the upper bound on δ_A as a function of ε, for the pair that `loss` belongs to."""
-    # Line i is the highest for e^(ε−L) between the slopes of its two neighbouring edges of the hull.
+    """Return the upper bound on δ_A as a function of ε, for the pair of distributions of `loss`."""
+    # Line i is the highest for e^(ε−L) between the slopes of the two hull edges next to it.
     slopes = np.diff(gains) / np.diff(prices)
     keep = loss.masses > 0
     masses, ratios = loss.masses[keep], np.exp(-loss.losses[keep])
@@ -181,8 +181,8 @@ def threshold_bound(
     """Return ε at `delta` of the first trial with score ≥ s, halting with probability γ after each miss.
 
     ε = ε_Q(γδ) + ln c*, with odds γ/(1 − γ) in `ln_c_star`; s is a public constant, and halting releases
-    "nothing". This is the first good one of K trials, K geometric; given K ≤ M (`max_trials`), E[K | K ≤ M]
-    takes the place of its mean 1/γ: ε = ε_Q(δ/E[K | K ≤ M]) + ln c*.
+    "nothing". The released trial is the first of K trials with score ≥ s, for geometric K. Given K ≤ M
+    (`max_trials`), E[K | K ≤ M] replaces the mean 1/γ of K: ε = ε_Q(δ/E[K | K ≤ M]) + ln c*.
 
     Proof sketch. With a = P(score ≥ s) and n(a) = γ + (1 − γ)a, an output y with score ≥ s has density
     P(dy)/n(a) and "nothing" has probability γ(1 − a)/n(a). For b = Q(score ≥ s), n(b) ≤ c*·n(a) as in
@@ -202,7 +202,7 @@ def threshold_bound(
 
 
 def halting_law(halting_prob: float, max_trials: int) -> TruncatedTrials:
-    """Return the law of the trials of a threshold sweep, of which the first good one is released."""
+    """Return the law of the number of trials of a threshold sweep, which releases the first good trial."""
     geometric = TruncatedNegativeBinomial(eta=1.0, gamma=halting_prob)
     return TruncatedTrials(law=geometric, max_trials=max_trials)
 
@@ -210,21 +210,21 @@ def halting_law(halting_prob: float, max_trials: int) -> TruncatedTrials:
 def papernot_steinke_rdp(
     orders: Array, rdp: Array, law: TrialCountLaw, profile: PrivacyProfile | None = None
 ) -> Array:
-    """Return the RDP of the best of K at `orders`, from that of one trial (Papernot and Steinke 2022).
+    """Return the RDP of the best of K at `orders`, from one trial's RDP (Papernot and Steinke 2022).
 
     Truncated negative binomial (Theorem 2), with ε(λ) the RDP of one trial, for every λ̂ ≥ 1:
       ε'(λ) = ε(λ) + (1 + η)(1 − 1/λ̂)ε(λ̂) + (1 + η)·ln(1/γ)/λ̂ + ln m/(λ − 1).
     Poisson (Theorem 6): if one trial is (ε̂, δ̂)-DP with e^ε̂ ≤ 1 + 1/(λ − 1),
       ε'(λ) = ε(λ) + μδ̂ + ln μ/(λ − 1).
-    The former given K ≤ M: with its own γ and m = E[K | K ≤ M] (docs/theory/tuning.md).
-    RDP never decreases with the order, so a smaller value at a higher order replaces one at a lower order.
-    The figure depends on the grid of orders: it is minimised over λ̂ in the same grid.
+    Theorem 2 given K ≤ M: use the negative binomial's γ and m = E[K | K ≤ M] (docs/theory/tuning.md).
+    RDP never decreases with the order, so a smaller value at a higher order replaces a value at a lower
+    order. The figure depends on the grid of orders: it is minimised over λ̂ in the same grid.
 
     Args:
       orders: λ > 1 `[orders]`, ascending.
       rdp: ε(λ) of one trial `[orders]`.
-      law: of K.
-      profile: that of one trial, where δ̂ comes from: needed for Poisson.
+      law: the law of K.
+      profile: one trial's profile, which gives δ̂; needed for Poisson.
 
     Raises:
       ConfigError: the theorems do not cover the law, or the profile is missing.
@@ -243,7 +243,7 @@ def papernot_steinke_rdp(
 
 
 def is_published(law: TrialCountLaw) -> bool:
-    """Whether `papernot_steinke_rdp` covers the law."""
+    """Return whether `papernot_steinke_rdp` covers the law."""
     whole = law.law if isinstance(law, TruncatedTrials) else law
     return isinstance(whole, TruncatedNegativeBinomial) or isinstance(law, PoissonTrials)
 

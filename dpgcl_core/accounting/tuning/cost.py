@@ -1,28 +1,29 @@
-"""The tuning cost: what a sweep costs in privacy, beyond the cost of each of its trainings.
+"""The tuning cost: the privacy cost of a sweep beyond the cost of each of its trainings.
 
-There are three ways to release a sweep on private data, from `open`, which allows any search, to `sealed`:
+A sweep on private data can be released in three modes; `open` allows any search:
 
 | mode | what leaves the trusted side | search | ε of the sweep |
 |---|---|---|---|
 | open | every trial | any, adaptive too | composition of all trials |
-| sealed | the best trial alone; K stays secret | independent draws, K random | `tuning.bounds` |
-| sealed-threshold | the first trial with score ≥ s, or nothing | as sealed | `threshold_bound` |
+| sealed | only the best trial; K stays secret | independent draws, K random | `tuning.bounds` |
+| sealed-threshold | the first trial with score ≥ s, or nothing | as in sealed | `threshold_bound` |
 
 *Open.* All steps that the trials may take are capped **in advance**, per class (q, σ), and composed by
-PLD with RDP beside it. Everything else may then depend on the results: learning rates, networks, pruning,
-which trial gets the next step. Early stopping, ASHA and the like cost their cap and no more, as in
-`accounting.filters.QuotaFilter`. Grids are open: releasing only the best of a fixed number of trials has no
-discount in the worst case. If q, σ or T depend on the results beyond any cap, use a privacy filter.
+PLD, and by RDP as a cross-check. Everything else may then depend on the results: learning rates, networks,
+pruning, and the choice of the trial that gets the next step. Early stopping, ASHA and the like cost exactly
+their cap, as in `accounting.filters.QuotaFilter`. Grids are open: releasing only the best of a fixed number
+of trials has no discount in the worst case. If q, σ or T depend on the results beyond any cap, use a privacy
+filter.
 
-*Sealed.* `tuning.laws` has the laws of K, `tuning.bounds` the theorems and what breaks them. The trials must
-be independent draws of (candidate, training) from one fixed distribution; candidates of different privacy
-are drawn from a fixed π, and one trial then has the mixture of their profiles (never the winner's own ε).
+*Sealed.* `tuning.laws` has the laws of K; `tuning.bounds` has the theorems and the ways to break them. The
+trials must be independent draws of (candidate, training) from one fixed distribution. Candidates of different
+privacy are drawn from a fixed π. One trial then has the mixture of their profiles (never the winner's ε).
 
 *Noised releases.* Noised norms and noised counts on held-out records are accounted in two cases, one for a
 record that is trained on and one for a record that is scored; the larger tuned ε counts (`tuning.trials`).
 
-Report the cost set in advance: what an adaptive sweep really spent is not an (ε, δ) statement. The proofs:
-docs/theory/tuning.md.
+Report the cost set in advance: the amount that an adaptive sweep really spent is not an (ε, δ) statement.
+docs/theory/tuning.md has the proofs.
 """
 
 from __future__ import annotations
@@ -64,20 +65,20 @@ _LARGER = "; the larger ε of training and of scoring, whose records are disjoin
 
 @dataclass(frozen=True, kw_only=True)
 class TuningCost:
-    """The cost of a sweep as a privacy statement carries it.
+    """The cost of a sweep in a privacy statement.
 
     Attributes:
       mode: open, sealed or sealed-threshold.
       delta: δ of both figures.
-      training_epsilon: ε of one training by PLD; of several classes, the largest (open) or that of the
+      training_epsilon: ε of one training by PLD; with several classes, the largest ε (open) or the ε of the
         candidate drawn from π (sealed).
-      tuned_epsilon: ε of the whole sweep; None where it is not accounted.
-      theorem: the theorem that `tuned_epsilon` rests on.
-      rdp_epsilon: the same by RDP, as a cross-check; None where RDP has no theorem for the case.
+      tuned_epsilon: ε of the whole sweep; None if it is not accounted.
+      theorem: the theorem that `tuned_epsilon` depends on.
+      rdp_epsilon: ε of the whole sweep by RDP, as a cross-check; None if RDP has no theorem for the case.
       planned: the trials set in advance, with the probability of each candidate if sealed.
       law: law of K with its parameters, never K; None if open.
       accounted: whether every hypothesis of the theorem holds.
-      reason: why it is not accounted; None if it is.
+      reason: why the sweep is not accounted; None if it is accounted.
       neighboring_relation: the relation that δ and both ε refer to.
     """
 
@@ -110,10 +111,10 @@ class TuningCost:
 def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
     """Return the cost of releasing every trial, adaptive search and early stopping included.
 
-    Guarantee: (tuned_epsilon, delta)-DP for adding or removing one record, of all outputs of all trials
-    together, if no class of trials takes more than `num_steps`·`count` steps in total, of which
-    `num_joint_steps`·`count` release their noised norm, and `num_scores`·`count` noised counts, every step
-    samples and adds noise independently, and the scored records are those that no trial trains on.
+    Guarantee: all outputs of all trials together are (tuned_epsilon, delta)-DP for adding or removing one
+    record, under three conditions. No class of trials takes more than `num_steps`·`count` steps in total, of
+    which `num_joint_steps`·`count` release their noised norm, and `num_scores`·`count` noised counts. Every
+    step samples and adds noise independently. The scored records are those that no trial trains on.
 
     Raises:
       ConfigError: there is no trial, δ is out of range, or no finite ε holds at δ.
@@ -152,18 +153,18 @@ def sealed_cost(
     bound: str = "profile",
     probabilities: Sequence[float] | None = None,
 ) -> TuningCost:
-    """Return the cost of releasing the best of K secret trials alone.
+    """Return the cost of releasing only the best of K secret trials.
 
-    Guarantee: (tuned_epsilon, delta)-DP for adding or removing one record of the released trial, under
-    the hypotheses of `tuning.bounds`: independent draws, K from `law` and secret, a score that is
-    itself part of the private output or uses public data only.
+    Guarantee: the released trial is (tuned_epsilon, delta)-DP for adding or removing one record, under the
+    hypotheses of `tuning.bounds`: independent draws, K drawn from `law` and secret, and a score that is
+    itself part of the private output or uses only public data.
 
     Args:
-      candidates: what one trial may be, `count` = 1 each.
-      law: of K.
+      candidates: the candidates for one trial, each with `count` = 1.
+      law: the law of K.
       delta: δ.
       bound: profile, pointwise or ps22.
-      probabilities: π over the candidates, fixed without the data; uniform unless given.
+      probabilities: π over the candidates, fixed without the data; uniform by default.
 
     Raises:
       ConfigError: an argument is out of range, the bound has no form for the law, or no finite ε holds.
@@ -205,9 +206,9 @@ def sealed_threshold_cost(
 ) -> TuningCost:
     """Return the cost of releasing the first trial that reaches a public score, or nothing.
 
-    After each miss the sweep halts with probability `halting_prob`. Guarantee and hypotheses as
-    `sealed_cost`; the number of trials stays secret here too. With `max_trials`, the number of trials is
-    drawn first, as `bounds.halting_law` has it.
+    After each miss the sweep halts with probability `halting_prob`. Guarantee and hypotheses are those of
+    `sealed_cost`; the number of trials stays secret here, too. With `max_trials`, the number of trials is
+    drawn first, from `bounds.halting_law`.
 
     Raises:
       ConfigError: an argument is out of range.
@@ -230,7 +231,7 @@ def sealed_threshold_cost(
 
 
 def not_accounted(mode: Mode, *, reason: str, delta: float, training_epsilon: float) -> TuningCost:
-    """Return the cost of a sweep that no theorem here covers; a statement must show the reason."""
+    """Return the cost of a sweep that no theorem of this package covers; a statement must show the reason."""
     return TuningCost(
         mode=mode,
         delta=delta,
@@ -245,7 +246,7 @@ def not_accounted(mode: Mode, *, reason: str, delta: float, training_epsilon: fl
 
 
 def check_affordable(event: dp_event.DpEvent, delta: float) -> None:
-    """Raise ConfigError where ε is so large that computing it by PLD would need gigabytes."""
+    """Raise ConfigError if ε is so large that computing it by PLD would need gigabytes."""
     epsilon = epsilon_rdp(event, delta)
     if not epsilon <= _LARGEST_EPSILON:
         raise ConfigError(
@@ -280,7 +281,7 @@ def _planned(candidates: Sequence[TrialClass], weights: Sequence[float]) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class _CandidateDraw:
-    """A trial that draws its candidate, in one of the two cases; E[(p/q)^λ] is the candidates' mixture."""
+    """A trial that draws its candidate, in one of two cases; E[(p/q)^λ] is the mixture over candidates."""
 
     profile: PrivacyProfile
     orders: Array

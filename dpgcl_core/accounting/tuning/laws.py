@@ -1,15 +1,15 @@
 """The law of K: the distribution of the number of trials that a sealed sweep runs, drawn in secret.
 
-A sealed sweep draws K **first**, runs K independent trials and releases the best one alone. Its cost
-depends on the law of K through the derivative of its generating function f(x) = E[x^K]. The law and its
-parameters are public, K never is (neither by run names, counts, run time nor bills).
+A sealed sweep draws K **first**, runs K independent trials and releases only the best trial. Its cost depends
+on the law of K through the derivative of the generating function f(x) = E[x^K]. The law and its parameters
+are public. K never is: run names, counts, run time and bills must not reveal it.
 
-Sampling. K is drawn by inverse CDF: a uniform number of 256 bits from the operating system's
-cryptographic source is compared with the masses summed in decimals of 100 digits. The law that is drawn
-differs from the law that is stated by less than 10^-60 in total variation, which moves no δ that a float can
-hold (docs/theory/tuning.md). Summed in float64 the difference would be visible in δ at ε = 15.
+Sampling. K is drawn by inverse CDF: a uniform number of 256 bits from the operating system's cryptographic
+source is compared with the masses, summed in decimals of 100 digits. The drawn law differs from the stated
+law by less than 10^-60 in total variation, which changes no δ that a float can represent
+(docs/theory/tuning.md). With sums in float64 the difference would be visible in δ at ε = 15.
 
-The truncated negative binomial is that of Papernot and Steinke (2022), Definition 1.
+Papernot and Steinke (2022), Definition 1, define the truncated negative binomial.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TrialCountLaw(ABC):
 
     @abstractmethod
     def parameters(self) -> dict[str, str | float]:
-        """Return the law's name and parameters, for the report; never a draw."""
+        """Return the law's name and parameters for the report, but never a draw."""
 
     @abstractmethod
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
@@ -79,7 +79,7 @@ class TrialCountLaw(ABC):
             k = 0
             for k, mass in self._masses():
                 remaining_mass -= mass
-                # The second condition ends the search where rounding keeps the sum just below one.
+                # The second condition ends the search if rounding keeps the sum just below one.
                 if remaining_mass < 0 or (mass < _NEGLIGIBLE and k > self.mean):
                     break
             return k
@@ -96,11 +96,11 @@ class TrialCountLaw(ABC):
 class TruncatedNegativeBinomial(TrialCountLaw):
     """P(K = k) ∝ (1 − γ)^k ∏_{l<k} (l + η)/(l + 1) for k ≥ 1.
 
-    η = 1 is the geometric law, η = 0 the logarithmic one; with γ = 1, K is 1.
+    η = 1 is the geometric law, and η = 0 is the logarithmic law; with γ = 1, K is 1.
 
     Attributes:
-      eta: shape, above −1.
-      gamma: in (0, 1]; the smaller, the more trials.
+      eta: η, the shape, above −1.
+      gamma: γ in (0, 1]; a smaller value gives more trials.
 
     Raises:
       ConfigError: a parameter is out of range, or E[K] above 10^6.
@@ -252,10 +252,10 @@ class BinomialTrials(TrialCountLaw):
 class TruncatedTrials(TrialCountLaw):
     """`law` conditioned on K ≤ `max_trials`: a cap on the cost that the bounds account for.
 
-    Capping K without this law voids the bounds of the uncapped one.
+    Capping K without using this law invalidates the bounds of the uncapped law.
 
     Raises:
-      ConfigError: `max_trials` is not a whole number in [1, 10^4], nothing is left of the law, or
+      ConfigError: `max_trials` is not a whole number in [1, 10^4], no mass of the law remains, or
         E[K] < 1.
     """
 
@@ -272,7 +272,7 @@ class TruncatedTrials(TrialCountLaw):
 
     @cached_property
     def _floats(self) -> Array:
-        """P(K = k) for k = 0 … max_trials."""
+        """Return P(K = k) for k = 0 … max_trials."""
         masses = np.zeros(self.max_trials + 1)
         with localcontext(_DECIMALS):
             for k, mass in self._masses():

@@ -1,4 +1,4 @@
-"""The ways to release a sweep, and what bounds the ε of each; `tuning.cost` says what leaves in which."""
+"""The release modes of a sweep, and the bounds on ε in each; `tuning.cost` states what each releases."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The privacy profile of one trial: δ(ε) for every ε, from its privacy loss distribution (PLD).
 
 For a pair of distributions (P, Q), the loss is L = ln(dP/dQ) under P and δ(ε) = E[(1 − e^(ε−L))₊]. A trial
-has two such pairs, one for removing a record and one for adding it; its profile is the larger of the two.
-Both come from dp_accounting as pessimistic discretisations: pairs that dominate the true ones, so everything
-that increases with the profile is an upper bound when it is computed from them.
+has two such pairs, one for removing a record and one for adding it; its profile is the larger of the two
+profiles. dp_accounting gives both as pessimistic discretisations: pairs that dominate the true pairs. So
+every quantity that increases with the profile is an upper bound if it is computed from these pairs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PrivacyLoss:
 
     Attributes:
       losses: finite values of L, ascending `[n]`.
-      masses: their probabilities under P `[n]`; with `infinity_mass` they sum to one.
+      masses: probabilities of the losses under P `[n]`; together with `infinity_mass` they sum to one.
       infinity_mass: P(L = ∞).
     """
 
@@ -41,7 +41,7 @@ class PrivacyLoss:
 
     @classmethod
     def build(cls, losses: Array, masses: Array, infinity_mass: float) -> PrivacyLoss:
-        """Return the loss with clipped extremes; mass that is missing to one is put at infinity."""
+        """Return the loss with clipped extremes; mass missing from a total of one is put at infinity."""
         order = np.argsort(losses, kind="stable")
         masses = np.maximum(np.asarray(masses, dtype=np.float64)[order], 0.0)
         missing = max(0.0, 1.0 - infinity_mass - float(np.sum(masses)))
@@ -50,7 +50,7 @@ class PrivacyLoss:
 
     @cached_property
     def _tails(self) -> tuple[Array, Array]:
-        """P(L ≥ losses[i]), infinity included, and Q of the same event, for i = 0 … n."""
+        """Return P(L ≥ losses[i]), infinity included, and Q of the same event, for i = 0 … n."""
         p = np.concatenate((np.cumsum(self.masses[::-1])[::-1], [0.0])) + self.infinity_mass
         q = np.concatenate((np.cumsum((self.masses * np.exp(-self.losses))[::-1])[::-1], [0.0]))
         return p, q
@@ -86,7 +86,7 @@ class PrivacyLoss:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivacyProfile:
-    """δ(ε) of one trial for **adding or removing one record**: the larger of both directions.
+    """δ(ε) of one trial for **adding or removing one record**: the larger δ of the two directions.
 
     Attributes:
       remove: loss of (with the record, without it).
@@ -102,7 +102,7 @@ class PrivacyProfile:
 
     @classmethod
     def from_steps(cls, steps: Mapping[StepClass, int], *, grid: float = GRID) -> PrivacyProfile:
-        """Return the profile of these numbers of steps by class, composed by PLD with losses on `grid`."""
+        """Return the profile of the steps of every class, composed by PLD with losses on `grid`."""
         composed = pld.identity(value_discretization_interval=grid)
         try:
             for step_class, num_steps in steps.items():
@@ -148,8 +148,8 @@ class PrivacyProfile:
         """Return β(t) = inf_ε (e^ε t + δ(ε)), clipped at 1; any shape.
 
         No event of probability t on one data set is more likely than β(t) on a neighbouring one. The
-        infimum is taken over the minimisers for both directions and ε = 0, where the larger profile
-        changes from one to the other; any ε gives a valid bound.
+        infimum is taken over the minimisers for both directions and ε = 0, where the larger direction
+        changes; any ε gives a valid bound.
         """
         images = [np.ones_like(t)]
         for epsilon in (self.remove.minimiser(t), self.add.minimiser(t), np.zeros_like(t)):
@@ -159,7 +159,7 @@ class PrivacyProfile:
 
     @property
     def total_variation(self) -> float:
-        """δ(0): how far one record can move the probability of any event."""
+        """δ(0): the most that one record can change the probability of any event."""
         return self.delta(0.0)
 
 

@@ -1,13 +1,13 @@
-"""One trial of a sweep as the accountants see it: its steps, and what it releases beside them.
+"""One trial of a sweep for the accountants: its steps, and its other noised releases.
 
-*Noised norm.* A step that also releases its noised norm belongs to a class of its own, with the joint noise
-multiplier. It dominates a step without: dropping the norm is post-processing.
+*Noised norm.* A step that also releases its noised norm belongs to its own class, with the joint noise
+multiplier. It dominates a step without a noised norm: dropping the norm is post-processing.
 
 *Noised counts.* They are computed on records that no trial of the sweep trains on, split by record id in the
-same way in all trials. So a record is trained on by every trial, or scored by every trial. In the first case
-the counts are post-processing of what the steps release; in the second the steps have the same distribution
-on both data sets, and each trial is dominated by its counts alone. The sweep costs the larger ε of the two
-cases; for a sealed sweep that is the larger *tuned* ε. The proof: docs/theory/scores.md.
+same way in all trials. So every trial trains on a record, or every trial scores it. In the first case the
+counts are post-processing of the steps' releases. In the second case the steps have the same distribution on
+both data sets, and the event of only its counts dominates each trial. The sweep costs the larger ε of the two
+cases; for a sealed sweep that is the larger *tuned* ε. docs/theory/scores.md has the proof.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dpgcl_core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class TrialClass:
-    """Trials that cost the same, planned in advance.
+    """Trials of the same cost, planned in advance.
 
     Attributes:
       sampling_prob: q.
       noise_multiplier: σ = noise std / sensitivity.
       num_steps: T, the cap on one trial's steps.
       count: number of such trials; 1 for a candidate of a sealed sweep.
-      joint_noise_multiplier: of the steps that also release their noised norm
-        (`noised_counts.joint_noise_multiplier`); None without any.
-      num_joint_steps: how many of the `num_steps` these are.
-      score_noise_multiplier: s of each noised count on held-out records; None without any.
-      num_scores: noised counts of one trial.
+      joint_noise_multiplier: noise multiplier of the steps that also release their noised norm
+        (`noised_counts.joint_noise_multiplier`); None without such steps.
+      num_joint_steps: the number of such steps among the `num_steps`.
+      score_noise_multiplier: s of each noised count on held-out records; None without noised counts.
+      num_scores: number of noised counts of one trial.
 
     Raises:
       ConfigError: a field is out of range.
@@ -49,7 +49,7 @@ class TrialClass:
     num_scores: int = 0
 
     def __post_init__(self) -> None:
-        _ = self.step_class, self.joint_class, self.score_class  # each refuses numbers out of range
+        _ = self.step_class, self.joint_class, self.score_class  # each raises for numbers out of range
         limits = {"num_steps": 1, "count": 1, "num_joint_steps": 0, "num_scores": 0}
         for name, least in limits.items():
             value = getattr(self, name)
@@ -76,7 +76,7 @@ class TrialClass:
 
     @property
     def step_class(self) -> StepClass:
-        """The class of a step that releases its noisy sum alone."""
+        """The class of a step that releases only its noisy sum."""
         return StepClass(self.sampling_prob, self.noise_multiplier)
 
     @property
@@ -87,7 +87,7 @@ class TrialClass:
 
     @property
     def score_class(self) -> StepClass | None:
-        """One noised count as a step on all held-out records: a Gaussian without sampling."""
+        """The class of one noised count, as a step on all held-out records: a Gaussian without sampling."""
         noise = self.score_noise_multiplier
         return None if noise is None else StepClass(1.0, noise)
 
@@ -101,11 +101,11 @@ class TrialClass:
 
     @property
     def scores_of_one(self) -> dict[StepClass, int]:
-        """The noised counts of one trial, by class; empty without any."""
+        """The noised counts of one trial, by class; empty without noised counts."""
         return {} if self.score_class is None else {self.score_class: self.num_scores}
 
 
 def cases_of(trials: Sequence[TrialClass]) -> list[list[dict[StepClass, int]]]:
-    """Return the steps of each trial for a record that is trained on, and for one that is scored, if any."""
+    """Return each trial's steps for the case of training on a record and, if any trial scores, of scoring."""
     scored = [trial.scores_of_one for trial in trials]
     return [[trial.steps_of_one for trial in trials], *([scored] if any(scored) else [])]
