@@ -1,4 +1,4 @@
-"""The precision of a clipped sum's passes: float32, whatever the caller has set for the process.
+"""The precision of a clipped sum's passes, chosen by the engine whatever the caller has set for the process.
 
 A process can be set to compute float32 products in bfloat16 or TensorFloat32
 (`torch.set_float32_matmul_precision`, `torch.backends`), and a caller may be under autocast. Which settings

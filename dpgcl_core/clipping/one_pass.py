@@ -238,7 +238,7 @@ def squares_of(gradients: Tensor) -> Tensor:
     """Return the squared norms `[groups]`, float64, of densely strided float32 `[groups, *shape]`.
 
     Squares of 4,096 numbers are summed in float32 (at most 512 additions in sequence: relative error below
-    4e-5), and these sums in float64. One float32 sum over millions would be too small by more than the margin.
+    4e-5), these sums in float64. One float32 sum over millions would be too small by more than the margin.
     """
     matrix, _ = _dense(gradients)
     whole = matrix.shape[1] // _CHUNK * _CHUNK

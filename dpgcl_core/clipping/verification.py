@@ -33,8 +33,8 @@ class Way(Enum):
 
 _TOLERANCES = {Way.AMONG_COPIES: 1e-3, Way.ALONE: 5e-2}
 """The allowed difference between one pass and each other way. If a ReLU's input is zero except for rounding,
-two correct gradients differ by 1e-3 and more; a ResNet, with millions of such inputs, often has one. A mistake
-is as large as a group's gradient."""
+two correct gradients differ by 1e-3 and more. A ResNet, with millions of such inputs, often has one.
+A mistake is as large as a group's gradient."""
 
 
 _Verdict = TypeVar("_Verdict")
