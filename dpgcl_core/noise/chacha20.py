@@ -188,7 +188,7 @@ class SecureRandomness:
         return SecureGenerator()
 
     def gpu_seed(self, step: int, purpose: str) -> None:
-        return None  # the stream is not available on a GPU
+        return None  # no GPU has the stream
 
 
 def choose_randomness(
