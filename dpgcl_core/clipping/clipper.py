@@ -95,10 +95,10 @@ logger = logging.getLogger(__name__)
 ONE_BY_ONE = "one group at a time"
 FLAT, AUTOMATIC = "flat", "automatic"
 GAMMA = 0.01
-"""γ of automatic clipping: public, and the same for every training."""
+"""γ of automatic clipping, public and the same for every training."""
 MIN_CLIP_NORM = 1e-10
-"""Smallest C. A number below 1.1e-19 has no exact square in float32. If the squares of 10^12 such weights are
-all lost, the loss is less than 1e-5 of the square of this norm."""
+"""Smallest C. A number below 1.1e-19 has no exact square in float32. If the squares of 10^12 such numbers
+are all lost, the lost sum is less than 1e-5 of the square of this norm."""
 _MARGIN = 1 - 1e-4
 _MAX_GRADIENT_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time,
 _MAX_GRADIENT_NUMBERS_PER_WEIGHT = 2  # or as much memory as the float64 sum takes, if that is more,

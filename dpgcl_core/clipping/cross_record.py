@@ -31,7 +31,8 @@ from dpgcl_core.errors import ConfigError
 _NUM_PROBE_RECORDS = 4
 _SCALES = (1.0, 30.0, 0.01)
 _GRADIENT_ROUNDING = 1e-6
-"""A layer may add a weight's gradients in the order of all records' indices, as `nn.EmbeddingBag` does."""
+"""The allowed change of a gradient by rounding, as a share of its norm: a layer may add a weight's gradients
+in the order of all records' indices, as `nn.EmbeddingBag` does."""
 _CROSS_RECORD_REASON = (
     "what one record contributes must depend on no other record, or one record changes every group and "
     "the per-group sensitivity is false"
@@ -156,7 +157,7 @@ def _refuse_companions(
 def _with_gradient(
     model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], rows: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return all losses, and the gradient of the sum of some of them."""
+    """Return all losses, and the gradient of the sum of the losses in `rows`."""
     parameters, num_groups = trainable_parameters(model), len(inputs[0])
     with torch.enable_grad():
         losses = objective(as_inputs(inputs))

@@ -160,7 +160,7 @@ class _ClassHeld:
 
 
 def networks_of(objective: object) -> list[nn.Module]:
-    """Return the networks that an objective refers to: by closure, arguments, fields or a global name.
+    """Return the networks that an objective refers to by closure, arguments, fields or a global name.
 
     >>> layer = nn.Linear(2, 1)
     >>> networks_of(lambda inputs: layer(inputs)) == [layer]

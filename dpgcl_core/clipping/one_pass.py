@@ -115,7 +115,7 @@ class GroupGradients:
         return sum(gradients[0].numel() for gradients in matrices)
 
     def norms(self) -> Tensor:
-        """Return the norms to clip by, float32 `[parts, groups]`: at least a share of the magnitude bound.
+        """Return the norms for clipping, float32 `[parts, groups]`: at least a share of the magnitude bound.
 
         Each part has its own floor, so the rounding of its sum is a small share of its own clipping bound,
         whatever the size of the other parts.
@@ -133,7 +133,7 @@ class GroupGradients:
 
         Args:
           total: float64 `[num_parameters]`.
-          parameters: the order of `total`.
+          parameters: the parameters in the order of `total`.
           factor: float32 `[parts, groups]`.
         """
         masked = factor == 0
@@ -386,8 +386,8 @@ class _Recorder:
     def run_backward(self, losses: Tensor) -> None:
         """Run the backward pass, in which the layers' gradients arrive.
 
-        Only after the forward pass is it known which parameters were used more than once. Their gradients
-        must be added up before their norm is computed: squared norms of single uses do not add.
+        Which parameters were used more than once is known only after the forward pass. Their gradients
+        must be added up before their norm is computed, because squared norms of single uses do not add.
         """
         self._shared = {p for p, count in self._uses.items() if count > 1} | self._direct.used_parameters
         leaves = self._leaves + self._direct.leaves
@@ -406,7 +406,7 @@ class _Recorder:
         rule, module, x, n = call.rule, call.module, call.x, self._num_groups
         if x._version != call.version:
             raise NotSeparableError(f"the input of layer {self._names[module]!r} was changed in place")
-        del call.x  # the hook outlives this call; the input need not
+        del call.x  # the hook lives longer than this call, but the input is no longer needed
         with torch.no_grad():
             for parameter, gradients in rule.vectors(module, x, grad, n, call.statistics):
                 self._keep(parameter, gradients)

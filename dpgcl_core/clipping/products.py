@@ -27,7 +27,7 @@ def products_over_rows(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Te
     """Return aᵀ b of each group.
 
     Args:
-      a: float32 `[groups, rows, m]`; on a GPU bfloat16 or float16, too, whose products it sums in float32.
+      a: float32 `[groups, rows, m]`; on a GPU also bfloat16 or float16, with products summed in float32.
       b: a tensor `[groups, rows, n]` of the same kind, on the same device.
       out: memory for the result, for float32; None for new memory.
 

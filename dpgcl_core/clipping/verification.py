@@ -108,7 +108,7 @@ def one_pass_mismatch(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
     vocabulary = smallest_vocabulary(model)
     with perturbed(model) as generator:
         for num_groups in (2, 3):
-            for most in dict.fromkeys((vocabulary, 2)):  # a whole number may be a label of fewer classes
+            for most in dict.fromkeys((vocabulary, 2)):  # whole numbers may be labels of fewer classes
                 made = partial(synthetic_inputs, num_groups=num_groups, vocabulary=most, generator=generator)
                 try:
                     with low_precision_off():  # low precision's rounding is above the tolerances

@@ -2,7 +2,7 @@
 
 The private network predicts, from one view of a record, the target network's embedding of another view. The
 target network is an exponential moving average of the private network's weights at earlier steps: it is
-post-processing of what was already released, so for the sensitivity of a step it counts as a public function,
+post-processing of released weights, so for the sensitivity of a step it counts as a public function,
 and it takes no gradient.
 
 A record's loss then depends only on that record. Neither network may hold statistics across records, so the

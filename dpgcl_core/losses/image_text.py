@@ -105,7 +105,7 @@ def image_text_sigmoid_loss(
     """Return `group_sigmoid` of pairs in both directions, with copies of the captions and of the images.
 
     Args:
-      embeddings, temperature: as for `image_text_group_loss`.
+      embeddings, temperature: see `image_text_group_loss`.
       bias: b.
 
     Returns:

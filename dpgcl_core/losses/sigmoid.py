@@ -32,7 +32,7 @@ def group_sigmoid(
       keys: `[groups, group_size, dim]` unit embeddings; key i belongs to query i.
       augmented_keys: `[groups, group_size, num_augmentations, dim]`, or None for none.
       temperature: τ > 0; SigLIP starts at 0.1.
-      bias: b; SigLIP starts at −10, because most pairs are negative. Small groups need a smaller offset: at
+      bias: b; SigLIP starts at −10, because most pairs are negative. Small groups need a smaller |b|: at
         b = −s/τ − ln(S − 1) positives and negatives of similarity s have the same total weight.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The public numbers of a training, from which everything private is built."""
+"""The public numbers of a training, from which its private mechanism is built."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class PublicNumbers:
         otherwise the method's own sampling.
       sampling_prob: q, the probability that a record, or a group, joins a step.
       group_size: S, or "batch" for the whole realised batch as one group.
-      l2_clip_norm: C, bound on one group's gradient; inf for non-private runs.
+      l2_clip_norm: C, the bound on one group's gradient; inf for non-private runs.
       noise_multiplier: σ = noise std / sensitivity; 0 for non-private runs.
       num_steps: T; 0 for a method that trains nothing.
       num_restart_steps: R, steps that may be drawn again after restarts. They are charged in advance, drawn

@@ -1,7 +1,7 @@
 """Methods that clip each record's own gradient: masked auto-encoding, captioning, classification.
 
-A loss of these methods depends on one record: no other record of the step is its negative, its target or its
-normaliser. So each record is its own group, and the clipped sum of a step is f(B) = Σ_{i∈B} g_i with
+Each loss of these methods depends on only one record: no other record of the step is its negative, its target
+or its normaliser. So each record is its own group, and the clipped sum of a step is f(B) = Σ_{i∈B} g_i with
 ‖g_i‖ ≤ C, where g_i is a function of only record i, the iterate and public randomness.
 
 **Proposition.** Adding or removing one record moves f by at most C.

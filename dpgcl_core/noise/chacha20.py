@@ -202,7 +202,7 @@ def choose_randomness(
       public_seed: the seed of a seeded run, which has no guarantee; None for all other runs.
 
     Raises:
-      ConfigError: private data without the stream, or a seeded run with it.
+      ConfigError: private data are used without the stream, or a seeded run is used with it.
 
     >>> choose_randomness(secure_noise=None, data_are_private=True).num_summed_normals
     4

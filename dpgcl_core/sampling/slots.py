@@ -1,4 +1,4 @@
-"""Stages 2 and 3 for sampling of *groups*: one more record makes one more group contribute, and changes none.
+"""Stages 2 and 3 for sampling of *groups*: one more record adds at most one group, and changes no other.
 
 The capacity of N slots, the group size S and the keep probability q are public, fixed before the data are
 seen and the same for both neighbours. At every step the records are placed in the slots by a uniformly random

@@ -39,7 +39,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DrawnGroups:
-    """One step's groups, **private-only** like all that is drawn.
+    """One step's groups, **private-only** like all draws.
 
     Attributes:
       rows: int64 `[groups, group_size]`, rows of the records, each below the number of records.

@@ -55,7 +55,7 @@ _GRADIENT_NUMBERS = 2**26
 def record_info_nce(
     embeddings: Tensor, *, temperature: float, rows: Tensor | None = None, pairs: bool = False
 ) -> Tensor:
-    """Return each record's term of InfoNCE over a whole batch, augmented keys as further negatives (Eq. 4).
+    """Return each record's term of InfoNCE over a batch, with augmented keys as further negatives (Eq. 4).
 
     ℓ_i = −log( e^{s_ii/τ} / Σ_j ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ); their sum is
     `dpgcl_core.losses.info_nce.two_view_group_loss` of the batch as one group. For pairs, a record's term is
@@ -63,7 +63,7 @@ def record_info_nce(
 
     Args:
       embeddings: `[records, 2 + num_augmentations, dim]`: query, key and copies of the key; for pairs
-        `[records, 2 + 2·num_augmentations, dim]`, as `losses.image_text.interleaved` orders them.
+        `[records, 2 + 2·num_augmentations, dim]`, in the order of `losses.image_text.interleaved`.
       temperature: τ > 0.
       rows: indices of the records whose terms are returned; None for all.
       pairs: whether the records are pairs of an image and a text.
@@ -128,7 +128,7 @@ class PathClipping:
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: stage 5; its output's leading axes are those of its input.
+          embed: stage 5, the embedding; it keeps the leading axes of its input.
           inputs: `[1, records, 2 + num_augmentations, ...]`, the whole batch; it may be empty.
 
         Returns:
@@ -183,7 +183,7 @@ def add_clipped_paths(
       losses: `[records of mask]`, for the report.
       mask: `[records]`, which records take part.
       clipper: clips one record's gradient.
-      max_at_once: records in one pass.
+      max_at_once: the number of records in one pass.
 
     Returns:
       The report, by record.
@@ -260,7 +260,7 @@ class FullBatchGroupClipping:
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: stage 5; its output's leading axes are those of its input.
+          embed: stage 5, the embedding; it keeps the leading axes of its input.
           inputs: `[groups, group_size, 2 + num_augmentations, ...]`, all groups of the batch, or none.
 
         Returns:
@@ -339,7 +339,7 @@ def embed_without_graph(embed: Embed, records: Tensor) -> Tensor:
 
 
 def finite_rows(embeddings: Tensor) -> Tensor:
-    """Return which records have a finite embedding in every view, `[records]`."""
+    """Return a mask of the records with a finite embedding in every view, `[records]`."""
     return torch.isfinite(embeddings).flatten(1).all(1)
 
 

@@ -184,7 +184,7 @@ class DpSimClr(_TwoViewRule):
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: stage 5; its output's leading axes are those of its input.
+          embed: stage 5, the embedding; it keeps the leading axes of its input.
           inputs: `[1, batch_size, 2, ...]`.
           generator: secret draws for the similarities' noise.
 
@@ -192,7 +192,7 @@ class DpSimClr(_TwoViewRule):
           The report, by view: norms, NT-Xent terms at the noised similarities, which views contributed zero.
 
         Raises:
-          ConfigError: the batch is not of the fixed size.
+          ConfigError: the batch does not have the fixed size.
         """
         with full_precision(total.device.type):
             embeddings, mask = self._embeddings(embed, inputs)
@@ -262,7 +262,7 @@ class DpBarlowTwins(_TwoViewRule):
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: stage 5; its output's leading axes are those of its input.
+          embed: stage 5, the embedding; it keeps the leading axes of its input.
           inputs: `[1, batch_size, 2, ...]`.
           generator: secret draws for the noise of means and variances.
 
@@ -270,7 +270,7 @@ class DpBarlowTwins(_TwoViewRule):
           The report, by view: norms, equal shares of the loss, and which views contributed zero.
 
         Raises:
-          ConfigError: the batch is not of the fixed size.
+          ConfigError: the batch does not have the fixed size.
         """
         with full_precision(total.device.type):
             embeddings, mask = self._embeddings(embed, inputs)

@@ -120,7 +120,7 @@ def _record_calls(
 ) -> tuple[Tensor, list[_Call]]:
     """Return the embeddings `[rows, dim]` with their graph, and the layers' calls in order.
 
-    Parameters require no gradient meanwhile, so the graph holds only the paths from layers' outputs on.
+    Parameters require no gradient meanwhile, so the graph begins at the layers' outputs.
 
     Raises:
       NotSeparableError: a parameter is used in a way that is not supported.

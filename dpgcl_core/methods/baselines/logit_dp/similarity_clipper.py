@@ -193,7 +193,7 @@ class LogitClipper:
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """Embeddings of the batch, zero for masked records, and the norms of its pairs."""
+    """The batch's embeddings, zero for masked records, and the norms of its pairs."""
 
     queries: Tensor
     keys: Tensor
@@ -202,7 +202,7 @@ class _Batch:
 
     @property
     def usable(self) -> Tensor:
-        """`[n, n]`: pairs of two finite records whose embeddings have a direction."""
+        """The mask `[n, n]` of pairs of two finite records whose embeddings have a direction."""
         query, key = (self.finite & (z != 0).any(1) for z in (self.queries, self.keys))
         return query[:, None] & key[None]
 
