@@ -1,17 +1,17 @@
-"""Passes that a GPU repeats by itself: one is captured as a CUDA graph, and replayed for every microbatch.
+"""Passes that a GPU replays: a pass is captured as a CUDA graph, and replayed for every microbatch.
 
-Python takes longer to ask for the many small kernels of a pass than a GPU to run them. All passes of a
-training have one shape (`dpgcl_core.clipping.clipper`), so the kernels of one serve for all. A replay runs
-what the capture ran, on other inputs: norms, factors and masks are computed anew of what is summed, so every
-bound and proof of the clipper holds for it, whatever the inputs are.
+Python takes longer to launch the many small kernels of a pass than a GPU takes to run them. All passes of a
+training have one shape (`dpgcl_core.clipping.clipper`), so all passes can use the kernels of one pass. A
+replay runs the captured kernels on other inputs: norms, factors and masks are computed again from the tensors
+that are summed, so every bound and proof of the clipper holds for it, whatever the inputs are.
 
-Passes are captured before any record is seen, on groups of zeros that count as not complete. So which passes
-are replays follows no record, and no other thread uses the GPU meanwhile.
+Passes are captured before any record is seen, on groups of zeros that are marked as not complete. So the
+choice of the replayed passes depends on no record, and no other thread uses the GPU meanwhile.
 
-What Python decides in a pass is decided once, at the capture. So passes are captured only where network and
-objective are the same function at every step: no code of others, no second network. Whoever hands over
-`CapturedPasses` vouches for that. A pass that waits for a number of the GPU cannot be captured, and runs as
-it is.
+All decisions of Python in a pass are made once, at the capture. So passes are captured only if network and
+objective are the same function at every step: no code of others, no second network. The caller that passes
+`CapturedPasses` vouches for that. A pass that waits for a number of the GPU cannot be captured, and runs
+without a capture.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from dpgcl_core.clipping.types import GroupBatch, GroupReport, map_inputs
 logger = logging.getLogger(__name__)
 
 Pass = Callable[[Tensor, GroupBatch], GroupReport]
-"""Adds the clipped sum of groups to a total, of those that are complete."""
+"""Adds the clipped sum of the complete groups to a total."""
 
 _Key = tuple[Hashable, ...]
 
 
 class CapturedPasses:
-    """The captured passes of one objective of one network, whose weights stay where they are in memory."""
+    """The captured passes of one objective of one network, whose weights keep their addresses in memory."""
 
     def __init__(self) -> None:
         self._captured: dict[_Key, _Captured] = {}
@@ -43,12 +43,12 @@ class CapturedPasses:
 
     @property
     def count(self) -> int:
-        """Passes that are replayed."""
+        """The number of captured passes."""
         return len(self._captured)
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Capture the passes that are taken meanwhile, of groups of zeros, before any record is seen."""
+        """Capture the passes taken in this context, on groups of zeros, before any record is seen."""
         self._is_open = True
         try:
             yield
@@ -56,13 +56,13 @@ class CapturedPasses:
             self._is_open = False
 
     def take(self, run: Pass, total: Tensor, groups: GroupBatch, kind: Hashable) -> GroupReport:
-        """Take a pass: `run(total, groups)`, by a replay where one like it has been captured.
+        """Take the pass `run(total, groups)`, by a replay if such a pass has been captured.
 
         Args:
-          run: as `Pass`; the same function for the same kind.
+          run: the pass; the same function for the same kind.
           total: float64 `[num_trainable]`, on a GPU.
-          groups: on the same one.
-          kind: what tells apart passes of the same shape: network and clipping law.
+          groups: the groups, on the same GPU.
+          kind: the key that distinguishes passes of the same shape: network and clipping law.
         """
         if groups.complete is None:
             groups = GroupBatch(groups.inputs, torch.ones(len(groups), dtype=torch.bool, device=total.device))
@@ -78,7 +78,7 @@ class CapturedPasses:
 
 @dataclass(frozen=True)
 class _Captured:
-    """The kernels of a pass, what they read and what they write besides the sum."""
+    """The kernels of a pass, with their inputs and their outputs besides the sum."""
 
     graph: torch.cuda.CUDAGraph
     groups: GroupBatch
@@ -95,7 +95,7 @@ class _Captured:
 
 
 def _captured_if_possible(run: Pass, total: Tensor, groups: GroupBatch) -> _Captured | None:
-    """Return a captured pass; None where it asks for a number, or cannot be captured for another reason."""
+    """Return a captured pass; None if it waits for a number, or cannot be captured for another reason."""
     run(total, groups)  # compiles kernels
     try:
         with _no_number_asked_for():
@@ -114,7 +114,7 @@ def _captured_if_possible(run: Pass, total: Tensor, groups: GroupBatch) -> _Capt
 
 @contextmanager
 def _no_number_asked_for() -> Iterator[None]:
-    """Make whatever would wait for a number of the GPU an error."""
+    """Raise an error for every call that would wait for a number of the GPU."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -124,11 +124,11 @@ def _no_number_asked_for() -> Iterator[None]:
 
 
 def _captured(run: Pass, total: Tensor, groups: GroupBatch) -> _Captured:
-    """Capture a pass, which is not run by that."""
+    """Capture a pass without running it."""
     assert groups.complete is not None
     copies = GroupBatch(map_inputs(Tensor.clone, groups.inputs), groups.complete.clone())
     graph = torch.cuda.CUDAGraph()
-    # The outer context restores the stream also where the inner one fails to end.
+    # The outer context restores the stream even if the inner context fails to end.
     with (
         torch.cuda.stream(torch.cuda.current_stream()),
         torch.cuda.graph(graph, capture_error_mode="thread_local"),

@@ -1,56 +1,57 @@
 """Stage 7, the clipped group gradient: one gradient per group, norm at most C, summed in fp32.
 
-What is differentiated is any objective that gives each group one loss of the group's own inputs. Groups are
+It accepts any objective that gives each group one loss of the group's own inputs. Groups are
 disjoint and the network mixes no records, so **one** forward and one backward pass of many groups already
-hold every group's gradient; they only have to be separated. `dpgcl_core.clipping.one_pass` does that layer
-by layer, at about the price of the ordinary backward pass. Networks with a part it does not know go through
-`_loop`, one ordinary backward pass per group: exact and general. So do groups that fill a microbatch by
-themselves, for which there is nothing to separate, and networks that nobody here has read (`isolated`).
+hold every group's gradient. The gradients only have to be separated, which `dpgcl_core.clipping.one_pass`
+does layer by layer, at about the cost of the ordinary backward pass. `_loop` runs one ordinary backward pass
+per group, which is exact and general. It is used for networks with a part unknown to `one_pass`, for groups
+that fill a microbatch each, where nothing needs to be separated, and for unreviewed networks (`isolated`).
 
-Guarantee. Every group moves the sum by a vector of norm at most C: the factor is
-min(1, C(1 − 1e-4)/norm); the sum is taken over the tensors the norm was taken of, and both in float32 or
-better whatever the precision of the network, or of the caller (`dpgcl_core.clipping.full_precision`).
-The margin pays for norms, exact to 4e-5 of themselves (squares are summed in short runs, then in float64;
-ghost norms in float64 throughout), and for the rounding of the sum over groups (`one_pass.RUN_GROUPS`).
+Guarantee. Every group moves the sum by a vector of norm at most C. The factor is min(1, C(1 − 1e-4)/norm).
+The sum uses the same tensors as the norm, and both are computed in float32 or better whatever the precision
+of the network, or of the caller (`dpgcl_core.clipping.full_precision`).
+The margin covers the error of norms, a share of at most 4e-5 (squares are summed in short runs, then in
+float64; ghost norms in float64 throughout), and the rounding of the sum over groups (`one_pass.RUN_GROUPS`).
 C is at least `MIN_CLIP_NORM`: squares of smaller numbers would be lost in float32. A group whose gradient is
 not finite contributes exactly zero and is masked *before* the product that sums groups, because 0·inf is not
-0. No other group changes by a bit.
+0. No bit of any other group changes.
 A group that is marked as not complete is computed like the others and masked in the same way: whatever its
 inputs are, it contributes exactly zero.
 
-*Companions.* A group's contribution depends on no other group, and not on how many there are. Which way the
-groups go, and how many go at once, M, is decided by the network, the shape of a group and the machine; a pass
-with fewer groups is filled up with groups of zeros that count as not complete. So every pass has one shape,
-and no kernel is chosen by the draw. **Proposition.** Exchange, add or remove one group of a pass, the
+*Companions.* A group's contribution depends neither on other groups nor on their number. The network, the
+shape of a group and the machine decide whether groups share a pass, and how many, M. A pass with fewer groups
+is filled up with groups of zeros that are marked as not complete. So every pass has one shape, and the draw
+influences no choice of a kernel. **Proposition.** Exchange, add or remove one group of a pass, the
 others keeping their places, as the couplings of `dpgcl_core.sampling.groups` allow; then on a device whose
 kernels are deterministic no bit of the others' losses, norms, factors and gradients changes. *Sketch.* The
-network mixes no records, so each number of a row is computed of that row by an order of operations that the
-shapes fix; a group's gradient is a sum over its own rows, in an order that the shapes fix; and what a
-masked group adds is exactly zero. What is left is the rounding of the sum over groups, in float32 over runs
-of 16 of them at most, and in float64 over runs: the margin pays for it, whatever M is. In another *place* of
-the pass, row or tile, kernels may round otherwise. The tests allow a contribution 4e-6 C for it in float32,
-and 2e-2 C in bfloat16 and float16, where a last digit is 4e-3; small built-in networks were measured not to
-move at all. The couplings leave the others in their places, so no sensitivity needs this allowance. M is
-public, but a caller may let it follow the memory that is free, with the data loaded: for a neighbour of
-another size it may be another one, and contributions then move, by 8e-7 C as measured in float32, within the
-same allowance. Give M where this must not be.
-Where inputs take a way through the network that one pass cannot separate, each group of that pass is looked
-at alone, in the same shape, and goes one by one if it takes such a way itself: a decision about that group.
+network mixes no records, so each number of a row is computed from that row by an order of operations that the
+shapes fix. A group's gradient is a sum over its own rows, in an order that the shapes fix. A masked group
+adds exactly zero. There remains the rounding of the sum over groups, in float32 over runs of at most 16
+groups, and in float64 over runs: the margin covers it, whatever M is. In another *place* of
+the pass, row or tile, kernels may round differently. The tests allow a contribution 4e-6 C for it in float32,
+and 2e-2 C in bfloat16 and float16, where a last digit is 4e-3; in measurements, small built-in networks did
+not move at all. The couplings leave the others in their places, so no sensitivity needs this allowance. M is
+public, but a caller may let it depend on the free memory after the data are loaded. For a neighbour of
+another size M may then differ, and contributions move, by 8e-7 C as measured in float32, within the
+same allowance. Set M explicitly to exclude this.
+If inputs take a path through the network that one pass cannot separate, each group of that pass is passed
+again alone, in the same shape. A group that takes such a path itself gets its own backward pass, a decision
+that depends only on that group.
 
-*Automatic clipping* ("Automatic clipping", Bu et al. 2023) takes C(1 − 1e-4)/(norm + γ) instead, γ a public
-constant: short gradients are lengthened, so C and the learning rate act as one. The contribution's norm is
-C(1 − 1e-4)·norm/(norm + γ), again below C whatever the gradient is, and every proof of a sensitivity asks
-for no more than that. A factor may reach C/γ here, so an absolute error e of a short gradient's norm, as a
-ghost norm's cancellation leaves, grows with it: the contribution stays below C as long as e ≤ γ. A gradient
-of zero gives zero, for the factor is finite. Without a bound (C = inf) neither law does anything.
+*Automatic clipping* ("Automatic clipping", Bu et al. 2023) uses the factor C(1 − 1e-4)/(norm + γ) instead,
+with a public constant γ. Short gradients are lengthened, so C and the learning rate act as one parameter. The
+contribution's norm is C(1 − 1e-4)·norm/(norm + γ), again below C whatever the gradient is, and every proof of
+a sensitivity needs only this. A factor may reach C/γ here, so it amplifies an absolute error e of a short
+gradient's norm, such as a ghost norm's cancellation error: the contribution stays below C as long as e ≤ γ. A
+gradient of zero gives zero, because the factor is finite. Without a bound (C = inf) no law has an effect.
 
 *A scale of gradients.* float16 gradients underflow below 6e-8, so an objective may multiply its gradient by a
-public constant s, and the clipped sum is divided by it: there is no loss scaler that follows the gradients,
-for one record would move the scale of the next step, and with it every record. Let g' = s·g be what arrives.
-The group is clipped to s·C, so it contributes Clip_{sC}(g')/s, a vector of norm at most C **whatever** g' is,
-rounded, overflown and masked or not. And with s a power of two, multiplication by s and division by it are
-exact, so it equals Clip_C(g'/s) bit for bit as long as nothing over- or underflows. Automatic clipping's γ is
-scaled with C: sC/(‖g'‖ + sγ)·g'/s = C/(‖g‖ + γ)·g.
+public constant s, and the clipped sum is divided by s. No loss scaler adapts s to the gradients, because one
+record would then change the scale of the next step, and with it every record. Let g' = s·g be the gradient
+that arrives. The group is clipped to s·C, so it contributes Clip_{sC}(g')/s, a vector of norm at most C
+**whatever** g' is, rounded, overflown and masked or not. If s is a power of two, multiplication and division
+by s are exact, so it equals Clip_C(g'/s) bit for bit as long as nothing over- or underflows. Automatic
+clipping's γ is scaled with C: sC/(‖g'‖ + sγ)·g'/s = C/(‖g‖ + γ)·g.
 
 Either law may be applied *by parts*, such as the two towers of CLIP: see `dpgcl_core.clipping.parts`.
 """
@@ -94,10 +95,10 @@ logger = logging.getLogger(__name__)
 ONE_BY_ONE = "one group at a time"
 FLAT, AUTOMATIC = "flat", "automatic"
 GAMMA = 0.01
-"""γ of automatic clipping: public, and the same for every training."""
+"""γ of automatic clipping, public and the same for every training."""
 MIN_CLIP_NORM = 1e-10
-"""Smallest C. A number below 1.1e-19 has no exact square in float32. Those of 10^12 weights, all lost, are
-less than 1e-5 of the square of this norm."""
+"""Smallest C. A number below 1.1e-19 has no exact square in float32. If the squares of 10^12 such numbers
+are all lost, the lost sum is less than 1e-5 of the square of this norm."""
 _MARGIN = 1 - 1e-4
 _MAX_GRADIENT_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time,
 _MAX_GRADIENT_NUMBERS_PER_WEIGHT = 2  # or as much memory as the float64 sum takes, if that is more,
@@ -105,7 +106,7 @@ _GPU_BYTES_PER_GRADIENT_NUMBER = 256  # or 1/64 of a GPU's memory, which takes s
 _LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others,
 _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS = 48  # and here it also saves the memory of the other groups' gradients
 _MANY_WEIGHTS = 2**20
-_VIEWS_AT_ONCE = 96  # of a pass, where nobody says how many groups it takes
+_VIEWS_AT_ONCE = 96  # views of a pass if `groups_at_once` is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +116,16 @@ class GroupClipper:
     Attributes:
       l2_clip_norm: C; inf for the plain gradient (non-private).
       gamma: γ of automatic clipping, see `gamma_of`; None for flat clipping.
-      parts: the parts that are clipped by themselves; None clips the gradient as a whole.
-      groups_at_once: M, the groups of every pass, if memory holds their gradients: public, so never the
-        number that was drawn. None: as many as 96 views are.
-      isolated: take the groups one at a time, each on copies of weights and buffers, for networks that may
-        mix records or keep something of them (`dpgcl_core.clipping.isolation`).
-      gradient_scale: a public power of two by which the objective's gradient arrives multiplied.
-      passes: replays passes on a GPU, for one objective of one network; None runs each as it is.
+      parts: the parts that are clipped separately; None clips the gradient as a whole.
+      groups_at_once: M, the number of groups of every pass, if memory holds their gradients. It is public,
+        so never the number that was drawn. None: groups of 96 views in total.
+      isolated: whether to pass the groups one at a time, each on copies of weights and buffers, for networks
+        that may mix records or store data of them (`dpgcl_core.clipping.isolation`).
+      gradient_scale: the public power of two by which the objective multiplies its gradient.
+      passes: replays passes on a GPU, for one objective of one network; None replays no pass.
 
     Raises:
-      ConfigError: a field is outside its range, or there are passes to replay of a network that is isolated.
+      ConfigError: a field is outside its range, or `passes` is given for an isolated network.
     """
 
     l2_clip_norm: float
@@ -159,25 +160,25 @@ class GroupClipper:
     ) -> GroupReport:
         """Add Σ Clip_C(∇L_G) over the groups of `inputs` to `total`, in place.
 
-        Calling it for any partition of a batch into microbatches of whole groups gives the same sum.
-        Groups of one record make it per-record DP-SGD.
+        Any partition of a batch into microbatches of whole groups gives the same sum.
+        With groups of one record this is per-record DP-SGD.
 
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `objective` calls; it must not mix records.
           objective: maps inputs `[groups, ...]` to losses `[groups]`, one scalar per group that depends
-            on that group's inputs alone. Every layer of `model` should see the rows of `inputs` as its
-            leading axis, group by group; where one does not, the groups are taken one at a time. A model
-            with an attribute `num_towers` has towers of which each sees that share of the views.
+            only on that group's inputs. Every layer of `model` should have the rows of `inputs` as its
+            leading axis, group by group; if a layer does not, the groups are passed one at a time. If the
+            model has an attribute `num_towers`, a layer may see 1/`num_towers` of the views.
           inputs: `[groups, group_size, views, ...]`, at least one group; or a tuple of such tensors.
-          complete: bool `[groups]`, which groups contribute; None: all.
-          draws: not used: nothing is released besides the sum.
+          complete: bool `[groups]`, which groups contribute; None for all.
+          draws: not used, because nothing is released besides the sum.
 
         Returns:
           The groups' norms and losses, for private-only diagnosis.
 
         Raises:
-          ConfigError: one of `parts` holds no trainable parameter of this model.
+          ConfigError: a clipping part holds no trainable parameter of this model.
         """
         network = _Network(model, trainable_parameters(model), objective)
         groups = GroupBatch(inputs, None if complete is None else complete.to(total.device))
@@ -190,7 +191,7 @@ class GroupClipper:
             return replace(report, norms=report.norms / self.gradient_scale)
 
     def _add(self, total: Tensor, network: _Network, groups: GroupBatch) -> GroupReport:
-        """Add the clipped sum of gradients that arrive times `gradient_scale`, in passes of one shape."""
+        """Add the clipped sum of gradients multiplied by `gradient_scale`, in passes of one shape."""
         owners = None if self.parts is None else self.parts.owners(network.model)
         if math.isinf(self.l2_clip_norm):
             return _plain(total, network, groups)
@@ -212,8 +213,8 @@ class GroupClipper:
             chunk = groups.part(start, min(start + size, len(groups)))
             try:
                 reports.append(_in_fixed_shape(take, size, total, chunk))
-            except NotSeparableError:  # some of these groups took another way through the network
-                for index in range(len(chunk)):  # each alone, in that shape if its own way allows it
+            except NotSeparableError:  # some of these groups took another path through the network
+                for index in range(len(chunk)):  # each group alone, in that shape if its own path allows it
                     group = chunk.part(index, index + 1)
                     try:
                         reports.append(_in_fixed_shape(run, size, total, group))
@@ -224,12 +225,12 @@ class GroupClipper:
 
 @dataclass(frozen=True)
 class ClippingLaw:
-    """What decides how long a group's gradient, or each part of it, may stay.
+    """The rule that limits the norm of a group's gradient, or of each part of the gradient.
 
     Attributes:
       l2_clip_norm: C, finite.
       gamma: γ of automatic clipping; None for flat clipping.
-      owners: the part of each trainable parameter, each clipped to C/√m; None for one part.
+      owners: the part of each trainable parameter, with each part clipped to C/√m; None for one part.
     """
 
     l2_clip_norm: float
@@ -237,7 +238,7 @@ class ClippingLaw:
     owners: Owners | None = None
 
     def factors(self, norms: Tensor) -> tuple[Tensor, Tensor]:
-        """Return factors `[parts, groups]` of norms `[parts, groups]`, and which groups count `[groups]`."""
+        """Return factors of norms, both `[parts, groups]`, and a mask `[groups]` of the groups that count."""
         factor, counts = clip_factor(norms, self.l2_clip_norm / math.sqrt(len(norms)), self.gamma)
         if len(norms) == 1:
             return factor, counts[0]
@@ -252,8 +253,8 @@ class ClippingLaw:
         paths: Mapping[str, str],
         complete: Tensor | None,
     ) -> GroupReport:
-        """Return the report of groups, by their norms `[parts, groups]`."""
-        if complete is not None:  # what an incomplete group was computed on is nobody's
+        """Return the report of groups, given their norms `[parts, groups]`."""
+        if complete is not None:  # the inputs of an incomplete group belong to no record
             norms, losses = torch.where(complete, norms, 0.0), torch.where(complete, losses, 0.0)
             finite = finite | ~complete
         bound = self.l2_clip_norm / math.sqrt(len(norms))
@@ -269,7 +270,7 @@ class ClippingLaw:
 
 @dataclass(frozen=True, eq=False)
 class _Network:
-    """What is differentiated: a model, those of its parameters that are trained, and the loss of groups."""
+    """A model, its trained parameters, and the loss of groups that is differentiated."""
 
     model: nn.Module
     parameters: list[nn.Parameter]
@@ -277,19 +278,19 @@ class _Network:
 
     @property
     def rows_per_view(self) -> tuple[int, ...]:
-        """The parts of all views that a layer may see: all, or where a model says so each tower its share."""
+        """The divisors of the number of views that a layer may see: 1, and the model's number of towers."""
         return (1, int(getattr(self.model, "num_towers", 1)))
 
     def gradient_alone(
         self, groups: GroupBatch, index: int, *, is_isolated: bool, is_among_copies: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss `[1]` and the flat gradient of one group by a backward pass of its own.
+        """Return the loss `[1]` and the flat gradient of one group from a backward pass for it.
 
         Args:
-          groups: of which it is one.
-          index: its place.
-          is_isolated: the pass runs on copies of the network's state.
-          is_among_copies: it goes in its place among copies of itself.
+          groups: the groups that contain it.
+          index: its index among them.
+          is_isolated: whether the pass runs on copies of the network's state.
+          is_among_copies: whether the group is passed at its index among copies of itself.
         """
         torch.clear_autocast_cache()
         group = groups.part(index, index + 1).inputs
@@ -304,12 +305,12 @@ class _Network:
         return loss, flat_gradient(self.gradients(loss), self.parameters)
 
     def gradients(self, losses: Tensor) -> list[Tensor | None]:
-        """Return the gradient of the sum of losses, by parameter."""
+        """Return the gradients of the sum of losses, one per parameter."""
         return list(torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True))
 
 
 def _in_fixed_shape(run: Pass, num_groups: int, total: Tensor, groups: GroupBatch) -> GroupReport:
-    """A pass of exactly `num_groups` groups; those that are lacking contribute nothing."""
+    """Run a pass of exactly `num_groups` groups; the groups that fill it up contribute nothing."""
     if len(groups) == num_groups:
         return run(total, groups)
     report = run(total, groups.filled_up(num_groups, total.device))
@@ -332,9 +333,9 @@ def _join_reports(reports: list[GroupReport]) -> GroupReport:
 
 
 def _plain(total: Tensor, network: _Network, groups: GroupBatch) -> GroupReport:
-    """The plain gradient of all complete groups at once, for runs without clipping."""
+    """Add the plain gradient of all complete groups at once, for runs without clipping."""
     complete = groups.complete
-    if complete is not None and not complete.all():  # nothing is hidden here, so shapes may follow the data
+    if complete is not None and not complete.all():  # nothing is secret here: shapes may depend on the data
         return _plain_of_some(total, network, groups.inputs, complete)
     torch.clear_autocast_cache()
     losses = network.objective(groups.inputs)
@@ -374,7 +375,7 @@ def _loop(
     is_isolated: bool = False,
     is_among_copies: bool = False,
 ) -> GroupReport:
-    """One backward pass per group, see `_Network.gradient_alone`: exact for any network."""
+    """Run one backward pass per group, see `_Network.gradient_alone`: exact for any network."""
     norms, losses, finites = [], [], []
     runs = runs_of(network.parameters, law.owners)
     for index in range(len(groups)):
@@ -387,7 +388,7 @@ def _loop(
         flat.masked_fill_(~counts, 0.0)
         for part, run in runs:
             add_to_sum(total[run], flat[run].mul_(factor[part, 0]))
-        del flat  # before the next group's is there
+        del flat  # before the next group's gradient is allocated
         norms.append(norm)
         losses.append(loss.detach())
         finites.append(finite)
@@ -400,9 +401,9 @@ def _whole(norms: Tensor) -> Tensor:
 
 
 def flat_gradient(gradients: list[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return gradients as one float32 vector in the order of `parameters`, zero where there is none.
+    """Return gradients as one float32 vector in the order of `parameters`, zero for a missing gradient.
 
-    `gradients` is emptied on the way, so that memory never holds both copies of all of them.
+    `gradients` is emptied meanwhile, so that memory never holds two copies of all gradients.
     """
     num_parameters = sum(p.numel() for p in parameters)
     flat = torch.empty(num_parameters, dtype=torch.float32, device=parameters[0].device)
@@ -447,17 +448,17 @@ def check_gamma(gamma: float | None) -> None:
 def clip_factor(
     norm: Tensor, l2_clip_norm: float, gamma: float | None = None, *, tiny: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The law of every clipper: the factors of gradients by their norms, of any shape, for finite C.
+    """Return the factors of gradients with these norms, of any shape, for finite C: the law of every clipper.
 
     Args:
       norm: norms, not negative.
       l2_clip_norm: C, finite.
       gamma: γ of automatic clipping; None for flat clipping.
-      tiny: smallest usable factor and norm; of the norms' precision unless given.
+      tiny: the smallest usable factor and norm; by default that of the norms' precision.
 
     Returns:
-      The factors, and which gradients count: not those of infinite norm, nor of one so large that the
-      factor has lost its digits.
+      The factors, and a mask of the gradients that count. A gradient does not count if its norm is not
+      finite, or so large that the factor has lost its digits.
     """
     tiny = torch.finfo(norm.dtype).tiny if tiny is None else tiny
     if gamma is None:
@@ -469,7 +470,7 @@ def clip_factor(
 
 
 def _one_pass(total: Tensor, network: _Network, groups: GroupBatch, law: ClippingLaw) -> GroupReport:
-    """One forward and one backward pass; every layer's gradient separated by group."""
+    """Run one forward and one backward pass and separate every layer's gradient by group."""
     torch.clear_autocast_cache()
     gradients = per_group_gradients(
         network.model,
@@ -496,12 +497,12 @@ _verdicts: Verdicts[bool] = Verdicts()
 
 
 def _groups_of_a_pass(max_groups: int, network: _Network, groups: GroupBatch) -> int:
-    """Return the groups of a pass: `max_groups`, or equal shares of them whose gradients fit."""
+    """Return the number of groups of a pass: `max_groups`, or an equal share whose gradients fit."""
     model, parameters = network.model, network.parameters
     if max_groups * num_trainable(model) <= _most_numbers(parameters):
         return max_groups
     numbers = _gradient_numbers.get(model, {}).get(groups.group_shape)
-    if numbers is None:  # measured on groups of zeros, lest a real one be alone in its pass
+    if numbers is None:  # measured on groups of zeros, so that no real group is alone in its pass
         scratch = torch.zeros(num_trainable(model), device=groups.leaves[0].device)
         blank = groups.part(0, 0).filled_up(2, scratch.device).inputs
         try:
@@ -518,21 +519,21 @@ def _most_numbers(parameters: list[nn.Parameter]) -> int:
 
 
 def _gpu_memory(parameters: list[nn.Parameter]) -> int:
-    """The bytes of the GPU that parameters are on, used or not; 0 on a CPU."""
+    """Return the bytes of memory, used or not, of the GPU that parameters are on; 0 on a CPU."""
     device = parameters[0].device
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 def _equal_shares(max_groups: int, parameters: list[nn.Parameter], numbers_per_group: int) -> int:
-    """Return the groups of a pass, of passes of equal size whose gradients fit."""
+    """Return the number of groups of a pass, for passes of equal size whose gradients fit."""
     fits = max(1, _most_numbers(parameters) // max(1, numbers_per_group))
     return math.ceil(max_groups / math.ceil(max_groups / fits))
 
 
 def _goes_in_one_pass(network: _Network, groups: GroupBatch, owners: Owners | None) -> bool:
-    """Whether `_one_pass` is exact for this model and pays for groups of this shape, however many there are.
+    """Return whether `_one_pass` is exact for this model and faster for groups of this shape.
 
-    Other parts are another question: a norm that hardly counts in the whole gradient may be all of a part.
+    The answer also depends on the parts: a norm negligible in the whole gradient may be all of a part.
     """
     model, device = network.model, groups.leaves[0].device
     if device.type == "cpu" and groups.num_views >= _loop_from_views(model):
@@ -553,7 +554,7 @@ def _loop_from_views(model: nn.Module) -> int:
 
 
 def _ways(network: _Network, owners: Owners | None) -> Ways:
-    """Return what the self-check compares: sum and report of `_loop` and of `_one_pass`, with C = 1."""
+    """Return the function that computes sum and report of each way for the self-check, with C = 1."""
     law = ClippingLaw(1.0, None, owners)
 
     def run(inputs: GroupInputs, way: Way) -> tuple[Tensor, GroupReport]:

@@ -1,9 +1,9 @@
-"""No record may reach what another one contributes: refused by type of layer, by probing, by written state.
+"""Checks that no record influences another's contribution: by type of layer, by probing, by written state.
 
-The sensitivity of a group's gradient holds only if nothing that is computed of one record depends on the
-records beside it, in its batch or in an earlier one. These are tests, not proofs: a module that mixes records
-for special inputs only passes. So a network that is not this package's is not trusted on their strength: its
-groups are taken one at a time (`dpgcl_core.clipping.isolation`), unless its author vouches for it.
+The sensitivity of a group's gradient holds only if the values computed from one record do not depend on other
+records, in its batch or in an earlier batch. These checks are tests, not proofs: a module that mixes records
+only for special inputs passes. So they are not enough to trust a network from outside of this package. Its
+groups are passed one at a time (`dpgcl_core.clipping.isolation`), unless its author vouches for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from dpgcl_core.errors import ConfigError
 _NUM_PROBE_RECORDS = 4
 _SCALES = (1.0, 30.0, 0.01)
 _GRADIENT_ROUNDING = 1e-6
-"""A layer may add a weight's gradients in the order of all records' indices, as `nn.EmbeddingBag` does."""
+"""The allowed change of a gradient by rounding, as a share of its norm: a layer may add a weight's gradients
+in the order of all records' indices, as `nn.EmbeddingBag` does."""
 _CROSS_RECORD_REASON = (
     "what one record contributes must depend on no other record, or one record changes every group and "
     "the per-group sensitivity is false"
@@ -39,14 +40,14 @@ _CROSS_RECORD_REASON = (
 
 
 PROMISE = "mixes no records, keeps every row of a batch in its place and keeps nothing of the records"
-"""What the author of a network and its loss promises with `mixes_no_records`."""
+"""The promise that the author of a network and its loss makes with `mixes_no_records`."""
 
 
 def check_layers(model: nn.Module) -> None:
     """Refuse a model with a layer that is known to use statistics across records or to write its weights.
 
     Raises:
-      ConfigError: names the layer, and what to use in its place.
+      ConfigError: the model has such a layer; the message names it, and a replacement.
 
     >>> check_layers(nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)))
     """
@@ -73,24 +74,24 @@ def check_layers(model: nn.Module) -> None:
 def refuse_mixed_groups(
     model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], replacements: tuple[Tensor, ...]
 ) -> None:
-    """Raise ConfigError if groups see each other, or the objective is random or writes to its model.
+    """Raise ConfigError if groups influence each other, or the objective is random or writes to its model.
 
-    A random one, dropout for example, would be clipped by the norm of another gradient than its own. The
-    weights, buffers and attributes of the model are left as they were. Inputs are tried at several scales,
+    The gradient of a random objective, such as one with dropout, would be clipped by another gradient's norm.
+    The weights, buffers and attributes of the model are left unchanged. Inputs are tried at several scales,
     and once with perturbed weights.
-    In passes of one shape an exchanged group may change no bit of the other groups' losses, where the
-    device gives the same bits for the same inputs, and nothing but the rounding of their gradient; so mixing
-    by a millionth is seen.
-    Give as many groups as a step passes at once: a network may mix records in large batches only.
+    In passes of one shape an exchanged group may change only the rounding of the other groups' gradient, and
+    no bit of their losses if the device gives the same bits for the same inputs. So the check detects mixing
+    by a millionth.
+    Pass as many groups as a step passes at once: a network may mix records only in large batches.
 
     Args:
       model: the network that `objective` calls.
-      objective: inputs to losses `[groups]`.
-      inputs: `[groups, group_size, views, ...]` each, at least two groups.
-      replacements: of the same shapes; their groups take the places of groups of `inputs`.
+      objective: maps inputs to losses `[groups]`.
+      inputs: tensors `[groups, group_size, views, ...]`, at least two groups.
+      replacements: tensors of the same shapes, whose groups replace groups of `inputs`.
 
     Raises:
-      ConfigError: which of the rules is broken.
+      ConfigError: a rule is broken; the message names it.
     """
     device = inputs[0].device
     networks = {network: None for network in (model, *networks_of(objective))}
@@ -126,7 +127,7 @@ def _scale(inputs: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
 def _refuse_companions(
     model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], replacements: tuple[Tensor, ...]
 ) -> None:
-    """Exchange the first group, then all but the last one: no loss of another group may move."""
+    """Exchange the first group, then all except the last group, and refuse if another group's loss moves."""
     num_groups = len(inputs[0])
     for exchanged in dict.fromkeys((1, num_groups - 1)):
         unchanged_groups = list(range(exchanged, num_groups))
@@ -156,7 +157,7 @@ def _refuse_companions(
 def _with_gradient(
     model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], rows: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return all losses, and the gradient of the sum of some of them."""
+    """Return all losses, and the gradient of the sum of the losses in `rows`."""
     parameters, num_groups = trainable_parameters(model), len(inputs[0])
     with torch.enable_grad():
         losses = objective(as_inputs(inputs))
@@ -171,7 +172,7 @@ def _with_gradient(
 
 
 def _refuse_counting(objective: Objective, inputs: tuple[Tensor, ...]) -> None:
-    """Leave the last group out: another number of groups may choose other kernels, and no more than that."""
+    """Remove the last group, and refuse if the other losses move by more than another kernel's rounding."""
     num_groups = len(inputs[0])
     with torch.no_grad():
         expected = objective(as_inputs(inputs))
@@ -184,27 +185,27 @@ def _refuse_counting(objective: Objective, inputs: tuple[Tensor, ...]) -> None:
 
 
 def _equal(before: Tensor, after: Tensor) -> bool:
-    """Return whether two tensors of one shape are bit-identical, up to the sign of zero; nan is nan."""
+    """Return whether two tensors of one shape are bit-identical, up to the sign of zero; nan equals nan."""
     return bool(((before == after) | (before.isnan() & after.isnan())).all())
 
 
 def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Raise ConfigError if records see each other in an encoder, or it is random within a step.
+    """Raise ConfigError if records influence each other in an encoder, or it is random within a step.
 
-    Three checks. The norm layers that are known to use statistics across records are refused by type.
-    Random images are passed in training mode, one of them is changed or the batch is cut short, and no
-    output of any module may move for the other records, by a bit where the device repeats its bits; once
-    more with perturbed weights, lest a zero initialisation hide a branch. No pass may write to a parameter,
-    a buffer or an attribute, for what it wrote would be released without noise. These are tests, not proofs:
-    a module that mixes records for special inputs, or in large batches only, passes. The encoder itself is
-    left untouched.
+    There are three checks. Norm layers that are known to use statistics across records are refused by type.
+    Random images are passed in training mode, one of them is changed or the batch is shortened, and no
+    output of any module may move for the other records, not by a bit if the device repeats its bits. This is
+    repeated with perturbed weights, so that a zero initialisation hides no branch. No pass may write to a
+    parameter, a buffer or an attribute, because the written data would be released without noise. These are
+    tests, not proofs: a module that mixes records only for special inputs, or only in large batches, passes.
+    The encoder itself is not changed.
 
     Args:
-      encoder: normalised images `[n, C, H, W]` to embeddings `[n, embedding_dim]`.
+      encoder: maps normalised images `[n, C, H, W]` to embeddings `[n, embedding_dim]`.
       image_shape: (channels, height, width).
 
     Raises:
-      ConfigError: names the module and the reason.
+      ConfigError: a check fails; the message names the module and the reason.
 
     >>> refuse_cross_record(nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()), (1, 8, 8))
     """
@@ -222,7 +223,7 @@ def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -
 
 
 def _made_up_images(image_shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Random images, bright ones and dark ones."""
+    """Return random images, some bright and some dark."""
     noise = torch.rand(_NUM_PROBE_RECORDS, *image_shape, generator=generator) * 2 - 1
     levels = torch.tensor([0.0, 1.0, -1.0, 0.5]).view(-1, 1, 1, 1)
     return (0.5 * noise + 0.5 * levels * torch.rand(1, generator=generator)) + 0.5 * levels
@@ -241,7 +242,7 @@ def _refuse_written_state(probe: nn.Module, images: Tensor) -> None:
 
 
 def _refuse_moved_rows(probe: nn.Module, images: Tensor, replacements: Tensor) -> None:
-    """Compare passes over the same images, over images with one replaced, and over fewer images."""
+    """Compare passes over the same images, over images of which one is replaced, and over fewer images."""
     n = len(images)
     first_calls = _trace(probe, images)
     second_calls = _trace(probe, images)

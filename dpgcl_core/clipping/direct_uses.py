@@ -1,11 +1,11 @@
 """Direct parameter uses: class tokens, position embeddings, scales, fused attention projections.
 
-They happen outside a layer with a layer rule, so no module hook sees them, and `DirectUses` watches every
-torch function that takes a parameter. Where a parameter meets a batch it is replaced by one copy per row (for
-a matrix product, the output is watched instead); the gradients of the copies, summed within a group, are the
-group's gradient. Operations on the parameter before that, such as a slice, a cast or an exponential,
-are differentiated by an ordinary vector-Jacobian product per group. An unsupported use raises, and the caller
-falls back to its exact general path; so no use of a parameter is ever missed.
+These uses are outside a layer with a layer rule, so no module hook sees them, and `DirectUses` watches every
+torch function that takes a parameter. When a parameter is combined with a batch, it is replaced by one copy
+per row (for a matrix product, the output is watched instead). The gradients of the copies, summed within a
+group, are the group's gradient. Operations on the parameter before that, such as a slice, a cast or an
+exponential, are differentiated by an ordinary vector-Jacobian product per group. An unsupported use raises,
+and the caller falls back to its exact general path, so no use of a parameter is ever missed.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class DirectUses(TorchFunctionMode):
 
     Args:
       names: every watched parameter with its name.
-      num_groups: groups in the pass.
-      num_rows: lengths that the leading axis of a batch may have, besides the number of groups.
+      num_groups: the number of groups in the pass.
+      num_rows: the lengths that the leading axis of a batch may have, besides the number of groups.
 
     Attributes:
       leaves: tensors whose gradients the backward pass must compute.
@@ -109,7 +109,7 @@ class DirectUses(TorchFunctionMode):
         self._row_indices: list[tuple[Tensor, int]] = []
 
     def enter(self, module: nn.Module, *_: object) -> None:
-        """Stop watching a layer's own parameters: its layer rule handles them. A forward pre-hook."""
+        """Stop watching a layer's own parameters, which its layer rule handles; a forward pre-hook."""
         layer_parameters = (module._parameters.get(name) for name in ("weight", "bias"))
         self._layer_ids = frozenset(id(parameter) for parameter in layer_parameters if parameter is not None)
 
@@ -139,7 +139,7 @@ class DirectUses(TorchFunctionMode):
         """Yield the gradients `[groups, *shape]` after the backward pass, one per use."""
         for parameter, value, gradients in self._gradients:
             source = self._value(parameter)[1]
-            if value is not source:  # the parameter was sliced, cast or mapped before it met the batch
+            if value is not source:  # the parameter was sliced, cast or mapped first
                 (gradients,) = torch.autograd.grad(
                     value, source, gradients.to(value.dtype), retain_graph=True, is_grads_batched=True
                 )
@@ -205,7 +205,7 @@ class DirectUses(TorchFunctionMode):
             return True
         if isinstance(first, Tensor) and first.dtype == torch.int64 and first.shape == (len(batch),):
             if any(first is indices and first._version == version for indices, version in self._row_indices):
-                return True  # without a look at its numbers, for which a GPU would have to be waited for
+                return True  # without reading its numbers, which would wait for a GPU
             return bool(torch.equal(first, torch.arange(len(batch), device=first.device)))
         return False
 
@@ -215,7 +215,7 @@ class DirectUses(TorchFunctionMode):
         return type(args)(self._replaced(each) for each in args) if isinstance(args, tuple | list) else args
 
     def _derive(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply a function to a parameter alone; its result is watched in turn, with its graph."""
+        """Apply a function to only a parameter; its result is then watched, too, with its graph."""
         parameter = next(self._value(v)[0] for v in _tensors(args) if self._is_watched(v))
         result = func(*self._replaced(args), **kwargs)
         for value in _tensors((result,)):
@@ -324,9 +324,9 @@ class DirectUses(TorchFunctionMode):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run `F.multi_head_attention_forward` in steps to be watched, for inputs `[length, rows, dim]`.
+        """Run `F.multi_head_attention_forward` in watched steps, for inputs `[length, rows, dim]`.
 
-        The signature is that of torch, by which the call's arguments are bound.
+        The signature equals torch's, to which the call's arguments are bound.
         """
         unusual = (bias_k, bias_v, static_k, static_v)
         if (

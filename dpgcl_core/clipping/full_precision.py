@@ -1,15 +1,15 @@
-"""The precision of a clipped sum's passes: the engine's own, whatever the caller has set for the process.
+"""The precision of a clipped sum's passes, chosen by the engine whatever the caller has set for the process.
 
 A process can be set to compute float32 products in bfloat16 or TensorFloat32
 (`torch.set_float32_matmul_precision`, `torch.backends`), and a caller may be under autocast. Which settings
 have an effect depends on the processor. So every gradient rule enters `full_precision` before its forward
-pass and leaves it after the sum: norms are computed from the tensors that are summed, at the accuracy that
+pass and leaves it after the sum. Norms are computed from the tensors that are summed, at the accuracy that
 the margin of `dpgcl_core.clipping.clipper` needs, and every processor runs the same passes. A network that is
-meant to run in low precision has an autocast of its own around its forward pass; it asks
-`is_low_precision_off` first, for ways that are compared run in float32. Such an inner autocast
-casts weights once and keeps the casts until the outermost one ends, here `full_precision`. So every pass
-begins with `torch.clear_autocast_cache`, lest it run on casts of weights that are no longer there: those that
-a self-check had perturbed, or copies for another group (`dpgcl_core.clipping.isolation`).
+meant to run in low precision has its own autocast around its forward pass. It checks `is_low_precision_off`
+first, because compared ways run in float32. Such an inner autocast
+casts weights once and keeps the casts until the outermost autocast ends, here `full_precision`. So every pass
+begins with `torch.clear_autocast_cache`. Otherwise it could run on casts of weights that no longer exist:
+weights that a self-check had perturbed, or copies for another group (`dpgcl_core.clipping.isolation`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _HIGHEST, _EXACT, _INHERITED = "highest", "ieee", "none"
 
 
 _OWNED = threading.RLock()
-"""The settings are the process's: a second thread waits, lest it restore them under the first one's pass."""
+"""The settings belong to the process. A second thread waits, so that it does not restore them during the
+first thread's pass."""
 
 _LOW_PRECISION_OFF = ContextVar("low_precision_off", default=False)
 
 
 @contextmanager
 def low_precision_off() -> Iterator[None]:
-    """Let networks with an autocast of their own run in float32, so that two ways can be compared."""
+    """Let networks with their own autocast run in float32, so that two ways can be compared."""
     token = _LOW_PRECISION_OFF.set(True)
     try:
         yield
@@ -42,7 +43,7 @@ def low_precision_off() -> Iterator[None]:
 
 
 def is_low_precision_off() -> bool:
-    """Return whether an autocast of a network's own must be left out."""
+    """Return whether a network must not use its own autocast."""
     return _LOW_PRECISION_OFF.get()
 
 
@@ -86,14 +87,14 @@ def _settings_owned(device: str) -> Iterator[None]:
 
 
 def _settings() -> list[Any]:
-    """What holds a `fp32_precision`, by library and operation."""
+    """Return the objects with a `fp32_precision`, by library and operation."""
     backends: Any = torch.backends
     cuda, cudnn, mkldnn = backends.cuda, backends.cudnn, backends.mkldnn
     return [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
 
 
 def _matmul_precision() -> str | None:
-    """The caller's, unless it has given the libraries several, which PyTorch has no name for."""
+    """Return the caller's matmul precision; None if the libraries have different ones, which has no name."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

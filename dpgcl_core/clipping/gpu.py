@@ -1,4 +1,4 @@
-"""Whether a GPU's own kernels are there, and right: where they are not, PyTorch's calls do the same."""
+"""Checks that our GPU kernels are available and correct; otherwise PyTorch's calls do the same."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 _CASES = [((5, 16, 7, 9), 4, torch.float32, 1e-4), ((3, 64, 16, 16), 8, torch.bfloat16, 2e-2)]
-"""Shapes of images, channel groups, precision and the error that it allows: of one block of positions and of
-several (`gpu_kernels._NUMBERS`)."""
+"""Shape of the images, channel groups, precision and the allowed error: a case with one block of positions
+and a case with several (`gpu_kernels._NUMBERS`)."""
 _EPS = 1e-5
 
 
 def normalisation_kernels(x: Tensor, num_groups: int) -> Any:
-    """Return `dpgcl_core.clipping.gpu_kernels` for images that it normalises; None for all others."""
+    """Return `dpgcl_core.clipping.gpu_kernels` for images that it can normalise; None for other images."""
     if x.device.type != "cuda" or not x.is_contiguous(memory_format=torch.channels_last):
         return None
     kernels = _kernels(x.device)
@@ -28,12 +28,12 @@ def normalisation_kernels(x: Tensor, num_groups: int) -> Any:
 
 @cache
 def _kernels(device: torch.device) -> Any:
-    """Return the kernels if they can be compiled here and agree with PyTorch on made-up images."""
+    """Return the kernels if they can be compiled here and agree with PyTorch on synthetic images."""
     try:
         from dpgcl_core.clipping import gpu_kernels
 
         wrong = first_difference(gpu_kernels, device)
-    except Exception as problem:  # Triton is not there, or its compiler fails in any way
+    except Exception as problem:  # Triton is not installed, or its compiler fails
         logger.info("no kernels of our own: %s: %s", type(problem).__name__, problem)
         return None
     if wrong:
@@ -43,7 +43,7 @@ def _kernels(device: torch.device) -> Any:
 
 
 def first_difference(kernels: Any, device: torch.device | str) -> str:
-    """Return what kernels compute otherwise than PyTorch of made-up images; "" for nothing."""
+    """Return the first difference between the kernels and PyTorch on synthetic images; "" for none."""
     for shape, num_groups, dtype, tolerance in _CASES:
         errors = _errors(kernels, device, shape, num_groups, dtype)
         for name, error in errors.items():
@@ -60,7 +60,7 @@ def _errors(
     num_groups: int,
     dtype: torch.dtype,
 ) -> dict[str, float]:
-    """The largest error of each result, relative to its size where that is above 1."""
+    """Return the largest error of each result, relative to the expected value if that is above 1."""
     generator = torch.Generator().manual_seed(0)
 
     def random_tensor(*shape: int) -> Tensor:

@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""Normalisation on a GPU, in Triton: each number is read and written once where PyTorch's calls take many.
+"""Normalisation on a GPU, in Triton: with fewer reads and writes of each number than PyTorch's calls.
 
-Triton comes with PyTorch for CUDA and not with the one for CPUs, so nothing imports this module but
-`dpgcl_core.clipping.gpu`, once there is a GPU. One program takes one row, in an order that its shape fixes:
-what it writes for a row depends on no other one.
+Triton comes with PyTorch for CUDA and not with PyTorch for CPUs, so only `dpgcl_core.clipping.gpu` imports
+this module, once there is a GPU. One program processes one row, in an order that its shape fixes. Its output
+for a row depends on no other row.
 
 Images are `[rows, channels, height, width]` with the channels last in memory; channels and channel groups are
 powers of two (`fits`). Sums are float32, whatever the images are.
@@ -17,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 _NUMBERS, _WARPS = 4096, 8
-"""Of a block that a program holds at once."""
+"""The most numbers that a program holds at once, and its warps."""
 _MOST_CHANNELS = 2048
 
 
 def fits(x: Tensor, num_groups: int) -> bool:
-    """Return whether the kernels take images of this shape, normalised in so many channel groups."""
+    """Return whether the kernels support these images with this number of channel groups."""
     channels = x.shape[1]
     if not 1 < channels <= _MOST_CHANNELS or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False
@@ -32,7 +32,7 @@ def fits(x: Tensor, num_groups: int) -> bool:
 def normalised(
     x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a GroupNorm's output, float32, and mean and reciprocal deviation, `[rows, num_groups]` each."""
+    """Return a GroupNorm's output, float32, and mean and reciprocal deviation, both `[rows, num_groups]`."""
     rows, channels = x.shape[:2]
     out = torch.empty_like(x, dtype=torch.float32)
     mean, scale = torch.empty(2, rows, num_groups, dtype=torch.float32, device=x.device)
@@ -55,7 +55,7 @@ def normalised(
 
 
 def add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
-    """Write Σ g·x and Σ g over each row's positions, `[rows, channels]` each; `grad` as `x`, float32."""
+    """Write Σ g·x and Σ g over each row's positions, both `[rows, channels]`; `grad` is float32, like `x`."""
     rows, channels = x.shape[:2]
     positions = x.shape[2:].numel()
     _add_up[(rows,)](

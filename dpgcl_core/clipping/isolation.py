@@ -1,26 +1,26 @@
-"""A foreign network's passes: on copies of all its state, so that nothing goes from group to group.
+"""Isolated passes of an unreviewed network: on copies of all its state, so no data pass between groups.
 
-A network that nobody here has read may mix records in a way that no test on made-up inputs finds: in large
-batches only, for special values only, by a billionth only. Taken one group at a time it has no other group to
-mix with, in a pass; what is left is what it *keeps* between passes.
+An unreviewed network may mix records in a way that no test on synthetic inputs finds: only in large
+batches, only for special values, or only by a billionth. If it gets one group at a time, it cannot mix groups
+in a pass. There remains the state that it *keeps* between passes.
 
-*State* is all that the modules hold: weights, buffers and children, their names, modes, hooks and attributes,
-and what their classes hold as plain data. The modules are those of the network, and those of every other
-network that the objective refers to, such as a target network (`networks_of`).
+*State* is all data that the modules hold: weights, buffers and children, their names, modes, hooks and
+attributes, and the plain data of their classes. The modules are those of the network, and those of every
+other network that the objective refers to, such as a target network (`networks_of`).
 
 **Proposition.** Let a pass be a function of the group's inputs and of that state. If the state is the same
-before every pass of a step, a group's gradient is a function of that group and of the weights alone, whatever
-the network computes, and so is its clipped contribution. Nor does a released network hold anything that a
+before every pass of a step, a group's gradient is a function of only that group and the weights, whatever
+the network computes, and so is its clipped contribution. Also, a released network holds nothing that a
 pass wrote.
 
 *Proof.* By induction over the groups of a step: in `isolated` each pass runs on copies of weights, buffers
-and attributes, which are thrown away, and afterwards every module holds the very objects that it held before,
-under the same names, and every container of them its earlier contents. The weights that a step changes are
-written by the optimizer alone, and `refuse_changed_state` compares the rest before anything is released. ∎
+and attributes, which are discarded. Afterwards every module holds the very objects that it held before,
+under the same names, and every container of these objects has its earlier contents. Only the optimizer writes
+the weights that a step changes, and `refuse_changed_state` compares the rest before anything is released. ∎
 
-What is not seen: state outside of the modules, their classes and their attributes, such as a global variable,
+Not detected: state outside of the modules, their classes and their attributes, such as a global variable,
 a variable of a closure, a file, another process, or an object that cannot be copied. A network that keeps
-data there breaks the assumption. Nor is a network kept from drawing at random.
+data there violates the assumption. Nor is a network prevented from drawing random numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dpgcl_core.clipping.types import GroupInputs, Objective, trainable_paramete
 from dpgcl_core.errors import ConfigError
 
 _OWN = frozenset(vars(nn.Module()))
-"""What every module has: parameters, buffers, children, hooks, mode."""
+"""The attributes of every module: parameters, buffers, children, hooks, mode."""
 _MANY = 256
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLAG = (bool, str, torch.dtype)
@@ -51,22 +51,22 @@ _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, tor
 def isolated_gradients(
     model: nn.Module, objective: Objective, inputs: GroupInputs
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return losses and the gradient of their sum, of a pass that leaves nothing behind in any network.
+    """Return losses and the gradient of their sum, from a pass that leaves all networks unchanged.
 
     Args:
       model: the network that `objective` calls.
-      objective: inputs to losses `[groups]`.
-      inputs: of one group.
+      objective: maps inputs to losses `[groups]`.
+      inputs: the inputs of one group.
     """
     with isolated(model, *networks_of(objective)), torch.enable_grad():
-        weights = trainable_parameters(model)  # of this moment: a pass may add some
+        weights = trainable_parameters(model)  # taken before the pass, which may add parameters
         losses = objective(inputs)
         return losses, list(torch.autograd.grad(losses.sum(), weights, allow_unused=True))
 
 
 @contextmanager
 def isolated(*networks: nn.Module) -> Iterator[None]:
-    """Let networks run on copies of all their state; on exit they are what they were, whatever happened."""
+    """Let networks run on copies of all their state; on exit, also after an error, the state is restored."""
     modules = list(dict.fromkeys(module for network in networks for module in network.modules()))
     before: list[_ModuleState | _ClassHeld] = [_ModuleState(module) for module in modules]
     before += [_ClassHeld(cls) for cls in _classes_of(modules)]
@@ -81,7 +81,7 @@ def isolated(*networks: nn.Module) -> Iterator[None]:
 
 
 def perturb_weights(*networks: nn.Module) -> torch.Generator:
-    """Move all weights of networks, lest a zero initialisation hide a branch; return a seeded generator."""
+    """Perturb all weights, so that a zero initialisation hides no branch; return a seeded generator."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in dict.fromkeys(p for network in networks for p in network.parameters()):
@@ -92,8 +92,8 @@ def perturb_weights(*networks: nn.Module) -> torch.Generator:
 
 @contextmanager
 def perturbed(network: nn.Module) -> Iterator[torch.Generator]:
-    """Perturb the weights of a network meanwhile; they and its buffers are restored bit for bit."""
-    # Not `state_dict`, which a model may override.
+    """Perturb the weights of a network; on exit they and its buffers are restored bit for bit."""
+    # `state_dict` is not used, because a model may override it.
     state = [(value, _copy(value)) for value in (*network.parameters(), *network.buffers())]
     try:
         yield perturb_weights(network)
@@ -101,11 +101,11 @@ def perturbed(network: nn.Module) -> Iterator[torch.Generator]:
         with torch.no_grad():
             for value, before in state:
                 value.copy_(before)
-        torch.clear_autocast_cache()  # of casts of the perturbed weights
+        torch.clear_autocast_cache()  # remove casts of the perturbed weights
 
 
 def _copy_all(modules: list[nn.Module]) -> None:
-    """Give modules and their classes copies of their objects; a shared object has one copy."""
+    """Replace the objects of modules and their classes by copies; a shared object gets one copy."""
     twins: dict[int, Any] = {id(module): module for module in modules}
     for module in modules:
         containers: list[dict[str, Any]] = [vars(module)[name] for name in ("_parameters", "_buffers")]
@@ -145,13 +145,13 @@ class _ModuleState:
 
 
 class _ClassHeld:
-    """What a class holds."""
+    """The data of a class."""
 
     def __init__(self, cls: type) -> None:
         self._class, self._data = cls, _data_of(cls)
 
     def put_back(self) -> None:
-        """Make the class what it was."""
+        """Restore the class."""
         for name in [n for n in _data_of(self._class) if n not in self._data]:
             delattr(self._class, name)
         for name, value in self._data.items():
@@ -160,7 +160,7 @@ class _ClassHeld:
 
 
 def networks_of(objective: object) -> list[nn.Module]:
-    """Return the networks that an objective refers to: by closure, arguments, fields or a global name.
+    """Return the networks that an objective refers to by closure, arguments, fields or a global name.
 
     >>> layer = nn.Linear(2, 1)
     >>> networks_of(lambda inputs: layer(inputs)) == [layer]
@@ -170,16 +170,16 @@ def networks_of(objective: object) -> list[nn.Module]:
 
 
 def settings_of(model: nn.Module, objective: object) -> Hashable:
-    """Return a key of what decides how an objective computes, besides weights, buffers and inputs.
+    """Return a key of the settings on which an objective depends, besides weights, buffers and inputs.
 
-    It holds the flags and names that the objective refers to, and of every module of its networks the class,
-    the mode, which parameters are trained, and the flags and names among its attributes. Not seen: numbers,
-    which schedules change, names that are attributes of other objects, such as a line of a log, and what
-    `networks_of` does not reach.
+    The key holds the flags and names that the objective refers to, and for every module of its networks the
+    class, the mode, which parameters are trained, and the flags and names among its attributes. Not included
+    are numbers, because schedules change them, names that are attributes of other objects, such as a line of
+    a log, and objects that `networks_of` does not reach.
 
     Args:
       model: a network of the objective.
-      objective: of groups, or an embedding.
+      objective: an objective of groups, or an embedding.
     """
     objects = _objects_of(objective)
     networks = [model, *(each for each in objects if isinstance(each, nn.Module))]
@@ -222,7 +222,7 @@ def _objects_of(objective: object) -> list[object]:
         elif isinstance(node, functools.partial):
             waiting += [node.func, *node.args, *node.keywords.values()]
         elif isinstance(node, list | tuple | set | dict):
-            if len(node) <= _MANY:  # not a table of records
+            if len(node) <= _MANY:  # a larger one may be a table of records
                 waiting += node.values() if isinstance(node, dict) else node
         elif type(node).__module__ != "builtins":
             attributes = getattr(node, "__dict__", {}).values()
@@ -235,12 +235,12 @@ def _objects_of(objective: object) -> list[object]:
 def _is_full(cell: Any) -> bool:
     try:
         return cell.cell_contents is not None
-    except ValueError:  # a variable that has no value yet
+    except ValueError:  # the variable has no value yet
         return False
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the global names in a function's code, those of comprehensions and inner functions included."""
+    """Yield the global names in a function's code, also in its comprehensions and inner functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -248,7 +248,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _stands_beside(value: object, function: FunctionType) -> bool:
-    """Return whether a function, or the class of an object, is of the function's own file."""
+    """Return whether `value`, or its class if it is no function, is defined in the module of `function`."""
     kind = value if isinstance(value, FunctionType) else type(value)
     return kind.__module__ == function.__module__
 
@@ -265,24 +265,24 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _classes_of(modules: list[nn.Module]) -> list[type]:
-    """The classes of modules, those of PyTorch and Python left out."""
+    """Return the classes of modules, except classes of PyTorch and Python."""
     classes = dict.fromkeys(cls for module in modules for cls in type(module).__mro__)
     left_out = ("builtins", "torch", "abc", "typing")
     return [cls for cls in classes if cls.__module__.partition(".")[0] not in left_out]
 
 
 def _data_of(cls: type) -> dict[str, Any]:
-    """A class's attributes but those that Python keeps for itself."""
+    """Return a class's attributes except Python's internal ones."""
     return {name: value for name, value in vars(cls).items() if not name.startswith(("__", "_abc_"))}
 
 
 def whole_state(network: nn.Module, *, modes: bool = True, weights: bool = False) -> dict[str, Any]:
-    """Return what a training must leave as it is, by name: modules, parameters and buffers that there are.
+    """Return the state that a training must not change, by name: modules, parameters and buffers.
 
     Args:
-      network: of whose buffers copies are returned, too.
-      modes: whether a module's mode, training or not, counts.
-      weights: whether the values of parameters count: not while an optimizer is at work.
+      network: the network; the state includes copies of its buffers.
+      modes: whether to include a module's mode, training or not.
+      weights: whether to include the values of parameters; not if an optimizer changes them.
     """
     state: dict[str, Any] = {}
     for prefix, module in network.named_modules(remove_duplicate=False):
@@ -301,7 +301,7 @@ def whole_state(network: nn.Module, *, modes: bool = True, weights: bool = False
 def changed_state(
     network: nn.Module, before: dict[str, Any], *, modes: bool = True, weights: bool = False
 ) -> str:
-    """Return the name of something that is another than in `before`, of `whole_state`; empty if none."""
+    """Return a name whose state differs from `before`, a result of `whole_state`; empty if none differs."""
     now = whole_state(network, modes=modes, weights=weights)
     for name in dict.fromkeys([*now, *before]):
         if name not in now or name not in before or not _is_same(before[name], now[name]):
@@ -318,15 +318,15 @@ _CHANGED = (
 
 @contextmanager
 def unwritten(*networks: nn.Module) -> Iterator[None]:
-    """Refuse passes that write to networks: to weights, too, which a layer may rescale as it is used.
+    """Refuse passes that write to networks, also to weights, which a layer may rescale when it is used.
 
-    All is compared bit by bit, for version counters miss what is written through `.data`.
+    All values are compared bit by bit, because version counters miss writes through `.data`.
 
     Args:
-      networks: that the passes run; copies of their weights and buffers are held meanwhile.
+      networks: the networks that the passes run; copies of their weights and buffers are held meanwhile.
 
     Raises:
-      ConfigError: on exit, in one text whatever was written.
+      ConfigError: a pass wrote to a network; raised on exit, with the same text whatever was written.
     """
     inner = {module for network in networks for module in network.modules() if module is not network}
     outer = [network for network in dict.fromkeys(networks) if network not in inner]
@@ -337,23 +337,24 @@ def unwritten(*networks: nn.Module) -> Iterator[None]:
 
 
 def refuse_changed_state(network: nn.Module, before: dict[str, Any]) -> None:
-    """Refuse a network of which more than trained weights has changed since `before`.
+    """Refuse a network in which more than trained weights has changed since `before`.
 
-    What follows the data would be released without noise: a buffer's values, a new one, a name, a mode.
+    State that depends on the data would be released without noise: a buffer's values, a new buffer, a name,
+    a mode.
 
     Args:
-      network: after passes of records.
-      before: of `whole_state`, before the training.
+      network: the network after passes of records.
+      before: the result of `whole_state` before the training.
 
     Raises:
-      ConfigError: in one text whatever has changed.
+      ConfigError: such state has changed; the text is the same whatever has changed.
     """
     if changed_state(network, before):
         raise ConfigError(_CHANGED)
 
 
 def attributes_of(model: nn.Module) -> dict[nn.Module, dict[str, Any]]:
-    """Return copies of the attributes of every module, besides parameters, buffers and children."""
+    """Return copies of the attributes of every module, except parameters, buffers and children."""
     own = {id(each): each for each in (*model.modules(), *model.parameters(), *model.buffers())}
     return {
         module: {name: _copy_value(value, own) for name, value in vars(module).items() if name not in _OWN}
@@ -362,7 +363,7 @@ def attributes_of(model: nn.Module) -> dict[nn.Module, dict[str, Any]]:
 
 
 def first_changed(model: nn.Module, before: dict[nn.Module, dict[str, Any]]) -> str:
-    """Return the name of an attribute that is another than in `before`; empty if none is seen to be."""
+    """Return the name of an attribute that differs from `before`; empty if no difference is detected."""
     for prefix, module in model.named_modules():
         then, now = before.get(module, {}), vars(module)
         for name in dict.fromkeys([*then, *(n for n in now if n not in _OWN)]):
@@ -372,14 +373,14 @@ def first_changed(model: nn.Module, before: dict[nn.Module, dict[str, Any]]) -> 
 
 
 def _copy_value(value: Any, twins: dict[int, Any]) -> Any:
-    """Return a copy that refers to `twins`, by the ids of originals; the value if it cannot be copied."""
+    """Return a copy that refers to `twins`, keyed by the originals' ids; the value if it cannot be copied."""
     if isinstance(value, _CONSTANT):
         return value
-    if isinstance(value, Tensor) and id(value) not in twins:  # `deepcopy` refuses those with a graph
+    if isinstance(value, Tensor) and id(value) not in twins:  # `deepcopy` refuses tensors with a graph
         twins[id(value)] = _twin(value)
     try:
         return copy.deepcopy(value, twins)
-    except Exception:  # a lock, a generator, a handle, or something that holds one
+    except Exception:  # a lock, a generator, a handle, or an object that holds one
         if type(value) in (list, tuple, set):
             return type(value)([_copy_value(element, twins) for element in value])
         if type(value) is dict:
@@ -404,4 +405,4 @@ def _is_same(before: Any, now: Any) -> bool:
         return len(before) == len(now) and all(map(_is_same, before, now))
     if isinstance(before, (*_CONSTANT, set, frozenset, type)):
         return bool(before == now)
-    return True  # other objects are not compared; they are put back all the same
+    return True  # other objects are not compared, but they are restored

@@ -1,19 +1,20 @@
 """Layer rules: how each kind of layer turns its input and output gradient into per-group gradients.
 
-A layer sees rows (a record's views) in the order of their groups, so (records × views × positions) of one
+A layer gets rows (a record's views) in the order of their groups, so (records × views × positions) of one
 group are one axis of length M. Its weight gradient per group is a product over that axis, X_Gᵀ Y_G, and
 there are two ways to compute its norm:
 
-- *per-group gradient*: compute and keep X_Gᵀ Y_G. The flops are those of the ordinary weight gradient; the
-  price is writing and reading one number per parameter and group.
+- *per-group gradient*: compute and keep X_Gᵀ Y_G. It takes as many flops as the ordinary weight gradient. The
+  extra cost is writing and reading one number per parameter and group.
 - *ghost norm* (Goodfellow 2015; Li et al. 2022, section 4), from Gram matrices: the squared norm is
-  Σ (X_G X_Gᵀ) ⊙ (Y_G Y_Gᵀ), two M × M matrices instead of the gradient; the clipped sum is then one
+  Σ (X_G X_Gᵀ) ⊙ (Y_G Y_Gᵀ), from two M × M matrices instead of the gradient. The clipped sum is then one
   ordinary weight gradient of the rescaled Y ("book-keeping", Bu et al. 2023).
 
 The Gram matrices are computed in float64: their sum may cancel, and a norm that is too small by more than the
-clipper's margin would let more than C through. So is the clipped sum of such a layer, whose rounding grows
-with the terms, not with their sum; a group's norm counts as at least a small share of its *magnitude bound*
-Σ_m ‖x_m‖·‖y_m‖ (`one_pass.NORM_FLOOR`), which bounds the terms. See docs/theory/clipping.md.
+clipper's margin would make a contribution longer than C. The clipped sum of such a layer is also computed in
+float64, because its rounding grows with the terms, not with their sum. A group's norm counts as at least a
+small share of its *magnitude bound* Σ_m ‖x_m‖·‖y_m‖ (`one_pass.NORM_FLOOR`), which bounds the terms. See
+docs/theory/clipping.md.
 """
 
 from __future__ import annotations
@@ -31,34 +32,35 @@ from dpgcl_core.clipping.products import has_avx512, products_over_rows
 
 PIECE_NUMBERS = 2**27
 CACHED_NUMBERS = 2**19
-"""What is read again at once, such as patches, is made in pieces of this many numbers: on a GPU large ones,
-lest it wait for the next call; on a CPU fewer for each thread, which stay in its cache. All pieces take the
-same memory: new pages cost more than writing."""
+"""Intermediate values that are read again at once, such as patches, are made in pieces of this many numbers:
+large pieces on a GPU, so that it does not wait for the next call, and smaller ones for each thread of a CPU,
+which stay in its cache. All pieces use the same memory, because new pages cost more than writing."""
 
 EXACT_NUMBERS = 2**22
-"""Numbers of an operand that are multiplied in float64 at a time."""
+"""The count of an operand's numbers that are multiplied in float64 at a time."""
 
 POSITIONS_AT_ONCE = 2**13
-"""On a GPU sums over more positions than these are taken in runs of whole rows: a single long one would
+"""On a GPU, sums over more positions than this are computed in runs of whole rows: a single long sum would
 occupy few of its processors, and round more."""
 
 SHORT_RUN = 16
-"""Patches of shorter runs of memory (kernel width × channels) are copied tap by tap, along the lines."""
+"""Patches with shorter runs of memory (kernel width × channels) are copied tap by tap, along the lines."""
 
 MANY_PATCHES, MANY_NUMBERS = 50, 2**21
-"""On a CPU, groups with this many patch numbers, and this many per weight, take the convolution's own weight
+"""On a CPU, groups with this many patch numbers, and this many per weight, use the convolution's own weight
 gradient: copying the patches would cost more than one call per group."""
 
 MANY_POSITIONS_OF_AVX512, POSITIONS_OF_A_CALL = 256, 3_000_000
-"""With AVX-512, groups of more output positions than the first, and than the second over the number of
-weights: there the convolution runs at twice the speed of products of matrices (measured on an AMD EPYC)."""
+"""With AVX-512, so do groups with at least as many output positions as the first number plus the second
+divided by the number of weights: the convolution is then twice as fast as products of matrices (measured on
+an AMD EPYC)."""
 
 FEW_CHANNELS, MANY_POSITIONS = 8, 1024
-"""With fewer channels per channel group and fewer positions than these, torch's normalisation of
+"""With fewer channels per channel group and fewer positions than these numbers, torch's normalisation of
 channels-last images on a CPU takes about twice as long as sums and products in pieces (measured)."""
 
 SHORT_LINE = 16
-"""Channels-last images of fewer channels than these are multiplied line by line, by factors repeated along
+"""Channels-last images with fewer channels than this are multiplied line by line, by factors repeated along
 the line: torch would otherwise start a loop at every position (8 channels then take three times as long)."""
 
 PerGroup = Iterator[tuple[Tensor, Tensor]]
@@ -67,15 +69,15 @@ GhostNorms = tuple[Tensor, Tensor]
 
 
 class LayerRule:
-    """How one kind of layer computes its gradients; the base class is a layer without a weight matrix.
+    """Computes the gradients of one kind of layer; the base class is for layers without a weight matrix.
 
     In every method `x` is the layer's input and `grad` the gradient of its output, both with the leading
-    axis rows = groups × rows per group; returned gradients have the shape of the parameter behind the
-    leading axis of groups, and may be strided, but densely per group.
+    axis rows = groups × rows per group. Returned gradients have the shape `[groups, *shape]` with the shape
+    of the parameter, and may be strided, but must be dense per group.
     """
 
     def refuses(self, module: nn.Module) -> str:
-        """Return why this particular layer is not supported; empty if it is."""
+        """Return the reason why this particular layer is not supported; empty if it is supported."""
         return ""
 
     def matrix(self, module: nn.Module) -> Tensor | None:
@@ -83,7 +85,7 @@ class LayerRule:
         return None
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """Run the layer; return its output and what `vectors` can reuse, or None to run its own forward."""
+        """Run the layer; return its output and statistics for `vectors`, or None to run its own forward."""
         return None
 
     def vectors(
@@ -116,7 +118,7 @@ def _rows(x: Tensor, num_groups: int, width: int) -> Tensor:
 def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GhostNorms:
     """Return ‖Xᵀ Y‖² and Σ_m ‖x_m‖·‖y_m‖, given the Gram matrices `[groups, M, M]` of X and Y.
 
-    Where a gradient's terms cancel, the sum of products can round to less than zero; no square is.
+    If a gradient's terms cancel, the sum of products can round to less than zero, which no square is.
     """
     diagonals = (matrix.diagonal(dim1=1, dim2=2) for matrix in (of_inputs, of_outputs))
     lengths = [diagonal.clamp_min(0).sqrt() for diagonal in diagonals]
@@ -133,14 +135,14 @@ def _gram(x: Tensor) -> Tensor:
 
 
 def _pieces(x: Tensor, size: int = 1) -> Iterator[slice]:
-    """Yield runs of the leading axis, a piece each, where a number takes the room of `size` float32."""
+    """Yield slices of the leading axis, one per piece; a number takes the memory of `size` float32 values."""
     at_once = _at_once(x, len(x), size * x[0].numel())
     for start in range(0, len(x), at_once):
         yield slice(start, start + at_once)
 
 
 def _pieces_with_room(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield as `_pieces`, each with room for its numbers, of `dtype` if given; all have the same memory."""
+    """Yield the slices of `_pieces` with memory for their numbers, of `dtype` if given, the same for all."""
     pieces = list(_pieces(x, 2 if dtype == torch.float64 else 1))
     room = torch.empty_like(x[pieces[0]], dtype=dtype)
     for piece in pieces:
@@ -180,10 +182,10 @@ class LinearRule(LayerRule):
 class Conv2dRule(LayerRule):
     """Convolution of any stride, padding, dilation and number of blocks (`groups` of the layer).
 
-    Everything is channels-last: an input's patches are then runs of kernel width × channels, copied
-    straight into the matrix whose product with the output gradient is the weight gradient.
+    All images are channels-last: an input's patches are then runs of kernel width × channels, copied
+    directly into the matrix whose product with the output gradient is the weight gradient.
 
-    Convolutions of lines and transposed ones are taken as a Conv2d (`_as_conv2d`).
+    Convolutions of lines and transposed convolutions are computed as a Conv2d (`_as_conv2d`).
     """
 
     def refuses(self, module: nn.Module) -> str:
@@ -231,7 +233,7 @@ class Conv2dRule(LayerRule):
         return result.view(num_groups, out_channels, height, width, in_channels).permute(0, 1, 4, 2, 3)
 
     def _in_runs(self, module: nn.Conv2d, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
-        """Return `per_group` by products over runs of rows, as a GPU takes them."""
+        """Return `per_group` by products over runs of rows, for a GPU."""
         blocks, rows = module.groups, len(x) // num_groups
         out_channels, in_channels, height, width = module.weight.shape
         x, grad = _as_multiplied(x, grad)
@@ -254,7 +256,7 @@ class Conv2dRule(LayerRule):
         return of_runs.reshape(num_groups, out_channels, height, width, in_channels).permute(0, 1, 4, 2, 3)
 
     def _tap_by_tap(self, module: nn.Conv2d, x: Tensor, grad: Tensor, buffer: Tensor) -> Tensor:
-        """Return `per_group`, given the output gradient `[groups, M, channels]` and room for patches."""
+        """Return `per_group`, given the output gradient `[groups, M, channels]` and memory for patches."""
         num_groups, length, out_channels = grad.shape
         taps = module.weight[0].permute(1, 2, 0)
         rows, numbers = len(x) // num_groups, length * taps.numel()
@@ -287,7 +289,7 @@ class Conv2dRule(LayerRule):
         return 2 * pixels**2 * x.shape[1] + 2 * positions**2 * grad.shape[1] + sums
 
     def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
-        """Sum slices of the pixels' Gram matrix over the kernel's taps: that is the patches' Gram matrix."""
+        """Compute the patches' Gram matrix as the sum of slices of the pixels' Gram matrix over the taps."""
         module, x, grad = _as_conv2d(module, x, grad)
         blocks, rows = module.groups, len(x) // num_groups
         height, width = grad.shape[2:]
@@ -329,9 +331,9 @@ def _as_images(x: Tensor, module: _ConvNd) -> Tensor:
 
 
 def _as_conv2d(module: nn.Module, x: Tensor, grad: Tensor) -> tuple[nn.Conv2d, Tensor, Tensor]:
-    """Return the Conv2d that has a convolution's weight gradient, and its input and output gradient.
+    """Return a Conv2d with the same weight gradient as a convolution, and its input and output gradient.
 
-    A line is an image of height one. A transposed convolution is the adjoint of a Conv2d, C: as
+    A line is an image of height one. A transposed convolution is the adjoint of a Conv2d, C. Because
     ⟨Cᵀx, y⟩ = ⟨x, Cy⟩, its weight gradient is C's with input and output gradient exchanged.
     """
     if isinstance(module, nn.Conv2d):
@@ -357,7 +359,7 @@ def _as_conv2d(module: nn.Module, x: Tensor, grad: Tensor) -> tuple[nn.Conv2d, T
 
 
 def _pays_one_by_one(weight: Tensor, numbers: int, positions: int) -> bool:
-    """Whether one call per group beats patches, given a group's patch numbers and output positions."""
+    """Return whether one call per group is faster than patches, for these patch numbers and positions."""
     if numbers >= max(MANY_NUMBERS, MANY_PATCHES * weight.numel()):
         return True
     few = MANY_POSITIONS_OF_AVX512 + POSITIONS_OF_A_CALL / weight.numel()
@@ -366,7 +368,7 @@ def _pays_one_by_one(weight: Tensor, numbers: int, positions: int) -> bool:
 
 def _convolution_weight_gradient(module: nn.Conv2d, x: Tensor, grad: Tensor) -> Tensor:
     padding = module.padding
-    # Of the weight its shape alone counts.
+    # Only the shape of the weight is used.
     weight = torch.empty_like(module.weight, dtype=x.dtype, memory_format=torch.channels_last)
     if module.padding_mode != "zeros" or isinstance(padding, str):
         x, padding = _pad(module, x).contiguous(memory_format=torch.channels_last), (0, 0)
@@ -414,13 +416,13 @@ def _patches(module: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _at_once(x: Tensor, num_all: int, numbers: int) -> int:
-    """Return how many of `num_all` rows or groups, of so many numbers each, make up a piece: at least one."""
+    """Return how many of `num_all` rows or groups of `numbers` numbers are in a piece: at least one."""
     piece = CACHED_NUMBERS * torch.get_num_threads() if x.device.type == "cpu" else PIECE_NUMBERS
     return min(num_all, max(1, piece // max(1, numbers)))
 
 
 def _copy_into(values: Tensor, buffer: Tensor) -> Tensor:
-    """Return a contiguous copy that takes the first numbers of `buffer`."""
+    """Return a contiguous copy in the first numbers of `buffer`."""
     copy = buffer[: values.numel()].view(values.shape)
     if values.device.type == "cuda" and _fits_wide_numbers(values):
         copy.view(_WIDE).copy_(_in_wide_numbers(values))  # several times as fast as number by number
@@ -437,7 +439,7 @@ def _fits_wide_numbers(values: Tensor) -> bool:
 
 
 def _in_wide_numbers(values: Tensor) -> Tensor:
-    """Return strided numbers, which must fit, as numbers of sixteen bytes in the same memory.
+    """Return strided numbers, which must fit, viewed as numbers of sixteen bytes in the same memory.
 
     >>> rows = torch.arange(16.0).view(2, 8)[:, 4:]
     >>> _in_wide_numbers(rows).contiguous().view(torch.float32)
@@ -462,10 +464,10 @@ def _run_of_rows(rows: int, positions: int) -> int:
 
 
 def _as_multiplied(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a layer's input and output gradient in the precision in which their products are taken.
+    """Return a layer's input and output gradient in the precision in which their products are computed.
 
-    On a GPU that is the one that the layer ran in: there are units for it, which sum in float32. No bound
-    depends on that, for the norm is taken of what is summed.
+    On a GPU this is the precision in which the layer ran: the GPU has units for it, which sum in float32. No
+    bound depends on that, because the norm is computed from the tensors that are summed.
     """
     if grad.device.type == "cuda" and grad.dtype in (torch.bfloat16, torch.float16):
         return x.to(grad.dtype), grad
@@ -487,11 +489,11 @@ def _by_block(x: Tensor, blocks: int) -> Tensor:
 
 
 class GroupNormRule(LayerRule):
-    """Scale and shift behind the normalisation of each row.
+    """Scale and shift after the normalisation of each row.
 
     With the row's own mean m and reciprocal standard deviation r, the scale's gradient Σ g·(x − m)·r needs no
-    normalised copy of x: it is r·(Σ g·x − m·Σ g). Both sums are taken once, and the input's gradient is made
-    of them too (`_Normalisation`).
+    normalised copy of x: it is r·(Σ g·x − m·Σ g). Both sums are computed once, and the input's gradient is
+    computed from them, too (`_Normalisation`).
     """
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
@@ -525,10 +527,10 @@ class GroupNormRule(LayerRule):
 
 
 class _Normalisation(torch.autograd.Function):
-    """GroupNorm, whose backward pass takes Σ g·x and Σ g of each row and channel as `vectors` has left them.
+    """GroupNorm whose backward pass uses the Σ g·x and Σ g of each row and channel computed by `vectors`.
 
-    It does so because the hook of the output, where `vectors` is called, runs first. With γ the weight, n the
-    numbers of a row's channel group and Σ over those, the input's gradient is
+    This works because the hook of the output, which calls `vectors`, runs first. With γ the weight, n the
+    count of numbers of a row's channel group and Σ over these numbers, the input's gradient is
     r·γ·g − r·(Σγg + x̂·Σγg·x̂)/n, where x̂ = (x − m)·r (Wu and He 2018, by the chain rule).
     """
 
@@ -547,8 +549,8 @@ class _Normalisation(torch.autograd.Function):
             x = x.contiguous()
         positions, channels = x.shape[2:].numel(), x.shape[1]
         is_slow = _is_channels_last(x) and positions < MANY_POSITIONS and channels < FEW_CHANNELS * num_groups
-        if x.device.type != "cpu" or is_slow:  # a GPU's own is for contiguous images of float32 alone
-            # What watches the network's use of parameters and rows has nothing to find in here.
+        if x.device.type != "cpu" or is_slow:  # a GPU's own is only for contiguous float32 images
+            # No use of the network's parameters and rows needs to be watched in here.
             with torch._C.DisableTorchFunction():
                 output, mean, scale = _normalised(x, weight, bias, num_groups, eps)
         else:
@@ -589,7 +591,7 @@ def _normalised(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output of a GroupNorm, in the layout of `x`, and m and r, `[rows, num_groups]` each.
 
-    The variance is that of centred numbers: Σ x² − n·m² would lose the digits that a large mean takes.
+    The variance is computed from centred numbers: Σ x² − n·m² would lose digits if the mean is large.
     """
     channels, numbers = x.shape[1], x[0].numel() // num_groups
     exact = torch.float32
@@ -631,7 +633,7 @@ def _add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
 def _lines(values: Tensor, like: Tensor) -> Tensor:
     """Return `[rows, channels, *]` as `[rows, lines, numbers]`, in the order of the memory of `like`.
 
-    A line is a channel, or, channels last, a position; of an image of few channels, a line of it.
+    A line is a channel, or, for channels-last memory, a position, or, with few channels, an image's line.
     """
     if not _is_channels_last(like):
         return values.reshape(*values.shape[:2], -1)
@@ -640,7 +642,7 @@ def _lines(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _along_lines(of_channels: Tensor, like: Tensor) -> Tensor:
-    """Return `[rows, channels]` as a factor, or term, of `_lines` of an image."""
+    """Return `[rows, channels]` as a factor, or term, for `_lines` of an image."""
     if not _is_channels_last(like):
         return of_channels[:, :, None]
     if like.shape[1] < SHORT_LINE:
@@ -656,13 +658,13 @@ def _sums(lines: Tensor, like: Tensor, **options: Any) -> Tensor:
 
 
 def _by_channel(of_groups: Tensor, num_channels: int) -> Tensor:
-    """Return `[rows, channels]` of `[rows, num_groups]`."""
+    """Return values `[rows, channels]` of values `[rows, num_groups]`."""
     rows, num_groups = of_groups.shape
     return of_groups[:, :, None].expand(-1, -1, num_channels // num_groups).reshape(rows, -1)
 
 
 def _returns_float32(x: Tensor) -> bool:
-    """Return whether a normalisation of `x` computes and returns float32: on a GPU under autocast, too."""
+    """Return whether a normalisation of `x` computes and returns float32, as on a GPU under autocast, too."""
     if torch.is_autocast_enabled(x.device.type):
         return x.device.type == "cuda" and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
     return x.dtype == torch.float32
@@ -673,9 +675,9 @@ def _is_channels_last(x: Tensor) -> bool:
 
 
 class LayerNormRule(LayerRule):
-    """Scale and shift behind the normalisation of each position, whose statistics the forward pass keeps.
+    """Scale and shift after the normalisation of each position, whose statistics the forward pass keeps.
 
-    RMSNorm is one without mean and shift.
+    RMSNorm is a LayerNorm without mean and shift.
     """
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
@@ -712,7 +714,7 @@ class LayerNormRule(LayerRule):
 
 
 class EmbeddingRule(LayerRule):
-    """A table looked up by index; two rows of it overlap where two indices agree."""
+    """A table looked up by index; two lookups overlap if their indices are equal."""
 
     def refuses(self, module: nn.Module) -> str:
         assert isinstance(module, nn.Embedding)
@@ -772,7 +774,7 @@ _RULES: dict[type[nn.Module], LayerRule] = {
 
 
 def rule_of(module: nn.Module) -> LayerRule | None:
-    """Return the layer rule of a module that runs a known class's forward pass; None if it does not."""
+    """Return the layer rule of a module that runs a known class's forward pass; None for other modules."""
     for kind, rule in _RULES.items():
         if (
             isinstance(module, kind)

@@ -1,10 +1,10 @@
 """Per-group gradients and ghost norms: every group's gradient from one forward and one backward pass.
 
 Groups are disjoint and the network mixes no records, so one backward pass of many groups already holds
-every group's gradient; it only has to be separated. `per_group_gradients` keeps each layer's input,
+every group's gradient, and only has to be separated. `per_group_gradients` keeps each layer's input,
 receives the gradient of the layer's output as soon as the backward pass reaches it, and computes that
 layer's share of each group's norm in the cheaper of two ways (`dpgcl_core.clipping.layers`). Once all norms
-are known it sums the rescaled gradients; no second backward pass is needed.
+are known, the rescaled gradients are summed. No second backward pass is needed.
 
 The parameters themselves require no gradient during the pass: the ordinary weight gradient is replaced, not
 computed a second time. docs/theory/clipping.md explains why the norms are exact enough.
@@ -31,21 +31,22 @@ PER_GROUP = "per-group gradient"
 GHOST_NORM = "ghost norm"
 
 NORM_FLOOR = 5e-3
-"""A group's norm counts as at least this share of its magnitude bound over the layers with a ghost norm: it
-acts where gradients cancel to 1/200 of their terms, and over-clips there. The factor is then at most
-C/(5e-3·bound), and a float64 product over N rows of all groups rounds by at most N·2⁻⁵³·200 C per group."""
+"""A group's norm counts as at least this share of its magnitude bound over the layers with a ghost norm. The
+floor has an effect only if gradients cancel to 1/200 of their terms, and then over-clips. The factor is then
+at most C/(5e-3·bound), and a float64 product over N rows of all groups rounds by at most N·2⁻⁵³·200 C per
+group."""
 
 RUN_GROUPS = 16
-"""Per-group gradients that a float32 sum is taken over; sums of such runs are added in float64. One group
-more or less in a run moves the rounding of the others by at most 2·16²·2⁻²⁴ C = 3e-5 C, for which the
-clipper's margin pays."""
+"""The number of per-group gradients in one float32 sum; sums of such runs are added in float64. Adding or
+removing a group in a run moves the rounding of the others by at most 2·16²·2⁻²⁴ C = 3e-5 C, which the
+clipper's margin covers."""
 
 SMALL = 1024
-"""Per-group gradients of at most this many numbers, such as biases, are put side by side once all are known:
+"""Per-group gradients of at most this many numbers, such as biases, are concatenated once all are known:
 their norms and sums then take a few calls, not a few per parameter."""
 
 _FLOPS_PER_NUMBER = 80
-"""A ghost norm is computed where it needs fewer flops than this per parameter: the cost of writing a number
+"""A ghost norm is computed if it needs fewer flops than this per parameter: the cost of writing a number
 of the per-group gradient and reading it twice, measured on a CPU; a data-centre GPU has about this ratio."""
 
 
@@ -54,10 +55,10 @@ _KEEPS_STATISTICS = ContextVar("keeps_statistics", default=True)
 
 @contextmanager
 def as_layers_run() -> Iterator[None]:
-    """Let normalisations run as they do outside of a recorded pass, with the same rounding to the bit.
+    """Let normalisations run as they do outside of a recorded pass, with bit-identical rounding.
 
-    Otherwise a ReLU's input so close to 0 that rounding decides makes two correct gradients differ by more
-    than a comparison allows.
+    Otherwise, if a ReLU's input is so close to 0 that rounding decides its sign, two correct gradients differ
+    by more than a comparison allows.
     """
     token = _KEEPS_STATISTICS.set(False)
     try:
@@ -67,7 +68,7 @@ def as_layers_run() -> Iterator[None]:
 
 
 def _asks_for_numbers(device: torch.device) -> bool:
-    """Return whether to ask if any group is masked: a GPU would be waited for, which no capture allows."""
+    """Return whether to check if any group is masked: on a GPU that would wait, which no capture allows."""
     return device.type == "cpu"
 
 
@@ -87,14 +88,14 @@ class GroupGradients:
     """All groups' gradients, separated.
 
     Attributes:
-      losses: `[groups]`.
+      losses: `[groups]` losses.
       squares: `[parts, groups]`, float64: the squared norm of each part of each group's gradient.
       magnitude_bound: `[parts, groups]`, float64: Σ_m ‖x_m‖·‖y_m‖ over the layers with a ghost norm, a bound
         on the size of the terms that their sums consist of.
-      part_of: each parameter's part; all have part 0 where the gradient is clipped as a whole.
-      paths: how each layer's norm was computed, by layer name.
+      part_of: each parameter's part; 0 for all parameters if the gradient is clipped as a whole.
+      paths: the way in which each layer's norm was computed, by layer name.
       per_group: gradients `[groups, *shape]`, by parameter.
-      small: per-group gradients side by side, by part.
+      small: small per-group gradients, concatenated, by part.
       deferred: layers with a ghost norm, by their weight; their sums are computed once factors are known.
     """
 
@@ -109,12 +110,12 @@ class GroupGradients:
 
     @property
     def numbers_per_group(self) -> int:
-        """Numbers of the per-group gradients kept, for one group."""
+        """The count of stored numbers of per-group gradients, for one group."""
         matrices = (*self.per_group.values(), *(each.matrix for each in self.small.values()))
         return sum(gradients[0].numel() for gradients in matrices)
 
     def norms(self) -> Tensor:
-        """Return the norms to clip by, float32 `[parts, groups]`: at least a share of the magnitude bound.
+        """Return the norms for clipping, float32 `[parts, groups]`: at least a share of the magnitude bound.
 
         Each part has its own floor, so the rounding of its sum is a small share of its own clipping bound,
         whatever the size of the other parts.
@@ -132,7 +133,7 @@ class GroupGradients:
 
         Args:
           total: float64 `[num_parameters]`.
-          parameters: the order of `total`.
+          parameters: the parameters in the order of `total`.
           factor: float32 `[parts, groups]`.
         """
         masked = factor == 0
@@ -166,10 +167,10 @@ class _Deferred:
     versions: tuple[int, int]
 
     def weighted(self, factor: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
-        """Yield parts of Σ factor_G ∇L_G where `mask` is not set, in float64.
+        """Yield parts of Σ factor_G ∇L_G over the groups not in `mask`, in float64.
 
-        In float32 a product's rounding grows with its terms, of all groups, and not with their sum: where
-        they cancel, one group would move the others' by thousandths of C.
+        In float32 a product's rounding grows with the terms of all groups, not with their sum. If the terms
+        cancel, one group would move the others' contributions by thousandths of C.
         """
         per_group = len(self.grad) // len(factor)
         x, grad = self.x, self.grad
@@ -186,7 +187,7 @@ class _Deferred:
 
 
 class _SideBySide:
-    """Small per-group gradients in one matrix, `[groups, numbers]`, in the order in which they came.
+    """Small per-group gradients concatenated in one matrix, `[groups, numbers]`, in the given order.
 
     Args:
       gradients: densely strided, `[groups, *shape]` each.
@@ -201,7 +202,7 @@ class _SideBySide:
         ]
 
     def weighted(self, factor: Tensor, mask: Tensor | None) -> dict[Tensor, Tensor]:
-        """Return Σ factor_G ∇L_G by parameter, where `mask` is not set."""
+        """Return Σ factor_G ∇L_G by parameter, over the groups not in `mask`."""
         together = _weighted(self.matrix, factor, mask)
         parts = together.split([numbers for _, numbers, _ in self._places])
         return {
@@ -218,7 +219,7 @@ def _dense(gradients: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _weighted(gradients: Tensor, factor: Tensor, mask: Tensor | None) -> Tensor:
-    """Return Σ factor_G ∇L_G where `mask` is not set; float64 if there is more than one run of groups."""
+    """Return Σ factor_G ∇L_G over the groups not in `mask`; float64 if there are several runs of groups."""
     matrix, strides = _dense(gradients)
     if mask is not None:
         matrix = torch.where(mask[:, None], 0.0, matrix)
@@ -237,7 +238,7 @@ def squares_of(gradients: Tensor) -> Tensor:
     """Return the squared norms `[groups]`, float64, of densely strided float32 `[groups, *shape]`.
 
     Squares of 4,096 numbers are summed in float32 (at most 512 additions in sequence: relative error below
-    4e-5), their sums in float64; one float32 sum over millions would fall short by more than the margin.
+    4e-5), these sums in float64. One float32 sum over millions would be too small by more than the margin.
     """
     matrix, _ = _dense(gradients)
     whole = matrix.shape[1] // _CHUNK * _CHUNK
@@ -259,15 +260,15 @@ def per_group_gradients(
 ) -> GroupGradients:
     """Run one forward and one backward pass and separate the groups' gradients.
 
-    Call it in `full_precision`: a sum of gradients rounded to ten bits would not be the sum that the norms
-    belong to.
+    Call this function in `full_precision`: norms would not match a sum of gradients that are rounded to ten
+    bits.
 
     Args:
       model: the network.
       parameters: its trainable parameters.
       losses_of: runs the forward pass and returns losses `[groups]`.
-      num_groups: groups in this pass.
-      num_rows: lengths that a layer's leading axis may have.
+      num_groups: the number of groups in this pass.
+      num_rows: the lengths that a layer's leading axis may have.
       owners: the part of each of `parameters`, from 0; None for one part.
 
     Raises:
@@ -298,7 +299,7 @@ class _Recorder:
         num_rows: frozenset[int],
     ) -> None:
         self._num_groups, self._num_rows = num_groups, num_rows
-        self._parameters = part_of.keys()  # the parameters whose gradients are asked for
+        self._parameters = part_of.keys()  # the parameters whose gradients are computed
         self._names = {module: name for name, module in model.named_modules()}
         rules = {module: rule_of(module) for module in model.modules()}
         self._rules = {
@@ -322,7 +323,7 @@ class _Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the forward pass; parameters require no gradient of their own meanwhile."""
+        """Record the forward pass; meanwhile parameters do not require a gradient."""
         handles = [layer.register_forward_hook(self._remember, with_kwargs=True) for layer in self._rules]
         handles += [layer.register_forward_pre_hook(self._direct.enter) for layer in self._rules]
         # Normalisations run through their layer rules, which keep the statistics that their gradients need.
@@ -356,7 +357,7 @@ class _Recorder:
         self, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor
     ) -> Tensor:
         self._direct.leave()
-        with torch._C.DisableTorchFunction():  # what follows is no use of a parameter
+        with torch._C.DisableTorchFunction():  # the calls below are no use of a parameter
             return self._record_call(module, (*args, *kwargs.values()), output)
 
     def _record_call(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -385,8 +386,8 @@ class _Recorder:
     def run_backward(self, losses: Tensor) -> None:
         """Run the backward pass, in which the layers' gradients arrive.
 
-        Only after the forward pass is it known which parameters were used more than once. Their gradients
-        must be added up before their norm is computed: squared norms of single uses do not add.
+        Which parameters were used more than once is known only after the forward pass. Their gradients
+        must be added up before their norm is computed, because squared norms of single uses do not add.
         """
         self._shared = {p for p, count in self._uses.items() if count > 1} | self._direct.used_parameters
         leaves = self._leaves + self._direct.leaves
@@ -405,14 +406,14 @@ class _Recorder:
         rule, module, x, n = call.rule, call.module, call.x, self._num_groups
         if x._version != call.version:
             raise NotSeparableError(f"the input of layer {self._names[module]!r} was changed in place")
-        del call.x  # the hook outlives this call; the input need not
+        del call.x  # the hook lives longer than this call, but the input is no longer needed
         with torch.no_grad():
             for parameter, gradients in rule.vectors(module, x, grad, n, call.statistics):
                 self._keep(parameter, gradients)
             matrix = rule.matrix(module)
             if matrix is None or matrix not in self._parameters:
                 return
-            # The choice depends on shapes alone, so it is the same for all groups and follows no record.
+            # The choice depends only on shapes, so it is the same for all groups and depends on no record.
             by_ghost_norm = rule.ghost_norm_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
             if by_ghost_norm and matrix not in self._shared:
                 squares, magnitude_bound = rule.ghost_norms(module, x, grad, n)

@@ -1,4 +1,4 @@
-"""Clipping by parts (stage 7): which trainable parameters are clipped together, and why the bound C holds."""
+"""Clipping by parts (stage 7): which trainable parameters are clipped together, with the proof of bound C."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Owners = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class ClippingParts:
-    """Clipping by parts: the trainable parameters in m parts, each clipped to C/√m by itself.
+    """Clipping by parts: the trainable parameters in m parts, each part clipped separately to C/√m.
 
-    Part p holds the parameters whose names begin with `prefixes[p]` and with no earlier prefix; all others
-    are the last part, so m = len(prefixes) + 1. A large gradient of one part then leaves a small one of
-    another unchanged; the share of C/√m that a part does not use is not given to the others.
+    Part p holds the parameters whose names begin with `prefixes[p]` and with no earlier prefix. All other
+    parameters are the last part, so m = len(prefixes) + 1. A large gradient of one part then leaves a small
+    gradient of another part unchanged. If a part does not use all of C/√m, the other parts do not get it.
 
-    Guarantee: a group contributes a vector of norm at most C whatever its gradient is, so the sum's
-    sensitivity is that of clipping as a whole for adding or removing one record: C where groups are sampled,
-    2C where records are (C for groups of one).
+    Guarantee: a group contributes a vector of norm at most C whatever its gradient is, so the sum has the
+    same sensitivity as without parts for adding or removing one record: C if groups are sampled, 2C if
+    records are sampled (C for groups of one).
 
     Proof sketch. Prefixes are public, so the parts are constants, and a gradient is the orthogonal sum of
-    its parts g_p. Each contributes f_p·g_p of norm at most C/√m, so ‖Σ f_p·g_p‖² ≤ m·(C/√m)² = C². A group
-    with a part that is not finite contributes zero in every part: the rest of a gradient that overflowed is
-    not to be trusted. The whole argument: docs/theory/clipping.md.
+    its parts g_p. Each part contributes f_p·g_p of norm at most C/√m, so ‖Σ f_p·g_p‖² ≤ m·(C/√m)² = C². A
+    group with a part that is not finite contributes zero in every part, because the rest of an overflown
+    gradient is unreliable. The whole argument is in docs/theory/clipping.md.
 
     Attributes:
-      prefixes: of names in `model.named_parameters()`, as plain text: "tower." selects that module, "tower"
-        also other names that begin with it.
+      prefixes: prefixes of names in `model.named_parameters()`, as plain text: "tower." selects that module,
+        "tower" also other names that begin with it.
 
     Raises:
-      ConfigError: there is no prefix, an empty one, or one twice.
+      ConfigError: there is no prefix, or a prefix is empty or repeated.
     """
 
     prefixes: tuple[str, ...]
@@ -50,7 +50,7 @@ class ClippingParts:
             )
 
     def owners(self, model: nn.Module) -> Owners:
-        """Return the part of each trainable parameter; the parts of a model are those of its names.
+        """Return the part of each trainable parameter, chosen by the parameter's name.
 
         Raises:
           ConfigError: a part holds no trainable parameter, so its share of C would be wasted.
@@ -80,7 +80,7 @@ class ClippingParts:
 
 
 def runs_of(parameters: list[nn.Parameter], owners: Owners | None) -> list[tuple[int, slice]]:
-    """Return the runs of the flat vector that belong to one part, as (part, slice), in order."""
+    """Return the slices of the flat vector that belong to one part each, as (part, slice), in order."""
     runs, start = [], 0
     pairs = zip(owners or (0,) * len(parameters), parameters, strict=True)
     for part, run in groupby(pairs, key=lambda pair: pair[0]):

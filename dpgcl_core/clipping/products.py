@@ -1,9 +1,10 @@
 """Products of float32 matrices over their rows, by the library that is faster on this processor.
 
-PyTorch gives float32 products on an x86 CPU to MKL, which on AMD's processors does without AVX-512; oneDNN,
-which PyTorch has for convolutions, uses it everywhere and is then about twice as fast (measured on an AMD
-EPYC; on Intel's the two are about as fast). Which of the two is taken follows the processor and the shapes,
-no record. Both compute in float32, so the error bounds of docs/theory/clipping.md hold for either.
+PyTorch computes float32 products on an x86 CPU with MKL, which does not use AVX-512 on AMD's processors.
+oneDNN, which PyTorch uses for convolutions, uses AVX-512 on all processors and is then about twice as fast
+(measured on an AMD EPYC; on Intel's processors both are about equally fast). The choice depends on the
+processor and the shapes, on no record. Both compute in float32, so the error bounds of
+docs/theory/clipping.md hold for either.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 _LARGE = 2_500_000
-"""A product of fewer multiplications, on one thread, is over before oneDNN has arranged its operands. Of two
-threads MKL gives each its own group's products, oneDNN half of one: four times as many are then the bound."""
+"""On one thread, a product of fewer multiplications ends before oneDNN has arranged its operands. With two
+threads, MKL gives each thread another group's product and oneDNN half a product, so the bound is four times
+as large."""
 
 _Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -25,9 +27,9 @@ def products_over_rows(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Te
     """Return aᵀ b of each group.
 
     Args:
-      a: float32 `[groups, rows, m]`; on a GPU bfloat16 or float16, too, whose products it sums in float32.
-      b: the same of `[groups, rows, n]`, on the same device.
-      out: where to write them, for float32; None for new memory.
+      a: float32 `[groups, rows, m]`; on a GPU also bfloat16 or float16, with products summed in float32.
+      b: a tensor `[groups, rows, n]` of the same kind, on the same device.
+      out: memory for the result, for float32; None for new memory.
 
     Returns:
       Float32 `[groups, m, n]`.
@@ -60,21 +62,21 @@ def _faster(a: Tensor, b: Tensor) -> _Product | None:
 
 
 def _overlaps(matrix: Tensor) -> bool:
-    """Whether rows or columns share memory, as those of `unfold` do: oneDNN takes no such operand."""
+    """Return whether rows or columns share memory, as after `unfold`: oneDNN accepts no such operand."""
     short, long = sorted(zip(matrix.stride(), matrix.shape, strict=True))
     return long[0] < short[0] * short[1] or short[0] == 0
 
 
 @cache
 def _by_onednn() -> _Product | None:
-    """Return oneDNN's product, which PyTorch has for its compiler; None where it is not as it was."""
+    """Return oneDNN's product, which PyTorch has for its compiler; None if it is missing or inexact."""
     linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if linear is None or not torch.backends.mkldnn.is_available():
         return None
 
     def product(a: Tensor, b: Tensor) -> Tensor:
         rows, m, n = *a.shape, b.shape[1]
-        if rows * (m - n) > m * n:  # it first copies the transposed left operand; the other one is narrower
+        if rows * (m - n) > m * n:  # oneDNN copies the transposed left operand: make that the narrower one
             return product(b, a).T
         result: Tensor = linear(a.T, b.T, None, "none", [], "")
         return result
@@ -85,6 +87,6 @@ def _by_onednn() -> _Product | None:
         error = (product(a, b) - a.double().T @ b.double()).abs()
     except (RuntimeError, TypeError):
         return None
-    # Float32's rounding, and some. An environment can ask oneDNN for bfloat16, which is far off.
+    # Allow float32's rounding and a margin. An environment can set oneDNN to bfloat16, which is far off.
     is_exact = bool((error <= 5e-7 * (a.abs().double().T @ b.abs().double())).all())
     return product if is_exact else None

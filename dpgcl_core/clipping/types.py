@@ -1,4 +1,4 @@
-"""What goes into a clipper and what comes out of it: inputs, losses, embeddings and by-products, by group."""
+"""Types of a clipper's inputs and outputs: inputs, losses, embeddings and by-products, by group."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor, nn
 
 GroupInputs = Tensor | tuple[Tensor, ...]
-"""What the groups are made of, `[groups, group_size, views, ...]` each."""
+"""The inputs of groups: one tensor or several, `[groups, group_size, views, ...]` each."""
 
 
 def map_inputs(change: Callable[[Tensor], Tensor], inputs: GroupInputs) -> GroupInputs:
-    """Return inputs of the same form, each of their tensors changed."""
+    """Return inputs of the same form with `change` applied to each tensor."""
     return change(inputs) if isinstance(inputs, Tensor) else tuple(map(change, inputs))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GroupBatch:
-    """Groups that go through a clipper together, with their mask.
+    """Groups that a clipper processes together, with their mask.
 
     Attributes:
       inputs: `[groups, group_size, views, ...]`, or a tuple of such tensors.
-      complete: bool `[groups]`, which groups contribute, on the device of the sum; None: all.
+      complete: bool `[groups]`, which groups contribute, on the device of the sum; None for all.
     """
 
     inputs: GroupInputs
@@ -40,7 +40,7 @@ class GroupBatch:
 
     @property
     def num_views(self) -> int:
-        """Views of one group: the records' views of the first of its tensors."""
+        """The number of views of one group, over all its records, in the first tensor."""
         return self.leaves[0].shape[1:3].numel()
 
     @property
@@ -54,7 +54,7 @@ class GroupBatch:
         return GroupBatch(map_inputs(lambda leaf: leaf[start:stop], self.inputs), complete)
 
     def filled_up(self, num_groups: int, device: torch.device) -> GroupBatch:
-        """Return `num_groups` groups, those that are lacking of zeros and not complete."""
+        """Return `num_groups` groups, filled up with groups of zeros that are not complete."""
 
         def with_zeros(leaf: Tensor) -> Tensor:
             return torch.cat([leaf, leaf.new_zeros(num_groups - len(leaf), *leaf.shape[1:])])
@@ -65,15 +65,15 @@ class GroupBatch:
 
 
 def as_inputs(leaves: Sequence[Tensor]) -> GroupInputs:
-    """Return tensors as inputs: one by itself where there is one."""
+    """Return tensors as inputs; a single tensor is returned without a tuple."""
     return leaves[0] if len(leaves) == 1 else tuple(leaves)
 
 
 class Objective(Protocol):
-    """One loss per clip unit: what is differentiated, and nothing of how."""
+    """A function that gives one loss per clip unit, whose gradient is clipped."""
 
     def __call__(self, inputs: Any, /) -> Tensor:
-        """Return losses `[groups]` of `GroupInputs`; each depends on its own group's inputs alone."""
+        """Return losses `[groups]` of `GroupInputs`; each loss depends only on its own group's inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +81,13 @@ class GroupReport:
     """By-products of one call, all **private-only** except `paths`.
 
     Attributes:
-      norms: `[groups]` norms of whole gradients before clipping; nan where they were not needed (C = inf).
-      losses: `[groups]`.
-      non_finite: `[groups]`, which groups were masked to zero, all parts of them.
-      paths: how each layer's norm was taken, by layer name; "" stands for the whole network.
-      part_ratios: `[groups, parts]`, the norm of each part over its own bound C/√m, above 1 where that part
-        is longer than it may stay; None where the gradient is clipped as a whole.
-      complete: `[groups]`, which groups were to contribute; norm and loss of the others are 0. None: all.
+      norms: `[groups]` norms of whole gradients before clipping; nan if they were not needed (C = inf).
+      losses: `[groups]` losses.
+      non_finite: `[groups]`, which groups were masked to zero, in all their parts.
+      paths: the way in which each layer's norm was computed, by layer name; "" is the whole network.
+      part_ratios: `[groups, parts]`, the norm of each part divided by its own bound C/√m, above 1 if that
+        part must be shortened; None if the gradient is clipped as a whole.
+      complete: `[groups]`, which groups may contribute; norm and loss of the others are 0. None for all.
     """
 
     norms: Tensor
@@ -98,7 +98,7 @@ class GroupReport:
     complete: Tensor | None = None
 
     def mapped(self, change: Callable[[Tensor], Tensor], complete: Tensor | None) -> GroupReport:
-        """Return the report with `change` made to every row of numbers by group, and with another mask."""
+        """Return the report with `change` applied to all values by group, and with another mask."""
         return replace(
             self,
             norms=change(self.norms),
@@ -122,7 +122,7 @@ def num_trainable(model: nn.Module) -> int:
 def zeros_where_incomplete(leaf: Tensor, complete: Tensor) -> Tensor:
     """Return inputs `[groups, ...]` with zeros for the incomplete groups, so that all take the same path.
 
-    Whether there are any is a secret, so nothing is skipped where there are none.
+    Whether there are incomplete groups is secret, so this work is never skipped.
 
     Args:
       leaf: one tensor of the inputs.
@@ -133,11 +133,11 @@ def zeros_where_incomplete(leaf: Tensor, complete: Tensor) -> Tensor:
 
 
 def no_sum(model: nn.Module) -> Tensor:
-    """Return a clipped sum of nothing, float64 `[num_trainable(model)]`, where the model is.
+    """Return an empty clipped sum, float64 zeros `[num_trainable(model)]`, on the model's device.
 
-    A sum in float32 would round after every group, by up to half a digit of all that came before it: one
-    record would move the others' contributions, and the more the more there are. The noise is added in
-    float64, too, and the noisy sum rounded to float32 once.
+    A sum in float32 would round after every group, by up to half a digit of the sum so far. One record would
+    then move the others' contributions, increasingly with their number. The noise is added in float64, too,
+    and the noisy sum is rounded to float32 once.
     """
     device = next(model.parameters()).device
     return torch.zeros(num_trainable(model), dtype=torch.float64, device=device)
@@ -146,7 +146,7 @@ def no_sum(model: nn.Module) -> Tensor:
 def add_to_sum(total: Tensor, values: Tensor) -> None:
     """Add values to float64 sums of the same shape, in place.
 
-    On a CPU in pieces, for torch would first copy all float32 values as float64.
+    On a CPU this works in pieces, because torch would first copy all float32 values as float64.
 
     Args:
       total: float64, contiguous.
@@ -161,16 +161,16 @@ def add_to_sum(total: Tensor, values: Tensor) -> None:
 
 
 _ADDED_PIECE = 2**17
-"""Numbers of a clipped sum that are added at a time: their float64 copies fit into the cache."""
+"""The count of numbers of a clipped sum added at a time: their float64 copies fit into the cache."""
 
 Embed = Callable[[Tensor], Tensor]
 """Maps inputs `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`."""
 
 
 def set_gradients(parameters: Iterable[nn.Parameter], flat: Tensor) -> None:
-    """Give every parameter its part of a flat gradient, `[num_parameters]`, in the order of `parameters`.
+    """Set every parameter's `grad` to its part of a flat gradient, `[num_parameters]`, in their order.
 
-    A part shares the memory of `flat`, except where the parameter has another memory format.
+    A part shares the memory of `flat`, unless the parameter has another dtype or memory format.
     """
     offset = 0
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Stage 7's self-check: does one pass for all groups give the same as one pass per group?"""
+"""Stage 7's self-check, which tests that one pass for all groups gives the same as one pass per group."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dpgcl_core.clipping.types import GroupInputs, GroupReport, map_inputs
 
 
 class Way(Enum):
-    """How the groups' gradients are taken: in one pass, or by a backward pass each.
+    """The way in which the groups' gradients are computed: in one pass, or by one backward pass per group.
 
-    `AMONG_COPIES` keeps each group's place in a pass of the same shape, whose kernels round as those of the
-    one pass; `ALONE` gives it a pass of its own, whose kernels may round otherwise.
+    `AMONG_COPIES` keeps each group's place in a pass of the same shape, whose kernels round like those of the
+    one pass. `ALONE` runs a separate pass for each group, whose kernels may round differently.
     """
 
     ONE_PASS = auto()
@@ -32,21 +32,21 @@ class Way(Enum):
 
 
 _TOLERANCES = {Way.AMONG_COPIES: 1e-3, Way.ALONE: 5e-2}
-"""What one pass may differ by from each. Where a ReLU's input is zero but for rounding, two correct
-gradients differ by 1e-3 and more; among the millions of a ResNet there is often one. A mistake is as large
-as a group's gradient."""
+"""The allowed difference between one pass and each other way. If a ReLU's input is zero except for rounding,
+two correct gradients differ by 1e-3 and more. A ResNet, with millions of such inputs, often has one.
+A mistake is as large as a group's gradient."""
 
 
 _Verdict = TypeVar("_Verdict")
 _MOST_VERDICTS = 64
-"""Of one model, lest a flag that changes at every step fill the memory."""
+"""The most verdicts of one model, so that a flag that changes at every step does not fill the memory."""
 
 
 class Verdicts(Generic[_Verdict]):
-    """Verdicts of checks, each kept for the model, the function and the settings that it is about.
+    """Verdicts of checks, each stored for one model, function and settings.
 
-    Another function of the same model, a function made anew, a layer more, another mode or flag of a module,
-    or another flag that the function refers to is another question.
+    A new check is made for another function of the same model, for a function that was created again, and
+    after a change of the layers, of a module's mode or flags, or of a flag that the function refers to.
     """
 
     def __init__(self) -> None:
@@ -57,17 +57,17 @@ class Verdicts(Generic[_Verdict]):
     def of(
         self, model: nn.Module, function: object, key: Hashable, check: Callable[[], _Verdict]
     ) -> _Verdict:
-        """Return the verdict on `function` of `model`, of `check` unless it has been passed already.
+        """Return the stored verdict on `function` of `model`; call `check` if there is none.
 
         Args:
-          model: that `function` calls.
+          model: the network that `function` calls.
           function: an objective or embedding.
-          key: what else the check is about, such as shapes.
-          check: passes the verdict.
+          key: other inputs of the check, such as shapes.
+          check: returns the verdict.
         """
         try:
             reference = weakref.ref(function)
-        except TypeError:  # nothing would tell it from another one at its place in memory
+        except TypeError:  # it could not be distinguished from a later function at the same address
             return check()
         verdicts = self._of_model.setdefault(model, {})
         key = (id(function), settings_of(model, function), key)
@@ -79,13 +79,13 @@ class Verdicts(Generic[_Verdict]):
 
 
 class Ways(Protocol):
-    """Computes clipped sum and report of some inputs in one of the ways."""
+    """Computes the clipped sum and the report of inputs in one of the ways."""
 
     def __call__(self, inputs: GroupInputs, way: Way) -> tuple[Tensor, GroupReport]: ...
 
 
 def unsupported_layer(model: nn.Module) -> str:
-    """Return which layer has settings that one pass does not support; empty if none has."""
+    """Return the first layer with settings that one pass does not support, and why; empty if none has."""
     for name, module in model.named_modules():
         rule = rule_of(module)
         if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
@@ -96,22 +96,22 @@ def unsupported_layer(model: nn.Module) -> str:
 
 
 def one_pass_mismatch(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
-    """Compare one pass with the others on synthetic inputs; return how they differ, empty if they do not.
+    """Compare one pass with the other ways on synthetic inputs; return the difference, empty if none.
 
-    It finds errors that layer types do not reveal: a layer whose weights are used outside its `forward`, or
+    This finds errors that layer types do not reveal: a layer whose weights are used outside its `forward`, or
     that reorders records. The weights are perturbed for the comparison, so that a zero initialisation hides
-    no branch, and restored bit for bit; two numbers of groups are tried, so that a layer's leading axis does
-    not fit by chance; the synthetic records differ in level and contrast, so that they take different paths
-    through the network. Normalisations of a known class run as in the exact loop: that their own rules give
-    the same is a matter of the class, not of the network.
+    no branch, and restored bit for bit. Two numbers of groups are tried, so that a layer's leading axis does
+    not fit by chance. The synthetic records differ in level and contrast, so that they take different paths
+    through the network. Normalisations of a known class run as in the exact loop: whether their layer rules
+    give the same depends on the class, not on the network.
     """
     vocabulary = smallest_vocabulary(model)
     with perturbed(model) as generator:
         for num_groups in (2, 3):
-            for most in dict.fromkeys((vocabulary, 2)):  # a whole number may be a label of fewer classes
+            for most in dict.fromkeys((vocabulary, 2)):  # whole numbers may be labels of fewer classes
                 made = partial(synthetic_inputs, num_groups=num_groups, vocabulary=most, generator=generator)
                 try:
-                    with low_precision_off():  # whose rounding is above the tolerances
+                    with low_precision_off():  # low precision's rounding is above the tolerances
                         wrong = _compare(model, run, map_inputs(made, inputs))
                     break
                 except Exception as error:
@@ -122,12 +122,12 @@ def one_pass_mismatch(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
 
 
 def smallest_vocabulary(model: nn.Module) -> int:
-    """Return how many indices every table of the model has; 2 where there is none."""
+    """Return the size of the model's smallest embedding table; 2 if there is none."""
     return min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)
 
 
 def synthetic_inputs(like: Tensor, num_groups: int, vocabulary: int, generator: torch.Generator) -> Tensor:
-    """Return made-up inputs `[num_groups, ...]` like others, whose records differ in level and contrast."""
+    """Return synthetic inputs `[num_groups, ...]` like `like`, whose records differ in level and contrast."""
     shape = (num_groups, *like.shape[1:])
     if not like.is_floating_point():
         return torch.randint(vocabulary, shape, generator=generator).to(like)
@@ -137,7 +137,7 @@ def synthetic_inputs(like: Tensor, num_groups: int, vocabulary: int, generator: 
 
 
 def _compare(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
-    """Return how one pass differs from an exact one per group on these inputs; empty if it does not."""
+    """Return the difference between one pass and exact passes per group on these inputs; empty if none."""
     exact = run(inputs, Way.ALONE)
     try:
         with as_layers_run():
@@ -145,11 +145,11 @@ def _compare(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
         wrong = _differences(model, actual, exact, _TOLERANCES[Way.ALONE])
         if wrong:
             return wrong
-        del exact  # a sum is as large as all weights
+        del exact  # free it: a sum is as large as all weights
         return _differences(model, actual, run(inputs, Way.AMONG_COPIES), _TOLERANCES[Way.AMONG_COPIES])
     except NotSeparableError as error:
         return str(error)
-    except Exception as error:  # whatever a module does to a hook; the others need none
+    except Exception as error:  # a module may break a hook in any way; the other ways use no hook
         return f"one pass fails on synthetic inputs ({type(error).__name__}: {error})"
 
 

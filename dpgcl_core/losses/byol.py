@@ -2,14 +2,14 @@
 
 The private network predicts, from one view of a record, the target network's embedding of another view. The
 target network is an exponential moving average of the private network's weights at earlier steps: it is
-post-processing of what was already released, so for the sensitivity of a step it counts as a public function,
+post-processing of released weights, so for the sensitivity of a step it counts as a public function,
 and it takes no gradient.
 
-A record's loss then depends on that record alone. Neither network may hold statistics across records, so the
-original's BatchNorm is left out (Richemond et al. 2020 show that BYOL can do without). Groups of one record
+A record's loss then depends only on that record. Neither network may hold statistics across records, so the
+original's BatchNorm is omitted (Richemond et al. 2020 show that BYOL works without it). Groups of one record
 therefore have **sensitivity C** for adding or removing one record, as in supervised DP-SGD, with the plain
 Poisson event: each record adds one vector of norm at most C, or none. Larger groups are allowed, with the
-sensitivity of any groups, C where groups are sampled and 2C where records are, for no gain.
+usual sensitivity of groups: C if groups are sampled and 2C if records are sampled. They gain nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dpgcl_core.errors import ConfigError
 
 
 def byol_group_loss(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Return L_G = Σ_{i∈G} Σ_{v≠w} ‖p_iv − t_iw‖² over ordered pairs of a record's views; 2 − 2·cos each.
+    """Return L_G = Σ_{i∈G} Σ_{v≠w} ‖p_iv − t_iw‖² over ordered pairs of a record's views.
 
-    For two views this is BYOL's symmetric loss.
+    Each term is 2 − 2·cos. For two views this is BYOL's symmetric loss.
 
     Args:
       predictions: `[groups, group_size, views, dim]`, unit vectors: the predictor's output.
@@ -45,12 +45,12 @@ def update_target(target: nn.Module, online: nn.Module, *, decay: float) -> None
     """Update the target's weights in place: ξ ← decay·ξ + (1 − decay)·θ.
 
     Call it **after** the private step: θ must hold released weights only. The target is the online network
-    without the predictor, so parameters are matched by name.
+    without the predictor, so parameters are paired by name.
 
     Args:
       target: the target network; its parameters take no gradient.
       online: the private network, or the part of it that the target mirrors.
-      decay: in [0, 1].
+      decay: the decay, in [0, 1].
 
     Raises:
       ConfigError: `decay` is outside [0, 1], or the target has a parameter that the online network lacks.
@@ -63,5 +63,5 @@ def update_target(target: nn.Module, online: nn.Module, *, decay: float) -> None
         raise ConfigError(f"the target's parameters must be the online network's; it lacks {missing}")
     with torch.no_grad():
         for name, value in target.named_parameters():
-            if value is not weights[name]:  # a frozen weight that both share
+            if value is not weights[name]:  # skip a frozen weight that both networks share
                 value.lerp_(weights[name].to(value), 1 - decay)

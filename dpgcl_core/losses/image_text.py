@@ -5,21 +5,21 @@ A group's image-text pairs are compared in both directions, and each direction h
 images (Eq. 12 and Eq. 15 of DP-GCL). The temperature is a number, or exp(−`logit_scale`) of a parameter
 (`with_learned_temperature`).
 
-Guarantee: for adding or removing one record, an image with all its captions, the sensitivity is that of the
-groups: C where groups are sampled, 2C where records are (C for groups of one). The steps of the proof:
+Guarantee: for adding or removing one record, an image with all its captions, the sensitivity is C if groups
+are sampled, and 2C if records are sampled (C for groups of one). The steps of the proof:
 
 1. A record is in at most one group. The choice of its caption and the augmentation of image and text are
-   drawn inside the record, from its id and the step, and its copies stay in its group. So at most one group
+   drawn per record, from its id and the step, and its copies stay in its group. So at most one group
    of a step differs under either coupling (docs/theory/group-sampling.md, docs/theory/groups.md): one more
-   is complete, or one is exchanged.
-2. L_G is a function of the weights and of G's own records alone: neither direction compares across groups.
+   group is complete, or one group is exchanged.
+2. L_G is a function of only the weights and G's own records: neither direction compares across groups.
 3. Both directions are summed *before* clipping, and ∇L_G is the gradient of all trainable weights at once, of
    both towers and of `logit_scale`. So a group contributes one vector of norm at most C: a new group moves
-   the sum by at most C, an exchanged one by 2C. Clipped separately, the directions would give twice that; a
-   `logit_scale` left out of the norm would have no bound at all.
+   the sum by at most C, an exchanged group by at most 2C. If the directions were clipped separately, these
+   bounds would double. If `logit_scale` were not part of the norm, its gradient would have no bound.
 4. All groups share one `logit_scale`, which couples them no more than any other weight does: through its
-   value at the start of the step, which is a function of earlier releases. `clamp_logit_scale_` acts on the
-   noised weight with public bounds, which is post-processing.
+   value at the start of the step, which is a function of earlier releases. `clamp_logit_scale_` clamps the
+   noised weight to public bounds, which is post-processing.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MIN_LOGIT_SCALE, MAX_LOGIT_SCALE = 0.0, math.log(100.0)
 
 
 def interleaved(images: Tensor, texts: Tensor) -> Tensor:
-    """Return the views of both sides in the order that losses of pairs take: image, text, image, text, …
+    """Return the views of both sides in the order that losses of pairs expect: image, text, image, text, …
 
-    Even indices are images and odd ones texts, however many copies there are.
+    Even indices are images and odd indices are texts, whatever the number of copies.
 
     Args:
-      images: `[groups, group_size, views, ...]`: the image, then copies.
-      texts: of the same shape: the caption, then its copies.
+      images: `[groups, group_size, views, ...]`: the image, then its copies.
+      texts: a tensor of the same shape: the caption, then its copies.
 
     Returns:
       `[groups, group_size, 2·views, ...]`.
@@ -72,13 +72,12 @@ def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) ->
         L_G = Σ_{i∈G} −log( e^{s(x_i,y_i)/τ} / Σ_{j∈G} ( e^{s(x_i,y_j)/τ} + Σ_m e^{s(x_i,y^m_j)/τ} ) )
                       −log( e^{s(y_i,x_i)/τ} / Σ_{j∈G} ( e^{s(y_i,x_j)/τ} + Σ_m e^{s(y_i,x^m_j)/τ} ) )
 
-    (DP-GCL, Eq. 12 in both directions of Eq. 15). The sensitivity of its clipped sum is that of the groups
-    (see the module).
+    (DP-GCL, Eq. 12 in both directions of Eq. 15). For the sensitivity of its clipped sum see the module.
 
     Args:
-      embeddings: `[groups, group_size, 2 + 2·num_augmentations, dim]`, float32 or better, as `interleaved`
-        orders them: image, caption, then copies of both.
-      temperature: τ > 0. Where it is learned, embeddings arrive scaled by 1/√τ and this is 1.
+      embeddings: `[groups, group_size, 2 + 2·num_augmentations, dim]`, float32 or better, in the order of
+        `interleaved`: image, caption, then copies of both.
+      temperature: τ > 0; 1 if τ is learned, because the embeddings are then already scaled by 1/√τ.
 
     Returns:
       `[groups]`, one loss per group, summed over its records.
@@ -106,7 +105,7 @@ def image_text_sigmoid_loss(
     """Return `group_sigmoid` of pairs in both directions, with copies of the captions and of the images.
 
     Args:
-      embeddings, temperature: as for `image_text_group_loss`.
+      embeddings, temperature: see `image_text_group_loss`.
       bias: b.
 
     Returns:
@@ -135,7 +134,7 @@ def check_pairs(embeddings: Tensor) -> None:
 
 
 def with_learned_temperature(embeddings: Tensor, logit_scale: Tensor) -> Tensor:
-    """Return embeddings times 1/√τ, τ = exp(−logit_scale): a loss at τ = 1 then has inner products over τ.
+    """Return embeddings times 1/√τ, τ = exp(−logit_scale), so a loss at τ = 1 divides inner products by τ.
 
     Args:
       embeddings: `[groups, group_size, views, dim]`, of unit length.
@@ -153,8 +152,8 @@ def with_learned_temperature(embeddings: Tensor, logit_scale: Tensor) -> Tensor:
 def clamp_logit_scale_(logit_scale: Tensor) -> None:
     """Clamp a learned `logit_scale` to its public bounds, in place; call it after each step.
 
-    A clamp inside the loss would have zero gradient outside the bounds: noise may carry the parameter there,
-    and it would not come back. A value that is not a number becomes the lower bound.
+    A clamp inside the loss would have zero gradient outside the bounds: noise may move the parameter there,
+    and no gradient would move it back. NaN becomes the lower bound.
 
     >>> scale = torch.nn.Parameter(torch.tensor(9.0))
     >>> clamp_logit_scale_(scale)

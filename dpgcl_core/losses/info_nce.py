@@ -1,7 +1,7 @@
 """Stage 6, the group loss: InfoNCE inside one group, with augmented copies of the keys as negatives.
 
 All losses take unit embeddings with the leading axes `[groups, group_size]` and return one scalar per
-group, `[groups]`; no value of one group enters another's.
+group, `[groups]`. No group's loss depends on another group's values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def group_info_nce(
     """Return InfoNCE of each group with its own records' keys as negatives (DP-GCL, Eq. 9 and Eq. 12).
 
     L_G = Σ_{i∈G} −log( e^{s_ii/τ} / Σ_{j∈G} ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ), where s^m_ij compares
-    query i with the m-th augmented copy of key j; the sum over j includes j = i, as printed.
+    query i with the m-th augmented copy of key j. The sum over j includes j = i, as printed in the paper.
 
     Args:
       queries: `[groups, group_size, dim]` unit embeddings.
@@ -66,7 +66,7 @@ def symmetric_group_info_nce(
 
 
 def two_view_group_loss(embeddings: Tensor, *, temperature: float | Tensor) -> Tensor:
-    """Return `group_info_nce` of image views that one encoder embedded together.
+    """Return `group_info_nce` of image views embedded by one encoder.
 
     Args:
       embeddings: `[groups, group_size, 2 + num_augmentations, dim]`: the query, its key, and the

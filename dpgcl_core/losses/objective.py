@@ -1,4 +1,4 @@
-"""Objectives made of an embedding and a loss of each group's embeddings, as contrastive learning has them."""
+"""Objectives of contrastive learning: an embedding, then a loss of each group's embeddings."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ GroupLoss = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingObjective:
-    """Embed the views of groups, then take one loss of each group's embeddings.
+    """Embeds the views of groups, then computes one loss of each group's embeddings.
 
     Attributes:
-      embed: views `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`.
-      loss: embeddings to losses `[groups]`; None where no group has a loss by itself, because the rule takes
-        apart a loss of the whole batch: it then asks for the embedding alone.
+      embed: maps views `[groups, group_size, views, ...]` to unit embeddings
+        `[groups, group_size, views, dim]`.
+      loss: maps embeddings to losses `[groups]`; None if no group has its own loss, because the rule
+        decomposes a loss of the whole batch and uses only `embed`.
     """
 
     embed: Embed
@@ -31,7 +32,7 @@ class EmbeddingObjective:
         """Return the losses `[groups]` of views `[groups, group_size, views, ...]`.
 
         Raises:
-          ConfigError: no group has a loss by itself.
+          ConfigError: no group has its own loss.
         """
         if self.loss is None:
             raise ConfigError(
@@ -42,10 +43,10 @@ class EmbeddingObjective:
 
 
 def embedding_of(objective: Objective) -> Embed:
-    """Return the embedding that an objective is made of.
+    """Return the embedding of an objective.
 
     Raises:
-      ConfigError: it is made of none.
+      ConfigError: the objective has no embedding.
     """
     if not isinstance(objective, EmbeddingObjective):
         raise ConfigError(

@@ -1,9 +1,9 @@
 """Stage 6 with a pairwise sigmoid loss inside one group (SigLIP; Zhai et al. 2023).
 
-Every pair of a query and a key is a classification of its own, "same record or not", so no softmax couples
-the pairs. Inside groups that changes the optimisation, not the privacy: a group's loss depends on that group
-alone. The sensitivity, for adding or removing one record, is that of the groups: C where groups are sampled,
-and where records are, 2C for groups of at least two and C for groups of one.
+Every pair of a query and a key is a separate classification, "same record or not", so no softmax couples
+the pairs. Inside groups this changes the optimisation, not the privacy: a group's loss depends only on that
+group. The sensitivity, for adding or removing one record, is C if groups are sampled. If records are sampled,
+it is 2C for groups of at least two and C for groups of one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def group_sigmoid(
 ) -> Tensor:
     """Return L_G = Σ_{i,j∈G} Σ_k −log σ( y_ij·(s^k_ij/τ + b) ), y_ij = 1 for i = j and −1 otherwise.
 
-    k runs over key j and its augmented copies, and the label is that of the record: copies of a query's own
+    k runs over key j and its augmented copies, which have the label of key j: copies of a query's own
     key are positives. (In `group_info_nce` they are in the denominator; as negatives here they would work
     against the key itself.) Without copies the loss is symmetric in queries and keys.
 
@@ -32,7 +32,7 @@ def group_sigmoid(
       keys: `[groups, group_size, dim]` unit embeddings; key i belongs to query i.
       augmented_keys: `[groups, group_size, num_augmentations, dim]`, or None for none.
       temperature: τ > 0; SigLIP starts at 0.1.
-      bias: b; SigLIP starts at −10, for most pairs are negative. Small groups need less: at
+      bias: b; SigLIP starts at −10, because most pairs are negative. Small groups need a smaller |b|: at
         b = −s/τ − ln(S − 1) positives and negatives of similarity s have the same total weight.
 
     Returns:
@@ -51,10 +51,11 @@ def group_sigmoid(
 
 
 def two_view_sigmoid_loss(embeddings: Tensor, *, temperature: float | Tensor, bias: float | Tensor) -> Tensor:
-    """Return `group_sigmoid` of views that one encoder embedded together.
+    """Return `group_sigmoid` of views embedded by one encoder.
 
     Args:
-      embeddings: `[groups, group_size, 2 + num_augmentations, dim]`: the query, its key, and copies of it.
+      embeddings: `[groups, group_size, 2 + num_augmentations, dim]`: the query, its key, and the key's
+        copies.
       temperature: τ > 0.
       bias: b.
 

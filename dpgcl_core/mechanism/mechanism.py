@@ -1,16 +1,16 @@
-"""One frozen object that builds group drawing, clipping, noise and the accounting event.
+"""The mechanism: one frozen object that builds group drawing, clipping, noise and the accounting event.
 
 All four come from the same fields, so a run cannot train with one sampler and be charged for another.
 
 Guarantee. One step releases the sum of per-group gradients clipped to C, plus N(0, (σΔ)² I), where Δ is the
-sensitivity of the groups: C where groups are sampled by Poisson(q) (`dpgcl_core.sampling.slots`), and where
-records are, 2C for groups of at least two and for the whole batch, C for groups of one
+sensitivity of the groups. If groups are sampled by Poisson(q), Δ = C (`dpgcl_core.sampling.slots`). If
+records are sampled, Δ = 2C for groups of at least two and for the whole batch, and Δ = C for groups of one
 (`dpgcl_core.sampling.groups`). For neighbouring data sets D' = D ∪ {r}, the step on D' is an average, over
-what is drawn without r (the other keep bits or records, the coupling of the groups, views), of the pair
+everything drawn without r (the other keep bits or records, the coupling of the groups, views), of the pair
 ((1 − q)·N(μ) + q·N(μ'), N(μ)) with ‖μ − μ'‖ ≤ Δ. The hockey-stick divergence is jointly convex, so each
 pair is dominated by the Poisson-subsampled Gaussian of noise multiplier σ, and dominating pairs compose
 adaptively over the steps. Everything after the noise (division by a public constant, the optimizer, the
-schedule) is post-processing; every iterate up to the last is covered.
+schedule) is post-processing. Every iterate up to the last is covered.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dpgcl_core.sampling.stage import GroupStage
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism(PublicNumbers):
-    """The private mechanism of one training: its public numbers, and what its method builds from them.
+    """The private mechanism of one training: its public numbers, and the parts its method builds from them.
 
     Raises:
       ConfigError: a field is outside its range, δ exceeds 1/n, or the method cannot use the numbers.
@@ -69,13 +69,13 @@ class Mechanism(PublicNumbers):
 
     @property
     def rules(self) -> Method:
-        """The method, as it is for what is sampled here."""
+        """The method, restricted to this mechanism's sampling."""
         assert self.sampling is not None
         return method_named(self.method).with_sampling(self.sampling)
 
     @property
     def guarantee_label(self) -> GuaranteeLabel:
-        """That of the method; `none` for a run without noise."""
+        """The method's guarantee label; `none` for a run without noise."""
         return self.rules.label if self.is_private else "none"
 
     @property
@@ -86,28 +86,28 @@ class Mechanism(PublicNumbers):
 
     @property
     def sensitivity(self) -> float:
-        """Largest change of the clipped sum between neighbouring data sets (proof: see the method)."""
+        """The largest change of the clipped sum between neighbouring data sets (proof: see the method)."""
         return self.rules.sensitivity(self)
 
     @property
     def divisor(self) -> float:
-        """The public constant that divides the noisy sum, for groups their expected number."""
+        """The public constant that divides the noisy sum; for groups, their expected number."""
         return self.rules.divisor(self)
 
     def group_stage(self) -> GroupStage:
-        """Return stages 2 and 3 in one: what the training draws its groups by."""
+        """Return stages 2 and 3 combined, which draw the training's groups."""
         return self.rules.group_stage(self)
 
     def sampler(self) -> Sampler:
-        """Return stage 2, where records are sampled: a part of `group_stage`."""
+        """Return stage 2, a part of `group_stage`, for sampling of records."""
         return self.rules.sampler(self)
 
     def grouper(self) -> Grouper:
-        """Return stage 3, where records are sampled: a part of `group_stage`."""
+        """Return stage 3, a part of `group_stage`, for sampling of records."""
         return self.rules.grouper(self)
 
     def loss(self, settings: LossSettings) -> GroupLoss | None:
-        """Return stage 6 of objectives made of embeddings; None where the rule has a loss of its own."""
+        """Return stage 6 of objectives made of embeddings; None if the rule has its own loss."""
         return self.rules.loss(settings)
 
     def rule(self, loss: LossSettings) -> GradientRule:
@@ -115,16 +115,16 @@ class Mechanism(PublicNumbers):
         return self.rules.rule(self, loss)
 
     def noise(self, *, num_summed: int = 1) -> GaussianNoise:
-        """Return stage 8; `num_summed` is that of the source it is drawn from, see `GaussianNoise`."""
+        """Return stage 8; `num_summed` must equal that of the noise's source, see `GaussianNoise`."""
         std = self.noise_multiplier * self.sensitivity if self.is_private else 0.0
         return GaussianNoise(std=std, num_summed=num_summed)
 
     def dp_event(self, num_steps: int | None = None) -> dp_event.DpEvent:
-        """Return the event of stage 10, of the T + R steps charged in advance or of `num_steps`."""
+        """Return the event of stage 10, for `num_steps`, or by default the T + R steps charged in advance."""
         return self.rules.dp_event(self, self.num_steps_charged if num_steps is None else num_steps)
 
     def epsilon(self, num_steps: int | None = None) -> float:
-        """Return ε at `target_delta` by the method's accountant, of T + R or of `num_steps` charged steps.
+        """Return ε at `target_delta` by the method's accountant, for `num_steps`, by default T + R.
 
         >>> from dpgcl_core.mechanism.numbers import default_delta
         >>> round(Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
@@ -135,7 +135,7 @@ class Mechanism(PublicNumbers):
         return self.rules.epsilon(self, self.num_steps_charged if num_steps is None else num_steps)
 
     def calibrated(self, target_epsilon: float, *, cache_folder: Path | None = None) -> Mechanism:
-        """Return this mechanism with the noise multiplier that meets `target_epsilon` (inf: none).
+        """Return this mechanism with the noise multiplier that meets `target_epsilon` (inf: no noise).
 
         Raises:
           ConfigError: no noise multiplier meets the target.

@@ -1,13 +1,13 @@
-"""What a method is: how records are drawn, what is clipped, how far one record moves the sum, the cost.
+"""The interface of a method: how it draws records, its clipping, its sensitivity and its accounting.
 
-A `Mechanism` holds the public numbers of one training and asks its method for everything that depends on the
-method: how groups are drawn, the loss, the rule that makes the clipped sum, sensitivity, neighbouring
-relation, accounting event and guarantee label. They come from one object, so none can be changed without
-the others.
+A `Mechanism` holds the public numbers of one training. It gets everything that depends on the method from
+its method: how groups are drawn, the loss, the rule that makes the clipped sum, sensitivity, neighbouring
+relation, accounting event and guarantee label. All of these come from one object, so none can be changed
+without the others.
 
-The guarantee of every `proven` method that samples by Poisson is that of `dpgcl_core.mechanism.mechanism`:
-given the sample without the record, and the coupling its own docstring names, the sum moves by at most
-`sensitivity`.
+Every `proven` method that samples by Poisson has the guarantee stated in `dpgcl_core.mechanism.mechanism`:
+given the sample without the record, and the coupling named in the method's docstring, the sum moves by at
+most `sensitivity`.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ GuaranteeLabel = Literal["proven", "as-published", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """What a loss needs besides the mechanism's numbers: public, and without influence on the guarantee.
+    """The settings of a loss besides the mechanism's numbers: public, without influence on the guarantee.
 
     Attributes:
-      temperature: τ > 0; 1 where it is learned, for the embeddings then carry it.
-      bias: of the sigmoid loss.
-      pairs: whether a record is a pair of an image and a text, whose views come as
-        `dpgcl_core.losses.image_text.interleaved` orders them.
-      parts: of the weights, clipped apart within C; None for one norm. For methods that clip groups.
-      groups_at_once, isolated, gradient_scale: how groups go through the network, see `GroupClipper`. For
-        those methods, too.
+      temperature: τ > 0; 1 if τ is learned, because the embeddings are then already scaled by it.
+      bias: the bias of the sigmoid loss.
+      pairs: whether a record is a pair of an image and a text, whose views are in the order of
+        `dpgcl_core.losses.image_text.interleaved`.
+      parts: parts of the weights, clipped separately within C; None for one norm. Only for methods that
+        clip groups.
+      groups_at_once, isolated, gradient_scale: see `GroupClipper`. Only for methods that clip groups.
     """
 
     temperature: float
@@ -67,15 +67,15 @@ class LossSettings:
 
 
 class GradientRule(Protocol):
-    """Make the clipped sum of one step; `GroupClipper` is that of all methods that clip groups."""
+    """Makes the clipped sum of one step. All methods that clip groups use `GroupClipper`."""
 
     @property
     def whole_batch(self) -> bool:
-        """Whether it must see all groups of a step in one call; otherwise any partition will do."""
+        """Whether the rule needs all groups of a step in one call; otherwise any partition is allowed."""
 
     @property
     def needs_draws(self) -> bool:
-        """Whether it releases something besides the sum, with noise of its own."""
+        """Whether the rule releases something besides the sum, with separate noise."""
 
     def add_clipped_sum(
         self,
@@ -92,50 +92,52 @@ class GradientRule(Protocol):
         Args:
           total: `[num_trainable(model)]`.
           model: the network that `objective` calls.
-          objective: inputs to one loss per group; an `EmbeddingObjective` for rules of whole batches, which
-            take its embedding and a loss of their own.
+          objective: maps inputs to one loss per group; an `EmbeddingObjective` for rules of whole batches,
+            which use its embedding and their own loss.
           inputs: `[groups, group_size, views, ...]`, or a tuple of such tensors.
-          complete: bool `[groups]`, which groups contribute; None: all. Rules of whole batches have no use
-            for it: they are refused with a stage that yields incomplete groups.
-          draws: secret draws, where it needs them.
+          complete: bool `[groups]`, which groups contribute; None for all. Rules of whole batches do not
+            use it: such a rule with a stage that yields incomplete groups is refused.
+          draws: secret draws, if the rule needs them.
 
         Raises:
-          ConfigError: the objective has no embedding, and the rule needs one.
+          ConfigError: the rule needs an embedding, and the objective has none.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One method, as the registry holds it; subclasses differ in what they override.
+    """One method, as the registry holds it. Subclasses override some of its functions.
 
     Attributes:
-      name: in options, params and tables.
-      title: for people.
+      name: the name in options, params and tables.
+      title: the name shown to readers.
       source: the paper and equation.
-      clip_unit: what is clipped to C: "group", "batch", "record's own path", "pair", …
-      sensitivity_formula: for the statement.
-      label: of the guarantee.
-      takes_augmented_keys: whether N_a > 0 has a place in the loss.
+      clip_unit: the unit that is clipped to C: "group", "batch", "record's own path", "pair", …
+      sensitivity_formula: the formula printed in the statement.
+      label: the label of the guarantee.
+      takes_augmented_keys: whether the loss can use N_a > 0.
       takes_temperature: whether the loss reads τ.
       needs_cap: whether the sensitivity needs a public cap on the batch.
-      takes_group_size: whether S has a meaning; otherwise the batch is one group, or each record is.
-      clips_groups: whether each disjoint group has a loss of its own, whose gradient alone is clipped.
-      one_record_groups: whether each record is a group of its own, S = 1 whatever is asked for.
-      task: the only task whose objective it is for (`trainers.tasks`); empty for any that fits.
+      takes_group_size: whether S has a meaning; otherwise the whole batch is one group, or each record is
+        a group.
+      clips_groups: whether each disjoint group has its own loss, and only that loss's gradient is clipped.
+      one_record_groups: whether each record is its own group: S = 1, whatever is requested.
+      task: the only task whose objective the method accepts (`trainers.tasks`); empty for any suitable task.
       plain_event: whether a step is the Poisson-subsampled Gaussian of (q, σ) for adding or removing one
-        record and nothing more, as ledger, sealed sweeps and noised releases take for granted.
-      trains: whether there are steps at all.
-      small_batches: whether a step's time and noise grow so with the batch that a comparison takes a smaller.
+        record and nothing more, as ledger, sealed sweeps and noised releases assume.
+      trains: whether the method has training steps.
+      small_batches: whether a step's time and noise grow so fast with the batch that a comparison uses a
+        smaller batch.
       min_group_size: the smallest S that gives a gradient.
-      needs_target: whether embeddings are `[groups, group_size, views, 2·dim]`, those of a target network
-        beside the trained one's.
+      needs_target: whether embeddings are `[groups, group_size, views, 2·dim]`: the trained network's and
+        the target network's.
       takes_pairs: whether it has a loss for pairs of an image and a text.
-      takes_images: whether it has one for images without texts.
-      takes_labels: whether its objective is about a record's own label: a record is then an image with it.
-      needs_embeddings: whether its loss, or its rule, is one of unit embeddings; otherwise it takes the
+      takes_images: whether it has a loss for images without texts.
+      takes_labels: whether its objective uses a record's own label: a record is then an image and its label.
+      needs_embeddings: whether its loss, or its rule, works on unit embeddings; otherwise it takes the
         objective of any task.
-      samplings: what its steps can sample, records or groups; its own way first. `with_sampling` leaves one.
-      proof: where the sensitivity is proven, or shown to fail.
+      samplings: what its steps can sample, records or groups, the default first. `with_sampling` keeps one.
+      proof: the file that proves the sensitivity, or shows that it fails.
     """
 
     name: str
@@ -164,10 +166,10 @@ class Method:
     proof: str = "dpgcl_core/sampling/groups.py"
 
     def with_sampling(self, sampling: str) -> Self:
-        """Return the method as it is where this is sampled: its texts are then those of that case.
+        """Return the method restricted to this sampling, with texts that describe this case.
 
         Raises:
-          ConfigError: the method cannot sample it.
+          ConfigError: the method does not support this sampling.
         """
         if sampling not in (RECORDS, GROUPS):
             raise ConfigError(unknown_choice("sampling", sampling, (RECORDS, GROUPS)))
@@ -186,12 +188,12 @@ class Method:
 
     @property
     def sampling(self) -> str:
-        """How records are drawn, for the statement."""
+        """The way records are drawn, for the statement."""
         return "Poisson, of groups" if self.samplings[0] == GROUPS else "Poisson"
 
     @property
     def grouping(self) -> str:
-        """How the sample becomes groups, for the statement."""
+        """The way the sample becomes groups, for the statement."""
         if self.one_record_groups:
             return "each record is a group of its own"
         if self.samplings[0] == GROUPS:
@@ -211,16 +213,16 @@ class Method:
             )
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange | None:
-        """Return how many records the data sets have that the guarantee is about; None for any number."""
+        """Return the range of the number of records that the guarantee covers; None for any number."""
         return None if numbers.num_records_from_data else RecordRange(high=numbers.num_records_public)
 
     def condition(self, numbers: PublicNumbers) -> str:
-        """Return what the guarantee asks of both neighbours besides the relation; empty for nothing."""
+        """Return the guarantee's condition on both neighbours besides the relation; empty for none."""
         covered = self.num_records_covered(numbers)
         return "" if covered is None else covered.text
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
-        """Raise ConfigError for a number of records that is not covered: the message does not tell it."""
+        """Raise ConfigError if the number of records is not covered; the message does not contain it."""
         if num_records > numbers.num_records_public:
             raise ConfigError(more_records_than_slots(numbers.num_records_public))
 
@@ -229,15 +231,15 @@ class Method:
         raise NotImplementedError
 
     def sampler(self, numbers: PublicNumbers) -> Sampler:
-        """Return stage 2, where records are sampled."""
+        """Return stage 2, for sampling of records."""
         return PoissonSampler(sampling_prob=numbers.sampling_prob)
 
     def grouper(self, numbers: PublicNumbers) -> Grouper:
-        """Return stage 3, where records are sampled."""
+        """Return stage 3, for sampling of records."""
         return build_grouper(numbers.group_size)
 
     def group_stage(self, numbers: PublicNumbers) -> GroupStage:
-        """Return stages 2 and 3 in one: what the training draws its groups by."""
+        """Return stages 2 and 3 combined, which draw the training's groups."""
         if numbers.sampling == GROUPS:
             return SampledGroups(
                 capacity=numbers.num_records_public,
@@ -247,7 +249,7 @@ class Method:
         return SampledRecords(sampler=self.sampler(numbers), grouper=self.grouper(numbers))
 
     def loss(self, settings: LossSettings) -> GroupLoss | None:
-        """Return stage 6 of objectives made of embeddings; None where the rule has a loss of its own."""
+        """Return stage 6 of objectives made of embeddings; None if the rule has its own loss."""
         return None
 
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> GradientRule:
@@ -284,7 +286,7 @@ class Method:
         """Return the smallest noise multiplier found that meets a finite `target_epsilon`.
 
         Raises:
-          ConfigError: none does.
+          ConfigError: no noise multiplier meets the target.
         """
         return composition.calibrate_noise_multiplier(
             sampling_prob=numbers.sampling_prob,
@@ -295,5 +297,5 @@ class Method:
         ).noise_multiplier
 
     def added_delta(self, numbers: PublicNumbers, num_steps: int) -> float:
-        """Return the part of δ that the event leaves out; 0 unless a cap can exchange records."""
+        """Return the part of δ that the event does not cover; 0 unless a cap can exchange records."""
         return 0.0

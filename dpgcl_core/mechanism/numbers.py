@@ -1,4 +1,4 @@
-"""The public numbers of a training, from which everything private is built."""
+"""The public numbers of a training, from which its private mechanism is built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpgcl_core.sampling.poisson import PoissonSampler
 
 ADD_OR_REMOVE_ONE = "add or remove one record"
 ZERO_OUT_ONE = "zero out one record"
-"""One of the n records is blank in one of the two data sets, and takes part in nothing there; n is public."""
+"""One of the n records is blank in one of the two data sets and is not used there; n is public."""
 REPLACE_ONE = "replace one record"
 
 RECORDS: Final = "records"
@@ -27,7 +27,7 @@ Sampled = Literal["records", "groups"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRange:
-    """Public numbers of records, from `low` to `high`, in all or in the slots trained on.
+    """A public range of the number of records, `low` to `high`, in total or in the slots trained on.
 
     >>> RecordRange(low=895, high=1000, in_slots=True).text
     'data sets with 895 to 1000 records in the slots trained on'
@@ -41,7 +41,7 @@ class RecordRange:
 
     @property
     def text(self) -> str:
-        """The data sets of so many records, in words."""
+        """The data sets of this range, in words."""
         if self.in_slots:
             return f"data sets with {self.low} to {self.high} records in the slots trained on"
         if self.low == self.high:
@@ -52,7 +52,7 @@ class RecordRange:
 
 
 def in_all(ranges: Iterable[RecordRange]) -> list[RecordRange]:
-    """Return the ranges of data sets that are in all of these: one of each kind, where they overlap.
+    """Return the intersection of the ranges of each kind; the ranges themselves if they do not overlap.
 
     >>> ranges = [RecordRange(low=n, high=60000, in_slots=True) for n in (58350, 59170)]
     >>> [r.low for r in in_all(ranges)]
@@ -70,10 +70,10 @@ def in_all(ranges: Iterable[RecordRange]) -> list[RecordRange]:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Return a whole number as Python's own, however arithmetic or numpy have left it.
+    """Return a whole number as Python's `int`, whatever numeric type it has.
 
     Raises:
-      ConfigError: it is none.
+      ConfigError: `value` is no whole number.
 
     >>> whole_number("num_steps", 3 * 400 / 40)
     30
@@ -86,10 +86,10 @@ def whole_number(name: str, value: object) -> int:
 
 
 def real_number(name: str, value: object) -> float:
-    """Return a real number as Python's own.
+    """Return a real number as Python's `float`.
 
     Raises:
-      ConfigError: it is none.
+      ConfigError: `value` is no real number.
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         return float(value)
@@ -97,7 +97,7 @@ def real_number(name: str, value: object) -> float:
 
 
 def default_delta(num_records_public: int) -> float:
-    """Return δ = 1/(n ln n), as the paper.
+    """Return δ = 1/(n ln n), as in the paper.
 
     >>> round(default_delta(60_000), 9)
     1.515e-06
@@ -108,7 +108,7 @@ def default_delta(num_records_public: int) -> float:
 
 
 def check_delta(delta: float, num_records_public: int) -> None:
-    """Raise ConfigError unless 0 < δ < 1 and δ ≤ 1/n: above that, publishing one record at random passes."""
+    """Raise ConfigError unless 0 < δ < 1 and δ ≤ 1/n: a larger δ would allow publishing a random record."""
     if not 0 < delta < 1:
         raise ConfigError(f"target_delta must be in (0, 1); got {delta}")
     if delta > 1 / num_records_public:
@@ -120,27 +120,27 @@ def check_delta(delta: float, num_records_public: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicNumbers:
-    """What is declared of a private training, and public: nothing here depends on a record.
+    """The declared, public numbers of a private training: none of them depends on a record.
 
     Attributes:
-      num_records_public: public number of records N, from which q, δ and the divisor come. Declared before
-        the data are seen, it is a capacity: data sets of at most N records are protected against adding or
-        removing one.
-      num_records_from_data: whether N is the data set's own number instead. It is then public, and the data
-        set is protected against zeroing out one of its records.
-      sampling: what is sampled, "groups" or "records"; the method's own way unless given, and records for
-        group_size "batch".
-      sampling_prob: q, each record's, or each group's, probability to join a step.
+      num_records_public: public number of records N, from which q, δ and the divisor are computed. If it is
+        declared before the data are seen, it is a capacity: data sets of at most N records are protected
+        against adding or removing one record.
+      num_records_from_data: whether N is instead the data set's own number of records. It is then public,
+        and the data set is protected against zeroing out one of its records.
+      sampling: what is sampled, "groups" or "records"; by default "records" for group_size "batch", and
+        otherwise the method's own sampling.
+      sampling_prob: q, the probability that a record, or a group, joins a step.
       group_size: S, or "batch" for the whole realised batch as one group.
-      l2_clip_norm: C, bound on one group's gradient; inf for non-private runs.
+      l2_clip_norm: C, the bound on one group's gradient; inf for non-private runs.
       noise_multiplier: σ = noise std / sensitivity; 0 for non-private runs.
       num_steps: T; 0 for a method that trains nothing.
-      num_restart_steps: R, steps that may be drawn again after restarts and are charged in advance, drawn or
-        not: what is accounted is T + R, and a restart beyond it is refused. None where repeated steps are
-        charged as they come.
+      num_restart_steps: R, steps that may be drawn again after restarts. They are charged in advance, drawn
+        or not: T + R steps are accounted, and a restart beyond them is refused. None if repeated steps are
+        charged when they happen.
       target_delta: δ at which ε is stated.
       method: name in `dpgcl_core.mechanism.registry.METHODS`.
-      batch_cap: public cap on the records of a step, for methods whose sensitivity needs one.
+      batch_cap: public cap on the records of a step, for methods whose sensitivity needs a cap.
       temperature: τ, for methods whose sensitivity depends on it.
       clipping: "flat", or "automatic" for C/(norm + γ) (see `dpgcl_core.clipping.clipper`).
 
@@ -194,15 +194,15 @@ class PublicNumbers:
 
     @property
     def num_steps_charged(self) -> int:
-        """T + R: what is accounted unless more is said to be drawn."""
+        """T + R, the number of steps accounted by default."""
         return self.num_steps + (self.num_restart_steps or 0)
 
     @property
     def is_private(self) -> bool:
-        """Whether noise protects the records at all."""
+        """Whether noise is added to protect the records."""
         return self.noise_multiplier > 0
 
     @property
     def expected_batch_size(self) -> float:
-        """q·n: public."""
+        """q·n, a public number."""
         return self.sampling_prob * self.num_records_public

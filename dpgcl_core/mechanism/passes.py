@@ -1,8 +1,8 @@
-"""How many groups a pass takes: a public number, chosen so that filling passes up wastes little.
+"""The number of groups of a pass: public, and chosen so that filling up passes wastes little.
 
-Every pass has the same number of groups, whatever was drawn (`dpgcl_core.clipping.clipper`); what a step's
-last pass lacks is computed for nothing. The number follows the law of the number of groups, which is public,
-and never a realised draw.
+Every pass has the same number of groups, whatever was drawn (`dpgcl_core.clipping.clipper`). The groups that
+fill up a step's last pass are wasted work. The number depends on the law of the number of groups, which is
+public, and never on a realised draw.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dpgcl_core.sampling.groups import BATCH
 
 _QUANTILES = tuple(NormalDist().inv_cdf((i + 0.5) / 32) for i in range(32))
 _FIXED_COST = 1 / 12
-"""What a pass costs besides its groups, as a share of what the largest costs; measured on a CPU, where a step
-of small networks took 1.7 to 1.9 times as long in passes of an eighth of its groups."""
+"""The fixed cost of a pass, as a share of the cost of the groups of the largest pass. Measured on a CPU: a
+step of small networks took 1.7 to 1.9 times as long in passes of an eighth of its groups."""
 
 
 def groups_of_a_pass(numbers: PublicNumbers, *, limit: int | None = None, num_workers: int = 1) -> int:
-    """Return M, the groups of every pass: at most `limit`, and so that the step costs least on average.
+    """Return M, the number of groups of every pass: at most `limit`, with the least average cost of a step.
 
     Args:
-      numbers: of the mechanism: their law decides.
-      limit: groups that fit into memory; None for no limit.
-      num_workers: that share the groups.
+      numbers: the mechanism's numbers, which fix the law of the number of groups.
+      limit: the number of groups that fit into memory; None for no limit.
+      num_workers: the number of workers that share the groups.
 
     >>> from dpgcl_core.mechanism.mechanism import Mechanism
     >>> exactly = Mechanism(
@@ -39,7 +39,7 @@ def groups_of_a_pass(numbers: PublicNumbers, *, limit: int | None = None, num_wo
     if numbers.group_size == BATCH:
         return 1
     size = int(numbers.group_size)
-    unit = size if numbers.sampling == RECORDS else 1  # what is sampled: groups, or records in their place
+    unit = size if numbers.sampling == RECORDS else 1  # records per group, or 1 if groups are sampled
     sampled = numbers.sampling_prob * (numbers.num_records_public * unit // size)
     std = math.sqrt(sampled * (1 - numbers.sampling_prob))
     group_counts = tuple(
@@ -51,7 +51,7 @@ def groups_of_a_pass(numbers: PublicNumbers, *, limit: int | None = None, num_wo
 
 @lru_cache(maxsize=64)
 def _cheapest(group_counts: tuple[int, ...], limit: int) -> int:
-    """The size up to `limit` at which these numbers of groups cost least, the largest among equals."""
+    """Return the size up to `limit` at which these numbers of groups cost least; the largest among equals."""
     fixed, sizes = _FIXED_COST * limit, range(1, limit + 1)
     costs = {size: sum(math.ceil(num / size) for num in group_counts) * (size + fixed) for size in sizes}
     return min(costs, key=lambda size: (round(costs[size], 9), -size))

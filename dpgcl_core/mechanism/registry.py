@@ -1,8 +1,8 @@
-"""Every method by name: those of this package, those of installed packages, and those a program registers.
+"""The registry of methods by name: this package's, installed packages' and those a program registers.
 
-An installed package offers a method through the entry point group `dpgcl.methods`; a program calls
-`register`. A name is taken once: a second registration is refused, so that nobody's `dp_gcl` replaces
-another.
+An installed package offers a method through the entry point group `dpgcl.methods`. A program calls
+`register`. Each name belongs to one method: registering another method under it is refused, so that no
+other `dp_gcl` can replace this package's.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "dpgcl.methods"
 _OWN = "dpgcl_core.methods"
-"""What registers this package's methods, by name: it stands above this module, and loads torch."""
+"""The module that registers this package's methods. It is imported by name because it loads torch, and it
+belongs to a layer above this module."""
 
 
 class _Registry(Mapping[str, "Method"]):
-    """The methods by name, those of this package and of installed ones found at the first look."""
+    """The methods by name. Those of this package and of installed packages are loaded at the first lookup."""
 
     def __init__(self) -> None:
         self._methods: dict[str, Method] = {}
@@ -50,7 +51,7 @@ class _Registry(Mapping[str, "Method"]):
 
     def _all(self) -> dict[str, Method]:
         if not self._searched:
-            self._searched = True  # first, for what is loaded may look a method up
+            self._searched = True  # set first, because a module loaded here may look up a method
             try:
                 importlib.import_module(_OWN)
                 for entry in entry_points(group=ENTRY_POINTS):
@@ -58,7 +59,7 @@ class _Registry(Mapping[str, "Method"]):
                     self.add(method)
                     self.installed.add(method.name)
             except BaseException:
-                self._searched = False  # every look says what is wrong, not the first alone
+                self._searched = False  # so that every lookup raises the error, not only the first
                 raise
         return self._methods
 
@@ -83,21 +84,21 @@ def register(method: Method) -> Method:
     Registering an equal method again changes nothing, so that a module may be imported twice.
 
     Raises:
-      ConfigError: it is no `Method`, or another method has the name.
+      ConfigError: `method` is no `Method`, or another method has the name.
     """
-    importlib.import_module(_OWN)  # whose names are taken
+    importlib.import_module(_OWN)  # first, so that its names are taken
     _registry.add(method)
     return method
 
 
 def register_installed(method: Method) -> None:
-    """Register a method that every process which imports this package finds by itself."""
+    """Register a method that every process which imports this package finds without calling `register`."""
     _registry.add(method)
     _registry.installed.add(method.name)
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a method is this package's or an installed one's, not one that a program registered.
+    """Return whether a method belongs to this or an installed package, not registered by a program.
 
     >>> is_installed("dp_gcl")
     True
@@ -109,7 +110,7 @@ def method_named(name: str) -> Method:
     """Return the method of this name.
 
     Raises:
-      ConfigError: there is none; lists them.
+      ConfigError: no method has this name; the message lists the names.
 
     >>> method_named("dp_gcl").sensitivity_formula
     'C'

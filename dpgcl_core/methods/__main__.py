@@ -1,4 +1,4 @@
-"""`python -m dpgcl_core.methods`: every method, what it clips, what one record moves, its guarantee."""
+"""`python -m dpgcl_core.methods`: print every method with its guarantee, clip unit and sensitivity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def table_lines(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Yield the lines of a table of at most `width` columns; cells that are too wide for it take several.
+    """Yield the lines of a table at most `width` characters wide; too wide cells are wrapped.
 
     >>> list(table_lines([("a", "one two"), ("b", "three")], 8))
     ['a  one', '   two', 'b  three']

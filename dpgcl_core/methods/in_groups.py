@@ -1,9 +1,10 @@
 """Methods that clip one gradient per disjoint group of records: DP-GCL, DP-CLIP, and sigmoid loss in groups.
 
-A record touches one group only and the loss of a group sees nothing else, so all of them have the sensitivity
-of how groups come about: C where groups are sampled (`dpgcl_core.sampling.slots`), and where records are
-sampled and then cut into groups (`dpgcl_core.sampling.groups`), 2C for groups of at least two records and for
-the whole batch, C for groups of one. Their losses differ, and the guarantee does not depend on the loss.
+A record is in one group only, and a group's loss depends on nothing else. So the sensitivity of all these
+methods depends only on how groups are formed. If groups are sampled (`dpgcl_core.sampling.slots`), it is C.
+If records are sampled and then cut into groups (`dpgcl_core.sampling.groups`), it is 2C for groups of at
+least two records and for the whole batch, and C for groups of one. The methods differ in their losses, and
+the guarantee does not depend on the loss.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from dpgcl_core.sampling.slots import MOST_BLOCKS_LOST, most_empty
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedGroups(Method):
-    """Each disjoint group's gradient clipped to C, whatever the objective of a group is.
+    """A method that clips each disjoint group's gradient to C, whatever the objective of a group is.
 
-    Formula and proof of the sensitivity follow from what is sampled, and are not given.
+    The fields `sensitivity_formula` and `proof` are set from `samplings` and are no arguments.
     """
 
     clips_groups: bool = True
@@ -80,7 +81,7 @@ class ClippedGroups(Method):
 
 
 def _fewest_records(numbers: PublicNumbers) -> int:
-    """The records that must be there for no more than `MOST_BLOCKS_LOST` to be lost: public."""
+    """Return the smallest number of records at which at most `MOST_BLOCKS_LOST` is lost: a public number."""
     return numbers.num_records_public - most_empty(numbers.num_records_public, int(numbers.group_size))
 
 
@@ -97,9 +98,9 @@ class InGroups(ClippedGroups):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeBatchClipping(InGroups):
-    """The whole batch is the one group: what Poisson drew, or where groups are sampled, a group of B records.
+    """The whole batch as one group: the Poisson sample, or, if groups are sampled, a group of B records.
 
-    Of blocks of B = q·N one is kept on average, and none in a share (1 − q)^K of the steps.
+    With blocks of B = q·N records, a step keeps one block on average, and none with probability (1 − q)^K.
     """
 
     samplings: tuple[Sampled, ...] = (RECORDS, GROUPS)
@@ -115,7 +116,7 @@ class WholeBatchClipping(InGroups):
 
 @dataclass(frozen=True, kw_only=True)
 class SigmoidInGroups(InGroups):
-    """Pairwise sigmoid in place of the softmax."""
+    """A contrastive loss inside disjoint groups: pairwise sigmoid instead of softmax."""
 
     def loss(self, settings: LossSettings) -> GroupLoss:
         loss = image_text_sigmoid_loss if settings.pairs else two_view_sigmoid_loss

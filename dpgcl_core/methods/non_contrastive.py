@@ -1,10 +1,11 @@
 """Methods without negatives: BYOL inside disjoint groups, down to groups of one record.
 
-The trained network predicts, from one view of a record, what a target network makes of its other view. The
+The trained network predicts, from one view of a record, a target network's embedding of another view. The
 target is a moving average of iterates that were already released, so at every step it is a fixed function
-(`dpgcl_core.losses.byol`), and the loss of a group sees the group's records alone: the sensitivity is that of
-any groups, C where groups are sampled, and where records are, C for groups of one record and 2C for larger
-ones. Without negatives a group of one has a gradient, so the smaller sensitivity can be had either way.
+(`dpgcl_core.losses.byol`), and the loss of a group depends only on the group's records. So the sensitivity is
+the same as for any groups: C if groups are sampled; if records are sampled, C for groups of one record and 2C
+for larger groups. Without negatives a group of one record has a gradient, so sensitivity C is possible with
+both samplings.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from dpgcl_core.methods.in_groups import InGroups
 
 @dataclass(frozen=True, kw_only=True)
 class Byol(InGroups):
-    """Regression onto the target network's embeddings, which stand beside the predictions."""
+    """Regression onto the target network's embeddings, which come in one tensor with the predictions."""
 
     def loss(self, settings: LossSettings) -> GroupLoss:
         return side_by_side_loss
 
 
 def side_by_side_loss(embeddings: Tensor) -> Tensor:
-    """`byol_group_loss` of predictions and targets in one tensor.
+    """Return `byol_group_loss` of predictions and targets in one tensor.
 
     Args:
       embeddings: `[groups, group_size, views, 2·dim]`: unit predictions, then the target's unit embeddings.

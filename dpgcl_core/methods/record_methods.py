@@ -1,25 +1,25 @@
 """Methods that clip each record's own gradient: masked auto-encoding, captioning, classification.
 
-Their losses see one record: no other record of the step is its negative, its target or its normaliser. So
-each record is a group of its own, and the clipped sum of a step is f(B) = Σ_{i∈B} g_i with ‖g_i‖ ≤ C, where
-g_i is a function of record i, the iterate and public randomness alone.
+Each loss of these methods depends on only one record: no other record of the step is its negative, its target
+or its normaliser. So each record is its own group, and the clipped sum of a step is f(B) = Σ_{i∈B} g_i with
+‖g_i‖ ≤ C, where g_i is a function of only record i, the iterate and public randomness.
 
-**Proposition.** One record more, or one less, moves f by at most C.
+**Proposition.** Adding or removing one record moves f by at most C.
 
-*Proof.* Let D' have record r besides those of D. Each record joins the sample by a coin of its own, so the
-samples of D and D' can be coupled to agree but for r. Given the coupling, f(B') − f(B) is g_r where r was
-sampled and 0 where it was not; no other term moves, for none looks at r. ∎
+*Proof.* Let D' = D ∪ {r}. Each record joins the sample by its own independent coin, so the samples of D and
+D' can be coupled to agree except for r. Given the coupling, f(B') − f(B) is g_r if r was sampled and 0 if
+it was not; no other term moves, because no other term depends on r. ∎
 
 The step is then the Poisson-subsampled Gaussian of (q, σ) with sensitivity C for adding or removing one
-record (docs/theory/groups.md). Where groups are sampled, a slot is a group, and one that is empty contributes
-zero: the same bound by `dpgcl_core.sampling.slots`. What breaks it: a mask or a padded token that is chosen
-by what other records were drawn, a loss that is averaged over the tokens of the whole batch, statistics
-across records.
+record (docs/theory/groups.md). If groups are sampled, a slot is a group, and an empty slot contributes
+zero: `dpgcl_core.sampling.slots` proves the same bound. The argument fails with a mask or a padded token that
+depends on which other records were drawn, with a loss averaged over the tokens of the whole batch, and with
+statistics across records.
 
-A classifier's record is an image with its label, and g_i a function of both: adding or removing one adds or
-removes both, so C covers the label as it covers the image. What breaks it besides: labels that are numbered
-by their place among the classes of the private data, which one record more can shift for all others, and
-weights per class from the frequencies of the labels.
+A classifier's record is an image with its label, and g_i is a function of both. Adding or removing a record
+adds or removes both, so C covers the label as it covers the image. The argument also fails with labels
+numbered by their position among the classes of the private data, which one more record can shift for all
+others, and with class weights computed from the frequencies of the labels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dpgcl_core.methods.in_groups import ClippedGroups
 
 @dataclass(frozen=True, kw_only=True)
 class PerRecord(ClippedGroups):
-    """Each record's gradient clipped to C, by the objective of one task."""
+    """A method that clips each record's gradient to C, with the objective of one task."""
 
     samplings: tuple[Sampled, ...] = (RECORDS, GROUPS)
     takes_group_size: bool = False

@@ -1,4 +1,4 @@
-"""Rows of a comparison that are not private: ordinary training, and none at all."""
+"""The rows of a comparison that are not private: ordinary training, and no training."""
 
 from __future__ import annotations
 

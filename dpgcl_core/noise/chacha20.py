@@ -1,25 +1,25 @@
 """Secret randomness from a cryptographic stream: ChaCha20 under a fresh key for every step and purpose.
 
-Threat model. Whoever sees the released weights sees functions of sampling, permutation and noise. A
-statistical generator such as PCG64 gives no assurance that its state cannot be inferred from them;
-distinguishing ChaCha20's output from uniform bits is believed to be computationally infeasible. Each
+Threat model. A reader of the released weights sees functions of sampling, permutation and noise. A
+statistical generator such as PCG64 gives no assurance that its state cannot be inferred from them.
+Distinguishing ChaCha20's output from uniform bits is believed to be computationally infeasible. Each
 generator has its own 256-bit key from the operating system, so one step's stream reveals nothing about
 another's, a repeated step is an independent draw, and nothing is stored, shared or replayed. Formally the
-guarantee then holds against computationally bounded adversaries; ε and δ stay as they are. Not protected:
+guarantee then holds against computationally bounded adversaries, with the same ε and δ. Not protected are
 the machine's memory (Python cannot wipe a key) and timing, which does not depend on the data.
 
 numpy's own `Generator` can take its bits from Python only through a callback per number. `SecureGenerator`
-therefore has the three methods that sampling, grouping and noise use, vectorised, and no others: a missing
-one raises instead of falling back on a weaker source.
+therefore has only the methods that sampling, grouping and noise use, vectorised: a call of any other method
+raises instead of using a weaker source.
 
-Finite words change no distribution noticeably (docs/theory/noise.md):
+Finite words do not change any distribution noticeably (docs/theory/noise.md):
 
 - `random` returns the upper 53 bits as a multiple of 2^-53: u < q has a probability in [q, q + 2^-53).
 - `permutation` sorts independent 64-bit keys, and draws all of them again if two are equal: every order is
   exactly equally likely.
-- `standard_normal` is Box and Muller's (1958) transformation of u from 63 bits, whose lowest cell
-  (0, 2^-63] is filled by a fresh u, times 2^-63, as often as it takes: the tail ends where float64 does.
-  With 53 bits |z| could not exceed 8.57, which over a training changes δ.
+- `standard_normal` is Box and Muller's (1958) transformation of u from 63 bits. A u in the lowest cell
+  (0, 2^-63] is replaced by a fresh u times 2^-63, repeatedly if necessary, so the tail reaches as far as
+  float64 allows. With 53 bits |z| could not exceed 8.57, which over a training changes δ.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from dpgcl_core.noise.randomness import NUM_SUMMED, DrawSource, SecretRandomness
 
 _KEY_BYTES = 32
 _FROM_ZERO = bytes(16)
-"""Block counter and nonce: a key is used for one stream, so both start at zero."""
+"""Block counter and nonce. A key is used for only one stream, so both start at zero."""
 
 _MAX_WORDS = 2**35
-"""256 GiB: after 2^32 blocks of 64 bytes the counter of RFC 8439 wraps around, and the stream repeats."""
+"""256 GiB. After 2^32 blocks of 64 bytes the counter of RFC 8439 wraps around, and the stream repeats."""
 
 _PAIRS = 2**14
-"""Pairs of normals computed at a time: they fit into the cache, and torch uses one thread."""
+"""The number of pairs of normals computed at a time: they fit into the cache, and torch uses one thread."""
 
 _ZEROS = memoryview(bytes(16 * _PAIRS))
 _CELL = 2.0**-63
@@ -57,11 +57,11 @@ class SecureGenerator:
     and the generator can be neither copied nor pickled.
 
     Args:
-      fixed_key_for_tests: 32 bytes instead of the operating system's. Whoever knows them knows all draws:
-        **for tests only**.
+      fixed_key_for_tests: a key of 32 bytes instead of the operating system's. Anyone who knows it can
+        compute all draws: **for tests only**.
 
     Raises:
-      ConfigError: the fixed key is not of 32 bytes.
+      ConfigError: the fixed key does not have 32 bytes.
 
     >>> a, b = (SecureGenerator().random(1) for _ in range(2))
     >>> bool(a == b)
@@ -75,7 +75,7 @@ class SecureGenerator:
         key = secrets.token_bytes(_KEY_BYTES) if fixed_key_for_tests is None else fixed_key_for_tests
         if len(key) != _KEY_BYTES:
             raise ConfigError(f"a key must have {_KEY_BYTES} bytes; got {len(key)}")
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # here: public data need none
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # public data need none
 
         self._stream = Cipher(algorithms.ChaCha20(key, _FROM_ZERO), mode=None).encryptor()
         self._num_words_left = _MAX_WORDS
@@ -112,15 +112,15 @@ class SecureGenerator:
         return (uniform % np.uint64(count)).astype(np.int64) + low
 
     def standard_normal(self, size: int, /) -> NDArray[np.float64]:
-        """Return independent draws from N(0, 1), `[size]`, with tails as long as float64 has them."""
+        """Return independent draws from N(0, 1), `[size]`, with tails as long as float64 allows."""
         normals = np.empty(size)
         for start in range(0, size, 2 * _PAIRS):
             self._fill_with_normals(normals[start : start + 2 * _PAIRS])
         return normals
 
     def _fill_with_normals(self, normals: NDArray[np.float64]) -> None:
-        """Fill `[at most 2 · _PAIRS]`: the cosines' half first, then the sines'."""
-        import torch  # here, for options are checked without a draw
+        """Fill an array of at most 2 · _PAIRS normals, first the half from cosines, then from sines."""
+        import torch  # imported here, because options are checked without a draw
 
         num_pairs = -(-len(normals) // 2)
         words = self._words(2 * num_pairs)
@@ -135,7 +135,7 @@ class SecureGenerator:
         np.multiply(torch.sin(angle).numpy()[:rest], radius[:rest], out=normals[num_pairs:])
 
     def _uniform_above_zero(self, words: Words) -> NDArray[np.float64]:
-        """Return uniform numbers in (0, 1]: the upper edges of the words' cells, the lowest cell refined."""
+        """Return uniform numbers in (0, 1]: the upper edges of the words' cells, with the lowest refined."""
         uniform = _upper_bits(words, 63)
         uniform += _CELL
         lowest = np.flatnonzero(uniform <= _CELL)
@@ -169,9 +169,9 @@ def _upper_bits(words: Words, num_bits: int) -> NDArray[np.float64]:
 
 
 class SecureRandomness:
-    """A `SecureGenerator` under a fresh key for every step and purpose; the arguments select nothing.
+    """A `SecureGenerator` with a fresh key for every step and purpose; the arguments have no effect.
 
-    Its noise comes with the defence of `GaussianNoise.num_summed`.
+    Its noise has the defence of `GaussianNoise.num_summed`.
 
     >>> source = SecureRandomness()
     >>> a, b = source.generator(0, "noise"), source.generator(0, "noise")
@@ -197,12 +197,12 @@ def choose_randomness(
     """Return the source for a training: the cryptographic stream for private data, always.
 
     Args:
-      secure_noise: what the user asks for; None for the default: secure for private data, plain for public.
+      secure_noise: the user's choice; None for the default: secure for private data, plain for public data.
       data_are_private: whether the records are private.
-      public_seed: of a seeded run, which has no guarantee; None for all others.
+      public_seed: the seed of a seeded run, which has no guarantee; None for all other runs.
 
     Raises:
-      ConfigError: private data without the stream, or a seeded run with it.
+      ConfigError: private data are used without the stream, or a seeded run is used with it.
 
     >>> choose_randomness(secure_noise=None, data_are_private=True).num_summed_normals
     4

@@ -1,13 +1,13 @@
 """One draw in parts: a long noise vector is drawn, added and rounded a part of the coordinates at a time.
 
-The one draw of a step need not lie in memory as a whole, and its parts can be drawn side by side. Part 0 has
-the generator of "noise", part i that of "noise i".
+So the whole draw of a step need not be in memory at once, and its parts can be drawn in parallel. Part 0 uses
+the generator of purpose "noise", and part i the generator of purpose "noise i".
 
-Guarantee: that of `dpgcl_core.noise.gaussian`, of the whole vector. *Proof.* The parts are fixed by the
-number of coordinates, a public number, and partition them. The generators of different purposes are
+Guarantee: the guarantee of `dpgcl_core.noise.gaussian` for the whole vector. *Proof.* The parts partition the
+coordinates and depend only on their number, which is public. The generators of different purposes are
 independent, so the parts' noises are independent vectors of independent N(0, std²), which together are
-N(0, std² I). Each coordinate is rounded by itself, so rounding the parts is rounding the vector. The order in
-which the parts are drawn decides nothing.
+N(0, std² I). Each coordinate is rounded separately, so rounding the parts is rounding the vector. The order
+in which the parts are drawn has no effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import Draws
 
 PART = 2**20
-"""Coordinates of a part: 8 MiB of noise, drawn in ten milliseconds plain and in fifty from the stream."""
+"""The number of coordinates of a part: 8 MiB of noise, drawn in 10 ms plain and in 50 ms from the stream."""
 
 _NARROWED_PIECE = 2**17
 
@@ -41,7 +41,7 @@ def parts_of(num_coordinates: int) -> list[slice]:
 
 
 def purpose_of(part: slice) -> str:
-    """Return the purpose that a part's generator is asked for by.
+    """Return the purpose for which a part's generator is requested.
 
     >>> [purpose_of(part) for part in parts_of(2**21)]
     ['noise', 'noise 1']
@@ -51,23 +51,23 @@ def purpose_of(part: slice) -> str:
 
 
 def drawn_of(law: GaussianNoise, generator_of: Callable[[str], Draws]) -> PartNoise:
-    """Return what draws the noise of a part when it is asked for it.
+    """Return a function that draws the noise of a part when it is called.
 
     Args:
-      law: of the noise.
+      law: the law of the noise.
       generator_of: the secret generator of a purpose at this step, see `dpgcl_core.noise.randomness`.
     """
     return lambda part: law.draw(part.stop - part.start, generator_of(purpose_of(part)))
 
 
 def drawn_ahead(noise_of: PartNoise, num_coordinates: int, threads: Executor, num_threads: int) -> PartNoise:
-    """Start to draw all parts in threads, and return what waits for the noise of a part.
+    """Start drawing all parts in threads, and return a function that waits for the noise of a part.
 
     Args:
-      noise_of: draws a part; each is asked for once.
-      num_coordinates: of the whole vector.
-      threads: that the parts are drawn in,
-      num_threads: and how many of them at most.
+      noise_of: draws a part; it is called once for each part.
+      num_coordinates: the length of the whole vector.
+      threads: the threads in which the parts are drawn.
+      num_threads: the most threads to use.
     """
     parts = parts_of(num_coordinates)
     num_shares = min(len(parts), num_threads)
@@ -88,10 +88,10 @@ def drawn_ahead(noise_of: PartNoise, num_coordinates: int, threads: Executor, nu
 def drawn_on_gpu(
     law: GaussianNoise, seed_of: Callable[[str], int | None], device: torch.device | str
 ) -> PartNoise:
-    """Return what draws the noise of a part on a GPU when it is asked for it: for public data.
+    """Return a function that draws the noise of a part on a GPU when it is called; for public data only.
 
     Args:
-      law: of the noise.
+      law: the law of the noise.
       seed_of: a fresh seed for a purpose at this step, see `dpgcl_core.noise.randomness`.
       device: a GPU.
     """
@@ -112,9 +112,9 @@ def add_in_parts(
 
     Args:
       total: float64 `[num_coordinates]`, on any device.
-      law: of the noise.
-      noise_of: as `drawn_of` returns it; each part is asked for once.
-      beside: threads that the parts are drawn and added in; None for the caller's.
+      law: the law of the noise.
+      noise_of: a function such as `drawn_of` returns; it is called once for each part.
+      beside: the threads in which the parts are drawn and added; None for the caller's thread.
 
     Returns:
       The norm of the noise.
@@ -134,8 +134,8 @@ def add_in_parts(
 def in_float32(total: Tensor) -> Tensor:
     """Return float64 numbers as float32 ones **in the same memory**: `total` holds no numbers afterwards.
 
-    A noisy sum of many weights and its float32 copy would not fit side by side. Piece by piece from the
-    front, each is read before anything is written where it lay.
+    A noisy sum of many weights and its float32 copy would not fit into memory together. The pieces are
+    converted from the front, and each piece is read before its memory is overwritten.
 
     Args:
       total: float64 `[n]`, contiguous.

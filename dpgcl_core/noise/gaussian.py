@@ -3,14 +3,15 @@
 Guarantee: noise of standard deviation σ·Δ on a sum of sensitivity Δ makes a step a Gaussian mechanism with
 noise multiplier σ, for the neighbouring relation of Δ.
 
-Floating point. The theorem is about real numbers; a drawn normal is one of finitely many. Two attacks exploit
-this, and each has its defence here (docs/theory/noise.md explains both, and what remains):
+Floating point. The theorem is about real numbers, but a drawn normal is one of finitely many numbers. Two
+attacks exploit this, and this module defends against each (docs/theory/noise.md explains both attacks, and
+the remaining risk):
 
 - *Which draws exist* (Mironov 2012; Jin, McMurtry, Rubinstein and Ohrimenko 2022): an attacker searches for
-  uniform words that give the noise either data set would need. Defence (Holohan and Braghin 2021): each
-  coordinate is the sum of `num_summed` independent normals, divided by √num_summed: N(0, 1) again, but too
-  many words to search. Opacus's secure mode sums four, too.
-- *Which bits are left* (Haney, Desfontaines, Hartman, Shrestha and Hay 2022): the low-order bits of a noisy
+  uniform words that give the noise required by one or the other data set. Defence (Holohan and Braghin 2021):
+  each coordinate is the sum of `num_summed` independent normals, divided by √num_summed. It is N(0, 1) again,
+  but there are too many words to search. Opacus's secure mode sums four, too.
+- *Which bits remain* (Haney, Desfontaines, Hartman, Shrestha and Hay 2022): the low-order bits of a noisy
   sum near zero reveal how large the clean sum was. Defence: round the noisy sum to a public grid (`on_grid`),
   which is post-processing.
 """
@@ -29,10 +30,10 @@ from dpgcl_core.noise.randomness import NUM_SUMMED as NUM_SUMMED
 from dpgcl_core.noise.randomness import Draws
 
 _PIECE = 2**15
-"""Coordinates summed at a time: they fit into the cache."""
+"""The number of coordinates summed at a time: they fit into the cache."""
 
 _ADDED_PIECE = 2**15
-"""Coordinates added at a time on a CPU: they fit into the cache, and one thread adds them."""
+"""The number of coordinates added at a time on a CPU: they fit into the cache, and one thread adds them."""
 
 _GRID_BITS = 20
 
@@ -43,8 +44,9 @@ class GaussianNoise:
 
     Attributes:
       std: noise_multiplier × sensitivity of the clipped sum; 0 adds nothing (non-private runs).
-      num_summed: independent normals summed for one coordinate, then divided by √num_summed, which leaves the
-        distribution as it is; `NUM_SUMMED` defends against floating-point attacks, see the module.
+      num_summed: the number of independent normals summed for one coordinate. The sum is divided by
+        √num_summed, so the distribution stays the same. `NUM_SUMMED` defends against floating-point attacks,
+        see the module.
 
     Raises:
       ConfigError: `num_summed` is below 1.
@@ -75,12 +77,12 @@ class GaussianNoise:
         return torch.from_numpy(noise).mul_(self.std / math.sqrt(self.num_summed))
 
     def draw_on_gpu(self, num_coordinates: int, seed: int, device: torch.device | str) -> Tensor:
-        """Return a draw as `draw` does, made by the device's own generator: for public data.
+        """Return a draw with the law of `draw`, made by the device's own generator; for public data only.
 
         Args:
-          num_coordinates: of the part.
-          seed: fresh, of 63 bits.
-          device: a GPU; on a CPU PyTorch keeps 32 bits of a seed only.
+          num_coordinates: the number of coordinates of the part.
+          seed: a fresh seed of 63 bits.
+          device: a GPU; on a CPU, PyTorch keeps only 32 bits of a seed.
         """
         generator = torch.Generator(device).manual_seed(seed)
         noise = torch.zeros(num_coordinates, dtype=torch.float64, device=device)
@@ -90,7 +92,7 @@ class GaussianNoise:
 
     @property
     def grid(self) -> float:
-        """Public spacing of the grid: the largest power of two of at most 2^-20 `std`; 0 without noise.
+        """The public spacing of the grid: the largest power of two of at most 2^-20 `std`; 0 without noise.
 
         >>> GaussianNoise(std=1.5).grid == 2**-20
         True
@@ -110,17 +112,17 @@ class GaussianNoise:
         """Add a draw, float64, to a clean sum, float64, in place, and round the noisy sum to float32 once.
 
         With the floating-point defence (`num_summed` above 1) the noisy sum is rounded to the public grid
-        first. In that order float32 reveals nothing more: up to eight standard deviations it holds every
-        multiple of the grid, and beyond them it rounds the multiple alone, which is post-processing.
-        Rounding to float32 only would be no defence: its numbers are denser near zero, so a noisy sum near
+        first. In that order float32 reveals nothing more. Up to eight standard deviations it represents every
+        multiple of the grid. Beyond them it rounds only the multiple, which is post-processing.
+        Rounding only to float32 would be no defence: its numbers are denser near zero, so a noisy sum near
         zero would keep its low-order bits.
 
         Args:
           total: `[num_coordinates]`, on any device.
-          noise: `[num_coordinates]`, on the same one.
+          noise: `[num_coordinates]`, on the device of `total`.
 
         Raises:
-          ConfigError: their lengths differ.
+          ConfigError: the lengths of `total` and `noise` differ.
         """
         if len(total) != len(noise):
             raise ConfigError(f"noise must have one number per coordinate; got {len(noise)}, {len(total)}")

@@ -1,14 +1,14 @@
 """Sources of secret randomness, seeded afresh by the operating system for every step.
 
-Sampling, permutation and noise must be secret and independent across steps, trials and resumes: ten
-trials that share one sampler seed really spend ε = 59 where composition charges 6.2, and a resume that
-re-seeds the noise repeats it. So no generator state is ever stored, and nothing here derives from the
-user's seed, except in `SeededNonPrivateRandomness`, which a run must ask for and is labelled with.
+Sampling, permutation and noise must be secret and independent across steps, trials and resumes. Ten
+trials that share one sampler seed really spend ε = 59, although composition charges 6.2, and a resume that
+re-seeds the noise repeats it. So no generator state is ever stored, and no draw depends on the user's seed,
+except in `SeededNonPrivateRandomness`, which a run must request and which is part of the run's label.
 
 `torch.Generator` on the CPU is not used: its Mersenne Twister keeps only the low 32 bits of a seed, so the
 whole run's noise could be found by trying 2^32 seeds. numpy's PCG64DXSM is seeded here with 256 bits.
-It is a statistical generator, not a cryptographic one, and the default for public data only; private data
-get the stream of `dpgcl_core.noise.chacha20`, whose `choose_randomness` decides.
+It is a statistical generator, not a cryptographic one, and is the default for public data only. Private data
+use the stream of `dpgcl_core.noise.chacha20`, where `choose_randomness` selects the source.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_SUMMED = 4
-"""Normals summed for one coordinate where the floating-point defence is on."""
+"""The number of normals summed for one coordinate with the floating-point defence."""
 
 
 class Draws(Protocol):
@@ -40,11 +40,11 @@ class Draws(Protocol):
 
 
 class DrawSource(Protocol):
-    """Source of fresh draws for one step and purpose."""
+    """A source of fresh draws for one step and purpose."""
 
     @property
     def num_summed_normals(self) -> int:
-        """`GaussianNoise.num_summed` that belongs to this source: above 1 with the floating-point defence."""
+        """The `GaussianNoise.num_summed` of this source: above 1 with the floating-point defence."""
 
     @property
     def description(self) -> str:
@@ -54,17 +54,17 @@ class DrawSource(Protocol):
         """Return the draws of `purpose` ("sampling", "permutation", "noise" and the like) at `step`."""
 
     def gpu_seed(self, step: int, purpose: str) -> int | None:
-        """Return a seed of 63 bits for a GPU's own generator; None where all draws are the CPU's."""
+        """Return a seed of 63 bits for a GPU's own generator; None if the CPU makes all draws."""
 
 
 class SecretRandomness:
-    """Independent generators from the operating system's entropy; the arguments select nothing.
+    """Independent generators seeded with the operating system's entropy; the arguments have no effect.
 
-    A GPU may draw the noise itself, by PyTorch's counter-based generator (Philox 4×32 with ten rounds; Salmon
-    et al. 2011), seeded afresh for every draw. It is statistical, too, and so for public data alone.
+    A GPU may draw the noise itself, with PyTorch's counter-based generator (Philox 4×32 with ten rounds;
+    Salmon et al. 2011), seeded afresh for every draw. It is also statistical, and so for public data only.
 
     Two calls with the same arguments return independent generators, so a step that is repeated after a
-    crash is an independent draw, to be charged once more.
+    crash is an independent draw and must be charged once more.
 
     >>> source = SecretRandomness()
     >>> a, b = source.generator(0, "noise"), source.generator(0, "noise")
@@ -86,7 +86,7 @@ class SecretRandomness:
 
 
 class SeededNonPrivateRandomness:
-    """Reproducible generators from a seed, for tests and labelled non-private runs: **no guarantee**.
+    """Reproducible generators from a seed, for tests and labelled non-private runs, **without guarantee**.
 
     >>> a, b = (SeededNonPrivateRandomness(1).generator(5, "noise").random() for _ in range(2))
     >>> bool(a == b)
@@ -104,4 +104,4 @@ class SeededNonPrivateRandomness:
         return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(words)))
 
     def gpu_seed(self, step: int, purpose: str) -> None:
-        return None  # the same run on any device
+        return None  # so that the run is the same on any device

@@ -13,7 +13,7 @@ from dpgcl_core.noise.randomness import Draws
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSizeSampler:
-    """A uniformly random set of exactly `batch_size` records, drawn afresh for every step.
+    """Draws a uniformly random set of exactly `batch_size` records, independently for every step.
 
     Raises:
       ConfigError: `batch_size` is below 1, or above the number of records.

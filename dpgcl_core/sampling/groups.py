@@ -9,8 +9,8 @@ Proof. Write n = |B| and K = ⌊n/S⌋. A permutation of B *places* its first K�
 leaves over the rest.
 
 Case 1, n + 1 is not a multiple of S: B and B' have the same number K of groups. Draw a uniformly random
-permutation of B and insert r by exchange: with probability 1/(n + 1) put r last, otherwise let r take
-the place of a uniformly random record x and put x last. This is one step of the Fisher-Yates shuffle,
+permutation of B and insert r by exchange: with probability 1/(n + 1) put r last, otherwise put r at
+the position of a uniformly random record x and put x last. This is one step of the Fisher-Yates shuffle,
 so the result is a uniformly random permutation of B', and both marginals are right. Position n + 1 is
 left over. If r took a placed record's position, one group G became G' and ‖h(G) − h(G')‖ ≤ 2C; otherwise
 no group changed.
@@ -18,10 +18,10 @@ no group changed.
 Case 2, n + 1 is a multiple of S: every record of B' is placed, in K + 1 groups. Draw the groups of B'
 and delete the one that holds r; its S − 1 other records become the remainder of B. Given any ordered
 choice of K·S records of B, exactly one set completes it (r and the S − 1 others), and all choices are
-equally likely by symmetry, so the K groups have the law that permuting B gives. One whole group
-differs: ‖f(B') − f(B)‖ ≤ C. For S = 1 only this case occurs. ∎
+equally likely by symmetry, so the K groups have the same law as the groups of a permutation of B. One
+whole group differs: ‖f(B') − f(B)‖ ≤ C. For S = 1 only this case occurs. ∎
 
-Two things void the argument: publishing the group membership, and keeping a short last group
+The argument fails if the group membership is published, or if a short last group is kept
 (`tests/dpgcl_core/sampling/test_neighbours.py` shows the latter by exact enumeration).
 
 `WholeBatch` makes the realised batch one group, clipped once: f changes by at most 2C.
@@ -47,12 +47,12 @@ class Grouper(Protocol):
     """Cuts one step's sample into disjoint groups."""
 
     def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
-        """Return `[num_groups, records_per_group]` rows of `sample`, each row at most once."""
+        """Return rows of `sample`, `[num_groups, records_per_group]`, each row at most once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSizeGroups:
-    """Groups of exactly `group_size` records; the remainder is dropped. Sensitivity: see the module.
+    """Cuts groups of exactly `group_size` records and drops the remainder. Sensitivity: see the module.
 
     Raises:
       ConfigError: `group_size` is below 1.
@@ -65,7 +65,7 @@ class FixedSizeGroups:
             raise ConfigError(f"group_size must be at least 1; got {self.group_size}")
 
     def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
-        """Return `[num_groups, group_size]`, from a permutation that must stay secret.
+        """Return groups `[num_groups, group_size]`, cut from a permutation that must stay secret.
 
         >>> FixedSizeGroups(group_size=2).group(np.arange(5), np.random.default_rng()).shape
         (2, 2)
@@ -77,10 +77,10 @@ class FixedSizeGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeBatch:
-    """The whole realised batch is one group; an empty sample is no group."""
+    """Makes the whole realised batch one group; an empty sample gives no group."""
 
     def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
-        """Return `[1, realised_batch_size]`, or `[0, 0]` for an empty sample."""
+        """Return the group, `[1, realised_batch_size]`, or `[0, 0]` for an empty sample."""
         return sample[None] if len(sample) else np.empty((0, 0), dtype=np.int64)
 
 
@@ -89,11 +89,11 @@ def build_grouper(group_size: GroupSize) -> Grouper:
     return WholeBatch() if group_size == BATCH else FixedSizeGroups(group_size=int(group_size))
 
 
-@lru_cache(maxsize=256)  # asked for at every step
+@lru_cache(maxsize=256)  # called at every step
 def expected_num_groups(num_records_public: int, sampling_prob: float, group_size: GroupSize) -> float:
     """Return E⌊X/S⌋ for X ~ Binomial(num_records_public, sampling_prob): a public constant.
 
-    It divides the noisy sum in place of the realised number of groups, which would be a leak.
+    The noisy sum is divided by it. Dividing by the realised number of groups would leak that number.
 
     >>> round(expected_num_groups(100, 0.2, 1), 6), expected_num_groups(100, 0.2, "batch") > 0.99
     (20.0, True)
@@ -117,7 +117,7 @@ def expected_dropped_share(num_records_public: int, sampling_prob: float, group_
 def _batch_size_law(
     num_records_public: int, sampling_prob: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    from scipy import stats  # here, for command lines read no law
+    from scipy import stats  # imported here, because command lines do not need it
 
     law = stats.binom(num_records_public, sampling_prob)
     spread = int(12 * law.std()) + 12

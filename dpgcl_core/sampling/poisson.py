@@ -1,6 +1,6 @@
 """Stage 2, the Poisson sampler: every record joins every step independently with `sampling_prob`.
 
-Drawn by one worker alone, in secret. An empty draw is a step like any other: noise is still added and
+Only one worker draws the sample, in secret. An empty draw is a step like any other: noise is still added and
 the step is still charged.
 """
 
@@ -20,8 +20,8 @@ class PoissonSampler:
     """Poisson sampling with inclusion probability `sampling_prob`.
 
     Guarantee: given the generator's uniform draws, record r is in the sample independently of every
-    other record, so for neighbouring data sets D' = D ∪ {r} the law of the sample of D' is
-    (1 − q)·law(D) + q·(law(D) with r added): what the accounting event `PoissonSampled` assumes.
+    other record. So for neighbouring data sets D' = D ∪ {r} the law of the sample of D' is
+    (1 − q)·law(D) + q·(law(D) with r added), as the accounting event `PoissonSampled` assumes.
 
     Raises:
       ConfigError: `sampling_prob` is outside (0, 1].

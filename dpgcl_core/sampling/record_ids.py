@@ -1,10 +1,10 @@
-"""Stage 1, records: one record is one privacy unit, and its stable id alone decides where it goes.
+"""Stage 1, records: one record is one privacy unit, and only its stable id decides its shard and split.
 
-Neighbouring data sets differ by **adding or removing one record**. Everything that assigns a record to
-a shard, a split or an augmentation must therefore leave all *other* records where they were: it is a
-function of the record's id and of public randomness, never of its position or of the number of records.
-With positional shards one removed record moves all others, and the claimed sensitivity of the training
-step is false (see `tests/dpgcl_core/sampling/test_neighbours.py`, which shows the violation).
+Neighbouring data sets differ by **adding or removing one record**. Every rule that assigns a record to
+a shard, a split or an augmentation must therefore leave the assignment of all *other* records unchanged. So
+it is a function of the record's id and of public randomness, never of its position or of the number of
+records. With positional shards, removing one record moves all others, and the claimed sensitivity of the
+training step is false (`tests/dpgcl_core/sampling/test_neighbours.py` shows the violation).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Ids = NDArray[np.uint64]
 def ids_from_contents(contents: Iterable[bytes]) -> Ids:
     """Return one id per record, `[num_records]`, from the record's own bytes.
 
-    The k-th copy of identical content gets an id of its own; because the copies are identical, the
+    The k-th copy of identical content gets its own id. Because the copies are identical, the
     *set* of (id, content) pairs does not depend on the order of the records, and removing any one copy
     leaves exactly the set that removing the last copy leaves. So the ids of the other records never
-    move.
+    change.
 
     >>> a, b = ids_from_contents([b"x", b"y", b"x"]), ids_from_contents([b"y", b"x"])
     >>> set(b.tolist()) < set(a.tolist()), len(set(a.tolist()))
@@ -61,8 +61,8 @@ def keyed_uniform(ids: Ids, *key: int | str) -> NDArray[np.float64]:
       ids: `[num_records]` record ids.
       *key: public values (a purpose, a seed, a step, a view) that select an independent hash.
 
-    Each output depends on its own id and the key alone, so adding or removing a record changes no
-    other record's number. The 53-bit outputs are as uniform as a 64-bit mixer makes them: fit for
+    Each output depends only on its own id and the key, so adding or removing a record changes no
+    other record's number. The 53-bit outputs are as uniform as a 64-bit mixer makes them. Use them for
     splits and augmentation, never for sampling, permutation or noise.
 
     >>> u = keyed_uniform(ids_from_names([f"r{i}" for i in range(1000)]), "split", 0)
@@ -84,7 +84,7 @@ def _mix(x: Ids) -> Ids:
 
 
 def held_out(ids: Ids, fraction: float, *, key: str = "test-split") -> NDArray[np.bool_]:
-    """Return which records are held out for testing, `[num_records]`, each by its own id alone.
+    """Return a mask of the records held out for testing, `[num_records]`, each chosen only by its id.
 
     >>> ids = ids_from_names([f"r{i}" for i in range(100)])
     >>> bool((held_out(ids, 0.2)[1:] == held_out(ids[1:], 0.2)).all())
@@ -94,5 +94,5 @@ def held_out(ids: Ids, fraction: float, *, key: str = "test-split") -> NDArray[n
 
 
 def shard_of(ids: Ids, num_shards: int, *, key: str = "shard") -> NDArray[np.int64]:
-    """Return each record's shard, `[num_records]` in `[0, num_shards)`, by its own id alone."""
+    """Return each record's shard, `[num_records]` in `[0, num_shards)`, chosen only by its id."""
     return np.minimum((keyed_uniform(ids, key) * num_shards).astype(np.int64), num_shards - 1)

@@ -1,15 +1,16 @@
-"""The slot table: which slot each record of a data set has, kept on the trusted side.
+"""The slot table: the slot of each record of a data set, kept on the trusted side.
 
-A split or a shard of records that goes by a hash of their ids has a random size, which no capacity can hold.
-A range of slots has an exact one. So every record gets one of N slots when it is first seen, uniformly at
-random among those that are empty, and keeps it; where one is removed a hole is left, which a later record may
-fill.
+A split or a shard of records chosen by a hash of their ids has a random size, which no capacity can bound.
+A range of slots has an exact size. So every record gets one of N slots when it is first seen, uniformly at
+random among the empty slots, and keeps it. When a record is removed, its slot becomes empty, and a later
+record may fill it.
 
-Guarantee. Whatever came and went, the records that are there stand in a uniformly random injection into N
-slots, and that of D' = D ∪ {r}, restricted to D, has the law of that of D: the table couples the two, with
-the slot of r empty under D. Condition on it. Every range of slots then holds the same records in both, but
-for r, and its size is public; the proof of `dpgcl_core.sampling.slots` holds in each range, whose placement
-may be drawn afresh at every step. The table itself tells who is there: **private-only**.
+Guarantee. Whichever records were added and removed before, the table is a uniformly random injection of the
+present records into N slots, and the injection of D' = D ∪ {r}, restricted to D, has the law of the injection
+of D: the table couples the two, with the slot of r empty under D. Condition on the table. Every range of
+slots then holds the same records in both, except for r, and its size is public. The proof of
+`dpgcl_core.sampling.slots` holds in each range, whose placement may be drawn again at every step. The table
+itself reveals the present records: **private-only**.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from dpgcl_core.sampling.slots import more_records_than_slots
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SlotTable:
-    """The slots of the records that are there.
+    """The slots of the present records.
 
     Attributes:
-      capacity: N.
+      capacity: N, the number of slots.
       ids: `[num_records]` record ids, each once.
-      slots: int64 `[num_records]`, the slot of each, in [0, N), each at most once.
+      slots: int64 `[num_records]`, the records' slots, in [0, N), each at most once.
 
     Raises:
-      DataError: ids and slots do not make an injection into N slots.
+      DataError: `ids` and `slots` are no injection into N slots.
 
     >>> from dpgcl_core.sampling.record_ids import ids_from_names
     >>> ids = ids_from_names(["a", "b", "c"])
@@ -65,14 +66,14 @@ class SlotTable:
         return cls(capacity=capacity, ids=np.empty(0, dtype=np.uint64), slots=np.empty(0, dtype=np.int64))
 
     def holding(self, ids: Ids, generator: Draws | None) -> SlotTable:
-        """Return the table of these records: those it has keep their slots, and new ones get empty slots.
+        """Return the table of these records: known records keep their slots, new records get empty slots.
 
         Args:
-          ids: of all records that are there, each once, in any order.
-          generator: secret draws; None where no record is new.
+          ids: the ids of all present records, each once, in any order.
+          generator: secret draws; None if no record is new.
 
         Raises:
-          ConfigError: there are more records than slots; the message tells no number of records.
+          ConfigError: there are more records than slots; the message contains no number of records.
         """
         if len(ids) > self.capacity:
             raise ConfigError(more_records_than_slots(self.capacity))
@@ -93,7 +94,7 @@ class SlotTable:
         """Return the records' slots, `[len(ids)]`.
 
         Raises:
-          DataError: a record has none; the message tells nothing of it.
+          DataError: a record has no slot; the message does not identify it.
         """
         order = np.argsort(self.ids)
         place = np.searchsorted(self.ids, ids, sorter=order)
@@ -113,7 +114,7 @@ class SlotTable:
         """Return the table that `to_bytes` wrote.
 
         Raises:
-          DataError: it is no such file.
+          DataError: `content` is no such file.
         """
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as file:

@@ -1,10 +1,10 @@
-"""Stages 2 and 3 where *groups* are sampled: one record more switches one group on, and replaces no other.
+"""Stages 2 and 3 for sampling of *groups*: one more record adds at most one group, and changes no other.
 
-Public, fixed before the data are seen and the same for both neighbours: a capacity of N slots, the group size
-S, the keep probability q. At every step the records are placed in the slots by a uniformly random injection,
-the slots are cut into K = ⌊N/S⌋ blocks of S, and every block is kept independently with probability q. A kept
-block whose slots are all filled is a group and contributes h(G), of norm ≤ C; one with an empty slot
-contributes exactly zero.
+The capacity of N slots, the group size S and the keep probability q are public, fixed before the data are
+seen and the same for both neighbours. At every step the records are placed in the slots by a uniformly random
+injection, the slots are cut into K = ⌊N/S⌋ blocks of S, and every block is kept independently with
+probability q. A kept block whose slots are all filled is a group and contributes h(G), of norm ≤ C. A kept
+block with an empty slot contributes exactly zero.
 
 Proposition (sensitivity C). For D' = D ∪ {r} with |D'| ≤ N, the released sum Σ h(G) + N(0, σ²C²·I) is
 dominated, in both directions, by the Poisson-subsampled Gaussian of sampling probability q and noise
@@ -12,24 +12,24 @@ multiplier σ.
 
 Proof. Draw the placement of D'. Restricted to D it is the placement of D, so it couples the two: the same
 records in the same slots, and the slot of r empty under D. Fix the placement, the views, and the keep bits of
-all blocks but G*, which has the slot of r; if that slot lies in no block, nothing differs. Write N(μ) for the
-normal law of covariance σ²C²·I. Under D the block G* has an empty slot and contributes zero, kept or not: the
-release is N(μ). Under D' it is kept with probability q, independently of all that was fixed, so the release
-is (1 − q)·N(μ) + q·N(μ + h) with ‖h‖ ≤ C, or N(μ) again where another slot of G* is empty. The hockey-stick
-divergence is jointly convex, so the average over what was fixed is dominated by the pair
+all blocks except G*, the block that contains the slot of r; if that slot is in no block, nothing differs.
+Write N(μ) for the normal law of covariance σ²C²·I. Under D the block G* has an empty slot and contributes
+zero, kept or not: the release is N(μ). Under D' it is kept with probability q, independently of everything
+fixed, so the release is (1 − q)·N(μ) + q·N(μ + h) with ‖h‖ ≤ C, or N(μ) again if another slot of G* is empty.
+The hockey-stick divergence is jointly convex, so the average over everything fixed is dominated by the pair
 ((1 − q)·N(0) + q·N(C), N(0)). ∎
 
-Each of these voids the argument (`tests/dpgcl_core/sampling/test_slots.py` shows it by exact enumeration): an
-incomplete block that contributes, or is filled up; a fixed number of blocks; keep bits that follow the data
-or are known; a placement that numbers the records that are *there*, so that r moves others; N taken anew from
-each of the two data sets.
+Each of these changes voids the argument (`tests/dpgcl_core/sampling/test_slots.py` shows it by exact
+enumeration): an incomplete block that contributes, or is filled up; a fixed number of blocks; keep bits that
+depend on the data or are known; a placement that numbers the *present* records, so that r moves others; N
+computed anew from each of the two data sets.
 
-The rows of a data set number the records that are there, and the draw below takes a row for a slot. That is
-no numbering of the last kind for one reason: slots are drawn afresh at every step, by a law that no
-renumbering of them changes. Who keeps a placement for longer must number slots.
+The rows of a data set number the present records, and the draw below uses a row number as a slot. This does
+not void the argument, for one reason: slots are drawn again at every step, by a law that no renumbering of
+them changes. A caller that keeps a placement for longer must number slots.
 
-N taken from the data, once, is public, and the relation is then zero-out: any one of the n records may be
-blank, its slot empty, and n stays. The same proof holds. The whole of it: docs/theory/group-sampling.md.
+If N is computed from the data once, it is public, and the relation is then zero-out: any one of the n records
+may be blank, its slot empty, and n stays the same. The same proof holds. See docs/theory/group-sampling.md.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from dpgcl_core.sampling.poisson import PoissonSampler
 from dpgcl_core.sampling.stage import DrawnGroups
 
 MOST_BLOCKS_LOST = 0.2
-"""Share of the blocks that empty slots may cost."""
+"""The largest share of the blocks that may be lost to empty slots."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledGroups:
-    """Groups of slots are sampled; those with an empty slot are computed like the others and count nothing.
+    """Samples groups of slots; groups with an empty slot are computed like the others but contribute zero.
 
-    Guarantee: see the module. What is drawn depends on the capacity alone; which slots are empty decides the
-    mask and nothing else, so shapes and work tell nothing of the records.
+    Guarantee: see the module. The draw depends only on the capacity. The empty slots change only the mask, so
+    shapes and work reveal nothing about the records.
 
     Attributes:
-      capacity: N, slots; public.
-      group_size: S.
-      sampling_prob: q, of every block.
+      capacity: N, the public number of slots.
+      group_size: S, the slots of a block.
+      sampling_prob: q, the probability that a block is kept.
 
     Raises:
       ConfigError: `sampling_prob` is outside (0, 1], or `group_size` outside [1, N].
@@ -86,14 +86,14 @@ class SampledGroups:
         return True
 
     def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
-        """Return the kept blocks of one step, `[kept, group_size]`; an empty slot stands for row 0.
+        """Return the kept blocks of one step, `[kept, group_size]`, with row 0 in place of an empty slot.
 
-        A fresh placement and independent bits are drawn as one: the number of kept blocks is
+        A new placement and independent keep bits are drawn together. The number of kept blocks is
         Binomial(K, q), and the slots of that many blocks of a random placement are distinct slots in
-        uniformly random order, whose first `num_records` are those of the records.
+        uniformly random order. Slots below `num_records` hold the records.
 
         Raises:
-          ConfigError: there are more records than slots; the message tells no number of records.
+          ConfigError: there are more records than slots; the message contains no number of records.
         """
         if num_records > self.capacity:
             raise ConfigError(more_records_than_slots(self.capacity))
@@ -110,7 +110,7 @@ class SampledGroups:
 
 
 def more_records_than_slots(capacity: int) -> str:
-    """Return why a data set is refused, without its number of records."""
+    """Return the message that refuses a too large data set, without its number of records."""
     return (
         f"the data set has more records than num_records_public = {capacity}, the capacity that the "
         "guarantee is stated for: declare a larger one before anything is trained"
@@ -120,7 +120,7 @@ def more_records_than_slots(capacity: int) -> str:
 def distinct(count: int, below: int, generator: Draws) -> NDArray[np.int64]:
     """Return `count` distinct numbers in [0, below), uniformly random in choice and order.
 
-    Few of many are drawn one by one, each that came before left out: time and memory grow with `count`.
+    If `count` is small, numbers are drawn and repeated ones dropped, so time and memory grow with `count`.
 
     >>> sorted(distinct(4, 4, np.random.default_rng()).tolist())
     [0, 1, 2, 3]
@@ -136,7 +136,7 @@ def distinct(count: int, below: int, generator: Draws) -> NDArray[np.int64]:
 
 
 def num_blocks(capacity: int, group_size: int) -> int:
-    """Return K, the blocks of a step."""
+    """Return K, the number of blocks of a step."""
     return capacity // group_size
 
 
@@ -164,14 +164,14 @@ def share_lost(capacity: int, num_empty: int, group_size: int) -> float:
 
 
 def most_empty(capacity: int, group_size: int) -> int:
-    """Return how many slots may be empty: so many that `MOST_BLOCKS_LOST` is not exceeded, and one at least.
+    """Return the most slots that may be empty without exceeding `MOST_BLOCKS_LOST`, but at least one.
 
-    Below one there would be no neighbouring data set to promise anything about.
+    With no empty slot allowed, the guarantee would cover no neighbouring data set.
 
     >>> most_empty(60_000, 16), most_empty(60_000, 256), most_empty(8, 4)
     (830, 52, 1)
     """
-    low, high = 1, capacity  # more is lost with every slot that is empty
+    low, high = 1, capacity  # the share lost grows with the number of empty slots
     while low < high:
         middle = (low + high + 1) // 2
         if share_lost(capacity, middle, group_size) <= MOST_BLOCKS_LOST:

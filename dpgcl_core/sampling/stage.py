@@ -1,20 +1,20 @@
-"""Stages 2 and 3 in one: what a step draws in secret, the groups that are computed and those that count.
+"""Stages 2 and 3 combined: the secret draw of a step's groups, and the mask of those that contribute.
 
-A group that is not complete is computed like any other, so that shapes and work tell nothing of the records,
-and contributes exactly zero (`dpgcl_core.clipping.clipper`). The loop passes rows and mask on and knows no
-more of how they came about.
+A group that is not complete is computed like any other, so that shapes and work reveal nothing about the
+records, and contributes exactly zero (`dpgcl_core.clipping.clipper`). The training loop only passes rows and
+mask on, however they were drawn.
 
 `SampledRecords` draws records and cuts them into groups: all of its groups are complete. A stage that draws
-*groups* of slots, some of which may be empty, needs of its implementation:
+*groups* of slots, some of which may be empty, must meet these conditions:
 
-- the slots are those of a public capacity, the same for both neighbours, and `num_records` of them are
+- the number of slots is a public capacity, the same for both neighbours, and `num_records` slots are
   filled; more records than slots are refused before the first step;
-- the placement of the records is an injection into the slots whose law does not depend on which of them are
-  filled, never a numbering of the records that are there;
-- whole groups are kept, each independently with fresh secret bits, and **all** of them are returned: one
-  with an empty slot is marked as not complete, and the slot stands for any row that exists, whose values
-  nobody sees;
-- the rows' number and shape depend on secret draws alone, never on which slots are filled;
+- the placement of the records is an injection into the slots whose law does not depend on which slots are
+  filled, never a numbering of the present records;
+- whole groups are kept, each independently with fresh secret bits, and **all** kept groups are returned: a
+  group with an empty slot is marked as not complete, and the slot gets any existing row, whose values are
+  not used;
+- the number and shape of the rows depend only on secret draws, never on which slots are filled;
 - `yields_incomplete` is True, so that rules whose terms compare all groups of a step refuse the stage.
 """
 
@@ -39,12 +39,12 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DrawnGroups:
-    """One step's groups, **private-only** like all that is drawn.
+    """One step's groups, **private-only** like all draws.
 
     Attributes:
-      rows: int64 `[groups, group_size]`, rows of the records, each of them below their number.
+      rows: int64 `[groups, group_size]`, rows of the records, each below the number of records.
       complete: bool `[groups]`; a group that is not complete contributes zero.
-      batch_size: records, or slots, that the step drew; 0 on workers that drew nothing.
+      batch_size: the number of records, or slots, that the step drew; 0 on workers that drew nothing.
     """
 
     rows: NDArray[np.int64]
@@ -53,7 +53,7 @@ class DrawnGroups:
 
     @classmethod
     def all_complete(cls, rows: NDArray[np.int64], *, batch_size: int | None = None) -> DrawnGroups:
-        """Return groups that all contribute; their records are the batch unless its size is given.
+        """Return groups that all contribute; `batch_size` is by default their number of records.
 
         >>> DrawnGroups.all_complete(np.arange(6).reshape(3, 2)).complete.tolist()
         [True, True, True]
@@ -69,7 +69,7 @@ class DrawnGroups:
 
     @property
     def num_grouped(self) -> int:
-        """Records in groups that contribute."""
+        """The number of records in groups that contribute."""
         return int(np.count_nonzero(self.complete)) * int(self.rows.shape[1])
 
     def take(self, part: slice) -> DrawnGroups:
@@ -77,10 +77,10 @@ class DrawnGroups:
         return DrawnGroups(rows=self.rows[part], complete=self.complete[part], batch_size=self.batch_size)
 
     def filled_up(self, multiple: int) -> DrawnGroups:
-        """Return the groups, and behind them incomplete ones up to a multiple of a number of groups.
+        """Return the groups, followed by incomplete groups up to a multiple of `multiple`.
 
-        Their slots stand for the first row until their inputs are made; the step passes zeros in their place,
-        lest a record decide how a pass goes. Cut into parts of `multiple` groups, every part is of one shape.
+        The added slots hold row 0 until their inputs are made; the step then replaces these inputs by zeros,
+        so that no record influences a pass. Cut into parts of `multiple` groups, all parts have one shape.
 
         >>> groups = DrawnGroups.all_complete(np.arange(6).reshape(3, 2)).filled_up(2)
         >>> groups.rows.tolist(), groups.complete.tolist()
@@ -99,23 +99,23 @@ class GroupStage(Protocol):
 
     @property
     def yields_incomplete(self) -> bool:
-        """Whether a group may be incomplete: public, and the same for both neighbours."""
+        """Whether a group may be incomplete; this is public and the same for both neighbours."""
 
     def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
         """Return the groups of one step.
 
         Args:
-          num_records: of the data set.
-          sampling: secret draws that decide who takes part.
-          permutation: secret draws that decide who stands with whom.
+          num_records: the number of records of the data set.
+          sampling: secret draws that select records or groups.
+          permutation: secret draws that place records into groups.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledRecords:
-    """Records are sampled, then cut into groups.
+    """Samples records, then cuts them into groups.
 
-    Guarantee: that of sampler and grouper together; see `dpgcl_core.sampling.groups`.
+    Guarantee: the joint guarantee of sampler and grouper, see `dpgcl_core.sampling.groups`.
 
     >>> from dpgcl_core.sampling.groups import FixedSizeGroups
     >>> from dpgcl_core.sampling.poisson import PoissonSampler

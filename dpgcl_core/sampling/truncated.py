@@ -14,7 +14,7 @@ from dpgcl_core.sampling.poisson import PoissonSampler
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedPoissonSampler:
-    """Poisson sampling, cut down to a uniformly random subset of `batch_cap` records where it draws more.
+    """Poisson sampling, truncated to a uniformly random subset of `batch_cap` records if it draws more.
 
     Raises:
       ConfigError: `sampling_prob` is outside (0, 1], or `batch_cap` below 1.

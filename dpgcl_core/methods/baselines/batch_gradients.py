@@ -1,9 +1,9 @@
-"""Gradients of many losses of one batch, each through every record: what `group_clip` clips.
+"""Gradients of many losses of one batch, each through every record, for `group_clip`.
 
 With embeddings z_r of the batch's rows (a row is one view of one record), Jacobians J_r = ∂z_r/∂w and
-c_gr = ∂L_g/∂z_r, the gradient of loss g is Σ_r J_rᵀ c_gr: one backward pass per loss. Rows that enter one
-loss only, as queries do, are handled apart: c_gr = 0 for every other g, so a loss's pass holds its own rows
-alone.
+c_gr = ∂L_g/∂z_r, the gradient of loss g is Σ_r J_rᵀ c_gr: one backward pass per loss. Rows that only one
+loss uses, as queries, are handled separately: c_gr = 0 for every other g, so the pass of such a loss holds
+only its own rows.
 
 The caller clips the tensors that are returned, so no rounding here moves a norm above C.
 """
@@ -24,10 +24,10 @@ def gradients_through_batch(
 
     Args:
       model: the network that `embed` calls; it must not mix records.
-      embed: inputs `[groups, group_size, views, ...]` to embeddings `[groups, group_size, views, dim]`.
+      embed: maps inputs `[groups, group_size, views, ...]` to embeddings `[groups, group_size, views, dim]`.
       records: `[records, views, ...]`.
       cotangents: `[losses, records, views, dim]`.
-      max_records_at_once: records in one pass; changes no result.
+      max_records_at_once: the number of records in one pass; it changes no result.
     """
     rows, c = records.flatten(0, 1)[None, :, None], cotangents.flatten(1, 2)
     meets = (c != 0).any(2)  # nan counts as nonzero

@@ -1,6 +1,6 @@
-"""Methods whose every term depends on the whole batch, so that a public cap on the batch enters the noise.
+"""Methods of which every term depends on the whole batch, so the noise depends on a public cap on the batch.
 
-They draw truncated Poisson batches; how each accounts for the truncation stands beside its sensitivity.
+They draw truncated Poisson batches. Each method accounts for the truncation where it states its sensitivity.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dpgcl_core.sampling.truncated import TruncatedPoissonSampler
 
 
 class WholeBatchClipper(Protocol):
-    """Clips what one whole batch adds to a sum."""
+    """Clips the contribution of one whole batch to a sum."""
 
     @property
     def add_clipped_sum(self) -> Callable[..., GroupReport]:
-        """Takes total, model, embedding and inputs, and as `generator` its draws where it needs some."""
+        """A function of total, model, embedding and inputs, and of draws as `generator` if it needs them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Capped(Method):
 
 
 def default_cap(expected_batch_size: float) -> int:
-    """Return a cap that samples hardly ever reach: 1.25 times what is expected, and eight deviations.
+    """Return a rarely reached cap: 1.25 times the expectation, and at least 8 deviations above it.
 
     >>> default_cap(1024)
     1281
@@ -93,6 +93,6 @@ def default_cap(expected_batch_size: float) -> int:
 
 
 def cap_of(numbers: PublicNumbers) -> int:
-    """Return the cap of a checked numbers."""
+    """Return the cap of public numbers that were checked."""
     assert numbers.batch_cap is not None
     return numbers.batch_cap

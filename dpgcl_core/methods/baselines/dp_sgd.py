@@ -1,7 +1,7 @@
 """DP-SGD under a contrastive loss: each record's own path is clipped.
 
-The sum of at most M terms of norm C moves by at most 2·M·C whatever happens to the batch, a record that
-truncation exchanges included, so the plain Poisson event holds at every number of records (proof in
+A sum of at most M terms of norm at most C moves by at most 2·M·C however the batch changes, also if
+truncation exchanges a record. So the plain Poisson event holds at every number of records (proof in
 `dpgcl_core.methods.baselines.path_clipping`).
 """
 

@@ -1,6 +1,7 @@
 """Groups clipped under negatives of the whole batch (DP-GCL, Eq. 8).
 
-At most M groups, each of norm C: the sum moves by at most 2·M·C, as in `dpgcl_core.methods.baselines.dp_sgd`.
+At most M groups contribute, each a vector of norm at most C, so the sum moves by at most 2·M·C, as in
+`dpgcl_core.methods.baselines.dp_sgd`.
 """
 
 from __future__ import annotations

@@ -1,29 +1,29 @@
 """Full-batch InfoNCE with clipping per record or per group: the baselines `dp_sgd` and `group_clip`.
 
 Both compare every record of the batch with every other one (Eq. 4 of DP-GCL), so every term depends on the
-whole batch, which must be in one place: there are no groups to distribute to workers. They differ in what is
+whole batch. One worker must hold the batch: there are no groups to distribute. They differ in what is
 clipped:
 
-- `PathClipping` clips what reaches the weights **through one record's own views**. With L = Σ_i ℓ_i over
+- `PathClipping` clips the gradient **through one record's own views**. With L = Σ_i ℓ_i over
   embeddings z_i, and c_i = ∂L/∂z_i, record i contributes Clip_C(J_iᵀ c_i), where J_i = ∂z_i/∂w. This is what
   per-sample hooks compute under a contrastive loss. Unclipped, Σ_i J_iᵀ c_i = ∇L. The cotangents c_i come
-  from detached embeddings, and ⟨z_i(w), c_i⟩ is a loss of record i alone, so `GroupClipper` clips it, at the
-  price of one more forward pass.
+  from detached embeddings, and ⟨z_i(w), c_i⟩ is a loss of record i only, so `GroupClipper` can clip its
+  gradient. This costs one more forward pass.
 - `FullBatchGroupClipping` clips Σ_{i∈G} ∇ℓ_i with each ∇ℓ_i taken **through the whole batch** (Eq. 8; with
   groups of one, Eq. 6 as printed). A group's gradient has terms from all n records, so ghost norms do not
   help: `batch_gradients` runs one backward pass per group.
 
-Guarantee: for adding or removing one record, truncation to the cap included, both have sensitivity 2·M·C,
+Guarantee: for adding or removing one record, also under truncation to the cap, both have sensitivity 2·M·C,
 where M is a public cap on the number of clipped terms of a batch (records for `PathClipping`, groups for
 `FullBatchGroupClipping`). With sampling at rate q the Poisson-subsampled Gaussian with q and noise multiplier
 std/(2·M·C) dominates; the number of records need not be known.
 
 Proof sketch. Every term has norm at most C whatever the batch is, so ‖f(B)‖ ≤ M·C for every batch within the
 cap, and for **any** two batches ‖f(B) − f(B')‖ ≤ ‖f(B)‖ + ‖f(B')‖ ≤ 2·M·C. ∎ A record that joins may push
-another one out, and that swap is covered, too. The rest: docs/theory/path-clipping.md.
+another record out, and that swap is covered, too. See docs/theory/path-clipping.md.
 
-Records whose embedding is not finite are left out before anything is compared: they are nobody's negative
-and contribute zero. A finite embedding with a derivative that is not finite costs its own term in
+Records whose embedding is not finite are removed before records are compared: they are no record's negative
+and contribute zero. A finite embedding with a derivative that is not finite sets its own term to zero in
 `PathClipping` and every term in `FullBatchGroupClipping`; the bound holds nonetheless.
 """
 
@@ -47,29 +47,29 @@ OWN_PATH = "own path"
 WHOLE_BATCH = "through the whole batch"
 
 RECORDS_AT_ONCE = 256
-"""In one pass through the network."""
+"""The number of records in one pass through the network."""
 _GRADIENT_NUMBERS = 2**26
-"""Numbers of per-group gradients that are kept at a time."""
+"""The most numbers of per-group gradients held at a time."""
 
 
 def record_info_nce(
     embeddings: Tensor, *, temperature: float, rows: Tensor | None = None, pairs: bool = False
 ) -> Tensor:
-    """Return each record's term of InfoNCE over a whole batch, augmented keys as further negatives (Eq. 4).
+    """Return each record's term of InfoNCE over a batch, with augmented keys as further negatives (Eq. 4).
 
     ℓ_i = −log( e^{s_ii/τ} / Σ_j ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ); their sum is
     `dpgcl_core.losses.info_nce.two_view_group_loss` of the batch as one group. For pairs, a record's term is
-    that of its image among the texts plus that of its text among the images (Eq. 15).
+    the term of its image among the texts plus the term of its text among the images (Eq. 15).
 
     Args:
       embeddings: `[records, 2 + num_augmentations, dim]`: query, key and copies of the key; for pairs
-        `[records, 2 + 2·num_augmentations, dim]`, as `losses.image_text.interleaved` orders them.
+        `[records, 2 + 2·num_augmentations, dim]`, in the order of `losses.image_text.interleaved`.
       temperature: τ > 0.
-      rows: indices of the records whose terms are wanted; None for all.
+      rows: indices of the records whose terms are returned; None for all.
       pairs: whether the records are pairs of an image and a text.
 
     Returns:
-      `[records]`, or as many as `rows`.
+      `[records]`, or `[len(rows)]`.
 
     >>> z = torch.nn.functional.normalize(torch.randn(5, 3, 8), dim=-1)
     >>> record_info_nce(z, temperature=0.5).shape
@@ -94,12 +94,12 @@ class PathClipping:
     """`dp_sgd`: full-batch InfoNCE, each record's own-path gradient clipped to `l2_clip_norm`.
 
     Guarantee: for batches of at most `batch_cap` records the sum moves by at most `sensitivity` when one
-    record is added or removed, truncation to the cap included (see the module).
+    record is added or removed, also under truncation to the cap (see the module).
 
     Attributes:
       l2_clip_norm: C; inf for the plain gradient (non-private).
       batch_cap: public cap on the number of records of a batch.
-      temperature: τ, a constant: a learned one is on no record's own path.
+      temperature: τ, a constant, because a learned τ is on no record's own path.
       gamma: γ of automatic clipping; None for flat clipping.
       pairs: whether records are pairs of an image and a text, see `record_info_nce`.
 
@@ -128,11 +128,11 @@ class PathClipping:
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: stage 5; its output's leading axes are those of its input.
+          embed: stage 5, the embedding; it keeps the leading axes of its input.
           inputs: `[1, records, 2 + num_augmentations, ...]`, the whole batch; it may be empty.
 
         Returns:
-          By record: norms, InfoNCE terms, and which records were left out.
+          For each record its norm, its InfoNCE term, and whether it was removed.
 
         Raises:
           ConfigError: the batch is larger than the cap.
@@ -176,13 +176,14 @@ def add_clipped_paths(
 
     Args:
       total: float64 `[num_trainable(model)]`.
-      model, embed: the network.
+      model: the network that `embed` calls.
+      embed: maps inputs to embeddings.
       records: `[records, views, ...]`.
-      cotangents: `[records of mask, views, dim]`, their c_i.
+      cotangents: `[records of mask, views, dim]`, the c_i of these records.
       losses: `[records of mask]`, for the report.
       mask: `[records]`, which records take part.
       clipper: clips one record's gradient.
-      max_at_once: records in one pass.
+      max_at_once: the number of records in one pass.
 
     Returns:
       The report, by record.
@@ -198,7 +199,7 @@ def add_clipped_paths(
     reports = []
     for some, their in zip(
         torch.split(records[mask], max_at_once), torch.split(cotangents, max_at_once), strict=True
-    ):  # each record is a group of one; its cotangent travels beside it
+    ):  # each record is a group of one; its cotangent is passed along with it
         pair = (some[:, None], their[:, None].detach())
         reports.append(clipper.add_clipped_sum(total, model, _on_own_path(embed), pair))
     report.norms[mask] = torch.cat([part.norms for part in reports])
@@ -212,7 +213,7 @@ def add_clipped_paths(
 
 
 def _on_own_path(embed: Embed) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-    """Return the loss ⟨z_i(w), c_i⟩ of records with their cotangents: its gradient is J_iᵀ c_i."""
+    """Return the loss ⟨z_i(w), c_i⟩ of records with their cotangents, whose gradient is J_iᵀ c_i."""
 
     def losses(inputs: tuple[Tensor, Tensor]) -> Tensor:
         records, cotangents = inputs
@@ -226,8 +227,8 @@ class FullBatchGroupClipping:
     """`group_clip`: full-batch InfoNCE, the summed terms of each group clipped to `l2_clip_norm` (Eq. 8).
 
     Guarantee: for batches of at most `num_groups_cap` groups the sum moves by at most `sensitivity` when
-    one record is added or removed, truncation to the cap included (see the module). Groups of exactly S cut
-    from a sample truncated to b records are at most ⌊b/S⌋.
+    one record is added or removed, also under truncation to the cap (see the module). A sample truncated to
+    b records gives at most ⌊b/S⌋ groups of exactly S.
 
     Attributes:
       l2_clip_norm: C, finite.
@@ -259,14 +260,14 @@ class FullBatchGroupClipping:
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: stage 5; its output's leading axes are those of its input.
+          embed: stage 5, the embedding; it keeps the leading axes of its input.
           inputs: `[groups, group_size, 2 + num_augmentations, ...]`, all groups of the batch, or none.
 
         Returns:
           The report, by group.
 
         Raises:
-          ConfigError: more groups than the cap.
+          ConfigError: the batch has more groups than the cap.
         """
         with full_precision(total.device.type):
             num_groups = len(inputs)
@@ -338,7 +339,7 @@ def embed_without_graph(embed: Embed, records: Tensor) -> Tensor:
 
 
 def finite_rows(embeddings: Tensor) -> Tensor:
-    """Return which records have a finite embedding in every view, `[records]`."""
+    """Return a mask of the records with a finite embedding in every view, `[records]`."""
     return torch.isfinite(embeddings).flatten(1).all(1)
 
 

@@ -1,10 +1,10 @@
 """DPCL: SimCLR with a noised similarity matrix, Barlow Twins with noised statistics.
 
-Batches of a fixed size without replacement, and the relation is **replacing one record**: the number of
-records is public. All mechanisms of a step look at one sample and have one noise multiplier, so they are
+Batches have a fixed size and are drawn without replacement. The relation is **replacing one record**, so the
+number of records is public. All mechanisms of a step use one sample and one noise multiplier, so they are
 accounted together. The paper's 4C for the gradient is no bound
-(`dpgcl_core.methods.baselines.dpcl.statistics` has counterexamples), so its methods are `as-published`:
-research on public data. The `_rigorous` forms scale the noise to 4|B|C, which holds whatever the batch.
+(`dpgcl_core.methods.baselines.dpcl.statistics` has counterexamples), so its methods are `as-published`: only
+for research on public data. The `_rigorous` forms scale the noise to 4|B|C, which holds for every batch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _OFF_DIAGONAL_WEIGHT = 5e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Dpcl(Method):
-    """What both have in common.
+    """The common part of both methods.
 
     Attributes:
-      num_mechanisms: in one step, the gradient's included.
+      num_mechanisms: the number of mechanisms in one step, including the gradient's.
     """
 
     num_mechanisms: int
@@ -117,7 +117,7 @@ def batch_size(numbers: PublicNumbers) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DpclSimClr(Dpcl):
-    """SimCLR."""
+    """DPCL with SimCLR."""
 
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> OfOneBatch:
         return OfOneBatch(
@@ -135,7 +135,7 @@ class DpclSimClr(Dpcl):
 
 @dataclass(frozen=True, kw_only=True)
 class DpclBarlow(Dpcl):
-    """Barlow Twins."""
+    """DPCL with Barlow Twins."""
 
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> OfOneBatch:
         noise = numbers.noise_multiplier if self.num_mechanisms > 1 else 0.0

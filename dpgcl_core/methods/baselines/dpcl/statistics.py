@@ -1,25 +1,25 @@
 """DPCL: SimCLR with a noised similarity matrix, Barlow Twins with noised means and variances.
 
-Both draw batches of a fixed size |B| without replacement, **replacing one record**, with two views of each
-record. Some statistic that couples the records is released with noise first; the loss is taken at its noised
-value; every **view's** own-path gradient is clipped to C; the sum gets noise of its own. All of a step's
-mechanisms look at the same sample: their noise multipliers go into one event of
-`dpgcl_core.accounting.fixed_size_accounting.FixedSizeGaussians`.
+Both draw batches of a fixed size |B| without replacement, with two views of each record. The neighbouring
+relation is **replacing one record**. First a statistic that couples the records is released with noise, and
+the loss is computed at its noised value. Then every **view's** own-path gradient is clipped to C, and the sum
+gets separate noise. All of a step's mechanisms use the same sample, so their noise multipliers go into one
+event of `dpgcl_core.accounting.fixed_size_accounting.FixedSizeGaussians`.
 
-**What is claimed and what is true.** The paper says that once the statistic is noised the sum of gradients
+**The published claim is false.** The paper says that once the statistic is noised the sum of gradients
 has sensitivity 4C: two views change, by 2C each. That treats the other records' gradients as unchanged. But
-the cotangent of view u is c_u = Σ_v (∂L/∂S_uv + ∂L/∂S_vu) z_v, and z_v of the replaced record is in it,
+the cotangent of view u is c_u = Σ_v (∂L/∂S_uv + ∂L/∂S_vu) z_v, and it contains z_v of the replaced record,
 noised similarity or not. For both methods docs/theory/dpcl.md has a counterexample in which the sum moves by
 4(|B| − 1)C. So `as-published` marks runs that no proof covers.
 
-**What is proven** (`proven`), for replacing one record: the sum moves by at most 4|B|C, for 2|B| vectors of
-norm at most C sum to a norm of at most 2|B|C, whatever the batch is. This holds with and without noise on
-the statistics.
+**The proven bound** (`proven`), for replacing one record: the sum moves by at most 4|B|C, because 2|B|
+vectors of norm at most C sum to a norm of at most 2|B|C, whatever the batch is. This holds with and without
+noise on the statistics.
 
-The statistics' own sensitivities hold for embeddings in the unit ball, onto which they are projected here:
-4·√(2|B| − 1) for the similarities, 2/|B| for the mean and 6 for the sum of squared errors of one view.
+The statistics' own sensitivities hold for embeddings in the unit ball, onto which embeddings are projected
+here: 4·√(2|B| − 1) for the similarities, 2/|B| for the mean and 6 for the sum of squared errors of one view.
 
-A record whose embedding is not finite is compared as the zero vector and its views contribute zero.
+A record whose embedding is not finite is compared as the zero vector, and its views contribute zero.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ NUM_VIEWS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class _TwoViewRule:
-    """Common part of both gradient rules: fixed batches, clipped views, and the stated sensitivity.
+    """The common part of both gradient rules: fixed batches, clipped views, and the stated sensitivity.
 
     Attributes:
-      l2_clip_norm: C, bound on one view's gradient.
-      batch_size: |B|, records in every batch.
+      l2_clip_norm: C, the bound on one view's gradient.
+      batch_size: |B|, the number of records in every batch.
       guarantee_label: "as-published" for the paper's 4C, "proven" for 4|B|C.
       gamma: γ of automatic clipping; None for flat clipping.
     """
@@ -78,11 +78,14 @@ class _TwoViewRule:
 
     @property
     def sensitivity(self) -> float:
-        """Of the sum of gradients, for replacing one record: 4|B|C, or 4C as published (**false**)."""
+        """The sensitivity of the sum of gradients, for replacing one record: 4|B|C, or 4C as published.
+
+        The published 4C is **false**.
+        """
         return 4 * self.l2_clip_norm * (self.batch_size if self.guarantee_label == PROVEN else 1)
 
     def _embeddings(self, embed: Embed, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return embeddings in the unit ball, float64 `[records, 2, dim]`, and which records are finite."""
+        """Return embeddings in the unit ball, float64 `[records, 2, dim]`, and a mask of finite records."""
         if inputs.shape[:1] != (1,) or inputs.shape[1:3] != (self.batch_size, NUM_VIEWS):
             raise ConfigError(
                 f"inputs must be [1, batch_size = {self.batch_size}, {NUM_VIEWS} views, ...]; got "
@@ -118,7 +121,7 @@ class _TwoViewRule:
         )
 
     def _noised(self, values: Tensor, std: float, generator: Draws) -> Tensor:
-        """Return float64 `values` plus noise; `values` themselves where `std` is 0."""
+        """Return float64 `values` plus noise; the plain `values` if `std` is 0."""
         drawn = GaussianNoise(std=std).draw(values.numel(), generator).view(values.shape)
         return values + drawn.to(values.device)
 
@@ -181,15 +184,15 @@ class DpSimClr(_TwoViewRule):
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: stage 5; its output's leading axes are those of its input.
+          embed: stage 5, the embedding; it keeps the leading axes of its input.
           inputs: `[1, batch_size, 2, ...]`.
           generator: secret draws for the similarities' noise.
 
         Returns:
-          The report, by view: norms, NT-Xent terms at the noised similarities, which views count zero.
+          The report, by view: norms, NT-Xent terms at the noised similarities, which views contributed zero.
 
         Raises:
-          ConfigError: the batch is not of the fixed size.
+          ConfigError: the batch does not have the fixed size.
         """
         with full_precision(total.device.type):
             embeddings, mask = self._embeddings(embed, inputs)
@@ -199,25 +202,25 @@ class DpSimClr(_TwoViewRule):
                 views = leaf.flatten(0, 1)
                 exact = views @ views.T
                 released = self._noised(exact.detach(), std, generator)
-                # The value is the released one, the derivative that of the exact similarities.
+                # The value is the released value, but the derivative is that of the exact similarities.
                 terms = nt_xent(released + (exact - exact.detach()), temperature=self.temperature)
             return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, mask))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpBarlowTwins(_TwoViewRule):
-    """Barlow Twins with DP-mean and DP-variance (DPCL, 3.3): each view has a mean and a variance of its own.
+    """Barlow Twins with DP-mean and DP-variance (DPCL, 3.3): each view has its own mean and variance.
 
-    Means and variances enter the loss as released, so no gradient goes through them. Releasing the two
-    means as one vector (sensitivity 2√2/|B|) and the two sums of squares (6√2) costs the same: one Gaussian
-    at σ/√2 is two at σ.
+    The loss uses the released means and variances, so no gradient passes through them. Releasing the two
+    means as one vector (sensitivity 2√2/|B|), and the two sums of squares (6√2), costs the same as releasing
+    them separately: one Gaussian at σ/√2 equals two at σ.
 
     Guarantee: see the module. With "as-published" there is **none**.
 
     Attributes:
       mean_noise_multiplier: noise std / (2/|B|), for each of the two means.
       variance_noise_multiplier: noise std / 6, for each of the two sums of squared errors.
-      variance_floor: public positive constant below which a noised variance is not taken.
+      variance_floor: the public positive constant that replaces smaller noised variances.
       off_diagonal_weight: λ of Eq. 5.
 
     Raises:
@@ -243,12 +246,12 @@ class DpBarlowTwins(_TwoViewRule):
 
     @property
     def mean_sensitivity(self) -> float:
-        """2/|B| of one view's mean, for replacing one record."""
+        """2/|B|, the sensitivity of one view's mean, for replacing one record."""
         return 2 / self.batch_size
 
     @property
     def squares_sensitivity(self) -> float:
-        """6 of one view's sum of squared errors, for replacing one record."""
+        """6, the sensitivity of one view's sum of squared errors, for replacing one record."""
         return 6.0
 
     def add_clipped_sum(
@@ -259,15 +262,15 @@ class DpBarlowTwins(_TwoViewRule):
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: stage 5; its output's leading axes are those of its input.
+          embed: stage 5, the embedding; it keeps the leading axes of its input.
           inputs: `[1, batch_size, 2, ...]`.
           generator: secret draws for the noise of means and variances.
 
         Returns:
-          The report, by view: norms, the loss divided evenly, and which views contributed zero.
+          The report, by view: norms, equal shares of the loss, and which views contributed zero.
 
         Raises:
-          ConfigError: the batch is not of the fixed size.
+          ConfigError: the batch does not have the fixed size.
         """
         with full_precision(total.device.type):
             embeddings, mask = self._embeddings(embed, inputs)

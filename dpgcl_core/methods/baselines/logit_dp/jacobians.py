@@ -1,19 +1,19 @@
 """Jacobians of many rows' embeddings, layer by layer, for the pair norms and the clipped sum of Logit-DP.
 
-A row is one view of one record. One forward pass of many rows, then one backward pass per axis of the
-embedding: the network mixes no rows, so the gradient of all rows' k-th coordinates holds each row's own, at
-the price of an ordinary backward pass without weight gradients. Hooks record the layers' inputs; the module
-`layers` multiplies them with the output gradients.
+A row is one view of one record. One forward pass of many rows is followed by one backward pass per axis of
+the embedding. The network mixes no rows, so the gradient of all rows' k-th coordinates holds each row's
+gradient, at the cost of an ordinary backward pass without weight gradients. Hooks record the layers' inputs,
+and `layer_factors` multiplies them with the output gradients.
 
-*A row's Jacobian follows no other row.* Every pass has the same number of rows, filled up with zeros, and one
-memory layout. The way through the network and each layer's way to its products are decided on made-up rows
-and public numbers. Another record changes a row's companions and its place, no shape.
+*A row's Jacobian depends on no other row.* Every pass has the same number of rows, filled up with zeros, and
+one memory layout. The path through the network and each layer's way to compute its products depend only on
+synthetic rows and public numbers. Another record changes a row's companions and its place, but no shape.
 
-*What is summed is what was measured.* `Jacobians.side` measures tensors, and `Jacobians.add_products` sums
-the very same ones, both in float64.
+*The summed tensors are the measured tensors.* `Jacobians.side` measures tensors, and `Jacobians.add_products`
+sums the very same tensors, both in float64.
 
-Where a parameter is used in a way that is not supported, the Jacobian of each row is computed by itself:
-exact, slower.
+If a parameter is used in a way that is not supported, the Jacobian of each row is computed separately, which
+is exact but slower.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Rows:
     """Embeddings and Jacobians of some rows, parameter by parameter.
 
     Attributes:
-      z: `[rows, dim]`.
-      shares: one for every parameter in use.
+      z: `[rows, dim]` embeddings.
+      shares: one share for every parameter in use.
       magnitude_bound: float64 `[rows]`: √(Σ ‖a‖²‖b‖²) over the layers. By Cauchy and Schwarz the terms
         Σ_m ‖a_m‖‖b_m‖ of the gradients are no larger, along any unit combination of axes.
     """
@@ -67,7 +67,7 @@ class Rows:
     magnitude_bound: Tensor
 
     def at(self, rows: slice | Tensor) -> Rows:
-        """Return these rows."""
+        """Return the selected rows."""
         shares = [share.at(rows) for share in self.shares]
         return Rows(z=self.z[rows], shares=shares, magnitude_bound=self.magnitude_bound[rows])
 
@@ -120,7 +120,7 @@ def _record_calls(
 ) -> tuple[Tensor, list[_Call]]:
     """Return the embeddings `[rows, dim]` with their graph, and the layers' calls in order.
 
-    Parameters require no gradient meanwhile, so the graph holds what reaches the layers' outputs.
+    Parameters require no gradient meanwhile, so the graph begins at the layers' outputs.
 
     Raises:
       NotSeparableError: a parameter is used in a way that is not supported.
@@ -194,13 +194,13 @@ def by_layer(model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed,
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What the pair norms need from the rows.
+    """The values of the rows from which the pair norms are computed.
 
     Attributes:
-      z: `[n, dim]` embeddings; zero where the row is not finite.
-      gram: float64 `[n, dim, dim]`, J Jᵀ of each row; zero where the row is not finite.
-      magnitude_bound: float64 `[n]`; zero where the row is not finite.
-      finite: `[n]`.
+      z: `[n, dim]` embeddings; zero if the row is not finite.
+      gram: float64 `[n, dim, dim]`, J Jᵀ of each row; zero if the row is not finite.
+      magnitude_bound: float64 `[n]`; zero if the row is not finite.
+      finite: `[n]`, which rows are finite.
     """
 
     z: Tensor
@@ -209,7 +209,7 @@ class Side:
     finite: Tensor
 
     def every(self, start: int, step: int) -> Side:
-        """Return every `step`-th row from `start` on."""
+        """Return every `step`-th row, beginning with row `start`."""
         return Side(**{name: values[start::step] for name, values in vars(self).items()})
 
     def lengths_along(self, directions: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class Side:
 
 
 def summary(parts: Sequence[Rows]) -> Side:
-    """Return what the pair norms need from these rows, one part after the other."""
+    """Return the values for the pair norms of these rows, part by part."""
     z = torch.cat([rows.z for rows in parts])
     gram = torch.cat([rows.gram() for rows in parts])
     magnitude_bound = torch.cat([rows.magnitude_bound for rows in parts])
@@ -237,15 +237,15 @@ Part = tuple[slice, Rows]  # rows of a pass with their places
 
 
 class Jacobians:
-    """The Jacobians of a batch's rows: measured in `side`, and the very same ones summed in `add_products`.
+    """The Jacobians of a batch's rows, measured in `side`; `add_products` sums the very same Jacobians.
 
     Every pass layer by layer has the same number of rows, filled up with zeros, and its rows' inputs are
-    copied into one layout. How many rows, and which way they go (layer by layer or row by row) is decided on
-    made-up rows, before any record is seen.
+    copied into one layout. The number of rows, and the method (layer by layer or row by row), are chosen with
+    synthetic rows, before any record is seen.
 
     Args:
       model: the network that owns the parameters.
-      embed: calls it.
+      embed: the embedding, which calls `model`.
       inputs: `[1, n, views, ...]`; the rows are its records' views, in order.
     """
 
@@ -260,13 +260,13 @@ class Jacobians:
         at_once = self._num_filled if self.path == BY_LAYER else _num_rows(num_weights * dim)
         num = self._rows.shape[1]
         self._slices = [slice(start, min(start + at_once, num)) for start in range(0, num, at_once)]
-        self._parts: dict[int, list[Part]] = {}  # by the pass's first row
+        self._parts: dict[int, list[Part]] = {}  # keyed by the pass's first row
 
     def _of_pass(self, pass_rows: slice) -> Iterator[Part]:
         """Yield the Jacobians of one pass, with their places.
 
-        Where a pass takes another way through the network than made-up rows did, some row of it is the
-        reason: each takes a pass alone, and those that differ by themselves go row by row.
+        If a pass takes another path through the network than synthetic rows, one of its rows is the cause.
+        Each row then takes a pass alone, and rows that still differ are computed row by row.
         """
         rows = self._rows[:, pass_rows]
         if self.path == ROW_BY_ROW:
@@ -282,7 +282,7 @@ class Jacobians:
             yield at, alone or row_by_row(self._parameters, self._embed, self._rows[:, at])
 
     def _by_layer(self, inputs: Tensor) -> Rows | None:
-        """Return the rows of a pass; None where it takes another way through the network."""
+        """Return the rows of a pass; None if it takes another path through the network."""
         try:
             rows = by_layer(self._model, self._parameters, self._embed, _pad_rows(inputs, self._num_filled))
         except NotSeparableError:
@@ -290,7 +290,7 @@ class Jacobians:
         return rows.at(slice(inputs.shape[1]))
 
     def side(self, max_kept: int = 0) -> Side:
-        """Return Gram matrices and magnitude bounds of all rows; keep up to `max_kept` numbers more."""
+        """Return Gram matrices and magnitude bounds of all rows; keep up to `max_kept` more numbers."""
         sides, num_kept = [], 0
         for pass_rows in self._slices:
             parts = list(self._of_pass(pass_rows))
@@ -302,19 +302,19 @@ class Jacobians:
         return Side(**{name: torch.cat([vars(side)[name] for side in sides]) for name in vars(sides[0])})
 
     def add_products(self, total: Tensor, side: Side, cotangents: Tensor) -> Tensor:
-        """Add Σ_r J_rᵀ c_r to `total`, of the very Jacobians that `side` was computed from.
+        """Add Σ_r J_rᵀ c_r to `total`, with the very Jacobians from which `side` was computed.
 
         Jacobians that were not kept are computed again, by the same call on the same pass. A row whose Gram
-        matrix then differs in any bit adds nothing: a decision about this row alone. So does a row that is
-        not finite.
+        matrix then differs in any bit adds nothing, a decision that depends only on this row. A row that is
+        not finite also adds nothing.
 
         Args:
           total: `[num_parameters]`.
-          side: what the method of this name returned.
-          cotangents: c, float64 `[rows, dim]`: so are the products.
+          side: the result of the method `side`.
+          cotangents: c, float64 `[rows, dim]`; the products are float64, too.
 
         Returns:
-          Which rows were computed again and differed, `[rows]`.
+          A mask of the rows that were computed again and differed, `[rows]`.
         """
         views = total.split([p.numel() for p in self._parameters])
         sums: dict[Tensor, Tensor] = dict(zip(self._parameters, views, strict=True))
@@ -340,7 +340,7 @@ def _pad_rows(inputs: Tensor, num_rows: int) -> Tensor:
 
 
 def _num_rows(numbers: int) -> int:
-    """Return the rows of one pass, which holds so many numbers of each."""
+    """Return the number of rows of one pass that holds `numbers` numbers per row."""
     return max(1, min(_MAX_ROWS, _MAX_PASS_NUMBERS // max(1, numbers)))
 
 
@@ -371,7 +371,7 @@ _verdicts: Verdicts[str] = Verdicts()
 
 
 def _path(model: nn.Module, embed: Embed, rows: Tensor, num_rows: int) -> str:
-    """Return the way through the network: tried once, on made-up rows."""
+    """Return the method that works for the network, tried once on synthetic rows."""
 
     def look() -> str:
         wrong = _mismatch(model, embed, rows, num_rows)
@@ -383,9 +383,9 @@ def _path(model: nn.Module, embed: Embed, rows: Tensor, num_rows: int) -> str:
 
 
 def _mismatch(model: nn.Module, embed: Embed, like: Tensor, num_rows: int) -> str:
-    """Compare both ways on a pass of made-up rows; return how they differ, empty if they do not.
+    """Compare both methods on a pass of synthetic rows; return the difference, empty if there is none.
 
-    It finds errors that layer types do not reveal, such as reordered records or dropout. The weights are
+    This finds errors that layer types do not reveal, such as reordered records or dropout. The weights are
     perturbed, so that a zero initialisation hides no branch.
     """
     with perturbed(model) as generator:
@@ -410,7 +410,7 @@ def _compare(model: nn.Module, embed: Embed, rows: Tensor) -> str:
         return str(error)
     except ConfigError:
         raise
-    except Exception as error:  # whatever a module does to a hook; the exact way needs none
+    except Exception as error:  # a module may break a hook in any way; the exact method uses none
         return f"it fails on made-up inputs ({type(error).__name__}: {error})"
     gram = summary([exact]).gram
     difference = (summary([rows_by_layer.at(some)]).gram - gram).flatten(1).norm(dim=1)

@@ -1,14 +1,14 @@
 """One parameter's gradients of many rows along the axes of their embeddings, as the two factors of a layer.
 
 For a layer with input a and output gradient b, row i's gradient along axis k is Σ_m b_ikm ⊗ a_im, with m over
-positions (pixels, tokens). It is formed as its backward pass brings b, or both factors are kept: what makes
-the Gram matrices ⟨∇_ik, ∇_il⟩ cheaper, by shapes alone. The Gram matrix of factors is
-Σ_mm' (a_m·a_m')(b_km·b_lm'), which never forms a gradient. A formed one is the b of a layer with one
-position, whose input is 1.
+positions (pixels, tokens). It is either formed when the backward pass gives b, or both factors are kept. The
+choice makes the Gram matrices ⟨∇_ik, ∇_il⟩ cheaper and depends only on shapes. The Gram matrix of factors is
+Σ_mm' (a_m·a_m')(b_km·b_lm'), which never forms a gradient. A formed gradient is stored as the b of a layer
+with one position, whose input is 1.
 
-Norms and sums are products of the same float32 tensors, in float64, for such products may cancel: where a
-squared length of 1e-6 of its terms is left, a float32 product would be wrong by a tenth of it, and the norm
-would be too small. What forming a gradient rounds is in both alike.
+Norms and sums are products of the same float32 tensors, in float64, because such products may cancel: if a
+squared length is only 1e-6 of its terms, a float32 product would be wrong by a tenth of it, and the norm
+would be too small. The rounding of a formed gradient is the same in norms and sums.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.layers import rule_of
 
 MAX_NUMBERS = 2**17
-"""Numbers of one piece of a product: in float64 a megabyte, which fits into a core's own cache."""
+"""The count of numbers of one piece of a product: a megabyte in float64, which fits into a core's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,9 @@ class Share:
     """One parameter's gradients of all rows along `k` axes.
 
     Attributes:
-      parameter: whose gradients they are.
+      parameter: the parameter whose gradients they are.
       a: `[rows, in, positions]`.
-      b: `[rows, k, positions, out]`, the layout in which channels-last layers and linear ones bring it.
+      b: `[rows, k, positions, out]`, the layout that channels-last layers and linear layers give.
     """
 
     parameter: Tensor
@@ -41,7 +41,7 @@ class Share:
     b: Tensor
 
     def at(self, rows: slice | Tensor) -> Share:
-        """Return the same of some rows."""
+        """Return the share of the selected rows."""
         return Share(parameter=self.parameter, a=self.a[rows], b=self.b[rows])
 
     def gram(self) -> Tensor:
@@ -51,7 +51,7 @@ class Share:
 
     def _gram(self) -> Tensor:
         a, b = self.a.double(), self.b.double()
-        # All axes beside each other: one product per row, however few the positions are.
+        # All axes are concatenated: one product per row, however few the positions are.
         by_position = b.transpose(1, 2)
         through = torch.bmm(a.transpose(1, 2) @ a, by_position.flatten(2)).view(by_position.shape)
         return torch.bmm(b.flatten(2), through.transpose(1, 2).flatten(2).transpose(1, 2))
@@ -67,7 +67,7 @@ class Share:
 
 
 def _pieces(rows: int, numbers: int) -> Iterator[slice]:
-    """Yield the rows in pieces, for products that take so many `numbers` for each."""
+    """Yield the rows in pieces, for products that need `numbers` numbers per row."""
     at_once = max(1, MAX_NUMBERS // max(1, numbers))
     for start in range(0, rows, at_once):
         yield slice(start, start + at_once)
@@ -78,9 +78,9 @@ class Factor:
     """One parameter's factor a in a layer.
 
     Attributes:
-      parameter: whose gradients are asked for.
-      a: `[rows, in, positions]`; of a bias, which is added at every position, 1.
-      is_scale: whether each channel has a factor of its own, then `[rows, channels, positions]`.
+      parameter: the parameter whose gradients are computed.
+      a: `[rows, in, positions]`; 1 for a bias, which is added at every position.
+      is_scale: whether each channel has its own factor; `a` is then `[rows, channels, positions]`.
     """
 
     parameter: Tensor
@@ -88,9 +88,9 @@ class Factor:
     is_scale: bool = False
 
     def is_formed(self, b: Tensor, num_axes: int) -> bool:
-        """Return whether to form gradients, for b `[rows, positions, out]` along each of so many axes."""
+        """Return whether to form gradients, for b `[rows, positions, out]` along each of `num_axes` axes."""
         width, (length, out) = self.a.shape[1], b.shape[1:]
-        # Multiplications per row and axis, as far as the Gram matrix; those in float64 count twice.
+        # Multiplications per row and axis up to the Gram matrix; multiplications in float64 count twice.
         formed = out * width * (length + 2 * num_axes)
         kept = 2 * (length**2 * (width / num_axes + out) + num_axes * out * length)
         return self.is_scale or formed <= kept
@@ -99,7 +99,7 @@ class Factor:
         """Return the gradients `[rows, numbers]` along one axis."""
         if self.is_scale:
             return (b * self.a.transpose(1, 2)).sum(1)
-        # Channels stand along the fast axis of the product, not a first layer's few taps: much faster.
+        # The fast axis of the product is that of channels, not of a first layer's few taps: much faster.
         return torch.bmm(self.a, b).transpose(1, 2).flatten(1)
 
 
@@ -107,8 +107,8 @@ class Collector:
     """Collects one layer's gradients of all rows, one axis after another.
 
     Args:
-      factors: of the layer's parameters.
-      num_axes: how many axes will come.
+      factors: the factors of the layer's parameters.
+      num_axes: the number of axes that will be passed to `take`.
     """
 
     def __init__(self, factors: Sequence[Factor], num_axes: int) -> None:
@@ -120,7 +120,7 @@ class Collector:
         self._squares = torch.zeros_like(self._squares_of_inputs)
 
     def take(self, b: Tensor, axis: int) -> None:
-        """Take the output's gradient `[rows, positions, out]` along one axis."""
+        """Process the output's gradient `[rows, positions, out]` along one axis."""
         self._squares += torch.linalg.vector_norm(b, dim=(1, 2)).double().square()
         for factor in self._factors:
             if factor.is_formed(b, self._num_axes):

@@ -1,10 +1,10 @@
 """Logit-DP as a method: every similarity's gradient is clipped.
 
 Δ(cap) of `dpgcl_core.methods.baselines.logit_dp.similarity_clipper` is for one record that joins or leaves.
-Where the sample reaches the cap, a record that joins may push another out and move the sum by 2Δ. The
+If the sample reaches the cap, a record that joins may push another record out and move the sum by 2Δ. The
 probability of that, for data sets of at most `max_records`, is added to δ for the whole run
-(`dpgcl_core.accounting.truncation`), so that ε is that of the plain Poisson event at what is left of
-δ. With a cap of 1.25·q·n nothing noticeable is added.
+(`dpgcl_core.accounting.truncation`), so ε is computed for the plain Poisson event at the rest of δ. With a
+cap of 1.25·q·n the added amount is negligible.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClippe
 _MORE_RECORDS = 1.05
 
 _LARGEST_ADDED_SHARE = 0.1
-"""Of δ, that a cap may take."""
+"""The largest share of δ that a cap may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class LogitMethod(Capped):
     """Logit-DP: every similarity's gradient is clipped.
 
     Attributes:
-      spread_out: weight of the spread-out loss.
+      spread_out: the weight of the spread-out loss.
     """
 
     spread_out: float = 0.0
@@ -92,9 +92,9 @@ class LogitMethod(Capped):
 
 
 def max_records(numbers: PublicNumbers) -> int:
-    """Return how many records a data set may hold for `logit_dp` to be accounted: 5 % more than declared.
+    """Return the most records of a data set for which `logit_dp` is accounted: 5 % more than declared.
 
-    The guarantee is one for data sets up to this size; training refuses a larger one.
+    The guarantee covers data sets up to this size; training refuses a larger data set.
     """
     return math.ceil(_MORE_RECORDS * numbers.num_records_public)
 

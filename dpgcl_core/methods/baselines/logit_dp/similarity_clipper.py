@@ -3,13 +3,13 @@
 With similarities Z_ij = ⟨z_i, z'_j⟩ of unit embeddings, clamped to [−1, 1], and the loss Σ_i ℓ_i(Z), the step
 takes Σ_ij (∂ℓ_i/∂Z_ij) Clip_B(∇Z_ij) ("Differentially private optimization for non-decomposable objective
 functions", Eq. 5). With Jacobians J_i and J'_j of the embeddings, ∇Z_ij = J_iᵀ z'_j + J'_jᵀ z_i. A pair is
-clipped by the bound b_ij = ‖J_iᵀ z'_j‖ + ‖J'_jᵀ z_i‖ ≥ ‖∇Z_ij‖. It over-clips, at a cost that grows with n
+clipped by the bound b_ij = ‖J_iᵀ z'_j‖ + ‖J'_jᵀ z_i‖ ≥ ‖∇Z_ij‖. This over-clips, but its cost grows with n
 instead of n²: ‖J_iᵀ z'_j‖² = z'_jᵀ (J_i J_iᵀ) z'_j needs one Gram matrix for each row. With
 λ_ij = (∂ℓ_i/∂Z_ij)·min(1, B/b_ij) the sum is Σ_i J_iᵀ (Σ_j λ_ij z'_j) + Σ_j J'_jᵀ (Σ_i λ_ij z_i).
 
 Proposition (sensitivity). Neighbouring data sets: add or remove one record. Let a batch of n records have one
-vector g_ij of norm ≤ B and one number Z_ij ∈ [−1, 1] for each of its pairs, both functions of records i and j
-alone, and let f = Σ_ij c_ij g_ij with c_ij = ∂L/∂Z_ij, where L = −Σ_i log(e^{Z_ii/τ} / Σ_j e^{Z_ij/τ}). Then
+vector g_ij of norm ≤ B and one number Z_ij ∈ [−1, 1] for each of its pairs, both functions of only records i
+and j, and let f = Σ_ij c_ij g_ij with c_ij = ∂L/∂Z_ij, where L = −Σ_i log(e^{Z_ii/τ} / Σ_j e^{Z_ij/τ}). Then
 removing one record moves f by at most
 
     Δ(n) = (2B/τ)·(1 + (n−1)·a/(a + n − 1)),   a = e^{2/τ},   increasing in n, with limit (2B/τ)(1 + a).
@@ -17,39 +17,40 @@ removing one record moves f by at most
 Proof sketch. With the softmax p_ij of row i, c_ij = (p_ij − [i = j])/τ: the 1/τ is part of the gradient.
 Removing record n takes away its row (Σ_j |c_nj| ≤ 2/τ) and its column (c_in = p_in/τ), and rescales the
 softmax of every other row (Σ_j |c_ij − c°_ij| = p_in/τ). So f moves by at most (B/τ)(2 + 2 Σ_{i<n} p_in), and
-|Z| ≤ 1 bounds p_in by a/(a + n − 1). ∎ The whole proof, how tight it is, and where the paper's Lemma 4.5 is
-too small: docs/theory/logit-dp.md. What it says of variants:
+|Z| ≤ 1 bounds p_in by a/(a + n − 1). ∎ docs/theory/logit-dp.md has the whole proof, the bound's tightness,
+and the case in which the paper's Lemma 4.5 is too small. Variants:
 
 - *Spread-out loss*: 6B times its weight is added.
 - *Records without a direction* (a zero embedding, or Jacobians that are not finite): Z and g are zero in all
-  their pairs, which is a function of the record alone, so the proof holds.
-- *A cap on the batch*: Δ(cap) holds for batches up to it. Truncating a larger batch can also exchange one
-  record for another, which moves f by up to 2Δ(cap): one removal, one addition.
+  their pairs. This depends only on the record, so the proof holds.
+- *A cap on the batch*: Δ(cap) holds for batches up to the cap. Truncating a larger batch can also exchange
+  one record for another, which moves f by up to 2Δ(cap): one removal, one addition.
 - *A learned temperature* has a gradient that is no sum of clipped ∇Z, and *augmented keys* add rows of
-  logits: both are refused.
+  logits. Both variants are refused.
 
-Floating point. The proof holds for any z and J that are functions of one record each, so for those that were
-*computed*, however they are rounded; the step sees to it that they are.
+Floating point. The proof holds for any z and J that are functions of one record each, so also for the
+*computed* z and J, however they are rounded. The step ensures that they are such functions.
 
-- *What is summed is what was measured.* The very tensors whose norms were computed are multiplied with the
-  cotangents, in float64, into a float64 sum. One more backward pass along the combined cotangents would
-  overflow or round by these, that is by the other records. Jacobians beyond a bound on memory are computed
-  again by the same call on the same pass; a row whose Gram matrix then differs in a single bit adds nothing,
-  and what is left of its pairs, one term of two, is within their bounds.
-- *A record's z and J do not follow the others*: passes have one shape, and the way through the network is
-  decided before any record is seen (`jacobians`). Records whose embedding or magnitude bound is not finite in
-  float32, or whose Gram matrix is not finite, have z and J zero: a decision about them alone.
+- *The summed tensors are the measured tensors.* The very tensors whose norms were computed are multiplied
+  with the cotangents, in float64, into a float64 sum. One more backward pass along the combined cotangents
+  would overflow or round depending on these, and so on the other records. Jacobians beyond a bound on memory
+  are computed again by the same call on the same pass. A row whose Gram matrix then differs in a single bit
+  adds nothing, and the rest of its pairs, one term of two, is within their bounds.
+- *A record's z and J do not depend on the others*: passes have one shape, and the path through the network
+  is chosen before any record is seen (`jacobians`). Records whose embedding or magnitude bound is not finite
+  in float32, or whose Gram matrix is not finite, have z and J zero, a decision that depends only on them.
 - *No factor is too large.* Products are float64, and a bound counts as at least `PAIR_NORM_FLOOR` of the
   magnitude bound of both Jacobians, with whose terms rounding grows: no factor exceeds B/(share · bound).
-- *What is left.* Float64 rounding of norms and sum: with N = n·d products the sum is off by at most
-  N·2⁻⁵³/`PAIR_NORM_FLOOR` of Σ|∂L/∂Z_ij|·B, below a tenth of the margin in B(1 − 1e-4)/norm at n = 1,000 and
-  d = 64 even if all errors agree. And a row's *place* in a pass, where a kernel rounds by place: of tiny_cnn,
-  small_cnn and resnet18 on a CPU no bit changes (measured over places and numbers of companions; a test has
-  one network). Where a device rounds a place's Jacobian by a share ρ of its magnitude bound, one removed
-  record moves each other pair by at most 2ρB/`PAIR_NORM_FLOOR`.
+- *Two errors remain.* The first is the float64 rounding of norms and sum: with N = n·d products the sum is
+  off by at most N·2⁻⁵³/`PAIR_NORM_FLOOR` of Σ|∂L/∂Z_ij|·B, below a tenth of the margin in B(1 − 1e-4)/norm at
+  n = 1,000 and d = 64 even if all errors agree. The second is a row's *place* in a pass, if a kernel's
+  rounding depends on it: on a CPU no bit of tiny_cnn, small_cnn and resnet18 changes (measured over places
+  and numbers of companions; a test has one network). If a device rounds a place's Jacobian by a share ρ of
+  its magnitude bound, one removed record moves each other pair by at most 2ρB/`PAIR_NORM_FLOOR`.
 
-Factors are B(1 − 1e-4)/norm, or those of automatic clipping (`dpgcl_core.clipping.clipper.clip_factor`) for
-the same norms. Low precision is refused, for a layer's share is computed in float32.
+Factors are B(1 − 1e-4)/norm, or the factors of automatic clipping
+(`dpgcl_core.clipping.clipper.clip_factor`) for the same norms. Low precision is refused, because a layer's
+share is computed in float32.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.methods.baselines.logit_dp.jacobians import Jacobians, Side
 
 _MAX_KEPT_NUMBERS = 2**27
-"""512 MiB of Jacobians that are kept from norms to sum; those beyond are computed twice."""
+"""512 MiB of Jacobians that are kept from norms to sum; Jacobians beyond this limit are computed twice."""
 
 PAIR_NORM_FLOOR = 1e-3
 """A pair's norm counts as at least this share of the magnitude bound of its two Jacobians."""
@@ -114,7 +115,7 @@ class LogitClipper:
     def sensitivity(self, batch_cap: int | None = None) -> float:
         """Return the sensitivity of the clipped sum of at most `batch_cap` records (see the module).
 
-        Neighbouring data sets: add or remove one record. None stands for batches of any size.
+        Neighbouring data sets: add or remove one record. `batch_cap=None` means batches of any size.
 
         >>> round(LogitClipper(logit_clip_norm=1.0, temperature=0.2).sensitivity(200), 2)
         1982.18
@@ -149,11 +150,11 @@ class LogitClipper:
           inputs: `[1, n, 2, ...]`, query and key of each record. The batch is one group; it may be empty.
 
         Returns:
-          Bounds b of the pairs `[n·n]`; by record, each query's term of the contrastive loss, and which were
-          masked to zero.
+          The bounds b of the pairs `[n·n]`, each query's term of the contrastive loss, and a mask of the
+          records that were masked to zero.
 
         Raises:
-          ConfigError: wrong shapes, augmented keys, or a network that runs in low precision.
+          ConfigError: the shapes are wrong, there are augmented keys, or the network runs in low precision.
         """
         _check_inputs(inputs)
         if not inputs.shape[1]:
@@ -192,7 +193,7 @@ class LogitClipper:
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """Embeddings of the batch, zero for masked records, and the norms of its pairs."""
+    """The batch's embeddings, zero for masked records, and the norms of its pairs."""
 
     queries: Tensor
     keys: Tensor
@@ -201,7 +202,7 @@ class _Batch:
 
     @property
     def usable(self) -> Tensor:
-        """`[n, n]`: pairs of two finite records whose embeddings have a direction."""
+        """The mask `[n, n]` of pairs of two finite records whose embeddings have a direction."""
         query, key = (self.finite & (z != 0).any(1) for z in (self.queries, self.keys))
         return query[:, None] & key[None]
 
@@ -218,7 +219,7 @@ def _check_inputs(inputs: Tensor) -> None:
 
 @contextmanager
 def _no_low_precision(model: nn.Module) -> Iterator[None]:
-    """Refuse low precision: of parameters at once, of autocast when a layer runs in it."""
+    """Refuse parameters in low precision at once, and autocast when a layer runs under it."""
 
     def refuse(module: nn.Module, args: Any) -> None:
         device = next(module.parameters(recurse=False)).device.type
@@ -241,7 +242,7 @@ def _no_low_precision(model: nn.Module) -> Iterator[None]:
 
 
 def _cotangents(weights: Tensor, batch: _Batch) -> Tensor:
-    """Return what meets the Jacobians of each record's query and key, float64 `[n, 2, dim]`.
+    """Return the cotangents of each record's query and key, float64 `[n, 2, dim]`.
 
     Σ_ij λ_ij ⟨z_i, z'_j⟩ is linear in each side: it is Σ_j λ_ij z'_j for z_i, and Σ_i λ_ij z_i for z'_j.
     """
@@ -250,7 +251,7 @@ def _cotangents(weights: Tensor, batch: _Batch) -> Tensor:
 
 
 def _with_norms(jacobians: Jacobians) -> tuple[Side, _Batch]:
-    """Return what is measured of the rows, and the norms of all pairs."""
+    """Return the measured values of the rows, and the norms of all pairs."""
     side = jacobians.side(_MAX_KEPT_NUMBERS)
     query, key = side.every(0, 2), side.every(1, 2)
     bounds = query.lengths_along(key.z) + key.lengths_along(query.z).T
