@@ -1,4 +1,4 @@
-"""Contrastive images: an image's views are pulled together, and other images of the group are pushed apart."""
+"""Contrastive images: an image's views are pulled together, and the group's other images are pushed apart."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Task(ABC, Generic[NetworkT]):
         """
 
     def start_note(self, config: TrainingConfig) -> str:
-        """Return the privacy statement's note on weights that the network loads without a warm start, or ""."""
+        """Return the privacy statement's note on weights loaded without a warm start; "" for none."""
         return ""
 
     def fresh_parts(self, config: TrainingConfig) -> str:

@@ -84,7 +84,7 @@ def train(
     with training.threads, checkpoints.hold() if checkpoints and is_first_worker else nullcontext():
         scorer, callbacks = Scorer(training=training), list[TrainingCallback]()
         checkpointing = Checkpointing(training, checkpoints) if checkpoints else None
-        scorer.score_start()  # before every resume: the outcomes must not tell whether there was one
+        scorer.score_start()  # before every resume: the outcomes must not reveal whether there was one
         if checkpointing:
             checkpointing.resume()
             supervision = [Supervision(checkpointing, oversight)] if oversight else []

@@ -172,7 +172,7 @@ def crop_boxes(draw: Draw, config: ViewConfig) -> tuple[Parameter, Parameter, Pa
 def _sample_points(
     start: Parameter, extent: Parameter, side: int, like: Tensor, mirror: NDArray[np.bool_] | None = None
 ) -> Tensor:
-    """Return the place where each output pixel is read, `[n, num_views, side]`, in [−1, 1] (`grid_sample`)."""
+    """Return where each output pixel is read, `[n, num_views, side]`, in [−1, 1] as for `grid_sample`."""
     centre = 2 * start + extent - 1
     scale = extent if mirror is None else np.where(mirror, -extent, extent)
     pixel_centres = (2 * np.arange(side) + 1) / side - 1
