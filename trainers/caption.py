@@ -25,7 +25,7 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from trainers.embed.options import ModelOptions
 
-if TYPE_CHECKING:  # the command loads torch, not its help
+if TYPE_CHECKING:  # torch is loaded to run the command, but not to print its help
     from trainers.models.captioner import Captioner
 
 _IMAGES_AT_ONCE = 64
@@ -36,7 +36,7 @@ class CaptionOptions(ModelOptions):
     """The images to describe, the captioner to use, and the file to write.
 
     Attributes:
-      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      images: a folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
       to: new file, .csv.
     """
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def generated(
     network: Captioner, images: NDArray[np.uint8], *, batch_size: int = _IMAGES_AT_ONCE
 ) -> list[str]:
-    """Return a caption of each image, in their order.
+    """Return a caption for each image, in the order of the images.
 
     Args:
       network: an exported captioner, on any device.

@@ -25,7 +25,7 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from trainers.embed.options import ModelOptions
 
-if TYPE_CHECKING:  # the command loads torch, not its help
+if TYPE_CHECKING:  # torch is loaded to run the command, but not to print its help
     from trainers.models.classifier import Classifier
 
 
@@ -37,7 +37,7 @@ class ClassifyOptions(ModelOptions):
     """The images to classify, the classifier to use, and the file to write.
 
     Attributes:
-      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      images: a folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
       to: new file, .csv.
       network: your own network that the model names, if you trust it.
     """

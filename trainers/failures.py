@@ -37,7 +37,7 @@ _WITHHELD = "(its message is withheld: the training data are private)"
 
 
 class Stage(Enum):
-    """Whether the process that failed had fetched records."""
+    """The stage of a process: whether it had fetched records when it failed."""
 
     BEFORE_DATA = auto()
     WITH_DATA = auto()

@@ -46,12 +46,12 @@ class EmbeddingModel:
         """Return embeddings, float32 `[num_images, dim]`.
 
         Args:
-          inputs: uint8 `[num_images, channels, height, width]` of the model's image shape, not
-            normalised; an array, or tensors under one name.
+          inputs: uint8 images `[num_images, channels, height, width]` of the model's image shape, not
+            normalised, as an array or as tensors under one name.
           params: `features`, see `FEATURES`.
 
         Raises:
-          DataError: the images are of another shape or type.
+          DataError: the images have another shape or type.
           ConfigError: the model has no such features.
         """
         images = _images(inputs, self.description.image_shape)

@@ -44,7 +44,7 @@ from trainers.ray_internals import TorchBackend, set_torch_distributed_env_vars,
 if TYPE_CHECKING:
     from trainers.data.dataset import TrainingData
 
-cloudpickle: Any = _cloudpickle  # without types
+cloudpickle: Any = _cloudpickle  # the module has no types
 
 # "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer"; other errors have their own class.
 _FROM_GLOO = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
@@ -104,14 +104,14 @@ def packed_method(name: str) -> bytes | None:
     module = sys.modules.get(type(method).__module__)
     ours = module is None or module.__name__ == "__main__" or module.__name__.startswith("dpgcl_core.")
     try:
-        if ours:  # cloudpickle sends what a script defines as a whole
+        if ours:  # cloudpickle sends whole classes that a script defines
             return bytes(cloudpickle.dumps(method))
         cloudpickle.register_pickle_by_value(module)
         try:
             return bytes(cloudpickle.dumps(method))
         finally:
             cloudpickle.unregister_pickle_by_value(module)
-    except Exception as error:  # a user's class may refuse in any way
+    except Exception as error:  # a user's class may refuse pickling with any exception
         raise ConfigError(
             f"the method {name!r} must be sent to the workers, and cannot be pickled: "
             f"{type(error).__name__}: {error}"
@@ -125,7 +125,7 @@ def know_method(trial: RayTrial) -> None:
 
 
 def run_trial(tune_config: Mapping[str, RayTrial], *, records: list[ray.ObjectRef[TrainingData]]) -> None:
-    """Tune's trial function: train one trial and report its result once.
+    """Train one trial and report its result once, as Tune's trial function.
 
     Args:
       tune_config: Tune's sample, with the trial under `trial`.
@@ -133,7 +133,7 @@ def run_trial(tune_config: Mapping[str, RayTrial], *, records: list[ray.ObjectRe
     """
     trial = tune_config["trial"]
     in_place = runs_in_place(trial)
-    worker: Callable[..., Any] = train_worker  # what it returns is handed on, against the declared type
+    worker: Callable[..., Any] = train_worker  # Ray returns its result, unlike the declared type
     trainer = TorchTrainer(
         worker,
         train_loop_config={"trial": trial, "records": records},
@@ -227,7 +227,7 @@ class TrainingFailed(Exception):  # noqa: N818
 
 
 class WorkerLost(Exception):  # noqa: N818
-    """Another worker's process died: the training is worth another attempt."""
+    """Another worker's process died, so the training is worth another attempt."""
 
 
 def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     if failure and is_lost:
         raise WorkerLost("a worker of this training was lost")  # its text goes to Ray's logs
     if failure:
-        raise TrainingFailed(failure)  # the other workers wait for this one: end the group
+        raise TrainingFailed(failure)  # ends the group, because the other workers wait for this one
     return result
 
 
@@ -308,7 +308,7 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
         progress=_progress(trial),
     )
-    if result.outcomes is not None:  # before the result, so that no finished training lacks them
+    if result.outcomes is not None:  # written before the result, so that every finished training has them
         write_outcomes(trial.checkpoint_folder, result.outcomes)
     return {"metrics": result.metrics, "series": result.series}
 

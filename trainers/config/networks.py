@@ -1,4 +1,4 @@
-"""How records become views, and which network embeds them, from which weights (stages 4 and 5)."""
+"""Options of views, of the network that embeds them, and of its initial weights (stages 4 and 5)."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class ViewConfig:
     contrast: float = 0.4
     """Contrast jitter, likewise; 0 = off."""
     saturation: float = 0.0
-    """Saturation jitter, likewise, of colour images; 0 = off."""
+    """Saturation jitter of colour images, likewise; 0 = off."""
     hue: float = 0.0
-    """Hue jitter, of colour images: a rotation is drawn from [−x, x] turns, at most 0.5; 0 = off."""
+    """Hue jitter of colour images: a rotation is drawn from [−x, x] turns, with x at most 0.5; 0 = off."""
     blur_prob: float = 0.0
     """Probability of a Gaussian blur."""
     min_blur_sigma: float = 0.1
@@ -97,7 +97,7 @@ class TextViewConfig:
     word_swap_prob: float = 0.0
     """Probability, per pair of adjacent words, that they change places."""
     word_delete_prob: float = 0.0
-    """Probability, per word that carries little meaning, that it is dropped."""
+    """Probability, per word that carries little meaning, that the word is dropped."""
 
     def __post_init__(self) -> None:
         require_shares(self, "sentence_swap_prob", "word_swap_prob", "word_delete_prob")
@@ -113,9 +113,9 @@ class AnyNetwork:
     """
 
     name: str = field(default="small_cnn", metadata=option("network"))
-    """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP
-    model: clip-tiny, open_clip's name (ViT-B-32), or its configuration's file; of dp_mae and dp_cap mae- or
-    cap-toy, -tiny, -small, -base or -large (or mae-nano); of dp_classifier any."""
+    """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; for pairs a CLIP
+    model: clip-tiny, open_clip's name (ViT-B-32), or its configuration's file; for dp_mae and dp_cap mae- or
+    cap-toy, -tiny, -small, -base or -large (or mae-nano); for dp_classifier any of these."""
     precision: str = "float32"
     """Network precision: float32, bfloat16 or float16; norms, clipping and noise are never below float32."""
     loss_scale: float = 1024.0
@@ -143,7 +143,7 @@ class ImageNetwork(AnyNetwork):
     """The additional options of a network of images."""
 
     embedding_dim: int = 64
-    """Width of the unit embeddings that the loss sees."""
+    """Width of the unit embeddings that the loss compares."""
     mixes_no_records: bool = False
     """Your promise that your own network mixes no records; many of its groups then share a pass."""
 
@@ -181,7 +181,7 @@ class MaskedNetwork(PatchNetwork):
     """The additional options of a masked auto-encoder."""
 
     mask_ratio: float = 0.75
-    """Auto-encoder: the share of an image's patches that is hidden, and rebuilt from the others."""
+    """Auto-encoder: the share of an image's patches that are hidden, and rebuilt from the other patches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -240,7 +240,7 @@ class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, Classifying
 
     warm_start: Path | None = None
     """Start from public weights: an exported model's folder, a file with a state dict of the network, or
-    synthetic:STEPS to make them first, without privacy, in so many steps on generated records; or from an
+    synthetic:STEPS to make them first, without privacy, in STEPS steps on generated records; or from an
     exported model of the same private data, charged to the same ledger."""
 
     def __post_init__(self) -> None:
@@ -316,7 +316,7 @@ class ClipNetworkConfig(ClipNetwork, _OfThisPackage):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedNetworkConfig(MaskedNetwork, _OfThisPackage):
-    """A masked auto-encoder: a transformer of visible patches, and one that rebuilds the others (stage 5)."""
+    """A masked auto-encoder: one transformer reads visible patches, another rebuilds the rest (stage 5)."""
 
     name: str = "mae-toy"
     learn_temperature: ClassVar[bool] = False
@@ -325,7 +325,7 @@ class MaskedNetworkConfig(MaskedNetwork, _OfThisPackage):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionerConfig(CaptioningNetwork, _OfThisPackage):
-    """A captioner: a transformer of an image's patches, and one that predicts its caption (stage 5)."""
+    """A captioner: one transformer reads an image's patches, another predicts its caption (stage 5)."""
 
     name: str = "cap-toy"
     learn_temperature: ClassVar[bool] = False

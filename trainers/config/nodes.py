@@ -46,7 +46,7 @@ class RandomnessConfig:
     seeded_non_private: bool = False
     """Reproducible sampling and noise from the seed. Such runs have NO guarantee and are labelled so."""
     secure_noise: bool | None = None
-    """Draw sampling, permutations and noise from a cryptographic stream; private data always do."""
+    """Draw sampling, permutations and noise from a cryptographic stream; always on for private data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class EvaluationConfig:
         )
         for name in ("score_noise_multiplier", "snr_noise_multiplier"):
             if getattr(self, name) is not None:
-                from dpgcl_core.release import noised_counts  # here, with the accountants
+                from dpgcl_core.release import noised_counts  # imported here, as it loads the accountants
 
                 noised_counts.check_noise_multiplier(name, getattr(self, name))
 

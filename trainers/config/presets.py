@@ -22,7 +22,7 @@ PAPER = TrainingOptions(
     evaluation=EvaluationConfig(record_every_steps=50),
     performance=PerformanceConfig(checkpoint_every_steps=25),
 )
-# Found on public data at S = 8 (Fashion-MNIST, one seed) and S = 4 (digits, two), not on the S axis.
+# Found on public data at S = 8 (Fashion-MNIST, one seed) and S = 4 (digits, two seeds), not on the S axis.
 _TINY_NETWORK = TrainingOptions(
     objective=ObjectiveConfig(temperature=0.5),
     network=NetworkOptions(name="tiny_cnn", embedding_dim=16),
@@ -38,7 +38,7 @@ PAIRS_CPU = TrainingOptions(
     objective=ObjectiveConfig(temperature=0.1),
     views=ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0),
     network=NetworkOptions(name="clip-tiny", lora_rank=0),
-    evaluation=EvaluationConfig(max_query_records=2_000),  # the candidates of a recall, too
+    evaluation=EvaluationConfig(max_query_records=2_000),  # also the number of candidates of a recall
 )
 # For short captions, from public weights trained on half of the words (`benchmarks/common_words.py`).
 SHORT_PAIRS_CPU = replace_options(

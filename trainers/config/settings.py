@@ -67,7 +67,7 @@ class MechanismOptions:
         """Return the ε to calibrate for: inf for methods without noise, None if σ is given instead.
 
         Raises:
-          ConfigError: ε and σ contradict each other, or the method.
+          ConfigError: ε and σ contradict each other or the method.
         """
         if method_named(self.method).label == "none":
             return self._no_noise()
@@ -103,7 +103,7 @@ class MechanismOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options of one training; `trainers.config.tree.replace_options` replaces some by name."""
+    """The options of one training; `trainers.config.tree.replace_options` replaces options by name."""
 
     mechanism: MechanismOptions = field(default_factory=MechanismOptions)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)

@@ -40,7 +40,7 @@ from trainers.config.nodes import (
 )
 
 TOWERS = ClippingParts(prefixes=("clip.visual.",))
-"""The image tower; the text tower and the temperature are the rest."""
+"""Parts of a gradient: the image tower, and the rest, which is the text tower and the temperature."""
 
 
 TARGET_DECAY = 0.99
@@ -219,7 +219,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         )
 
     def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
-        """Return ε of all that one training releases: model, noised scores and noised SNR.
+        """Return ε of everything that one training releases: model, noised scores and noised SNR.
 
         Each of the R steps that are charged in advance for restarts may be a first step again.
 

@@ -75,7 +75,7 @@ def leaves(kind: type[Any]) -> Mapping[str, Leaf]:
     >>> list(leaves(OptimizerConfig))[:2], leaves(OptimizerConfig)["optimizer"].key
     (['optimizer', 'learning_rate'], 'name')
     """
-    known: Any = kind  # hashable, whatever its instances are
+    known: Any = kind  # a class is hashable even if its instances are not
     return _leaves(known)
 
 
@@ -142,7 +142,7 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
     for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
         try:
             source = textwrap.dedent(inspect.getsource(base))
-        except OSError:  # typed into an interpreter
+        except OSError:  # no source, because the class was typed into an interpreter
             continue
         body = next(node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
         for field, text in itertools.pairwise(body):

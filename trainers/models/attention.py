@@ -61,7 +61,7 @@ class SeparateAttention(nn.Module):
         self.k_proj = nn.Linear(kdim or embed_dim, embed_dim, bias=bias, device=device)
         self.v_proj = nn.Linear(vdim or embed_dim, embed_dim, bias=bias, device=device)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device)
-        # Drawn as `nn.MultiheadAttention` draws them, whose fused matrix has a fan-out three times as large.
+        # Drawn as in `nn.MultiheadAttention`, whose fused matrix has a fan-out three times as large.
         for projection in self.inputs:
             nn.init.xavier_uniform_(projection.weight, gain=0.5**0.5)
         for projection in (*self.inputs, self.out_proj) if bias else ():
@@ -80,15 +80,15 @@ class SeparateAttention(nn.Module):
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """Return outputs shaped like `query`, and no weights, as open_clip calls it.
+        """Return outputs shaped like `query`, and no weights; the arguments are as in open_clip's calls.
 
         Args:
           query: `[n, queries, embed_dim]`.
           key: `[n, keys, kdim]`.
           value: `[n, keys, vdim]`.
           need_weights: whether to return weights; must be False.
-          attn_mask: `[queries, keys]` or `[n × num_heads, queries, keys]`; True, or -inf to be added, hides a
-            key.
+          attn_mask: `[queries, keys]` or `[n × num_heads, queries, keys]`; True hides a key, and so does -inf
+            in a mask that is added.
 
         Raises:
           ConfigError: weights are requested.

@@ -97,7 +97,8 @@ class Classifier(nn.Module):
         """
         found = torch.cat([self.features(part) for part in images.split(batch_size)]).double()
         mean, deviation = found.mean(0), found.std(0)
-        deviation = deviation.clamp_min(RIDGE * float(deviation.max()) or 1.0)  # records may vary it more
+        # A floor, because a feature may vary more over records than over these images.
+        deviation = deviation.clamp_min(RIDGE * float(deviation.max()) or 1.0)
         standard = (found - mean) / deviation
         correlations = standard.T @ standard / (len(standard) - 1)
         factor = torch.linalg.cholesky(correlations + RIDGE * torch.eye(len(correlations)))

@@ -67,7 +67,7 @@ def vit_b_32_lora(image_shape: tuple[int, int, int]) -> ImageTower:
     Raises:
       ConfigError: the images have another shape.
     """
-    # The class itself rather than open_clip.create_model, which warns through the root logger.
+    # Uses the class itself rather than open_clip.create_model, which warns through the root logger.
     tower = open_clip().CLIP(**open_clip().get_model_config(ARCHITECTURE)).visual
     backbone = ImageTower(tower, image_shape)
     separate_attention(backbone)

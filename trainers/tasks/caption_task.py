@@ -1,4 +1,4 @@
-"""Captions: a network predicts an image's caption token by token (DP-Cap, Sander et al. 2024).
+"""Caption task: a network predicts an image's caption token by token (DP-Cap, Sander et al. 2024).
 
 The loss of a record is the cross-entropy of the next token, averaged over the tokens of its own caption and
 its end token (equation 3):

@@ -1,4 +1,4 @@
-"""Classes: a classifier learns the label of each image (linear probing and fine-tuning; De et al. 2022).
+"""Class task: a classifier learns the label of each image (linear probing, fine-tuning; De et al. 2022).
 
 The loss of a record is the cross-entropy of its own label given its own image:
 

@@ -108,7 +108,7 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     ) -> Embed:
         """Embed as every contrastive task does; a learned temperature multiplies embeddings by 1/√τ."""
         config = precision or NetworkConfig()
-        assert target is None  # `TrainingConfig` refuses methods that regress onto one
+        assert target is None  # `TrainingConfig` refuses methods that regress onto a target
 
         def embed(views: Tensor) -> Tensor:
             embeddings = pass_in(config, network.embed_views, views)

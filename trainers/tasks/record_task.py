@@ -26,7 +26,7 @@ NUM_PROBES = 4
 """Number of groups of one record in a mixing probe."""
 
 _CPU_VIEWS_AT_ONCE = 32
-"""Few images make small matrices; see `trainers.tasks.pair_task`."""
+"""Number of views per pass on a CPU: few images make small matrices, see `trainers.tasks.pair_task`."""
 
 
 class PerRecordTask(Task[NetworkT]):

@@ -194,7 +194,7 @@ class Task(ABC, Generic[NetworkT]):
           scoring: the records, and the settings of their scores.
 
         Raises:
-          DataError: there is nothing to score, or a label has no name though others have.
+          DataError: there is nothing to score, or a label has no name although other labels have one.
           ConfigError: the records are of a kind that the network cannot be scored on.
         """
         return {}
@@ -209,7 +209,7 @@ def image_views(
     step: int,
     num_views: int,
 ) -> Tensor:
-    """Return the views of records' images at a step, float32 `[n, num_views, C, H, W]`, where the network is.
+    """Return the views of images at a step, float32 `[n, num_views, C, H, W]`, on the network's device.
 
     Args:
       config: the configuration with augmentations and seed.

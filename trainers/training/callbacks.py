@@ -25,7 +25,7 @@ class TrainingCallback:
         """Prepare for this attempt, just before its first draw."""
 
     def should_continue(self, scores: Mapping[str, float] | None) -> bool:
-        """Return whether there is a next step, given the scores after the last one; None before the first."""
+        """Return whether to take another step, given the last step's scores; None before the first step."""
         return True
 
     def before_step(self) -> None:
@@ -38,7 +38,7 @@ class TrainingCallback:
         """Look at the training after its last draw; `has_changed`: whether it changed since it was saved."""
 
     def decide_for_all(self, decide: Callable[[], bool]) -> bool:
-        """Let the first worker decide for all."""
+        """Return the first worker's decision on every worker."""
         training = self.training
         decision = torch.tensor([float(decide())]) if training.is_first_worker else torch.zeros(1)
         training.private_step.workers.share(decision)

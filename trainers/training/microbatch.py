@@ -20,7 +20,7 @@ from trainers.models.task_networks import AnyEncoder
 from trainers.tasks.task import AnyTask, task_of
 
 # Measured on two cores (tiny_cnn and small_cnn at 28 × 28, resnet18 at 32 × 32): small networks gain up to
-# some 800 views, and from some 30 views of a ResNet-18 (8 MB each) on the caches no longer help.
+# about 800 views, and beyond about 30 views of a ResNet-18 (8 MB each) the caches no longer help.
 _CPU_MAX_VIEWS = 768
 _CPU_MAX_ACTIVATIONS = 256 * 2**20
 _GPU_MAX_VIEWS = 8192
@@ -49,7 +49,7 @@ def max_views(
     task = task_of(config)
     activations = activation_bytes(task, encoder, image_shape)
     size = config.mechanism.group_size
-    # One gradient per group, for ways of clipping that hold them all; `batch` is one group.
+    # One gradient per group, for ways of clipping that hold all gradients; `batch` is one group.
     views_per_group = 0 if size == BATCH else task.num_views(config, config.num_augmentations) * int(size)
     gradients = 4 * num_trainable(encoder) / views_per_group if views_per_group else 0.0
     fits = int(_USABLE_SHARE * memory_share * free_memory(device) / (_COPIES * activations + gradients))

@@ -317,14 +317,14 @@ def _untrained(
 
 
 def _contrastive_loss(recipe: Recipe, encoder: Encoder, step: int, images: NDArray[np.uint8]) -> Tensor:
-    """The mean contrastive loss in both directions."""
+    """Return the mean contrastive loss in both directions."""
     embeddings = encoder.embed_views(_views(recipe, step, images, num_views=2)[None].to(_device_of(encoder)))
     both = torch.cat([embeddings, embeddings.flip(2)])
     return two_view_group_loss(both, temperature=recipe.temperature).sum() / (2 * recipe.batch_size)
 
 
 def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: NDArray[np.uint8]) -> Tensor:
-    """The mean error of the hidden patches."""
+    """Return the mean error of the hidden patches."""
     ids = _ids(recipe, step)
     orders = patch_orders(ids, network.num_patches, seed=recipe.seed, step=step)
     inputs = _views(recipe, step, images, num_views=1)[:, None], orders[:, None, None]
@@ -332,14 +332,14 @@ def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: 
 
 
 def _caption_loss(recipe: Recipe, network: Captioner, step: int, pairs: ImageTextRecords) -> Tensor:
-    """The mean error of the next tokens."""
+    """Return the mean error of the next tokens."""
     images, texts = _views_of_pairs(recipe, step, pairs)
     inputs = images[:, None, None], network.tokenizer(texts).tokens[:, None, None]
     return caption_losses(network)(tuple(each.to(_device_of(network)) for each in inputs)).mean()
 
 
 def _towers_loss(recipe: Recipe, network: ImageTextEncoder, step: int, pairs: ImageTextRecords) -> Tensor:
-    """The mean contrastive loss from images to texts and back."""
+    """Return the mean contrastive loss from images to texts and back."""
     images, texts = _views_of_pairs(recipe, step, pairs)
     tokens, device = network.tokenizer(texts).tokens, _device_of(network)
     both = network.embed_images(images.to(device)), network.embed_texts(tokens.to(device))
@@ -352,7 +352,7 @@ def _device_of(network: nn.Module) -> torch.device:
 
 
 def _views_of_pairs(recipe: Recipe, step: int, pairs: ImageTextRecords) -> tuple[Tensor, list[str]]:
-    """One view of each pair: images `[n, C, H, W]` and texts `[n]`."""
+    """Return one view of each pair: images `[n, C, H, W]` and texts `[n]`."""
     how, given = {"seed": recipe.seed, "step": step, "num_views": 1}, [each for each, *_ in pairs.captions]
     images = torch.from_numpy(np.asarray(pairs.images))
     views = make_views(images, pairs.ids, config=recipe.views, **how)
@@ -380,7 +380,7 @@ def _images(recipe: Recipe, step: int) -> NDArray[np.uint8]:
 
 
 def _pairs(recipe: Recipe, step: int) -> ImageTextRecords:
-    # Longer captions would be cut by the small context of this network.
+    # The small context of this network would cut longer captions.
     is_short = recipe.network.name == CLIP_NANO
     return shapes.make_shape_pairs(
         recipe.batch_size,

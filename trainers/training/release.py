@@ -123,8 +123,8 @@ def noised_scores(
 ) -> dict[str, float]:
     """Return the noised accuracies on `records` by metric name; noise may take them out of [0, 1].
 
-    Guarantee: given the encoder, a Gaussian mechanism of `score_noise_multiplier` per count, for adding or
-    removing one record of `records`: see `dpgcl_core.release.noised_counts`.
+    Guarantee: given the encoder, each count is a Gaussian mechanism of `score_noise_multiplier`, for adding
+    or removing one record of `records`: see `dpgcl_core.release.noised_counts`.
 
     Args:
       encoder: the private network, on `device`.

@@ -190,7 +190,7 @@ def prepare(
         workers=workers,
         watch=lambda: training.watch(),
         threads=threads,
-        num_noise_threads=num_threads - 1,  # one is left for the views
+        num_noise_threads=num_threads - 1,  # the remaining thread makes views
         makes_inputs_ahead=config.performance.prefetch,
         total=no_sum(encoder),
     )

@@ -173,7 +173,7 @@ def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> AnyEnco
     Raises:
       ConfigError: the weights do not fit, are not finite, or have changed since the training was planned;
         or as in `build_encoder`.
-      StorageError: the file cannot be read here.
+      StorageError: the file cannot be read on this machine.
     """
     given = None if config.warm_start is None else _planned(config.warm_start)
     encoder: AnyEncoder = task_of(config).build(config, image_shape, given)

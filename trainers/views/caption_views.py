@@ -5,7 +5,7 @@ public seed, the step and the view. So adding or removing one record leaves ever
 unchanged, and therefore one record affects only one group. The augmentations are the three of DP-GCL,
 appendix B.3. Any of them can be combined; they are applied in this order:
 
-1. *Sentence swap*: of a caption with several sentences, two change places.
+1. *Sentence swap*: two sentences of a caption with several sentences change places.
 2. *Word swap*: two adjacent words change places, within a sentence and with no punctuation between them;
    each word moves once at most.
 3. *Word delete*: words that carry little meaning (articles, prepositions, auxiliaries and fillers of
@@ -86,7 +86,7 @@ def make_text_views(
     """
     if len(captions) != len(ids):
         raise ConfigError(f"captions must have one id each; got {len(captions)} and {len(ids)} ids")
-    from trainers.views.image_views import Draw  # here, with torch
+    from trainers.views.image_views import Draw  # imported here, as it loads torch
 
     draw = Draw(ids, int(seed), int(step), num_views)
     views = [[caption] * num_views for caption in captions]
@@ -118,7 +118,7 @@ def _swap_sentences(views: list[list[str]], draw: Draw, prob: float) -> None:
         sentences = split_sentences(row[0]) if row else []
         num = len(sentences)
         for view in np.flatnonzero(happens[i]).tolist() if num > 1 else ():
-            # Two different places, every pair of them equally likely.
+            # Two different places; every pair of places is equally likely.
             a = min(int(first[i, view] * num), num - 1)
             b = (a + 1 + min(int(second[i, view] * (num - 1)), num - 2)) % num
             row[view] = _join_swapped(sentences, a, b)

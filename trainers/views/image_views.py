@@ -34,7 +34,7 @@ MAX_LOG_ASPECT = math.log(4 / 3)
 """Crops of random area have a log aspect ratio in ± this (Szegedy et al. 2015)."""
 
 # Rows: luma Y and the two chroma axes I and Q of NTSC. Grey has zero chroma, so a rotation or a scaling
-# of (I, Q) keeps luma exactly and leaves grey pixels alone.
+# of (I, Q) keeps luma exactly and does not change grey pixels.
 _YIQ_FROM_RGB = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _RGB_FROM_YIQ = np.linalg.inv(_YIQ_FROM_RGB)
 
@@ -120,7 +120,7 @@ def _tensor(values: Parameter, like: Tensor) -> Tensor:
 
 
 def _crop_and_flip(images: Tensor, draw: Draw, config: ViewConfig) -> Tensor:
-    """Random resized crop and flip, `[n, C, H, W]` to `[n, num_views, C, H, W]`."""
+    """Crop, resize and flip at random, `[n, C, H, W]` to `[n, num_views, C, H, W]`."""
     n, channels, height, width = images.shape
     num_views = draw.num_views
     if images.numel() == 0 or num_views == 0:

@@ -99,7 +99,7 @@ class ImageTextEncoder(nn.Module):
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Return unit embeddings `[n, embedding_dim]` of normalised images `[n, 1 or 3, H, W]`."""
-        return _unit(self.features(images))  # grey images become three channels
+        return _unit(self.features(images))  # this expands grey images to three channels
 
     def embed_texts(self, tokens: Tensor) -> Tensor:
         """Return unit embeddings `[n, embedding_dim]` of tokens `[n, context_length]`."""

@@ -52,7 +52,7 @@ def trained_encoder(spec: ClipSpec, lora: ClipLora | None, state: Mapping[str, T
 
     Raises:
       ConfigError: the model cannot be built.
-      StorageError: the state is of another model.
+      StorageError: the state belongs to another model.
     """
     clip = build_clip(dataclasses.replace(spec, weights=None), seed=0)
     make_trainable(clip, lora, seed=0, train_logit_scale=False)

@@ -292,7 +292,7 @@ def _random_model(spec: ClipSpec) -> nn.Module:
     if from_transformers:
         architecture["text_cfg"]["hf_model_pretrained"] = False
     own_text = architecture.pop("custom_text", False) or from_transformers
-    # The classes rather than open_clip.create_model, which warns through the root logger.
+    # Uses the classes rather than open_clip.create_model, which warns through the root logger.
     kind = open_clip().CustomTextCLIP if own_text else open_clip().CLIP
     try:
         model: nn.Module = kind(**architecture)
