@@ -69,7 +69,7 @@ def train(
       workers: this process among the data-parallel workers; a single worker by default. Every worker calls
         `train` with the same arguments; the first worker's result counts.
       checkpoints: the folder where the training saves and resumes; None to do neither.
-      oversight: decides whether the training continues; requires checkpoints. None to train to the end.
+      oversight: decides whether the training continues, if there are checkpoints; None to train to the end.
       memory_share: the share of the machine's or the GPU's free memory that this worker may use.
       progress: function that is called with the number of steps done, a public number.
 
