@@ -2,8 +2,8 @@
 
     from trainers import TrainingData, TrainingOptions, load_dataset, train, training_config
 
-What is imported from here is the interface; everything else may change. A name is loaded when it is asked
-for, and with it neither Ray nor MLflow.
+The names imported from here are the interface; everything else may change. Each name is loaded on first use,
+without Ray and without MLflow.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
     python -m trainers.caption --model FOLDER --images folder:/data/scans --to captions.csv
 
-Every token of a caption is the likeliest after those before it. Images are read as `python -m trainers.embed`
-reads them; captions that they may have are left aside. The file has the columns `id` and `caption`, a row per
-image.
+Every token of a caption is the likeliest one after the preceding tokens. Images are read as
+`python -m trainers.embed` reads them; their own captions, if any, are ignored. The file has the columns `id`
+and `caption`, and a row per image.
 
-Captions of private images tell of them, and are private data themselves. The model's guarantee is about the
-records that it was trained on; it covers the model, and nothing that the model is applied to.
+Captions of private images reveal their content, so they are private data themselves. The model's guarantee
+is about the records that the model was trained on. It covers the model, and nothing that the model is
+applied to.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from trainers.embed.options import ModelOptions
 
-if TYPE_CHECKING:  # the command loads torch, not its help
+if TYPE_CHECKING:  # torch is loaded to run the command, but not to print its help
     from trainers.models.captioner import Captioner
 
 _IMAGES_AT_ONCE = 64
@@ -32,10 +33,10 @@ _IMAGES_AT_ONCE = 64
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionOptions(ModelOptions):
-    """What to describe, with which captioner, and where to.
+    """The images to describe, the captioner to use, and the file to write.
 
     Attributes:
-      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      images: a folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
       to: new file, .csv.
     """
 
@@ -71,12 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def generated(
     network: Captioner, images: NDArray[np.uint8], *, batch_size: int = _IMAGES_AT_ONCE
 ) -> list[str]:
-    """Return a caption of each image, in their order.
+    """Return a caption for each image, in the order of the images.
 
     Args:
-      network: an exported one, on any device.
+      network: an exported captioner, on any device.
       images: uint8 `[num_images, channels, height, width]`, not normalised.
-      batch_size: images passed at once.
+      batch_size: number of images per pass.
     """
     from trainers.evaluation.features import frozen, normalised_batches
 

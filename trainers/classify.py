@@ -1,13 +1,14 @@
-"""Tells the classes of images with an exported classifier.
+"""Predicts the classes of images with an exported classifier.
 
     python -m trainers.classify --model FOLDER --images folder:/data/scans --to classes.csv
 
-Images are read as `python -m trainers.embed` reads them; labels that they may have are left aside. The file
-has the columns `id`, `label` and `probability`, a row per image: the likeliest class, as the labels of the
-training count them, and the probability that the classifier gives it.
+Images are read as `python -m trainers.embed` reads them; their own labels, if any, are ignored. The file has
+the columns `id`, `label` and `probability`, and a row per image: the likeliest class, numbered as in the
+training's labels, and the probability that the classifier gives it.
 
-Classes of private images tell of them, and are private data themselves. The model's guarantee is about the
-records that it was trained on; it covers the model, and nothing that the model is applied to.
+Classes of private images reveal their content, so they are private data themselves. The model's guarantee
+is about the records that the model was trained on. It covers the model, and nothing that the model is
+applied to.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from trainers.embed.options import ModelOptions
 
-if TYPE_CHECKING:  # the command loads torch, not its help
+if TYPE_CHECKING:  # torch is loaded to run the command, but not to print its help
     from trainers.models.classifier import Classifier
 
 
@@ -33,12 +34,12 @@ _IMAGES_AT_ONCE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyOptions(ModelOptions):
-    """What to classify, with which classifier, and where to.
+    """The images to classify, the classifier to use, and the file to write.
 
     Attributes:
-      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      images: a folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
       to: new file, .csv.
-      network: the network of your own that the model names, if you trust it.
+      network: your own network that the model names, if you trust it.
     """
 
     images: str
@@ -78,9 +79,9 @@ def probabilities(
     """Return the probability of each class, `[num_images, num_classes]`.
 
     Args:
-      network: an exported one, on any device.
+      network: an exported classifier, on any device.
       images: uint8 `[num_images, channels, height, width]`, not normalised.
-      batch_size: images passed at once; changes nothing beyond rounding.
+      batch_size: number of images per pass; changes nothing beyond rounding.
     """
     from trainers.evaluation.features import frozen, normalised_batches
 

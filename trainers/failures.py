@@ -1,21 +1,21 @@
-"""What may be told of a training that failed: with private records, nothing that a record can have chosen.
+"""Describes a failed training: with private records, without any text that a record can have chosen.
 
-The text of an exception may carry a record: torch names indices, a network of the user's own may print its
-input, and any class of exception, this package's own among them, can be raised with any text by anybody. So
-a worker does its work in two stages. In the first one (`Stage.BEFORE_DATA`) there is no record in the
-process: what this package's own code finds wrong then, it says. From the moment on at which records are
-fetched (`Stage.WITH_DATA`), a failure is told by the name of its class alone, and only where the name is on a
-public list: a class of the user's own can have any name.
+The text of an exception may carry a record. Torch names indices, a user's own network may print its input,
+and anybody can raise any class of exception, including this package's own, with any text. So a worker does
+its work in two stages. In the first stage (`Stage.BEFORE_DATA`) there is no record in the process, and the
+messages of this package's own code are reported in full. As soon as records are fetched (`Stage.WITH_DATA`),
+a failure is reported only by the name of its class, and only if that class is on a public list, because a
+user's own class can have any name.
 
-A disk that is full is told by a sentence of its own, whatever the data: the sweep ends with it.
+A full disk is reported by a separate sentence, whatever the data: the sweep ends with it.
 
-**Proposition.** With private records, what `describe_error` returns is one of a fixed finite set of texts
-that does not depend on the records, or was composed by this package's code before the process had any.
-*Why.* With data, it is `NO_ROOM`, or a name of `_NAMES` in a fixed sentence. Before data, a text is kept if
-each frame from the boundary to the `raise` is of this package and the exception was not raised in the
-handling of another one, so that no foreign code ran that could have composed it. ∎
+**Proposition.** With private records, the text that `describe_error` returns either is one of a fixed finite
+set of texts that does not depend on the records, or was composed by this package's code before the process
+had any records. *Why.* With data, the text is `NO_ROOM`, or a name of `_NAMES` in a fixed sentence. Before
+data, a text is kept if each frame from the boundary to the `raise` is of this package and the exception was
+not raised while another one was handled, so that no foreign code ran that could have composed the text. ∎
 
-Which of the names is told is as little protected as failures are (docs/limits.md).
+Which of these names is reported is as little protected as the failure itself (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WITHHELD = "(its message is withheld: the training data are private)"
 
 
 class Stage(Enum):
-    """Whether the process that failed had fetched records."""
+    """The stage of a process: whether it had fetched records when it failed."""
 
     BEFORE_DATA = auto()
     WITH_DATA = auto()
@@ -48,19 +48,20 @@ def _classes(module: object) -> set[type[BaseException]]:
     return {each for each in found if isinstance(each, type) and issubclass(each, BaseException)}
 
 
-# By the class itself, not its name: a class of the user's own may be called KeyError.
+# Keyed by the class itself, not its name: a user's own class may be called KeyError.
 _NAMES = {
     each: each.__name__ for each in (*_classes(builtins), *_classes(errors), torch.cuda.OutOfMemoryError)
 }
 
 
 def describe_error(error: BaseException, *, data_are_public: bool, stage: Stage = Stage.WITH_DATA) -> str:
-    """Return what may be told of an exception.
+    """Return the text that may be disclosed about an exception.
 
     Args:
-      error: as it was caught at the boundary.
-      data_are_public: then all is told, with its traceback.
-      stage: that it ended.
+      error: the exception, as caught at the boundary.
+      data_are_public: whether the training data are public. The text is then the whole message, with the
+        traceback of an exception that is not this package's.
+      stage: the stage in which the exception was raised.
 
     >>> describe_error(KeyError("a name from a record"), data_are_public=False)
     'KeyError (its message is withheld: the training data are private)'
@@ -81,7 +82,7 @@ def describe_error(error: BaseException, *, data_are_public: bool, stage: Stage 
 
 
 def _is_our_own(error: BaseException) -> bool:
-    """Whether this package's code alone composed the text."""
+    """Whether only this package's code composed the text."""
     return (
         isinstance(error, DpgclError)
         and type(error) in _NAMES

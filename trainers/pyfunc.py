@@ -1,7 +1,7 @@
-"""An exported model as MLflow loads it: images in, embeddings out.
+"""An exported model in the form that MLflow loads: images in, embeddings out.
 
-MLflow imports this module by its name, from the code that is registered with the model, and gives it the
-exported folder. Nothing is unpickled: weights are plain tensors, as everywhere
+MLflow imports this module by its name, from the code that is registered with the model, and passes it the
+exported folder. Nothing is unpickled: weights are plain tensors, as everywhere in this package
 (`trainers.export.export_folder`).
 """
 
@@ -31,10 +31,10 @@ def _load_pyfunc(data_path: str) -> EmbeddingModel:
 
 
 class EmbeddingModel:
-    """Embeds images by an exported model.
+    """Embeds images with an exported model.
 
     Args:
-      folder: as `python -m trainers.export` wrote it.
+      folder: the folder that `python -m trainers.export` wrote.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -46,12 +46,12 @@ class EmbeddingModel:
         """Return embeddings, float32 `[num_images, dim]`.
 
         Args:
-          inputs: uint8 `[num_images, channels, height, width]` of the model's image shape, not
-            normalised; an array, or tensors under one name.
+          inputs: uint8 images `[num_images, channels, height, width]` of the model's image shape, not
+            normalised, as an array or as tensors under one name.
           params: `features`, see `FEATURES`.
 
         Raises:
-          DataError: the images are of another shape or type.
+          DataError: the images have another shape or type.
           ConfigError: the model has no such features.
         """
         images = _images(inputs, self.description.image_shape)

@@ -1,8 +1,8 @@
-"""What is read or replaced of Ray's private parts; checked with Ray 2.60.
+"""The private parts of Ray that are read or replaced; checked with Ray 2.60.
 
 Everything else in this project uses Ray's public interface. `pyproject.toml` bounds Ray by the version that
-these were checked for, and `tests/trainers/test_ray_internals.py` fails where one of them is gone or does
-something else.
+these parts were checked for, and `tests/trainers/test_ray_internals.py` fails if one of them is gone or
+behaves differently.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
     "tune_state_in",
 ]
 
-# Of a private Ray alone: its servers bind to 127.0.0.1 where Ray takes the machine for one that is no part of
-# a cluster, which it asks of the first variable; and nothing answers `/metrics`, whose readers need no token
-# (a port that is none keeps a server from starting).
+# Only for a private Ray. Its servers bind to 127.0.0.1 if Ray assumes that the machine is not part of a
+# cluster, which the first variable decides. Nothing serves `/metrics`, whose readers need no token (an
+# invalid port keeps a server from starting).
 _LOOPBACK = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_enable_metrics_collection": "0",
@@ -43,7 +43,7 @@ _LOOPBACK = {
 
 @contextmanager
 def loopback_only() -> Iterator[None]:
-    """Within it, a Ray that is started binds to the loopback address, and serves no metrics."""
+    """Let a Ray that is started in this context bind to the loopback address and serve no metrics."""
     from ray._private import ray_constants
 
     constants: Any = ray_constants
@@ -72,9 +72,9 @@ def logs_folder() -> str:
 
 @contextmanager
 def tune_state_in(folder: Path) -> Iterator[None]:
-    """Have Tune keep its state in a folder; by itself it takes Ray's, which a whole cluster reads.
+    """Have Tune keep its state in a folder; by default it uses Ray's folder, which a whole cluster reads.
 
-    Tune has no option for it: the function that names the folder is replaced.
+    Tune has no option for the folder, so the function that names it is replaced.
     """
     from ray.train._internal import storage
 
@@ -93,7 +93,7 @@ def trial_actor(trial: Any) -> Any:
 
 
 def cluster_status() -> Any:
-    """Return the `ClusterState` message of an autoscaler of Ray's second version; None without one."""
+    """Return the `ClusterState` message of a second-version autoscaler; None without one."""
     import ray
     from ray import _raylet
     from ray.core.generated import autoscaler_pb2
@@ -107,7 +107,7 @@ def cluster_status() -> Any:
 
 
 def first_autoscaler_report() -> Mapping[str, Any]:
-    """Return the report of an autoscaler of Ray's first version; an empty one without it."""
+    """Return the report of a first-version autoscaler; an empty report without an autoscaler."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     status: Any = _internal_kv_get("__autoscaling_status")

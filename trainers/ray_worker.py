@@ -2,11 +2,11 @@
 
 A training on one worker is a Ray Train run in local mode: `TorchTrainer.fit` calls the worker's function
 inside the trial's own process, which saves the ten seconds that starting a worker group takes. With
-`worker_processes`, or W > 1 workers, it starts a worker group: W processes with resources of their own
+`worker_processes`, or W > 1 workers, it starts a worker group: W processes with their own resources
 and a gloo or nccl process group.
 
-The records come from Ray's object store: put there once by the driver, mapped read-only by every
-process of a machine, never copied per trial.
+The records come from Ray's object store. The driver puts them there once, every process of a machine
+maps them read-only, and they are never copied per trial.
 """
 
 from __future__ import annotations
@@ -44,32 +44,33 @@ from trainers.ray_internals import TorchBackend, set_torch_distributed_env_vars,
 if TYPE_CHECKING:
     from trainers.data.dataset import TrainingData
 
-cloudpickle: Any = _cloudpickle  # without types
+cloudpickle: Any = _cloudpickle  # the module has no types
 
-# "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer"; or a class of its own.
+# "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer"; other errors have their own class.
 _FROM_GLOO = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayTrial:
-    """What a trial's processes need besides the records.
+    """The inputs of a trial's processes besides the records.
 
     Attributes:
       name: the trial's name.
-      config: the training.
-      checkpoint_folder: where it saves and resumes; seen by all nodes.
-      count_file: where its steps are counted before they are drawn, outside that folder; likewise.
-      ray_folder: where Ray Train keeps its own state; seen by all nodes.
-      code_root: the copy of the code that the driver runs, which every process must run too; None where
-        nodes have copies of their own.
-      gpus_per_worker: GPUs of one worker.
-      memory_share: the part of its machine's free memory that one worker may use.
-      is_paid: whether a ledger pays for it: then no step is drawn that the driver has not reserved.
-      scratch: the driver's folder of its own, where workers of its machine meet.
-      method: the training's method, where the program registered it itself, by `packed_method`.
+      config: the training's configuration.
+      checkpoint_folder: the folder where the training saves and resumes; visible to all nodes.
+      count_file: the file, outside that folder, that counts the steps before they are drawn; visible to all
+        nodes.
+      ray_folder: the folder where Ray Train keeps its own state; visible to all nodes.
+      code_root: the copy of the code that the driver runs, which every process must run too; None if
+        nodes have their own copies.
+      gpus_per_worker: number of GPUs of one worker.
+      memory_share: the share of its machine's free memory that one worker may use.
+      is_paid: whether a ledger pays for the training: then no step is drawn that the driver has not reserved.
+      scratch: the driver's own folder, where workers of its machine meet.
+      method: the training's method, as `packed_method` packs it, if the program registered it itself.
       data_are_public: whether a failure may be described in full.
-      oversight: decides whether it goes on; None: it trains to its end.
-      progress_file: where the first worker writes its steps; None where nobody may see them.
+      oversight: decides whether the training continues; None to train to the end.
+      progress_file: the file to which the first worker writes its steps; None if nobody may see them.
     """
 
     name: str
@@ -89,13 +90,13 @@ class RayTrial:
 
 
 def packed_method(name: str) -> bytes | None:
-    """Return a method for processes that do not know it; None for those that every process finds by itself.
+    """Return a method packed for processes that do not know it; None for an installed method.
 
-    Its class travels whole, with the module that defines it; what that module imports must be found by the
-    workers, too.
+    Its class is sent whole, with the module that defines it. The workers must be able to import the modules
+    that this module imports.
 
     Raises:
-      ConfigError: it cannot be sent to another process.
+      ConfigError: the method cannot be sent to another process.
     """
     if is_installed(name):
         return None
@@ -103,14 +104,14 @@ def packed_method(name: str) -> bytes | None:
     module = sys.modules.get(type(method).__module__)
     ours = module is None or module.__name__ == "__main__" or module.__name__.startswith("dpgcl_core.")
     try:
-        if ours:  # cloudpickle sends what a script defines as a whole
+        if ours:  # cloudpickle sends whole classes that a script defines
             return bytes(cloudpickle.dumps(method))
         cloudpickle.register_pickle_by_value(module)
         try:
             return bytes(cloudpickle.dumps(method))
         finally:
             cloudpickle.unregister_pickle_by_value(module)
-    except Exception as error:  # a user's class may refuse in any way
+    except Exception as error:  # a user's class may refuse pickling with any exception
         raise ConfigError(
             f"the method {name!r} must be sent to the workers, and cannot be pickled: "
             f"{type(error).__name__}: {error}"
@@ -118,21 +119,21 @@ def packed_method(name: str) -> bytes | None:
 
 
 def know_method(trial: RayTrial) -> None:
-    """Register the method that came with a trial, where this process does not know it yet."""
+    """Register the method that came with a trial, if this process does not know it yet."""
     if trial.method is not None and trial.config.mechanism.method not in METHODS:
         register(cloudpickle.loads(trial.method))
 
 
 def run_trial(tune_config: Mapping[str, RayTrial], *, records: list[ray.ObjectRef[TrainingData]]) -> None:
-    """Tune's trial function: train one trial and report its result once.
+    """Train one trial and report its result once, as Tune's trial function.
 
     Args:
-      tune_config: Tune's sample, whose `trial` this is.
+      tune_config: Tune's sample, with the trial under `trial`.
       records: one reference to the `TrainingData`, in a list so that Ray passes it on unread.
     """
     trial = tune_config["trial"]
     in_place = runs_in_place(trial)
-    worker: Callable[..., Any] = train_worker  # what it returns is handed on, against the declared type
+    worker: Callable[..., Any] = train_worker  # Ray returns its result, unlike the declared type
     trainer = TorchTrainer(
         worker,
         train_loop_config={"trial": trial, "records": records},
@@ -141,12 +142,13 @@ def run_trial(tune_config: Mapping[str, RayTrial], *, records: list[ray.ObjectRe
             use_gpu=trial.gpus_per_worker > 0,
             resources_per_worker=None if in_place else resources_per_worker(trial),
         ),
-        # Ray makes a folder of this name where others of a cluster look: a trial's own would tell its place.
+        # Ray makes a folder of this name where other users of a cluster look: the trial's own name would
+        # reveal its place.
         run_config=RunConfig(name=f"training-{secrets.token_hex(6)}", storage_path=str(trial.ray_folder)),
         torch_config=MeetInFile(folder=None if trial.scratch is None else str(trial.scratch)),
     )
     try:
-        fitted: Any = trainer.fit()  # a process that dies raises here, and Tune starts over
+        fitted: Any = trainer.fit()  # raises if a process dies, and Tune starts over
         result = fitted.return_value
     except WorkerGroupError as error:
         told = [each for each in error.worker_failures.values() if isinstance(each, TrainingFailed)]
@@ -158,28 +160,29 @@ def run_trial(tune_config: Mapping[str, RayTrial], *, records: list[ray.ObjectRe
 
 @dataclass
 class MeetInFile(TorchConfig):
-    """Torch's process group, by a file where all workers are on one machine.
+    """Torch's process group, set up through a file if all workers are on one machine.
 
-    Ray lets the workers meet at a TCP store, which torch opens on all interfaces and without a password:
-    whoever connects reads and rewrites its keys, and so where gradients go. Workers of one machine meet in a
-    file instead, in a folder that its user alone may enter, and their own connections are bound to the
-    loopback interface. Workers on several machines meet at the open store: their network must be closed to
-    others.
+    Ray lets the workers meet at a TCP store, which torch opens on all interfaces and without a password.
+    Whoever connects can read and rewrite its keys, and so the addresses to which gradients are sent. Workers
+    of one machine meet in a file instead, in a folder that only its user may enter, and their own
+    connections are bound to the loopback interface. Workers on several machines meet at the open store, so
+    the computer network that connects them must be closed to others.
 
     Attributes:
-      folder: where the file's folder is made, if it is there; the machine's folder for temporary files else.
+      folder: the folder in which the file's folder is made, if it exists; otherwise the machine's folder for
+        temporary files.
     """
 
     folder: str | None = None
 
     @property
     def backend_cls(self) -> type[Any]:
-        """What sets the process group up."""
+        """The class that sets up the process group."""
         return _FileBackend
 
 
 class _FileBackend(TorchBackend):
-    share_cuda_visible_devices = False  # each sees its own GPU alone, and calls it `cuda`
+    share_cuda_visible_devices = False  # each worker sees only its own GPU, as `cuda`
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         if len(set(worker_group.execute(_this_machine))) > 1:
@@ -208,7 +211,7 @@ def _this_machine() -> str:
 
 
 def _meeting_place(folder: str | None) -> str:
-    """Return a file to be in a new folder that this user alone may enter (mode 0700)."""
+    """Return the path of a file in a new folder that only this user may enter (mode 0700)."""
     known = folder if folder is not None and Path(folder).is_dir() else None
     return str(Path(tempfile.mkdtemp(prefix="dpgcl-workers-", dir=known)) / "store")
 
@@ -220,19 +223,19 @@ def _meet(**options: Any) -> None:
 
 
 class TrainingFailed(Exception):  # noqa: N818
-    """One of several workers failed by itself; carries what may be told of it."""
+    """One of several workers failed on its own; carries the text that may be disclosed about the failure."""
 
 
 class WorkerLost(Exception):  # noqa: N818
-    """Another worker's process died: the training is worth another attempt."""
+    """Another worker's process died, so the training is worth another attempt."""
 
 
 def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
-    """One worker of one training; the first one's return value is the trial's result.
+    """Run one worker of one training; the first worker's return value is the trial's result.
 
-    It works in the two stages of `trainers.failures`: what can fail without records is done before they are
-    fetched. An exception is returned, not raised: repeating a training that fails by itself would fail again
-    and be charged again. Only the death of a process is worth another attempt. SystemExit and its like are
+    It works in the two stages of `trainers.failures`: everything that can fail without records is done before
+    they are fetched. An exception is returned, not raised: a repeated training would fail and be charged
+    again. Only the death of a process is worth another attempt. SystemExit and similar exceptions are
     failures as well: Ray would end the process with their text in its logs and on the terminal.
     """
     trial: RayTrial = loop_config["trial"]
@@ -248,23 +251,23 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
         is_lost = _lost_another_worker(error)
     finally:
         _give_memory_back()
-    # Raised out here: an error shows what it was raised in the handling of.
+    # Raised out here: an error also shows the exception during whose handling it was raised.
     if failure and current_workers().count == 1:
         return {"error": failure}
     if failure and is_lost:
         raise WorkerLost("a worker of this training was lost")  # its text goes to Ray's logs
     if failure:
-        raise TrainingFailed(failure)  # the other workers wait for this one: end the group
+        raise TrainingFailed(failure)  # ends the group, because the other workers wait for this one
     return result
 
 
 def _prepare(trial: RayTrial) -> None:
-    """Do what may fail for public reasons, with no record in the process.
+    """Do the checks that may fail for public reasons, with no record in the process.
 
     Raises:
-      ConfigError: another copy of the code, or a method that cannot be made here.
+      ConfigError: this process runs another copy of the code, or cannot make the method.
       LedgerError: the ledger has not granted the training's steps.
-      StorageError: the files beside its checkpoint are damaged, or another process holds them.
+      StorageError: the files next to its checkpoint are damaged, or another process holds them.
     """
     _check_code(trial.code_root)
     know_method(trial)
@@ -282,9 +285,9 @@ def _checkpoints(trial: RayTrial) -> CheckpointFolder:
 
 
 def _give_memory_back() -> None:
-    """Return freed memory to the system, where the C library can: the process runs trial after trial.
+    """Return freed memory to the system, if the C library can: the process runs trial after trial.
 
-    Without it the heap stays as large as the largest trial made it (`batch` on Fashion-MNIST: 906 MB
+    Otherwise the heap stays as large as the largest trial made it (`batch` on Fashion-MNIST: 906 MB
     against 573 MB after fourteen trials).
     """
     with contextlib.suppress(AttributeError, OSError):  # not glibc
@@ -293,7 +296,7 @@ def _give_memory_back() -> None:
 
 def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
     from trainers.training.loop import (
-        train,  # torch and scikit-learn: not needed by the processes that only wait
+        train,  # imports torch and scikit-learn, which the processes that only wait do not need
     )
 
     result = train(
@@ -305,7 +308,7 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
         progress=_progress(trial),
     )
-    if result.outcomes is not None:  # before the result, so that no finished training lacks them
+    if result.outcomes is not None:  # written before the result, so that every finished training has them
         write_outcomes(trial.checkpoint_folder, result.outcomes)
     return {"metrics": result.metrics, "series": result.series}
 
@@ -317,20 +320,20 @@ def _progress(trial: RayTrial) -> Callable[[int], object]:
 
 
 def _lost_another_worker(error: BaseException) -> bool:
-    """Whether this worker failed only because another one's process died: what torch itself says then."""
+    """Whether this worker failed only because another worker's process died, by torch's own error."""
     return isinstance(error, dist.DistBackendError) or (
         type(error) is RuntimeError and _FROM_GLOO.match(str(error)) is not None
     )
 
 
 def runs_in_place(trial: RayTrial) -> bool:
-    """Whether the trial function trains itself, as the one worker."""
+    """Whether the trial function itself trains, as the only worker."""
     performance = trial.config.performance
     return performance.num_workers == 1 and not performance.worker_processes
 
 
 def resources_per_worker(trial: RayTrial) -> dict[str, float]:
-    """Return what Ray sets aside for one worker."""
+    """Return the resources that Ray reserves for one worker."""
     resources: dict[str, float] = {"CPU": trial.config.performance.threads_per_worker}
     if trial.gpus_per_worker:
         resources["GPU"] = trial.gpus_per_worker
@@ -338,10 +341,10 @@ def resources_per_worker(trial: RayTrial) -> dict[str, float]:
 
 
 def resources_of_trial_function(trial: RayTrial) -> dict[str, float]:
-    """Return what Tune sets aside for the trial function.
+    """Return the resources that Tune reserves for the trial function.
 
-    In front of a worker group it only waits: it takes some memory and no CPU, so that it can never hold
-    the CPU its own workers wait for.
+    With a worker group the trial function only waits: it takes some memory and no CPU, so that it can never
+    hold the CPU that its own workers wait for.
     """
     if runs_in_place(trial):
         return resources_per_worker(trial)
@@ -352,7 +355,7 @@ def _check_code(code_root: Path | None) -> None:
     """Refuse to train with another copy of the code than the driver's.
 
     Raises:
-      ConfigError: names both.
+      ConfigError: the copies differ; names both.
     """
     here = Path(__file__).resolve().parents[1]
     if code_root is not None and here != code_root:

@@ -1,8 +1,8 @@
-"""Makes `import torchvision` work beside a CPU build of torch.
+"""Makes `import torchvision` work together with a CPU build of torch.
 
-A torchvision built for CUDA cannot load its compiled operators beside a CPU torch, and then refuses to be
-imported at all, because it registers shapes for operators that nobody declared. timm, open_clip and peft
-import it and fail with it, although image towers need none of those operators.
+A torchvision built for CUDA cannot load its compiled operators with a CPU torch. Its import then fails,
+because it registers shapes for operators that nobody declared. timm, open_clip and peft import it and fail
+too, although image towers need none of those operators.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def ensure_torchvision_import() -> None:
-    """Import torchvision; declare its two undeclared operators where that alone stops the import.
+    """Import torchvision; declare its two undeclared operators if only they stop the import.
 
-    Nothing is changed where the import works. The operators are declared, not defined:
-    `torchvision.ops.nms` still raises when it is called. To be called in every process, Ray workers
+    Nothing is changed if the import works. The operators are declared, not defined:
+    `torchvision.ops.nms` still raises when it is called. Call this in every process, Ray workers
     included, before open_clip, timm or peft are imported.
 
     Raises:
-      Exception: whatever the import raises for any other reason, unchanged.
+      Exception: any other exception of the import, unchanged.
 
     >>> ensure_torchvision_import()
     >>> import torchvision
@@ -41,13 +41,13 @@ def ensure_torchvision_import() -> None:
 
 
 def open_clip() -> Any:
-    """Return the package open_clip, imported now: a second that trainings of other networks do not pay."""
+    """Import open_clip and return it; the import takes a second, which other networks' trainings save."""
     ensure_torchvision_import()
     return importlib.import_module("open_clip")
 
 
 def script_import(package: str) -> str:
-    """Return how a script imports a package that imports torchvision: after the repair where it needs one."""
+    """Return a script's import of a package that imports torchvision, with the repair first if needed."""
     ensure_torchvision_import()
     is_whole: bool = importlib.import_module("torchvision.extension")._has_ops()
     repair = "from trainers.torchvision_import import ensure_torchvision_import as repair; repair(); "

@@ -1,7 +1,7 @@
-"""Which settings of a training do something, given the others: what a run shows, and what it leaves out.
+"""Which settings of a training have an effect, given the other settings: a run records only these.
 
 A momentum of Adam or a temperature of a masked auto-encoder is a number that nothing reads. In a table of
-runs it would look like a setting, so MLflow does not get it.
+runs it would look like a setting, so it is not sent to MLflow.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NEEDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
         lambda params: bool(params.get("lora_rank", 1)),
     ),
 }
-"""What a setting needs to do anything; others always do."""
+"""The condition under which a setting has an effect; settings that are not listed always have one."""
 
 
 def applying(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that do something: without those that are None or empty, or that nothing reads.
+    """Return the settings that have an effect, without those that are None or empty, or that nothing reads.
 
     >>> applying({"optimizer_name": "adam", "momentum": 0.9, "lora_targets": (), "warm_start": None})
     {'optimizer_name': 'adam'}

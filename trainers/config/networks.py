@@ -1,4 +1,4 @@
-"""How records become views, and which network embeds them, from which weights (stages 4 and 5)."""
+"""Options of views, of the network that embeds them, and of its initial weights (stages 4 and 5)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEAD, ALL_LAYERS = "head", "all"
 TRAINED_LAYERS = (HEAD, ALL_LAYERS)
 
 SYNTHETIC = "synthetic:"
-"""Before a number of steps: a warm start that is made here, of generated records."""
+"""Prefix of a number of steps, for a warm start that is made here from generated records."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -27,33 +27,33 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_each(node: object, names: Iterable[str], rule: str, holds: Callable[[Any], bool]) -> None:
-    """Raise ConfigError where a field of these names has a value, other than None, that breaks a rule."""
+    """Raise ConfigError if a field of these names has a value, other than None, that breaks a rule."""
     for name in names:
         value = getattr(node, name)
         require(value is None or holds(value), f"{name} must {rule}; got {value}")
 
 
 def require_least(node: object, least: int, *names: str) -> None:
-    """Raise ConfigError where a field of these names has a value, other than None, below the least."""
+    """Raise ConfigError if a field of these names has a value, other than None, below the least."""
     require_each(node, names, f"be at least {least}", lambda value: value >= least)
 
 
 def require_shares(node: object, *names: str) -> None:
-    """Raise ConfigError where a field of these names has a value outside [0, 1]."""
+    """Raise ConfigError if a field of these names has a value outside [0, 1]."""
     require_each(node, names, "be in [0, 1]", lambda value: 0 <= value <= 1)
 
 
 def require_positive(node: object, *names: str) -> None:
-    """Raise ConfigError where a field of these names has a value that is no positive finite number."""
+    """Raise ConfigError if a field of these names has a value that is not a positive finite number."""
     require_each(node, names, "be positive and finite", lambda value: 0 < value < math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewConfig:
-    """How an image becomes views (stage 4)."""
+    """The augmentation that makes views of an image (stage 4)."""
 
     min_crop_area: float = 0.3
-    """Smallest share of the image's area that a random crop keeps; fixed where it equals the largest."""
+    """Smallest share of the image's area that a random crop keeps; fixed if it equals the largest."""
     max_crop_area: float = 1.0
     """Largest share of the image's area that a random crop keeps."""
     flip_prob: float = 0.5
@@ -63,9 +63,9 @@ class ViewConfig:
     contrast: float = 0.4
     """Contrast jitter, likewise; 0 = off."""
     saturation: float = 0.0
-    """Saturation jitter, likewise, of colour images; 0 = off."""
+    """Saturation jitter of colour images, likewise; 0 = off."""
     hue: float = 0.0
-    """Hue jitter, of colour images: a rotation is drawn from [−x, x] turns, at most 0.5; 0 = off."""
+    """Hue jitter of colour images: a rotation is drawn from [−x, x] turns, with x at most 0.5; 0 = off."""
     blur_prob: float = 0.0
     """Probability of a Gaussian blur."""
     min_blur_sigma: float = 0.1
@@ -90,14 +90,14 @@ class ViewConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextViewConfig:
-    """How a caption becomes views (stage 4), by the augmentations of `trainers.views.caption_views`."""
+    """The augmentation that makes views of a caption (stage 4), see `trainers.views.caption_views`."""
 
     sentence_swap_prob: float = 0.5
     """Probability that two sentences of a caption change places."""
     word_swap_prob: float = 0.0
     """Probability, per pair of adjacent words, that they change places."""
     word_delete_prob: float = 0.0
-    """Probability, per word that carries little meaning, that it is dropped."""
+    """Probability, per word that carries little meaning, that the word is dropped."""
 
     def __post_init__(self) -> None:
         require_shares(self, "sentence_swap_prob", "word_swap_prob", "word_delete_prob")
@@ -105,21 +105,21 @@ class TextViewConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AnyNetwork:
-    """What all networks share.
+    """The options that all networks share.
 
     Attributes:
       takes_pairs: whether its records are pairs of an image and a text.
-      has_towers: whether images and texts have a part of its weights each, and nothing else has one.
+      has_towers: whether its weights have exactly two parts, one for images and one for texts.
     """
 
     name: str = field(default="small_cnn", metadata=option("network"))
-    """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP
-    model: clip-tiny, open_clip's name (ViT-B-32), or its configuration's file; of dp_mae and dp_cap mae- or
-    cap-toy, -tiny, -small, -base or -large (or mae-nano); of dp_classifier any."""
+    """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; for pairs a CLIP
+    model: clip-tiny, open_clip's name (ViT-B-32), or its configuration's file; for dp_mae and dp_cap mae- or
+    cap-toy, -tiny, -small, -base or -large (or mae-nano); for dp_classifier any of these."""
     precision: str = "float32"
-    """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
+    """Network precision: float32, bfloat16 or float16; norms, clipping and noise are never below float32."""
     loss_scale: float = 1024.0
-    """Public constant of float16 gradients, a power of two; never adapted, for that would leak."""
+    """Public scale of float16 gradients, a power of two; never adapted, because that would leak."""
 
     takes_pairs: ClassVar[bool] = False
     has_towers: ClassVar[bool] = False
@@ -140,12 +140,12 @@ class AnyNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetwork(AnyNetwork):
-    """What a network of images has besides."""
+    """The additional options of a network of images."""
 
     embedding_dim: int = 64
-    """Width of the unit embeddings that the loss sees."""
+    """Width of the unit embeddings that the loss compares."""
     mixes_no_records: bool = False
-    """Your word for a network of your own, whose groups then go many at once: it mixes no records."""
+    """Your promise that your own network mixes no records; many of its groups then share a pass."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,7 +154,7 @@ class ImageNetwork(AnyNetwork):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerNetwork(AnyNetwork):
-    """What the transformers of this package have besides."""
+    """The additional options of this package's transformers."""
 
     gradient_checkpointing: bool = False
     """Transformers: recompute activations; groups are then taken one at a time, in less memory."""
@@ -162,11 +162,11 @@ class TransformerNetwork(AnyNetwork):
 
 @dataclass(frozen=True, kw_only=True)
 class PatchNetwork(TransformerNetwork):
-    """What transformers of an image's patches have besides."""
+    """The additional options of transformers of an image's patches."""
 
     patch_size: int | None = None
-    """Auto-encoder and captioner: side of a patch in pixels, which divides the image; 16 unless given, of
-    mae-toy 4 and of cap-toy 8."""
+    """Auto-encoder and captioner: side of a patch in pixels, which divides the image; by default 16, for
+    mae-toy 4 and for cap-toy 8."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,10 +178,10 @@ class PatchNetwork(TransformerNetwork):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedNetwork(PatchNetwork):
-    """What a masked auto-encoder has besides."""
+    """The additional options of a masked auto-encoder."""
 
     mask_ratio: float = 0.75
-    """Auto-encoder: the share of an image's patches that is hidden, and rebuilt from the others."""
+    """Auto-encoder: the share of an image's patches that are hidden, and rebuilt from the other patches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,20 +190,20 @@ class MaskedNetwork(PatchNetwork):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptioningNetwork(PatchNetwork):
-    """What a captioner has besides."""
+    """The additional options of a captioner."""
 
     tie_embeddings: bool = False
-    """Captioner: one table for the tokens that are read and for those that are predicted."""
+    """Captioner: share one table between the tokens that are read and the tokens that are predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyingNetwork(AnyNetwork):
-    """What a classifier has besides."""
+    """The additional options of a classifier."""
 
     num_classes: int | None = None
-    """Classifier: how many classes there are, a public number; those that public data show unless given."""
+    """Classifier: public number of classes; by default the number of classes in the public data."""
     trained_layers: str = HEAD
-    """Classifier: what trains: head (a linear layer on frozen features), or all (the encoder, too)."""
+    """Classifier: trained layers: head (a linear layer on frozen features), or all (the encoder, too)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,7 +214,7 @@ class ClassifyingNetwork(AnyNetwork):
 
 @dataclass(frozen=True, kw_only=True)
 class ClipNetwork(TransformerNetwork):
-    """What a CLIP model has besides, and which of its weights train."""
+    """The additional options of a CLIP model, and which of its weights train."""
 
     pretrained: str = "random"
     """CLIP: random, or open_clip's name of published weights, such as laion2b_s34b_b79k."""
@@ -240,7 +240,7 @@ class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, Classifying
 
     warm_start: Path | None = None
     """Start from public weights: an exported model's folder, a file with a state dict of the network, or
-    synthetic:STEPS to make them first, without privacy, in so many steps on generated records; or from an
+    synthetic:STEPS to make them first, without privacy, in STEPS steps on generated records; or from an
     exported model of the same private data, charged to the same ledger."""
 
     def __post_init__(self) -> None:
@@ -250,10 +250,10 @@ class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, Classifying
 
 
 def synthetic_steps(warm_start: Path) -> int | None:
-    """Return the steps of a warm start that is to be made of generated records; None for weights of a file.
+    """Return the steps of a warm start that is made from generated records; None for weights of a file.
 
     Raises:
-      ConfigError: they are no positive whole number.
+      ConfigError: the number of steps is not a positive whole number.
 
     >>> synthetic_steps(Path("synthetic:300")), synthetic_steps(Path("weights.pt"))
     (300, None)
@@ -275,14 +275,15 @@ class NetworkConfig(ImageNetwork):
     """The network of one training on images (stage 5).
 
     Attributes:
-      predictor: put a predictor behind the projection head, for methods that regress onto a target network.
+      predictor: whether a predictor follows the projection head, for methods that regress onto a target
+        network.
     """
 
     predictor: bool = False
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the network is from outside of this package, which has only its author's word for it."""
+        """Whether the network is from outside this package, which then relies on its author's promise."""
         return ":" in self.name
 
     task: ClassVar[str] = "images"
@@ -290,7 +291,7 @@ class NetworkConfig(ImageNetwork):
 
 
 class _OfThisPackage:
-    """What needs no word of an author, and no predictor."""
+    """A network of this package, which needs no author's promise and no predictor."""
 
     mixes_no_records: ClassVar[bool] = False
     is_foreign: ClassVar[bool] = False
@@ -302,9 +303,9 @@ class ClipNetworkConfig(ClipNetwork, _OfThisPackage):
     """Both towers of a CLIP model and their trained weights (stage 5), for pairs of images and texts.
 
     Attributes:
-      name: as `trainers.models.clip.published_models.ClipConfig.model`: open_clip's name, "clip-tiny", or a
-        file.
-      pretrained: "random", or open_clip's name of published weights; a file of one's own is a warm start.
+      name: the model, as in `trainers.models.clip.published_models.ClipConfig.model`: open_clip's name,
+        "clip-tiny", or a file.
+      pretrained: "random", or open_clip's name of published weights; your own file is a warm start.
     """
 
     name: str = "clip-tiny"
@@ -315,7 +316,7 @@ class ClipNetworkConfig(ClipNetwork, _OfThisPackage):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedNetworkConfig(MaskedNetwork, _OfThisPackage):
-    """A masked auto-encoder: a transformer of visible patches, and one that rebuilds the others (stage 5)."""
+    """A masked auto-encoder: one transformer reads visible patches, another rebuilds the rest (stage 5)."""
 
     name: str = "mae-toy"
     learn_temperature: ClassVar[bool] = False
@@ -324,7 +325,7 @@ class MaskedNetworkConfig(MaskedNetwork, _OfThisPackage):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionerConfig(CaptioningNetwork, _OfThisPackage):
-    """A captioner: a transformer of an image's patches, and one that predicts its caption (stage 5)."""
+    """A captioner: one transformer reads an image's patches, another predicts its caption (stage 5)."""
 
     name: str = "cap-toy"
     learn_temperature: ClassVar[bool] = False
@@ -341,7 +342,7 @@ class ClassifierConfig(ClassifyingNetwork):
     """An encoder of images with a linear layer for the classes (stage 5).
 
     Attributes:
-      encoder: the network whose features are classified; of its own precision no use is made.
+      encoder: the network whose features are classified; its own precision is not used.
       num_classes: K; labels are 0 to K − 1.
     """
 
@@ -353,12 +354,12 @@ class ClassifierConfig(ClassifyingNetwork):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the encoder is from outside of this package."""
+        """Whether the encoder is from outside this package."""
         return self.encoder.is_foreign
 
     @property
     def mixes_no_records(self) -> bool:
-        """Whether the encoder's author gives his word for it."""
+        """Whether the encoder's author promises that it mixes no records."""
         return self.encoder.mixes_no_records
 
 
@@ -368,11 +369,11 @@ AnyNetworkConfig: TypeAlias = EncoderConfig | ClassifierConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateStart:
-    """A model that the training's own records made, at an ε that their ledger holds.
+    """A model trained on the training's own records, at an ε that their ledger holds.
 
     Attributes:
-      sweep: that trained it.
-      head: of the ledger, when the sweep had been charged.
+      sweep: the sweep that trained the model.
+      head: the head of the ledger after the sweep had been charged.
     """
 
     sweep: str
@@ -386,13 +387,13 @@ class WarmStart:
     Made by `trainers.training.warm_start.read_warm_start`.
 
     Attributes:
-      path: of the file; every worker reads it there.
-      sha256: of the file: what decides the result.
-      embedding_dim: width of the projection head in it; None without one.
-      origin: where it comes from, in words.
-      from_records: whether data made it; no generated records do.
-      classifies: whether it holds a classifier, with its head.
-      private: how weights that the same private records made are charged; None of public ones.
+      path: the path of the file, from which every worker reads it.
+      sha256: the hash of the file, which decides the result.
+      embedding_dim: width of the projection head in the file; None without a head.
+      origin: the origin of the weights, in words.
+      from_records: whether the weights were trained on data; False for generated records.
+      classifies: whether the file holds a classifier with its head.
+      private: the charge for weights that the same private records made; None for public weights.
     """
 
     path: str

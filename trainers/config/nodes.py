@@ -1,7 +1,7 @@
-"""What a training is set by besides its mechanism and network: the nodes of the options, and their rules.
+"""The settings of a training besides its mechanism and network: the nodes of the options, and their rules.
 
-What decides the result stands apart from `PerformanceConfig`, which must not change it. The docstring under a
-field describes it on the command line.
+The settings that decide the result are separate from `PerformanceConfig`, which must not change it. The
+docstring under a field is its description on the command line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _require_natural(node: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """The loss of a group, and the parts of its gradient that are clipped apart (stages 4, 6 and 7)."""
+    """The loss of a group, and the parts of its gradient that are clipped separately (stages 4, 6 and 7)."""
 
     temperature: float = 0.2
     """τ of the contrastive loss."""
@@ -46,7 +46,7 @@ class RandomnessConfig:
     seeded_non_private: bool = False
     """Reproducible sampling and noise from the seed. Such runs have NO guarantee and are labelled so."""
     secure_noise: bool | None = None
-    """Draw sampling, permutations and noise from a cryptographic stream; private data always do."""
+    """Draw sampling, permutations and noise from a cryptographic stream; always on for private data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +62,11 @@ class OptimizerConfig:
     momentum: float = 0.9
     """Momentum of SGD."""
     warmup_steps: int = 0
-    """Steps in which the learning rate rises to its value."""
+    """Steps during which the learning rate rises to its value."""
     learning_rate_decay: str = "none"
     """How the learning rate falls afterwards: none, cosine or linear, towards 0 at the last step."""
     ema_decay: float = 0.0
-    """Decay of a moving average of the weights that is scored and returned, at no ε; 0 = the last ones."""
+    """Decay of a moving average of the weights that is scored and returned, at no ε; 0 = the last weights."""
 
     def __post_init__(self) -> None:
         require_positive(self, "learning_rate")
@@ -86,25 +86,26 @@ class EvaluationConfig:
     """Scores of frozen features, and metrics during the training."""
 
     max_index_records: int | None = None
-    """Fit k-NN and probe on so many training records, the first by a keyed hash of their id; else on all."""
+    """Number of training records that k-NN and probe are fitted on, the first by a keyed hash of their id;
+    all by default."""
     max_query_records: int | None = None
-    """Score so many test records, likewise; else all."""
+    """Number of test records that are scored, chosen likewise; all by default."""
     num_neighbors: int = 3
     """k of k-NN."""
     readout: str = POOLED
-    """What k-NN and probe read: pooled (the features), or grid4 (a CNN's feature map averaged to 4×4)."""
+    """Input of k-NN and probe: pooled (the features), or grid4 (a CNN's feature map averaged to 4×4)."""
     also_untrained: bool = True
     """Score the network before training, too: at random weights, and at its public start if it has one."""
     record_every_steps: int = 10
     """Steps between recorded SNR and loss values (public data only); 0 = first step only."""
     score_every_steps: int = 0
-    """Steps between scores on the way, where final scores are seen; 0 = none."""
+    """Steps between scores during the training, if final scores may be seen; 0 = none."""
     score_on_held_out: float = 0.0
-    """Share of the records held out of training and scored with noise against the public --evaluate-on."""
+    """Share of the records that are held out and scored with noise against the public --evaluate-on."""
     score_noise_multiplier: float | None = None
     """Standard deviation of the noise on each count of correct held-out records; charged in ε."""
     snr_noise_multiplier: float | None = None
-    """Release the first step's SNR with this noise (over its sensitivity), charged in ε; else not."""
+    """Release the first step's SNR with this noise (over its sensitivity), charged in ε; not by default."""
 
     def __post_init__(self) -> None:
         require_least(self, 1, "max_index_records", "max_query_records", "num_neighbors")
@@ -120,13 +121,13 @@ class EvaluationConfig:
         )
         for name in ("score_noise_multiplier", "snr_noise_multiplier"):
             if getattr(self, name) is not None:
-                from dpgcl_core.release import noised_counts  # here, with the accountants
+                from dpgcl_core.release import noised_counts  # imported here, as it loads the accountants
 
                 noised_counts.check_noise_multiplier(name, getattr(self, name))
 
     @property
     def num_noised_scores(self) -> int:
-        """Noised counts of one trial: k-NN and linear probe, of the trained network alone."""
+        """Noised counts of one trial: k-NN and linear probe, of the trained network only."""
         return 2 if self.score_on_held_out else 0
 
 
@@ -139,15 +140,15 @@ class PerformanceConfig:
     threads_per_worker: int = 1
     """CPU threads of one worker."""
     max_views_per_microbatch: int | None = None
-    """Images passed through the network at once; what is fast and fits into memory unless given."""
+    """Images passed through the network at once; by default a number that is fast and fits into memory."""
     prefetch: bool = False
-    """Make the next images' views in a thread; helps where a core has nothing else to do."""
+    """Make the next images' views in a thread; helps if a core is otherwise idle."""
     checkpoint_every_steps: int = 10
-    """Steps between checkpoints: the most that a stop makes repeat."""
+    """Steps between checkpoints: the most steps that are repeated after a stop."""
     device: str = "auto"
-    """cpu, cuda, or auto: in a sweep, cuda where --gpus-per-worker sets one aside."""
+    """cpu, cuda, or auto: in a sweep, cuda if --gpus-per-worker reserves a GPU."""
     worker_processes: bool = False
-    """Start a Ray Train worker group even for one worker: some ten seconds more per training."""
+    """Start a Ray Train worker group even for one worker, which takes about ten seconds more per training."""
 
     def __post_init__(self) -> None:
         require_least(self, 1, "num_workers", "threads_per_worker", "max_views_per_microbatch")

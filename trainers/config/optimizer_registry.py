@@ -1,6 +1,6 @@
-"""The optimizers: one entry each, which training, estimates of memory and disk, and tables read.
+"""The optimizers: one entry per optimizer, read by training, by estimates of memory and disk, and by tables.
 
-Entries are light: torch is imported when an optimizer is built.
+Entries are light: torch is imported only when an optimizer is built.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class OptimizerEntry:
     """One optimizer.
 
     Attributes:
-      name: on the command line.
-      build: makes it over parameters by a configuration.
-      states_per_weight: float32 numbers that it keeps for each trained weight.
-      has_momentum: whether it reads `momentum`, and keeps nothing where that is 0.
+      name: the optimizer's name on the command line.
+      build: function of parameters and a configuration that makes the optimizer.
+      states_per_weight: number of float32 values that it keeps for each trained weight.
+      has_momentum: whether it reads `momentum`, and keeps nothing if `momentum` is 0.
     """
 
     name: str
@@ -37,12 +37,12 @@ class OptimizerEntry:
     has_momentum: bool = False
 
     def num_states(self, momentum: float) -> int:
-        """Return how many numbers it keeps for each trained weight."""
+        """Return the number of values that it keeps for each trained weight."""
         return 0 if self.has_momentum and momentum == 0 else self.states_per_weight
 
 
 def _of_torch(name: str, *settings: str) -> Build:
-    """Return what builds a class of `torch.optim`, with these fields of the configuration besides."""
+    """Return a function that builds a class of `torch.optim`, also passing these configuration fields."""
 
     def build(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
         import torch
@@ -62,14 +62,14 @@ _ENTRIES = (
     OptimizerEntry(name="sgd", build=_of_torch("SGD", "momentum"), states_per_weight=1, has_momentum=True),
 )
 OPTIMIZERS: dict[str, OptimizerEntry] = {entry.name: entry for entry in _ENTRIES}
-"""Adam and AdamW keep their usual β = (0.9, 0.999). Fused: one pass over the weights."""
+"""Adam and AdamW keep their usual β = (0.9, 0.999). All are fused: one pass over the weights."""
 
 
 def optimizer_named(name: str) -> OptimizerEntry:
     """Return the optimizer of this name.
 
     Raises:
-      ConfigError: there is none; lists them.
+      ConfigError: there is no such optimizer; lists the known ones.
     """
     if name not in OPTIMIZERS:
         raise ConfigError(unknown_choice("optimizer", name, OPTIMIZERS))

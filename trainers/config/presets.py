@@ -1,4 +1,4 @@
-"""Settings by name: starting points of a command line, none of them tuned on private data."""
+"""Named settings: starting points of a command line, none of them tuned on private data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAPER = TrainingOptions(
     evaluation=EvaluationConfig(record_every_steps=50),
     performance=PerformanceConfig(checkpoint_every_steps=25),
 )
-# Found on public data at S = 8 (Fashion-MNIST, one seed) and S = 4 (digits, two), not on the S axis.
+# Found on public data at S = 8 (Fashion-MNIST, one seed) and S = 4 (digits, two seeds), not on the S axis.
 _TINY_NETWORK = TrainingOptions(
     objective=ObjectiveConfig(temperature=0.5),
     network=NetworkOptions(name="tiny_cnn", embedding_dim=16),
@@ -32,15 +32,15 @@ DIGITS_CPU = replace_options(_TINY_NETWORK, learning_rate=5e-3, min_crop_area=0.
 FASHION_MNIST_CPU = replace_options(_TINY_NETWORK, expected_batch_size=1024)
 CPU = TrainingOptions()
 
-# From random weights, on generated pairs; every weight trains, for there is nothing to adapt.
+# From random weights, on generated pairs; every weight trains, because there is nothing to adapt.
 PAIRS_CPU = TrainingOptions(
     mechanism=MechanismOptions(expected_batch_size=1024, group_size=16),
     objective=ObjectiveConfig(temperature=0.1),
     views=ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0),
     network=NetworkOptions(name="clip-tiny", lora_rank=0),
-    evaluation=EvaluationConfig(max_query_records=2_000),  # the candidates of a recall, too
+    evaluation=EvaluationConfig(max_query_records=2_000),  # also the number of candidates of a recall
 )
-# Of short captions, from public weights that have seen half of the words (`benchmarks/common_words.py`).
+# For short captions, from public weights trained on half of the words (`benchmarks/common_words.py`).
 SHORT_PAIRS_CPU = replace_options(
     PAIRS_CPU,
     num_augmentations=0,
@@ -62,8 +62,8 @@ PAPER_PAIRS = replace_options(
 )
 
 OWN_NETWORKS = {config.task: config().name for config in (MaskedNetworkConfig, CaptionerConfig)}
-"""The network that a task trains unless another is given, where no setting's network fits. A classifier has
-none: it stands on any."""
+"""The default network of a task that no setting's network fits. A classifier has no default, because it can
+use any encoder."""
 
 SETTINGS: dict[str, TrainingOptions] = {
     "cpu": CPU,
@@ -79,7 +79,9 @@ SETTINGS: dict[str, TrainingOptions] = {
 def named_setting(
     name: str, *, dataset: str, modality: Literal["image", "image-text"] = "image"
 ) -> TrainingOptions:
-    """Return a setting by name; `auto` is the CPU-sized one of the data set, `paper` its modality's.
+    """Return a setting by name.
+
+    `auto` is the CPU-sized setting of the data set, and `paper` the paper's setting for the modality.
 
     Raises:
       ConfigError: there is no such setting.

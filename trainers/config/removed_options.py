@@ -1,8 +1,8 @@
-"""Options of earlier versions: what a file may still hold of them, and what to use instead.
+"""Options of earlier versions: the values that a file may still hold, and what to use instead.
 
-A configuration file, a checkpoint or a command of an earlier version may name an option that is gone. Where
-it has the value at which the option did nothing, the training is the same one without it, so it is read.
-Any other value asked for something that no training does any more: it is refused, with the changelog's line.
+A configuration file, a checkpoint or a command of an earlier version may name a removed option. If it has the
+value at which the option did nothing, the training is the same without it, so the file is read. Any other
+value requests something that no training does any more: it is refused, with the changelog's line.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from trainers.config.tree import replace_options as changed  # noqa: F401  # its
 
 @dataclass(frozen=True, kw_only=True)
 class RemovedField:
-    """An option that is gone.
+    """A removed option.
 
     Attributes:
-      default: the value at which it did nothing.
-      line: of the changelog: since when, and what to use instead.
-      is_secret: whether a value may hold a password, which no message repeats.
+      default: the value at which the option did nothing.
+      line: the changelog's line: the version that removed it, and what to use instead.
+      is_secret: whether a value may hold a password, so that no message repeats it.
     """
 
     default: Any
@@ -72,22 +72,22 @@ REMOVED_FIELDS: Mapping[str, RemovedField] = {
     "published": RemovedField(default=False, line=_NO_PUBLISHED),
     "storage.publish_to": RemovedField(default=None, line=_NO_COPIES, is_secret=True),
 }
-"""By their place in a configuration file, section and field."""
+"""The removed options by their place in a configuration file, section and field."""
 
 REMOVED_CHOICES: Mapping[tuple[str, str], str] = {
     ("optimizer", "noise_sgd"): _NO_NOISE_SGD,
     ("optimizer", "lars"): _NO_LARS,
     ("sampler", "qmc"): "removed in 0.2.0: use --sampler random, which looks at no score either",
 }
-"""Lines of the changelog by an option that stays, and its value that is gone."""
+"""Lines of the changelog, by an option that remains and its value that was removed."""
 
 
 def check_removed_field(key: str, value: Any) -> None:
-    """Raise ConfigError unless an option that is gone has the value at which it did nothing.
+    """Raise ConfigError unless a removed option has the value at which it did nothing.
 
     Args:
-      key: of `REMOVED_FIELDS`.
-      value: that it has.
+      key: a key of `REMOVED_FIELDS`.
+      value: the option's value.
 
     >>> check_removed_field("objective.num_view_draws", 1)
     >>> check_removed_field("public.subspace_dim", 4)
@@ -103,7 +103,7 @@ def check_removed_field(key: str, value: Any) -> None:
 
 
 def is_removed_section(key: str) -> bool:
-    """Whether fields that are gone stood in a section of this name.
+    """Whether removed fields were in a section of this name.
 
     >>> is_removed_section("public"), is_removed_section("pub")
     (True, False)
@@ -112,7 +112,7 @@ def is_removed_section(key: str) -> bool:
 
 
 def removed_option_line(option: str) -> str | None:
-    """Return what the changelog says of an option that is gone, as it is typed; None of any other.
+    """Return the changelog's line for a removed option, given as typed; None for any other option.
 
     >>> removed_option_line("--num-view-draws").partition(":")[0], removed_option_line("--num-steps")
     ('removed in 0.2.0', None)
@@ -122,7 +122,7 @@ def removed_option_line(option: str) -> str | None:
 
 
 def check_removed_choice(option: str, value: str) -> None:
-    """Raise ConfigError if the option had this value in earlier versions alone.
+    """Raise ConfigError if the option had this value only in earlier versions.
 
     >>> check_removed_choice("optimizer", "adam")
     """

@@ -1,7 +1,7 @@
 """The options of a training as one typed tree; `trainers.training.resolve` makes a `TrainingConfig` of it.
 
 All values are public choices. The command line of a sweep starts from a named setting
-(`trainers.config.presets`) and replaces what the user gives.
+(`trainers.config.presets`) and replaces the options that the user gives.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ class MechanismOptions:
     """The private step and its privacy budget."""
 
     method: str = "dp_gcl"
-    """Method; `python -m dpgcl_core.methods` lists them with what each guarantees."""
+    """Method; `python -m dpgcl_core.methods` lists the methods with their guarantees."""
     epsilon: float | None = None
-    """Target ε by PLD for one record; 10 unless a noise multiplier is given."""
+    """Target ε by PLD for one record; by default 10, unless a noise multiplier is given."""
     noise_multiplier: float | None = None
     """σ = noise std / sensitivity, in place of a target ε."""
     delta: float | None = None
-    """Target δ; 1/(n ln n) unless given."""
+    """Target δ; 1/(n ln n) by default."""
     num_records_public: int | None = None
-    """Declared public number of records N, the most that the data may hold; the ledger's, or the data set's
-    own (then public), unless given."""
+    """Declared public number of records N, the most that the data may hold; by default the ledger's, or the
+    data set's own number (which is then public)."""
     sampling: str | None = None
-    """What a step samples: groups (sensitivity C) or records (2C, as published); groups where it can be."""
+    """What a step samples: groups (sensitivity C) or records (2C, as published); by default groups if the
+    method allows it."""
     expected_batch_size: float = 512
     """Expected records per step, q·n."""
     sampling_prob: float | None = None
@@ -49,24 +50,24 @@ class MechanismOptions:
     num_steps: int = 100
     """T, training steps."""
     tan_factor: float = 1.0
-    """k of TAN: after σ was found for B, train at B/k and σ/k, which costs 1/k of the time and a larger ε."""
+    """k of TAN: once σ is found for B, train at B/k and σ/k, in 1/k of the time and at a larger ε."""
     restart_steps: int | None = None
-    """R, steps that restarts may repeat, in ε in advance; one checkpoint interval for private data without a
-    ledger, else 0."""
+    """R, steps that restarts may repeat, charged in ε in advance; by default one checkpoint interval for
+    private data without a ledger, otherwise 0."""
     group_size: GroupSize = 8
     """S, records per group; "batch" makes the whole realised batch one group."""
     l2_clip_norm: float = 1.0
     """C, bound on one group's gradient norm."""
     clipping: str = "flat"
-    """How gradients get norms below C: flat, or automatic (each times C/(norm + 0.01))."""
+    """How gradients get norms below C: flat, or automatic (each gradient times C/(norm + 0.01))."""
     batch_cap: int | None = None
-    """Public cap on the records of a step, for methods that need one; out of reach unless given."""
+    """Public cap on the records of a step, for methods that need a cap; by default out of reach."""
 
     def target_epsilon(self) -> float | None:
-        """Return the ε to calibrate for: inf for methods without noise, None when σ is given instead.
+        """Return the ε to calibrate for: inf for methods without noise, None if σ is given instead.
 
         Raises:
-          ConfigError: ε and σ contradict each other, or the method.
+          ConfigError: ε and σ contradict each other or the method.
         """
         if method_named(self.method).label == "none":
             return self._no_noise()
@@ -88,7 +89,7 @@ class MechanismOptions:
         return epsilon
 
     def _no_noise(self) -> float:
-        """Return inf, the ε of methods that add no noise, and refuse to be told otherwise."""
+        """Return inf, the ε of methods that add no noise, and refuse any other ε and any σ."""
         if self.epsilon is not None and self.epsilon != math.inf:
             raise ConfigError(
                 f"{self.method} adds no noise: leave epsilon out, or give inf; got {self.epsilon:g}"
@@ -102,7 +103,7 @@ class MechanismOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options of one training; `trainers.config.tree.replace_options` replaces some by name."""
+    """The options of one training; `trainers.config.tree.replace_options` replaces options by name."""
 
     mechanism: MechanismOptions = field(default_factory=MechanismOptions)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)

@@ -1,8 +1,8 @@
 """The settings of one training: frozen, keyword-only, validated at construction.
 
-What decides the guarantee is in `dpgcl_core.mechanism.mechanism.Mechanism`; what decides the result besides
-it is in `trainers.config.networks` and `trainers.config.nodes`, whose classes are nodes of the options, too
-(`trainers.config.settings`).
+The settings that decide the guarantee are in `dpgcl_core.mechanism.mechanism.Mechanism`. The other settings
+that decide the result are in `trainers.config.networks` and `trainers.config.nodes`, whose classes are also
+nodes of the options (`trainers.config.settings`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from trainers.config.nodes import (
 )
 
 TOWERS = ClippingParts(prefixes=("clip.visual.",))
-"""The image tower; the text tower and the temperature are the rest."""
+"""Parts of a gradient: the image tower, and the rest, which is the text tower and the temperature."""
 
 
 TARGET_DECAY = 0.99
-"""Of the average that a method regresses onto, where no `ema_decay` is given."""
+"""Decay of the average that a method regresses onto, if no `ema_decay` is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,11 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
     Attributes:
       mechanism: the private step and its accounting.
-      public_seed: governs initialisation, augmentation and the evaluation subsets: public things only. With
-        `seeded_non_private` it governs sampling, permutation and noise, too.
-      warm_start: public weights to start from; None for a random draw, or what a CLIP model starts from.
-      text_views: of captions; None where there are none.
+      public_seed: seed of initialisation, augmentation and the evaluation subsets, which are all public. With
+        `seeded_non_private` it also determines sampling, permutation and noise.
+      warm_start: weights to start from, public or charged to the same ledger; None for a random draw, or for
+        the weights that a CLIP model starts from.
+      text_views: augmentation of captions; None without captions.
     """
 
     mechanism: Mechanism
@@ -152,7 +153,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
     @property
     def loss_settings(self) -> LossSettings:
-        """What losses and rules need besides the mechanism's numbers."""
+        """The settings of losses and rules besides the mechanism's numbers."""
         return LossSettings(
             temperature=1.0 if self.network.learn_temperature else self.temperature,
             pairs=self.network.takes_pairs,
@@ -162,54 +163,54 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         )
 
     def rule(self, groups_at_once: int | None = None) -> GradientRule:
-        """Return how one step's clipped sum is made, in passes of so many groups."""
+        """Return the rule that makes one step's clipped sum, in passes of `groups_at_once` groups."""
         return self.mechanism.rule(dataclasses.replace(self.loss_settings, groups_at_once=groups_at_once))
 
     @property
     def isolates_groups(self) -> bool:
-        """Whether the network sees one group at a time and keeps nothing: nobody vouches for it."""
+        """Whether the network sees one group at a time and keeps nothing, because nobody vouches for it."""
         return self.network.is_foreign and not self.network.mixes_no_records
 
     @property
     def starts_at_random(self) -> bool:
-        """Whether the first weights are a random draw alone, and not public weights that something made."""
+        """Whether the first weights are only a random draw, and not weights that were trained before."""
         published = isinstance(self.encoder, ClipNetworkConfig) and self.encoder.pretrained != "random"
         return self.warm_start is None and not published
 
     @property
     def encoder(self) -> EncoderConfig:
-        """The encoder of images: the network itself, or what a classifier stands on."""
+        """The encoder of images: the network itself, or the encoder of a classifier."""
         return self.network.encoder if isinstance(self.network, ClassifierConfig) else self.network
 
     def group_loss(self) -> GroupLoss | None:
-        """Return the loss of a group's embeddings; None where the rule has one of the whole batch."""
+        """Return the loss of a group's embeddings; None if the rule has a loss of the whole batch."""
         return self.mechanism.loss(self.loss_settings)
 
     @property
     def task(self) -> str:
-        """The name of what is trained, see `trainers.tasks.task`: that which the network is for."""
+        """The name of the task that the network is for, see `trainers.tasks.task`."""
         return self.network.task
 
     @property
     def average_decay(self) -> float:
-        """Decay of the average of the iterates that is kept; 0 where none is."""
+        """Decay of the average of the iterates that is kept; 0 if no average is kept."""
         return self.optimizer.ema_decay or (TARGET_DECAY if self.mechanism.rules.needs_target else 0.0)
 
     @property
     def warm_start_sha256(self) -> str | None:
-        """What identifies the weights that the training starts from, wherever they lie."""
+        """The hash that identifies the weights that the training starts from, wherever the file is."""
         return self.warm_start.sha256 if self.warm_start is not None else None
 
     @property
     def guarantee_label(self) -> str:
-        """`proven` or `none`; a seeded run is never private."""
+        """The label `proven` or `none`; a seeded run is never private."""
         return "none" if self.seeded_non_private else self.mechanism.guarantee_label
 
     def randomness(self, *, data_are_private: bool) -> DrawSource:
-        """Return where sampling, permutations and noise come from.
+        """Return the source of sampling, permutations and noise.
 
         Raises:
-          ConfigError: private data without the cryptographic stream, or a seeded run with it.
+          ConfigError: private data would be used without the cryptographic stream, or a seeded run with it.
         """
         return choose_randomness(
             secure_noise=self.secure_noise,
@@ -218,14 +219,15 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         )
 
     def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
-        """Return ε of all that one training releases: model, noised scores and noised SNR.
+        """Return ε of everything that one training releases: model, noised scores and noised SNR.
 
-        Of R steps for restarts that are charged in advance each may be a first one again.
+        Each of the R steps that are charged in advance for restarts may be a first step again.
 
         Args:
-          num_steps: charged steps; all planned ones, T + R, unless given.
-          num_restarts: each may have repeated the first step, whose SNR is then charged once more.
-          num_scorings: times that the noised scores may have been drawn.
+          num_steps: number of charged steps; by default all planned steps, T + R.
+          num_restarts: number of restarts. Each may have repeated the first step, whose SNR is then charged
+            once more.
+          num_scorings: number of times that the noised scores may have been drawn.
         """
         num_restarts = max(num_restarts, self.mechanism.num_restart_steps or 0)
         return noised_counts.trial_epsilon(
@@ -239,12 +241,12 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
     @property
     def num_scored_public(self) -> int:
-        """The public divisor of noised counts: the held-out records to expect beside those trained on."""
+        """The public divisor of noised counts: the number of held-out records expected for N trained ones."""
         share = self.evaluation.score_on_held_out
         return max(1, round(self.mechanism.num_records_public * share / (1 - share)))
 
     def as_params(self) -> dict[str, Any]:
-        """Return every setting flat, by the names of the dataclass fields, for MLflow."""
+        """Return all settings in one flat dictionary, by the names of the dataclass fields, for MLflow."""
         parts: list[tuple[str, Any]] = [
             ("", self),
             ("", self.mechanism),

@@ -1,9 +1,9 @@
 """Options as one tree of nested dataclasses, and how its leaves are named, described and replaced.
 
-A *node* is a frozen dataclass; a field whose type is a dataclass leads to a further node, and every other
-field is a leaf: an option. An option is declared once, as a field with its default and, in the docstring
-under it, its description. Names of options are unique over a tree, so that a command line needs no prefixes
-and a point of a sweep can say `{"num_steps": 10}`.
+A *node* is a frozen dataclass. A field whose type is a dataclass leads to a further node, and every other
+field is a leaf, that is, an option. An option is declared once, as a field with its default and, in the
+docstring under it, its description. Names of options are unique over a tree, so that a command line needs no
+prefixes and a point of a sweep can be written `{"num_steps": 10}`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPTION = "option"
 
 
 def option(name: str | None) -> Mapping[str, Any]:
-    """Return the metadata of a field whose option has another name than itself; None for no option at all.
+    """Return the metadata of a field whose option is named differently; with None the field is no option.
 
     For example, `name: str = field(default="adam", metadata=option("optimizer"))`.
     """
@@ -42,9 +42,9 @@ class Leaf:
     """One option.
 
     Attributes:
-      option: its name, unique over the tree.
-      path: names of the fields that lead to it, its own one last.
-      type: what it holds, with `Annotated` marks.
+      option: the option's name, unique over the tree.
+      path: names of the fields that lead to the option, its own field last.
+      type: the type of its values, with `Annotated` marks.
       help: its description, from the docstring under the field.
     """
 
@@ -55,7 +55,7 @@ class Leaf:
 
     @property
     def key(self) -> str:
-        """Its place in a configuration file, such as `mechanism.num_steps`."""
+        """The option's place in a configuration file, such as `mechanism.num_steps`."""
         return ".".join(self.path)
 
     def of(self, tree: object) -> Any:
@@ -75,7 +75,7 @@ def leaves(kind: type[Any]) -> Mapping[str, Leaf]:
     >>> list(leaves(OptimizerConfig))[:2], leaves(OptimizerConfig)["optimizer"].key
     (['optimizer', 'learning_rate'], 'name')
     """
-    known: Any = kind  # hashable, whatever its instances are
+    known: Any = kind  # a class is hashable even if its instances are not
     return _leaves(known)
 
 
@@ -112,7 +112,7 @@ def values_of(tree: DataclassInstance) -> dict[str, Any]:
 
 
 def replace_options(tree: Node, /, **values: Any) -> Node:
-    """Return a tree with other values of some options; each node is checked once, with all of them.
+    """Return a tree with other values of some options; each node is checked once, with all its new values.
 
     Raises:
       ConfigError: there is no such option, or a value breaks a rule.
@@ -137,12 +137,12 @@ def _replace_paths(tree: Node, values: Mapping[tuple[str, ...], Any]) -> Node:
 
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:
-    """The docstrings under the fields of a dataclass and its bases, where there is a source."""
+    """Return the docstrings under the fields of a dataclass and its bases, if their source is available."""
     text_by_field: dict[str, str] = {}
     for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
         try:
             source = textwrap.dedent(inspect.getsource(base))
-        except OSError:  # typed into an interpreter
+        except OSError:  # no source, because the class was typed into an interpreter
             continue
         body = next(node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
         for field, text in itertools.pairwise(body):

@@ -1,10 +1,10 @@
-"""Multi-head attention with one layer per projection, made of `nn.MultiheadAttention` and of its weights.
+"""Multi-head attention with one layer per projection, made from `nn.MultiheadAttention` and its weights.
 
-`nn.MultiheadAttention` keeps queries, keys and values in one fused parameter and calls its output layer's
-weight around its `forward`. So adapters cannot reach the query alone, and per-layer hooks, from which the
-clipped group gradient is made, see nothing. `SeparateAttention` computes the same from four plain
-`nn.Linear`; `separate_attention` converts the models of open_clip without changing a weight, and
-`fused_state_dict` gives the weights back under their old names.
+`nn.MultiheadAttention` keeps queries, keys and values in one fused parameter and uses its output layer's
+weight without calling that layer's `forward`. So adapters cannot be applied to the query only, and the
+per-layer hooks that make the clipped group gradient see nothing. `SeparateAttention` computes the same
+result from four plain `nn.Linear`; `separate_attention` converts the models of open_clip without changing a
+weight, and `fused_state_dict` returns the weights under their old names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OUTPUT_LAYERS = (nn.Linear, NonDynamicallyQuantizableLinear)
 class SeparateAttention(nn.Module):
     """Attention (Vaswani et al. 2017) with separate projections; takes the place of `nn.MultiheadAttention`.
 
-    Each record's output depends on that record's query, key and value alone, and every projection sees
+    Each record's output depends only on that record's query, key and value, and every projection sees
     records on its leading axis. There is no dropout.
 
     Args:
@@ -31,7 +31,7 @@ class SeparateAttention(nn.Module):
       bias: whether the four projections have biases.
       kdim: width of the keys; `embed_dim` if None.
       vdim: width of the values; `embed_dim` if None.
-      device: where the weights are made.
+      device: the device on which the weights are made.
 
     Raises:
       ConfigError: `num_heads` does not divide `embed_dim`.
@@ -61,7 +61,7 @@ class SeparateAttention(nn.Module):
         self.k_proj = nn.Linear(kdim or embed_dim, embed_dim, bias=bias, device=device)
         self.v_proj = nn.Linear(vdim or embed_dim, embed_dim, bias=bias, device=device)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device)
-        # Drawn as `nn.MultiheadAttention` draws them, whose fused matrix has a fan-out three times as large.
+        # Drawn as in `nn.MultiheadAttention`, whose fused matrix has a fan-out three times as large.
         for projection in self.inputs:
             nn.init.xavier_uniform_(projection.weight, gain=0.5**0.5)
         for projection in (*self.inputs, self.out_proj) if bias else ():
@@ -80,18 +80,18 @@ class SeparateAttention(nn.Module):
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """Return outputs shaped like `query`, and no weights, as open_clip calls it.
+        """Return outputs shaped like `query`, and no weights; the arguments are as in open_clip's calls.
 
         Args:
           query: `[n, queries, embed_dim]`.
           key: `[n, keys, kdim]`.
           value: `[n, keys, vdim]`.
-          need_weights: whether weights are asked for, which nobody does.
-          attn_mask: `[queries, keys]` or `[n × num_heads, queries, keys]`; True, or -inf to be added, hides a
-            key.
+          need_weights: whether to return weights; must be False.
+          attn_mask: `[queries, keys]` or `[n × num_heads, queries, keys]`; True hides a key, and so does -inf
+            in a mask that is added.
 
         Raises:
-          ConfigError: weights are asked for.
+          ConfigError: weights are requested.
         """
         if need_weights:
             raise ConfigError("SeparateAttention returns no weights: call it with need_weights=False")
@@ -118,12 +118,12 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def separate_attention(model: nn.Module) -> int:
     """Replace every `nn.MultiheadAttention` inside `model` by a `SeparateAttention`, in place.
 
-    Weights are copied as slices, bit for bit; training mode and `requires_grad` are kept; outputs move
-    by rounding alone. An optimizer made before does not know the new parameters. Nothing is converted if
-    anything is refused.
+    Weights are copied as slices, bit for bit. Training mode and `requires_grad` are kept, and outputs change
+    only by rounding. An optimizer made before the conversion does not know the new parameters. Nothing is
+    converted if anything is refused.
 
     Args:
-      model: of open_clip, or another module that holds each attention once.
+      model: a model of open_clip, or another module that holds each attention once.
 
     Returns:
       The number of attention modules replaced.
@@ -155,7 +155,7 @@ def _separate(fused: nn.MultiheadAttention) -> SeparateAttention:
         bias=fused.in_proj_bias is not None,
         kdim=fused.kdim,
         vdim=fused.vdim,
-        device="meta",  # the weights are put in below; none are drawn
+        device="meta",  # the weights are assigned below; none are drawn
     ).train(fused.training)
     if fused.in_proj_weight is not None:
         weights, sources = fused.in_proj_weight.chunk(3), (fused.in_proj_weight,) * 3
@@ -178,7 +178,7 @@ def _parameter(value: Tensor, source: Tensor) -> nn.Parameter:
 def fused_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dictionary of `model` as it was before `separate_attention`, on the CPU.
 
-    Every weight has its old name, and comes back bit for bit; adapters must be merged before.
+    Every weight has its old name and is the same bit for bit; adapters must be merged before.
 
     >>> model = nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True))
     >>> names = set(model.state_dict())

@@ -1,14 +1,14 @@
-"""Captioners (DP-Cap, Sander et al. 2024): a transformer of an image, and one that predicts its caption.
+"""Captioners (DP-Cap, Sander et al. 2024): one transformer of an image, and another of its caption.
 
-The encoder is a transformer of the image's patches; the decoder looks back at the caption's tokens, by causal
-self-attention, and at all of the encoder's tokens, by cross-attention. The sizes are those of the paper's
-table 6. The features that are scored and exported are the mean of the encoder's tokens; the decoder serves
-the loss, likelihoods and generated captions.
+The encoder is a transformer of the image's patches. The decoder attends to the caption's earlier tokens, by
+causal self-attention, and to all of the encoder's tokens, by cross-attention. The sizes are those of the
+paper's table 6. The features that are scored and exported are the mean of the encoder's tokens; the decoder
+serves the loss, likelihoods and generated captions.
 
-Tokens are those of open_clip's tokeniser, cut at `max_tokens`: a start token, the caption's, an end token and
-padding up to that length. Padding counts nowhere. It stands behind every real token, where causal attention
-does not look; the loss leaves it out; and the length is public and the same for every record, so no record's
-arithmetic follows the length of another one's caption.
+Tokens come from open_clip's tokeniser, cut at `max_tokens`: a start token, the caption's tokens, an end token
+and padding up to that length. Padding has no effect. It comes after every real token, where causal attention
+does not look, and the loss omits it. The length is public and the same for every record, so no record's
+arithmetic depends on the length of another record's caption.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from trainers.models.transformer import (
 
 _HALF = (0.5, 0.5, 0.5)
 _TOKEN_STD = 0.5
-"""Of the embeddings' first values: of the size of the fixed positions that are added to them. At the usual
-0.02 a layer norm behind both shows the positions alone: the toy's loss was 2.6 after 80 steps, not 0.8."""
+"""Deviation of the embeddings' first values, about as large as the fixed positions added to them. At the
+usual 0.02 a layer norm of the sum shows only positions: the toy's loss was 2.6 after 80 steps, not 0.8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size(EncoderSize):
-    """Of both transformers, and of their tokens.
+    """The size of both transformers, and of their tokens.
 
     Attributes:
-      vocabulary: tokens that are known, the first of open_clip's.
-      max_tokens: of a caption, with its start and end.
+      vocabulary: number of known tokens, the first of open_clip's.
+      max_tokens: maximum number of tokens of a caption, with its start and end.
     """
 
     decoder_depth: int = 6
@@ -72,17 +72,18 @@ SIZES = {
     "cap-base": Size(depth=12, width=768, decoder_width=768),
     "cap-large": Size(depth=24, width=1024, decoder_width=768),
 }
-"""By name; the toy is for a CPU and generated pairs, the others are those of DP-Cap. With 32,000 tokens
-they have the numbers of weights of its table 6, and 0.8 to 2.3 % more. A small vocabulary writes every
-caption, in more tokens: the toy knows 1,024, and its 64 hold every caption of `shapes`."""
+"""Sizes by name; the toy is for a CPU and generated pairs, the others are those of DP-Cap. With 32,000 tokens
+they have 0.8 to 2.3 % more weights than in its table 6. A small vocabulary can write every caption, in more
+tokens: the toy knows 1,024 tokens, and its 64 places hold every caption of `shapes`."""
 
 
 class NextTokens(NamedTuple):
-    """What a captioner makes of the tokens that follow.
+    """A captioner's likelihoods of the next tokens.
 
     Attributes:
-      log_likelihoods: float32 `[n, length − 1]`, of each next token; 0 where it does not count.
-      counts: bool `[n, length − 1]`, whether it is a real one: of the caption, or its end.
+      log_likelihoods: float32 `[n, length − 1]`, the log-likelihood of each next token; 0 if the token does
+        not count.
+      counts: bool `[n, length − 1]`, whether the token counts: it is of the caption, or its end token.
     """
 
     log_likelihoods: Tensor
@@ -97,14 +98,15 @@ class Captioner(PatchEncoder):
     """An encoder of images and a decoder of captions.
 
     Args:
-      config: as of `PatchEncoder`, and whether one table serves the tokens that are read and those that are
-        predicted; both uses of it are layers, whose gradients are added up before they are clipped.
-      size: of both.
+      config: the configuration, as for `PatchEncoder`. It also decides whether one table serves both the
+        tokens that are read and the tokens that are predicted; both uses are layers, whose gradients are
+        added up before they are clipped.
+      size: the size of both.
       image_shape: (channels, height, width) of the images.
 
     Attributes:
-      max_tokens: of a caption, with its start and end.
-      vocabulary: tokens that are known.
+      max_tokens: maximum number of tokens of a caption, with its start and end.
+      vocabulary: number of known tokens.
 
     Raises:
       ConfigError: the patch size does not divide the image.
@@ -130,7 +132,7 @@ class Captioner(PatchEncoder):
             "token_positions", sequence_positions(width, size.max_tokens - 1), persistent=False
         )
         initialise_(self)
-        # A table that predicts, too, holds smaller numbers, scaled where they are read (Vaswani et al. 2017).
+        # A table that also predicts holds smaller numbers, scaled when they are read (Vaswani et al. 2017).
         self._scale = width**0.5 if config.tie_embeddings else 1.0
         nn.init.normal_(self.embed_tokens.weight, std=_TOKEN_STD / self._scale)
         if config.tie_embeddings:
@@ -138,17 +140,17 @@ class Captioner(PatchEncoder):
 
     @property
     def start_token(self) -> int:
-        """What stands before every caption."""
+        """The token before every caption."""
         return self.vocabulary - 2
 
     @property
     def end_token(self) -> int:
-        """What stands behind every caption, before its padding."""
+        """The token after every caption, before its padding."""
         return self.vocabulary - 1
 
     @cached_property
     def tokenizer(self) -> ClipTokenizer:
-        """The tokeniser of the vocabulary, which gives `max_tokens` of each caption."""
+        """The tokeniser of the vocabulary, which returns `max_tokens` tokens for each caption."""
         text = {"context_length": self.max_tokens, "vocab_size": self.vocabulary}
         return ClipTokenizer(
             ClipSpec(name="captioner", architecture={"text_cfg": text}, mean=_HALF, std=_HALF)
@@ -158,8 +160,8 @@ class Captioner(PatchEncoder):
         """Return the logits of every next token, `[n, length, vocabulary]`.
 
         Args:
-          encoded: `[n, patches, feature_dim]`, of `encode`.
-          tokens: int64 `[n, length]`, a caption's first ones, at most `max_tokens − 1`.
+          encoded: `[n, patches, feature_dim]`, the result of `encode`.
+          tokens: int64 `[n, length]`, the first tokens of a caption, at most `max_tokens − 1`.
         """
         length = tokens.shape[1]
         ahead = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
@@ -168,20 +170,20 @@ class Captioner(PatchEncoder):
         return logits
 
     def forward(self, images: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logits of the tokens behind the first, `[n, length − 1, vocabulary]`.
+        """Return the logits of all tokens after the first, `[n, length − 1, vocabulary]`.
 
         Args:
           images: normalised `[n, C, H, W]`.
-          tokens: int64 `[n, length]`, whole captions as the tokeniser gives them.
+          tokens: int64 `[n, length]`, whole captions as the tokeniser returns them.
         """
         return self.decode(self.encode(images), tokens[:, :-1])
 
     def next_tokens(self, logits: Tensor, tokens: Tensor) -> NextTokens:
-        """Return the likelihoods of the tokens behind the first, and which of them count.
+        """Return the likelihoods of all tokens after the first, and which of them count.
 
         Args:
-          logits: `[n, length − 1, vocabulary]`, of `forward`.
-          tokens: int64 `[n, length]`, those given to it.
+          logits: `[n, length − 1, vocabulary]`, the result of `forward`.
+          tokens: int64 `[n, length]`, the tokens given to `forward`.
         """
         counts = (tokens[:, :-1] == self.end_token).cumsum(1) == 0
         losses = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
@@ -189,7 +191,7 @@ class Captioner(PatchEncoder):
 
     @torch.no_grad()
     def generate(self, images: Tensor) -> list[str]:
-        """Return a caption of each image, whose every token is the likeliest after those before it.
+        """Return a caption of each image; each token is the likeliest one after the preceding tokens.
 
         Args:
           images: normalised `[n, C, H, W]`.
@@ -214,12 +216,12 @@ def build_captioner(config: CaptionerConfig, image_shape: ImageShape, seed: int)
     """Return a freshly initialised captioner on the CPU, a function of its configuration and the seed.
 
     Args:
-      config: which network.
+      config: the network's configuration.
       image_shape: (channels, height, width).
       seed: public seed.
 
     Raises:
-      ConfigError: an unknown size, or one that does not go with the images.
+      ConfigError: the size is unknown, or does not fit the images.
 
     >>> network = build_captioner(CaptionerConfig(name="cap-toy"), (3, 32, 32), seed=0)
     >>> images, tokens = torch.zeros(2, 3, 32, 32), network.tokenizer(["a red ring", "a cross"]).tokens

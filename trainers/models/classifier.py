@@ -1,14 +1,15 @@
-"""Classifiers: an encoder of images with a linear layer on its features, of which either part or both train.
+"""Classifiers: an encoder of images with a linear layer on its features; the layer or both are trained.
 
-With the head alone it is the linear probe of De et al. (2022), trained by private steps: few weights, and so
-little noise, on features that nothing moves. With all layers it is full fine-tuning. What of an encoder its
-features do not read (projection head, decoder, text tower) is kept as it is and never trains: its gradient
-would be zero, and its noise is not.
+If only the head trains, this is the linear probe of De et al. (2022), trained by private steps: few weights,
+and so little noise, on fixed features. If all layers train, it is full fine-tuning. The parts of an encoder
+that its features do not use (projection head, decoder, text tower) are kept as they are and never train:
+their gradient would be zero, but their noise would not.
 
-Features of networks are nearly collinear, and a linear layer learns slowly on such: without noise, 100 steps
-on those of an auto-encoder gave 32 % of Fashion-MNIST, and 75 % on whitened ones. So a fixed linear map
-stands between, which whitens the encoder's first features of *procedural* images. No record has a part in it,
-and it never trains: it costs no ε, and a record's gradient is a function of that record and the iterate.
+Features of networks are nearly collinear, and a linear layer learns slowly on such features. Without noise,
+100 steps on the features of an auto-encoder gave 32 % on Fashion-MNIST, and 75 % on whitened features. So a
+fixed linear map lies between encoder and head, which whitens the encoder's initial features of *procedural*
+images. No record affects the map, and it never trains. So it costs no ε, and a record's gradient is a
+function of that record and the iterate.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RIDGE = 0.01
 
 
 class Features(Protocol):
-    """What a classifier asks of its encoder."""
+    """The interface that a classifier requires of its encoder."""
 
     feature_dim: int
 
@@ -38,14 +39,14 @@ class Classifier(nn.Module):
     """A linear layer on the whitened features of an encoder.
 
     Args:
-      encoder: a module with `features`; with all layers trained, its weights that they read are trainable.
+      encoder: a module with `features`; if all layers train, the weights that `features` uses are trainable.
       image_shape: (channels, height, width) of the images.
       num_classes: K.
-      trained_layers: of `trainers.config.networks.TRAINED_LAYERS`.
+      trained_layers: one of `trainers.config.networks.TRAINED_LAYERS`.
 
     Attributes:
       feature_dim: width of the features, which k-NN and probes read.
-      image_shape, num_classes: as given.
+      image_shape, num_classes: the arguments of these names.
     """
 
     def __init__(
@@ -85,18 +86,19 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def whiten_by(self, images: Tensor, batch_size: int = 64) -> None:
-        """Have the fixed map whiten the features of these images from here on.
+        """Set the fixed map so that it whitens the features of these images.
 
-        With D the features' deviations, none below a hundredth of the largest, and R their correlations it
-        is L⁻¹ D⁻¹ (x − mean), for L Lᵀ = R + 0.01·1.
+        With D the features' deviations, none below a hundredth of the largest, and R their correlations, the
+        map is L⁻¹ D⁻¹ (x − mean), for L Lᵀ = R + 0.01·1.
 
         Args:
-          images: public ones, normalised, `[n, C, H, W]` with n of two at least.
-          batch_size: images passed at once.
+          images: public, normalised images `[n, C, H, W]`, with n at least 2.
+          batch_size: number of images per pass.
         """
         found = torch.cat([self.features(part) for part in images.split(batch_size)]).double()
         mean, deviation = found.mean(0), found.std(0)
-        deviation = deviation.clamp_min(RIDGE * float(deviation.max()) or 1.0)  # records may vary it more
+        # A floor, because a feature may vary more over records than over these images.
+        deviation = deviation.clamp_min(RIDGE * float(deviation.max()) or 1.0)
         standard = (found - mean) / deviation
         correlations = standard.T @ standard / (len(standard) - 1)
         factor = torch.linalg.cholesky(correlations + RIDGE * torch.eye(len(correlations)))
@@ -106,7 +108,7 @@ class Classifier(nn.Module):
 
 
 def freeze_unread(encoder: nn.Module, image_shape: ImageShape) -> None:
-    """Freeze, in place, what of an encoder its features do not read.
+    """Freeze, in place, the parameters of an encoder that its features do not use.
 
     >>> from trainers.config.networks import NetworkConfig
     >>> from trainers.models.encoder import build_encoder

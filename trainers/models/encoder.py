@@ -1,8 +1,8 @@
-"""Stage 5, encoder: views become unit embeddings, each from its own view alone.
+"""Stage 5, encoder: views become unit embeddings, each from only its own view.
 
-The sensitivity of a group's gradient holds only if the embedding of one record does not depend on the
-records beside it. `dpgcl_core.clipping.cross_record` checks that before a training starts; a network of the
-user's own is welcome as long as it passes.
+The sensitivity of a group's gradient holds only if the embedding of one record does not depend on the other
+records of its pass. `dpgcl_core.clipping.cross_record` checks that before a training starts; a user's own
+network is accepted if it passes the check.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Backbone:
     """One built-in backbone.
 
     Attributes:
-      name: on the command line.
-      factory: takes the image shape and returns a module from images to features.
+      name: the backbone's name on the command line.
+      factory: function of the image shape that returns a module from images to features.
       has_synthetic_start: whether `--warm-start synthetic:STEPS` pre-trains it.
     """
 
@@ -51,18 +51,18 @@ _BACKBONES = (
 NETWORKS: dict[str, Backbone] = {backbone.name: backbone for backbone in _BACKBONES}
 
 NORM_FLOOR = 1e-6
-"""Embeddings shorter than this are divided by it, so the zero vector stays zero and finite."""
+"""Embeddings with a smaller norm are divided by this number, so the zero vector stays zero and finite."""
 
 
 class Encoder(nn.Module):
     """A backbone with a projection head (Chen et al. 2020): Linear, ReLU, Linear, unit length.
 
     Args:
-      backbone: images `[n, C, H, W]` to features `[n, feature_dim]`.
-      feature_dim: width of the features, which are what is evaluated.
-      embedding_dim: width of the embeddings, which are what the loss sees.
-      predictor: put a predictor behind the head (BYOL, Grill et al. 2020); its LayerNorm takes the statistics
-        of one embedding, where the original's BatchNorm would mix records.
+      backbone: module from images `[n, C, H, W]` to features `[n, feature_dim]`.
+      feature_dim: width of the features, which are evaluated.
+      embedding_dim: width of the embeddings, which the loss compares.
+      predictor: whether a predictor follows the head (BYOL, Grill et al. 2020). Its LayerNorm uses the
+        statistics of one embedding; the original's BatchNorm would mix records.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Encoder(nn.Module):
         return grouped
 
     def without_predictor(self, images: Tensor) -> Tensor:
-        """Return embeddings `[n, embedding_dim]`, as a target network gives them."""
+        """Return embeddings `[n, embedding_dim]` without the predictor, as for a target network."""
         return F.normalize(self.head(self.features(images)), dim=1, eps=NORM_FLOOR)
 
 
@@ -111,17 +111,17 @@ def _predictor(dim: int) -> nn.Module:
 def build_encoder(config: NetworkConfig, image_shape: ImageShape, seed: int) -> Encoder:
     """Return a freshly initialised encoder on the CPU.
 
-    The initial weights are a function of the network and the public seed alone: the global random state
+    The initial weights are a function of only the network and the public seed: the global random state
     is neither read nor changed.
 
     Args:
-      config: which network.
+      config: the network's configuration.
       image_shape: (channels, height, width).
       seed: public seed.
 
     Raises:
-      ConfigError: unknown network, a factory that cannot be imported or fails, or a network whose
-        output is not `[n, feature_dim]`.
+      ConfigError: the network is unknown, its factory cannot be imported or fails, or its output is not
+        `[n, feature_dim]`.
 
     >>> encoder = build_encoder(NetworkConfig(), (1, 28, 28), seed=0)
     >>> encoder(torch.zeros(2, 1, 28, 28)).shape
@@ -143,17 +143,17 @@ def build_encoder(config: NetworkConfig, image_shape: ImageShape, seed: int) -> 
 
 
 def device_named(name: str) -> torch.device:
-    """Return a device by name; `auto` is a GPU where there is one."""
+    """Return a device by name; `auto` is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
 
 
 def to_fast_layout(encoder: nn.Module, device: torch.device, image_shape: tuple[int, ...]) -> None:
-    """Move the network to the device, channels last where it runs so.
+    """Move the network to the device, in the channels-last layout if it runs in that layout.
 
-    On CPUs convolutions are faster by a quarter, and the clipping engine reads patches so. A network that
-    calls `view` on a convolution's output or weight runs in the ordinary layout only.
+    In this layout convolutions are faster by a quarter on CPUs, and the clipping engine reads patches in it.
+    A network that calls `view` on a convolution's output or weight runs only in the ordinary layout.
     """
     network: Any = encoder  # the declared overloads of `to` lack memory_format
     network.to(device, memory_format=torch.channels_last)
@@ -164,7 +164,7 @@ def to_fast_layout(encoder: nn.Module, device: torch.device, image_shape: tuple[
 
 
 def _factory(name: str) -> Callable[[ImageShape], nn.Module]:
-    """The backbone factory of a registered name or of `package.module:factory`."""
+    """Return the backbone factory of a registered name or of `package.module:factory`."""
     if name in NETWORKS:
         return NETWORKS[name].factory
     module_name, colon, factory_name = name.partition(":")
@@ -184,7 +184,7 @@ def _factory(name: str) -> Callable[[ImageShape], nn.Module]:
 
 
 def _feature_dim(backbone: nn.Module, name: str, image_shape: ImageShape) -> int:
-    """Width of the backbone's output, from a trial pass over blank images."""
+    """Return the width of the backbone's output, from a trial pass over blank images."""
     if not isinstance(backbone, nn.Module):
         raise ConfigError(
             f"the factory of network {name!r} must return a torch.nn.Module; got {type(backbone).__name__}"

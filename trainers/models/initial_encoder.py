@@ -1,4 +1,4 @@
-"""An encoder of images at given weights: its own, or those of a backbone alone."""
+"""Loads given weights into an encoder of images: weights of a whole encoder, or of only a backbone."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CLASSES = "classify.weight"
 
 
 def head_width(tensors: Mapping[str, Tensor]) -> int | None:
-    """Return the width of the projection head among the tensors; None where there is no head."""
+    """Return the width of the projection head among the tensors; None without a head."""
     last = encoder_names(tensors).get(_LAST_OF_HEAD)
     return None if last is None or not last.ndim else len(last)
 
 
 def is_classifier(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the tensors are those of a classifier, with its head."""
+    """Whether the tensors are the weights of a classifier with its head."""
     return _CLASSES in tensors
 
 
@@ -36,10 +36,10 @@ def encoder_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_given(encoder: Encoder, start: WarmStart, tensors: Mapping[str, Tensor]) -> None:
-    """Give the encoder the tensors of a warm start, all but its predictor and a head of another width.
+    """Load a warm start's tensors into the encoder, except the predictor and a head of another width.
 
     Raises:
-      ConfigError: they are those of another network, or not finite.
+      ConfigError: the tensors are of another network, or not finite.
     """
     own_state, state = encoder.state_dict(), encoder_names(tensors)
     fresh = (_PREDICTOR,) if start.embedding_dim == encoder.embedding_dim else (_PREDICTOR, _HEAD)
@@ -49,10 +49,10 @@ def load_given(encoder: Encoder, start: WarmStart, tensors: Mapping[str, Tensor]
 
 
 def load_whole(network: nn.Module, start: WarmStart, tensors: Mapping[str, Tensor]) -> None:
-    """Give a network all tensors of a warm start.
+    """Load all tensors of a warm start into a network.
 
     Raises:
-      ConfigError: they are those of another network, or not finite.
+      ConfigError: the tensors are of another network, or not finite.
     """
     difference = misfits(tensors, network.state_dict())
     if difference is not None:

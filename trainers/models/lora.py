@@ -1,9 +1,9 @@
 """LoRA adapters (Hu et al. 2022) on the linear layers of any network, and the proof that they train.
 
 An adapter adds (alpha / rank) · B A x to a frozen linear layer. A and B are plain `nn.Linear` without
-bias, which see the same rows as the layer they adapt, so the clipped group gradient needs no rule of its
-own. The noise of a private training grows with the number of trainable weights: few adapted layers of a
-small rank are worth more here than many.
+bias, which see the same rows as the layer they adapt, so the clipped group gradient needs no special
+rule. The noise of a private training grows with the number of trainable weights, so here a few adapted
+layers of a small rank are better than many.
 
 peft is imported when an adapter is made, not with this file.
 """
@@ -39,15 +39,15 @@ def with_lora(
       rank: rows of A and columns of B.
       alpha: the adapter's scale times `rank`.
       targets: layers to adapt, each a full dotted name or its last parts: "q_proj" means every layer of
-        that name, "resblocks.0.attn.q_proj" one.
-      title: what `module` is, for messages.
+        that name, "resblocks.0.attn.q_proj" a single layer.
+      title: a description of `module` for messages.
 
     Returns:
       `module` itself.
 
     Raises:
-      ConfigError: a target names no layer, or one that is not a plain `nn.Linear`; the network has
-        dropout or adapters already.
+      ConfigError: a target names no layer, or a layer that is not a plain `nn.Linear`; or the network has
+        dropout or already has adapters.
 
     >>> tower = with_lora(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), rank=2, alpha=2, targets=["0"])
     >>> sum(p.numel() for p in tower.parameters() if p.requires_grad)
@@ -71,7 +71,7 @@ def with_lora(
 
 
 def merge_lora(module: nn.Module) -> int:
-    """Add every adapter to the weights of its layer and remove it, in place; the outputs stay.
+    """Add every adapter to the weights of its layer and remove it, in place; the outputs do not change.
 
     Returns:
       The number of adapters merged.
@@ -93,12 +93,12 @@ def merge_lora(module: nn.Module) -> int:
 
 
 def _is_adapted_linear(module: nn.Module) -> bool:
-    """Whether this is peft's wrapping of a linear layer; asked without importing peft."""
+    """Whether this is peft's wrapping of a linear layer; checked without importing peft."""
     return hasattr(module, "lora_A") and isinstance(getattr(module, "base_layer", None), nn.Linear)
 
 
 def _target_names(module: nn.Module, targets: Sequence[str], title: str) -> list[str]:
-    """Return the full names of the layers that the targets name."""
+    """Return the full names of the layers that match the targets."""
     layers = {name: layer for name, layer in module.named_modules() if name}
     matches: list[str] = []
     for target in targets:
@@ -134,18 +134,19 @@ def _refuse_modules(module: nn.Module) -> None:
 def prove_adapters_train(module: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
     """Refuse a network with trainable weights that no training would move.
 
-    Two passes on a copy, without noise, for noise would move even weights that are not connected. At the
-    weights as they are, something in every layer (of an adapter: A or B) must have a gradient. That is
-    not enough for each weight: B starts at zero, which makes A's gradient zero until B has moved. So the
-    trainable weights are perturbed, as after a step, and then every one must have a gradient.
+    It makes two passes on a copy, without noise, because noise would move even weights that are not
+    connected. At the given weights, some weight of every layer (of an adapter: A or B) must have a gradient.
+    This does not check every weight: B starts at zero, so A's gradient is zero until B has moved. So the
+    trainable weights are then perturbed, as after a step, and every one of them must have a gradient.
 
     Args:
-      module: the network on the device it is trained on; left untouched.
-      run: passes a synthetic batch, of public shape and content, through the network it is given and
+      module: the network on the device it is trained on; left unchanged.
+      run: function that passes a synthetic batch, of public shape and content, through the given network and
         returns the output, of any shape.
 
     Raises:
-      ConfigError: nothing is trainable, or names weights whose gradient is missing, zero or not finite.
+      ConfigError: nothing is trainable, or the gradients of some weights are missing, zero or not finite;
+        names these weights.
 
     >>> images = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
     >>> tower = with_lora(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), rank=2, alpha=2, targets=["0"])
@@ -168,14 +169,14 @@ def prove_adapters_train(module: nn.Module, run: Callable[[nn.Module], Tensor]) 
 
 
 def _owner(parameter_name: str) -> str:
-    """The layer of a weight; A and B of one adapter belong to the layer they adapt."""
+    """Return the layer of a weight; A and B of one adapter belong to the layer they adapt."""
     return re.split(r"\.lora_[AB]\.", parameter_name)[0] if ".lora_" in parameter_name else parameter_name
 
 
 def _moving(
     module: nn.Module, trainable: dict[str, nn.Parameter], run: Callable[[nn.Module], Tensor]
 ) -> dict[str, bool]:
-    """Which weights have a finite gradient that is not zero, for a random linear function of the output."""
+    """Return whether each weight has a finite, nonzero gradient of a random linear function of the output."""
     output = run(module)
     if not output.requires_grad:
         return dict.fromkeys(trainable, False)

@@ -1,9 +1,9 @@
-"""Masked auto-encoders (He et al. 2022): a transformer of some patches, and one that rebuilds the others.
+"""Masked auto-encoders (He et al. 2022): one transformer of some patches, and another that rebuilds the rest.
 
 The sizes are those of ViP (Yu et al. 2023, table 4): an encoder of 12 or 24 blocks, a decoder of 4 blocks of
 width 512. The features that are scored and exported are the mean of the encoder's tokens of all patches; the
-decoder serves the loss alone. There is no class token, and the token of hidden patches is an embedding layer
-of one row: no parameter is used outside of a layer.
+decoder serves only the loss. There is no class token, and the token of hidden patches is an embedding layer
+of one row, so no parameter is used outside a layer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from trainers.models.transformer import (
 )
 
 _VARIANCE_FLOOR = 1e-6
-"""Added to a patch's variance before it is divided by its root, as published."""
+"""Added to a patch's variance, by whose root the patch is divided, as published."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size(EncoderSize):
-    """Of both transformers."""
+    """The size of both transformers."""
 
     decoder_depth: int = 4
     decoder_width: int = 512
@@ -46,24 +46,24 @@ SIZES = {
     "mae-base": Size(depth=12, width=768),
     "mae-large": Size(depth=24, width=1024),
 }
-"""By name; the toy is for a CPU and small images, the others are those of ViP. At 224 × 224 pixels they have
-the numbers of weights of its table 4, but for the last: depth 24 and width 1,024 make 316.6 million, not
+"""Sizes by name; the toy is for a CPU and small images, the others are those of ViP. At 224 × 224 pixels they
+have as many weights as in its table 4, except the last: depth 24 and width 1,024 make 316.6 million, not
 233.3."""
 
 
 class MaskedAutoEncoder(PatchEncoder):
-    """An encoder of the visible patches and a decoder of all.
+    """An encoder of the visible patches and a decoder of all patches.
 
     Args:
-      config: as of `PatchEncoder`, and the share of patches that is hidden.
-      size: of both.
+      config: the configuration, as for `PatchEncoder`, with the share of patches that is hidden.
+      size: the size of both.
       image_shape: (channels, height, width) of the images.
 
     Attributes:
-      num_hidden: of the patches.
+      num_hidden: number of hidden patches.
 
     Raises:
-      ConfigError: the patch size does not divide the image, or no patch is hidden, or none is left.
+      ConfigError: the patch size does not divide the image, or no patch is hidden, or no patch is visible.
     """
 
     decoder_positions: Tensor
@@ -96,8 +96,8 @@ class MaskedAutoEncoder(PatchEncoder):
 
         Args:
           images: normalised `[n, C, H, W]`.
-          order: int64 `[n, patches]`, a permutation of each image's patches: the last `num_hidden` are
-            hidden, and rebuilt in that order.
+          order: int64 `[n, patches]`, a permutation of each image's patches: the last `num_hidden` patches
+            are hidden, and rebuilt in that order.
         """
         visible, hidden = order.split([self.num_patches - self.num_hidden, self.num_hidden], dim=1)
         tokens = self.embed(_gather(self.patches(images), visible)) + self.positions[visible]
@@ -108,10 +108,10 @@ class MaskedAutoEncoder(PatchEncoder):
         return rebuilt
 
     def targets(self, images: Tensor, order: Tensor) -> Tensor:
-        """Return what the hidden patches are, each of mean 0 and variance 1, as `forward` has them."""
+        """Return the true hidden patches, each with mean 0 and variance 1, in the order of `forward`."""
         patches = _gather(self.patches(images), order[:, -self.num_hidden :])
         centred = patches - patches.mean(-1, keepdim=True)
-        variance = patches.var(-1, keepdim=True)  # of one pixel in one channel it is not defined
+        variance = patches.var(-1, keepdim=True)  # not defined for one pixel in one channel
         normalised: Tensor = centred / (variance.nan_to_num() + _VARIANCE_FLOOR).sqrt()
         return normalised
 
@@ -124,12 +124,12 @@ def build_masked(config: MaskedNetworkConfig, image_shape: ImageShape, seed: int
     """Return a freshly initialised auto-encoder on the CPU, a function of its configuration and the seed.
 
     Args:
-      config: which network.
+      config: the network's configuration.
       image_shape: (channels, height, width).
       seed: public seed.
 
     Raises:
-      ConfigError: an unknown size, or one that does not go with the images.
+      ConfigError: the size is unknown, or does not fit the images.
 
     >>> network = build_masked(MaskedNetworkConfig(name="mae-toy"), (1, 28, 28), seed=0)
     >>> network.num_patches, network.num_hidden, network.features(torch.zeros(2, 1, 28, 28)).shape

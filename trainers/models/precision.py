@@ -1,8 +1,8 @@
-"""The precision of a network's passes: low inside it, float32 for all that comes out.
+"""The precision of a network's passes: low inside the network, float32 for all its outputs.
 
-Autocast covers the network's forward pass alone, and thereby its backward pass. With float16 the gradient is
-multiplied by a public constant where it enters the network; why the clipped sum may be divided by it
-afterwards is in `dpgcl_core.clipping.clipper`.
+Autocast covers only the network's forward pass, and thereby its backward pass. With float16 the gradient is
+multiplied by a public constant where it enters the network; `dpgcl_core.clipping.clipper` explains why the
+clipped sum may be divided by this constant afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def pass_in(network: AnyNetworkConfig, forward: Callable[[Tensor], Tensor], inpu
 
 
 def scale_gradient(network: AnyNetworkConfig, outputs: Tensor) -> Tensor:
-    """Return `outputs`, whose gradient enters the network times `network.gradient_scale`."""
+    """Return `outputs`, whose gradient is multiplied by `network.gradient_scale` as it enters the network."""
     scale = network.gradient_scale
     if scale == 1:
         return outputs

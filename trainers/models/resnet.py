@@ -1,7 +1,7 @@
 """ResNet-18 with GroupNorm (He et al. 2016; Wu and He 2018): the image encoder of the DP-GCL paper.
 
-GroupNorm in place of BatchNorm, because statistics across records would break the sensitivity of the
-group gradient; every addition and ReLU out of place, because per-layer hooks keep these tensors.
+It has GroupNorm in place of BatchNorm, because statistics across records would break the sensitivity of the
+group gradient. Every addition and ReLU is out of place, because per-layer hooks keep these tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 MAX_NORM_GROUPS = 32
 STAGE_CHANNELS = (64, 128, 256, 512)
 LARGE_IMAGE_SIDE = 64
-"""Images with a side of at least this get the 7×7 stride-2 stem with max-pooling."""
+"""Images whose smaller side is at least this get the 7×7 stride-2 stem with max-pooling."""
 
 
 def _conv(in_channels: int, out_channels: int, kernel_size: int, stride: int) -> nn.Conv2d:
@@ -27,7 +27,7 @@ def _norm(channels: int) -> nn.GroupNorm:
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions with a shortcut; 1×1 convolution on the shortcut where the shape changes."""
+    """Two 3×3 convolutions with a shortcut, which has a 1×1 convolution if the shape changes."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class ResNet18(nn.Module):
     """ResNet-18 up to the pooled features.
 
     Args:
-      image_shape: (channels, height, width); the stem follows the smaller side.
+      image_shape: (channels, height, width); the stem depends on the smaller side.
 
     Attributes:
       feature_dim: width of the features, 512.
@@ -82,7 +82,7 @@ class ResNet18(nn.Module):
         return features
 
     def feature_map(self, images: Tensor) -> Tensor:
-        """Return what is pooled, `[n, 512, h, w]`: an eighth of the sides, or with the large stem 1/32."""
+        """Return the map before pooling, `[n, 512, h, w]`: 1/8 of the sides, or 1/32 with the large stem."""
         found: Tensor = self.blocks(self.stem(images))
         return found
 

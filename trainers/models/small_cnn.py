@@ -1,7 +1,7 @@
 """A small GroupNorm CNN for 8×8 to 64×64 images: the default encoder, trainable on one CPU core.
 
-Under differential privacy the noise grows with the square root of the number of parameters, so few
-parameters are worth more here than depth.
+Under differential privacy the noise grows with the square root of the number of parameters, so here few
+parameters matter more than depth.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SmallCnn(nn.Module):
         return features
 
     def feature_map(self, images: Tensor) -> Tensor:
-        """Return what is pooled, `[n, channels, H / 8, W / 8]`, sides rounded up."""
+        """Return the map before pooling, `[n, channels, H / 8, W / 8]`, sides rounded up."""
         found: Tensor = self.layers(images)
         return found
 
@@ -73,7 +73,7 @@ def tiny_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
 
 
 def wide_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
-    """Return the same network at twice the width, for public weights to start from.
+    """Return the same network at twice the width, for trainings that start from public weights.
 
     With embeddings of 64 dimensions an encoder of grey images has 129,888 weights.
 

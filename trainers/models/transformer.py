@@ -1,7 +1,7 @@
-"""Blocks of transformers whose every parameter the clipping engine separates by record.
+"""Transformer blocks for which the clipping engine separates the gradient of every parameter by record.
 
-Plain layers alone: linear layers, layer norms and attention with separate projections. So each record's
-gradient comes out of one pass (`dpgcl_core.clipping.layers`), and none falls back to a loop.
+They have only plain layers: linear layers, layer norms and attention with separate projections. So one pass
+gives each record's gradient (`dpgcl_core.clipping.layers`), and no layer needs a loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainers.config.networks import PatchNetwork
 from trainers.models.attention import SeparateAttention
 
 HEAD_WIDTH = 64
-"""Of the published sizes; narrower networks have two heads at least."""
+"""Head width of the published sizes; narrower networks have at least two heads."""
 
 _MLP_RATIO = 4
 
@@ -30,12 +30,12 @@ ImageShape = tuple[int, int, int]
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a layer norm and beside a skip connection.
+    """Attention and a two-layer perceptron, each after a layer norm and with a skip connection.
 
     Args:
-      width: of the tokens.
-      num_heads: of the attention.
-      context_width: of the tokens that a second attention looks at; None without one.
+      width: width of the tokens.
+      num_heads: number of attention heads.
+      context_width: width of the tokens that a second attention reads; None without a second attention.
 
     >>> Block(16, num_heads=2)(torch.zeros(3, 5, 16)).shape
     torch.Size([3, 5, 16])
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
         Args:
           tokens: `[n, length, width]`.
-          context: `[n, places, context_width]`, for a block that looks at one.
+          context: `[n, places, context_width]`, for a block with a second attention.
           mask: bool `[length, length]`, True where a token may not look.
         """
         x = self.norm(tokens)
@@ -72,15 +72,15 @@ class Block(nn.Module):
 
 
 class Blocks(nn.ModuleList):
-    """Blocks in a row, which keep their activations or recompute them.
+    """A sequence of blocks, which keep their activations or recompute them.
 
-    The one-pass clipping needs what the forward pass saw. A recomputed block, which it does not see, would be
-    another graph than the recorded one, so with `recomputes` the clipper is sent to its loop over groups.
+    The one-pass clipping needs the tensors of the forward pass. It does not see a recomputed block, whose
+    graph would differ from the recorded one, so with `recomputes` the clipper uses its loop over groups.
 
     Args:
-      depth: blocks.
-      width: of the tokens.
-      num_heads: of each attention.
+      depth: number of blocks.
+      width: width of the tokens.
+      num_heads: number of heads of each attention.
       context_width: see `Block`.
       recomputes: whether activations are recomputed in the backward pass.
     """
@@ -98,10 +98,10 @@ class Blocks(nn.ModuleList):
         self._recomputes = recomputes
 
     def forward(self, tokens: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Return tokens `[n, length, width]`; arguments as of `Block`.
+        """Return tokens `[n, length, width]`; arguments as in `Block`.
 
         Raises:
-          NotSeparableError: one-pass clipping while activations are recomputed.
+          NotSeparableError: one-pass clipping is used while activations are recomputed.
         """
         recomputes = self._recomputes and self.training and torch.is_grad_enabled()
         if recomputes and not any(p.requires_grad for p in self.parameters()):
@@ -116,7 +116,7 @@ class Blocks(nn.ModuleList):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSize:
-    """Depth and width of a transformer of patches, and the side of a patch unless one is given."""
+    """Depth and width of a transformer of patches, and the default side of a patch."""
 
     depth: int
     width: int
@@ -124,21 +124,22 @@ class EncoderSize:
 
 
 class PatchEncoder(nn.Module):
-    """A transformer of an image's patches; subclasses put a decoder behind it.
+    """A transformer of an image's patches; subclasses add a decoder.
 
     The features that are scored and exported are the mean of its tokens of all patches.
 
     Args:
-      config: the side of a patch, that of the size unless given, and whether activations are recomputed.
-      size: of the transformer.
+      config: the configuration; it decides the side of a patch (by default the side in `size`), and whether
+        activations are recomputed.
+      size: the size of the transformer.
       image_shape: (channels, height, width) of the images.
 
     Attributes:
-      image_shape: of the images.
+      image_shape: the shape of the images.
       feature_dim: width of the features.
       patch_size: side of a patch in pixels.
       grid: rows and columns of patches.
-      num_patches: of an image.
+      num_patches: number of patches of an image.
 
     Raises:
       ConfigError: the patch size does not divide the image.
@@ -171,7 +172,7 @@ class PatchEncoder(nn.Module):
         return self.encode_tokens(self.embed(self.patches(images)) + self.positions)
 
     def encode_tokens(self, tokens: Tensor) -> Tensor:
-        """Return what the encoder makes of embedded patches, `[n, length, feature_dim]` both."""
+        """Return the encoder's output for embedded patches; both are `[n, length, feature_dim]`."""
         encoded: Tensor = self.norm(self.encoder(tokens))
         return encoded
 
@@ -184,10 +185,10 @@ SizeT = TypeVar("SizeT", bound=EncoderSize)
 
 
 def size_named(name: str, sizes: Mapping[str, SizeT], method: str) -> SizeT:
-    """Return the size of a network's name.
+    """Return the size that a network's name stands for.
 
     Raises:
-      ConfigError: the method has no network of this name; lists them.
+      ConfigError: the method has no network of this name; lists the method's networks.
     """
     if name not in sizes:
         raise ConfigError(unknown_choice(f"network of {method}", name, sizes))
@@ -195,7 +196,7 @@ def size_named(name: str, sizes: Mapping[str, SizeT], method: str) -> SizeT:
 
 
 def num_heads_of(width: int) -> int:
-    """Return the heads of an attention: of 64 numbers each, and two at least.
+    """Return the number of heads of an attention: heads have 64 numbers, and there are at least two.
 
     >>> num_heads_of(768), num_heads_of(96)
     (12, 2)
@@ -204,7 +205,7 @@ def num_heads_of(width: int) -> int:
 
 
 def initialise_(network: nn.Module) -> None:
-    """Draw linear layers by Glorot and Bengio (2010), as masked auto-encoders do; layer norms are as made."""
+    """Draw linear layers by Glorot and Bengio (2010), like masked auto-encoders; keep layer norms as made."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -230,7 +231,7 @@ def patch_grid(image_shape: ImageShape, patch_size: int) -> tuple[int, int]:
 def grid_positions(width: int, rows: int, columns: int) -> Tensor:
     """Return fixed sine and cosine positions of a grid's cells, `[rows·columns, width]`, row by row.
 
-    Half of the numbers tell the row and half the column (He et al. 2022, after Vaswani et al. 2017).
+    Half of the numbers encode the row and half the column (He et al. 2022, after Vaswani et al. 2017).
 
     >>> grid_positions(8, 2, 3).shape
     torch.Size([6, 8])

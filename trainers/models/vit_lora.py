@@ -1,8 +1,8 @@
 """open_clip's ViT-B-32 image tower with LoRA on query and value: the image encoder of CLIP fine-tuning.
 
-Its 87.8 million weights are frozen and 589,824 train (Hu et al. 2022, rank 16). The weights are random:
-nothing is downloaded. open_clip and peft are imported when a tower is built, not with this file, so
-that trainings of other networks do not pay for them.
+Its 87.8 million weights are frozen, and 589,824 weights train (Hu et al. 2022, rank 16). The weights are
+random: nothing is downloaded. open_clip and peft are imported when a tower is built, not with this file, so
+that trainings of other networks need not import them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class ImageTower(nn.Module):
     """An open_clip image tower as a backbone: grey images are repeated to three channels.
 
     Args:
-      tower: RGB images `[n, 3, H, W]` to features; has `image_size` (height, width) and `output_dim`.
+      tower: module from RGB images `[n, 3, H, W]` to features, with `image_size` (height, width) and
+        `output_dim`.
       image_shape: (channels, height, width) of the images.
 
     Attributes:
       feature_dim: width of the features.
 
     Raises:
-      ConfigError: images of another size than the tower's, or with neither 1 nor 3 channels.
+      ConfigError: the images have another size than the tower's, or neither 1 nor 3 channels.
     """
 
     def __init__(self, tower: nn.Module, image_shape: tuple[int, int, int]) -> None:
@@ -64,9 +65,9 @@ def vit_b_32_lora(image_shape: tuple[int, int, int]) -> ImageTower:
       image_shape: (1 or 3, 224, 224).
 
     Raises:
-      ConfigError: images of another shape.
+      ConfigError: the images have another shape.
     """
-    # The class itself rather than open_clip.create_model, which warns through the root logger.
+    # Uses the class itself rather than open_clip.create_model, which warns through the root logger.
     tower = open_clip().CLIP(**open_clip().get_model_config(ARCHITECTURE)).visual
     backbone = ImageTower(tower, image_shape)
     separate_attention(backbone)

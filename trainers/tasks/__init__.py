@@ -1,4 +1,4 @@
-"""What can be trained: importing the package registers the tasks that it holds (`trainers.tasks.task`)."""
+"""The kinds of training: importing this package registers its tasks (`trainers.tasks.task`)."""
 
 from __future__ import annotations
 

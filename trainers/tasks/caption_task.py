@@ -1,15 +1,16 @@
-"""Captions: a network predicts an image's caption token by token (DP-Cap, Sander et al. 2024).
+"""Caption task: a network predicts an image's caption token by token (DP-Cap, Sander et al. 2024).
 
-The loss of a record is the cross-entropy of the next token, the mean over the tokens of its own caption and
-the end of it (equation 3):
+The loss of a record is the cross-entropy of the next token, averaged over the tokens of its own caption and
+its end token (equation 3):
 
     L(image, z_1 … z_T) = 1/T · Σ_{t=0}^{T−1} CE(z_{t+1}, φ(ψ(image), z_1 … z_t))
 
-T is the record's own: nothing is divided by the tokens of a batch, which another record's caption would move.
-Padding is no token of it (`trainers.models.captioner`), and every caption is padded to one public length, not
-to the longest that was drawn. Which of a record's captions is read, how its words are augmented and how its
-image is are keyed hashes of (record, public seed, step, view). So the gradient that is clipped is a function
-of one record, and one record more moves the clipped sum by at most C (`dpgcl_core.methods.record_methods`).
+T belongs to the record: nothing is divided by the number of tokens in a batch, which another record's caption
+would change. Padding does not count as a token (`trainers.models.captioner`), and every caption is padded to
+one public length, not to the longest drawn caption. The choice among a record's captions, the augmentation of
+its words and the augmentation of its image are keyed hashes of (record, public seed, step, view). So the
+clipped gradient is a function of one record, and one more record moves the clipped sum by at most C
+(`dpgcl_core.methods.record_methods`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from trainers.tasks.record_task import NUM_PROBES, PerRecordTask, Rows
 
 
 class Captions(PerRecordTask[Captioner]):
-    """A captioner learns from pairs of an image and a text, each by itself."""
+    """A captioner learns from pairs of an image and a text, from each pair separately."""
 
     name: ClassVar[str] = CaptionerConfig.task
 
@@ -69,7 +70,7 @@ class Captions(PerRecordTask[Captioner]):
         return caption_scores.evaluate(network, scoring)
 
     def draw_conditions(self, network: Captioner, generator: torch.Generator) -> Tensor:
-        """Return tokens of captions of several lengths."""
+        """Return the tokens of random captions of several lengths."""
         words = torch.randint(network.start_token, (NUM_PROBES, network.max_tokens), generator=generator)
         lengths = torch.randint(1, network.max_tokens, (NUM_PROBES, 1), generator=generator)
         places = torch.arange(network.max_tokens)
@@ -82,11 +83,11 @@ CAPTIONS = Captions()
 
 
 def caption_losses(network: Captioner, precision: AnyNetworkConfig | None = None) -> Objective:
-    """Return the mean loss of a group's views, `[groups]`, of images and their captions' tokens.
+    """Return the objective: from images and caption tokens to the mean loss of a group's views, `[groups]`.
 
     Args:
       network: the captioner.
-      precision: of its pass; float32 unless given.
+      precision: the precision of its pass; float32 by default.
     """
     config = precision or CaptionerConfig()
 

@@ -1,13 +1,13 @@
-"""Classes: a classifier learns the label of each image (linear probing and fine-tuning; De et al. 2022).
+"""Class task: a classifier learns the label of each image (linear probing, fine-tuning; De et al. 2022).
 
 The loss of a record is the cross-entropy of its own label given its own image:
 
     L(image, y) = −log softmax(W ψ(image) + b)_y
 
-A record is the image **and** its label: both enter its gradient alone, which is clipped by itself, so adding
-or removing the pair moves the clipped sum by at most C (`dpgcl_core.methods.record_methods`). Nothing is
-weighted by how frequent a class is, and K, the number of classes, is public. The label is that of the row
-which stands for the record at the step, as the image is.
+A record is the image **and** its label. Both enter only its own gradient, which is clipped separately, so
+adding or removing the pair moves the clipped sum by at most C (`dpgcl_core.methods.record_methods`). Nothing
+is weighted by the frequency of a class, and K, the number of classes, is public. Image and label come from
+the same row, which represents the record at the step.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from trainers.tasks.task import image_views, task_named
 from trainers.views.image_views import normalise
 
 _NUM_WHITENING = 512
-"""Procedural images that features are whitened by."""
+"""Number of procedural images that determine the whitening of the features."""
 
 
 class Classes(PerRecordTask[Classifier]):
-    """A classifier learns from labelled images, each by itself."""
+    """A classifier learns from labelled images, from each image separately."""
 
     name: ClassVar[str] = ClassifierConfig.task
     learns_labels: ClassVar[bool] = True
@@ -81,7 +81,7 @@ class Classes(PerRecordTask[Classifier]):
         if isinstance(config.encoder, ClipNetworkConfig):
             check_same_model(config.encoder, config.warm_start)
         network = self._unwhitened(config, image_shape, None)
-        load_whole(network, config.warm_start, start_tensors)  # with the map that whitens
+        load_whole(network, config.warm_start, start_tensors)  # including the whitening map
         return network
 
     def start_note(self, config: TrainingConfig) -> str:
@@ -124,7 +124,7 @@ class Classes(PerRecordTask[Classifier]):
     def _unwhitened(
         self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> Classifier:
-        """Return a head on the encoder as its own task builds it, at random weights or at `start_tensors`."""
+        """Return a head on the encoder, which its own task builds at random weights or `start_tensors`."""
         network = _network(config)
         encoder = task_named(config.encoder.task).build(config, image_shape, start_tensors)
         if isinstance(encoder, ImageTextEncoder):
@@ -153,14 +153,14 @@ CLASSES = Classes()
 
 
 def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None) -> Objective:
-    """Return the mean cross-entropy of a group's views, `[groups]`, of images and their labels.
+    """Return the objective: from images and labels to the mean cross-entropy of a group's views, `[groups]`.
 
-    A label is a row of `num_classes` numbers, 1 at its class and 0 elsewhere: of made-up numbers, which the
-    clipping engine compares its ways on, it is a function as well.
+    A label is a row of `num_classes` numbers, 1 at its class and 0 elsewhere. The objective is also defined
+    for synthetic numbers, on which the clipping engine compares its ways of clipping.
 
     Args:
       network: the classifier.
-      precision: of its pass; float32 unless given.
+      precision: the precision of its pass; float32 by default.
     """
     config = precision or NetworkConfig()
 

@@ -1,4 +1,4 @@
-"""What contrastive tasks have in common: views are embedded, and a method's loss compares the embeddings."""
+"""The common part of contrastive tasks: views are embedded, and a method's loss compares the embeddings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ContrastiveTask(Task[NetworkT]):
     embeds: ClassVar[bool] = True
 
     def check(self, config: TrainingConfig, records: AnyRecords) -> None:
-        """As of every task; a method that clips groups must have a loss of their embeddings, too."""
+        """Check as every task does; a method that clips groups must also have a loss of their embeddings."""
         super().check(config, records)
         if config.group_loss() is None and not config.rule().whole_batch:
             raise ConfigError(
@@ -37,10 +37,10 @@ class ContrastiveTask(Task[NetworkT]):
         """Return stage 5: views `[groups, group_size, views, ...]` to unit embeddings `[..., dim]`.
 
         Args:
-          network: that is trained.
-          precision: of its passes; float32 unless given. With float16 the embeddings' gradient arrives at
-            the network times `precision.gradient_scale`; see `dpgcl_core.clipping.clipper`.
-          target: a network whose embeddings, as constants, stand beside: `[..., 2·dim]`.
+          network: the network that is trained.
+          precision: the precision of its passes; float32 by default. With float16 the embeddings' gradient
+            reaches the network multiplied by `precision.gradient_scale`; see `dpgcl_core.clipping.clipper`.
+          target: a network whose embeddings are appended as constants: `[..., 2·dim]`.
         """
 
     def objective(

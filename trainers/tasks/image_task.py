@@ -1,4 +1,4 @@
-"""Contrastive images: the views of an image are pulled together, those of its group's others pushed apart."""
+"""Contrastive images: an image's views are pulled together, and the group's other images are pushed apart."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainers.tasks.task import image_views
 
 
 class ContrastiveImages(ContrastiveTask[Encoder]):
-    """An encoder of images learns from images alone."""
+    """An encoder of images learns from images only."""
 
     name: ClassVar[str] = "images"
 

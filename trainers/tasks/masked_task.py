@@ -1,9 +1,9 @@
 """Masked images: a network rebuilds the hidden patches of an image from the others (ViP, Yu et al. 2023).
 
 The loss of a record is the mean squared error of its hidden patches, each normalised by its own mean and
-variance (He et al. 2022, equation in section 3; ViP, equation 4). It sees one image. Which patches are hidden
-is a keyed hash of (record, public seed, step, view, patch), as every other random parameter of a view is: no
-other record and no place in the batch has a say in it.
+variance (He et al. 2022, equation in section 3; ViP, equation 4). The loss depends on one image. The choice
+of hidden patches is a keyed hash of (record, public seed, step, view, patch), like every other random
+parameter of a view: it depends on no other record and on no place in the batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainers.tasks.task import image_views
 
 
 class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
-    """An auto-encoder learns from images, each by itself; of pairs it sees no text."""
+    """An auto-encoder learns from each image separately; it does not see the texts of pairs."""
 
     name: ClassVar[str] = MaskedNetworkConfig.task
 
@@ -55,7 +55,7 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
         return features.evaluate(network, scoring)
 
     def draw_conditions(self, network: MaskedAutoEncoder, generator: torch.Generator) -> Tensor:
-        """Return orders of patches."""
+        """Return random orders of patches."""
         return torch.rand(NUM_PROBES, 1, 1, network.num_patches, generator=generator).argsort(-1)
 
 
@@ -63,11 +63,11 @@ MASKED_IMAGES = MaskedImages()
 
 
 def masked_losses(network: MaskedAutoEncoder, precision: AnyNetworkConfig | None = None) -> Objective:
-    """Return the mean loss of a group's views, `[groups]`, of images and the orders of their patches.
+    """Return the objective: from images and patch orders to the mean loss of a group's views, `[groups]`.
 
     Args:
       network: the masked auto-encoder.
-      precision: of its pass; float32 unless given.
+      precision: the precision of its pass; float32 by default.
     """
     config = precision or MaskedNetworkConfig()
 
@@ -83,7 +83,8 @@ def masked_losses(network: MaskedAutoEncoder, precision: AnyNetworkConfig | None
 def patch_orders(ids: Ids, num_patches: int, *, seed: int, step: int) -> Tensor:
     """Return a uniformly random order of each image's patches, int64 `[n, num_patches]`.
 
-    A function of (id, public seed, step) and nothing else: a record sampled again gets a fresh mask.
+    The order is a function of (id, public seed, step) and nothing else: a record sampled again gets a fresh
+    mask.
 
     >>> ids = np.arange(3, dtype=np.uint64)
     >>> all_three = patch_orders(ids, 5, seed=0, step=1)

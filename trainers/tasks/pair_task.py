@@ -1,4 +1,4 @@
-"""Contrastive pairs: images and their captions are pulled together, those of their group's others apart."""
+"""Contrastive pairs: images and their captions are pulled together, and other pairs of the group apart."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from trainers.tasks.task import image_views
 from trainers.views.caption_views import make_text_views
 
 _CPU_VIEWS_AT_ONCE = 32
-"""Views of a ViT-B/32 take some 40 MB each, and few of them make small matrices: a step with 6 views at once
-took 1.3 times one with 32."""
+"""A view of a ViT-B/32 takes some 40 MB, and few views make small matrices: a step with 6 views at once took
+1.3 times as long as a step with 32."""
 
 
 class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
@@ -106,9 +106,9 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
         precision: AnyNetworkConfig | None = None,
         target: ImageTextEncoder | None = None,
     ) -> Embed:
-        """As of every contrastive task; where the temperature is learned, embeddings come times 1/√τ."""
+        """Embed as every contrastive task does; a learned temperature multiplies embeddings by 1/√τ."""
         config = precision or NetworkConfig()
-        assert target is None  # `TrainingConfig` refuses methods that regress onto one
+        assert target is None  # `TrainingConfig` refuses methods that regress onto a target
 
         def embed(views: Tensor) -> Tensor:
             embeddings = pass_in(config, network.embed_views, views)
@@ -140,12 +140,12 @@ def pair_views(
     """Return the views of both sides of pairs at a step, on the encoder's device.
 
     Args:
-      config: augmentations and seed.
-      encoder: that will see them; its tokenizer is used.
-      records: pairs.
-      rows: `[n]`, places of the records.
-      step: of the training.
-      num_views: of each side.
+      config: the configuration with augmentations and seed.
+      encoder: the encoder of the views; its tokenizer is used.
+      records: the pairs.
+      rows: `[n]`, rows of the records.
+      step: the training step.
+      num_views: number of views of each side.
 
     Returns:
       images, float32 `[n, num_views, channels, height, width]`, and tokens, `[n, num_views, context]`.

@@ -1,4 +1,4 @@
-"""What tasks of single records have in common: each is a group of its own, and all of the network trains."""
+"""The common part of per-record tasks: each record is its own group, and the whole network trains."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from trainers.tasks.task import NetworkT, Task
 Rows = NDArray[np.int64]
 
 NUM_PROBES = 4
-"""Groups of one that a probe of mixing takes."""
+"""Number of groups of one record in a mixing probe."""
 
 _CPU_VIEWS_AT_ONCE = 32
-"""Few images make small matrices; see `trainers.tasks.pair_task`."""
+"""Number of views per pass on a CPU: few images make small matrices, see `trainers.tasks.pair_task`."""
 
 
 class PerRecordTask(Task[NetworkT]):
-    """A task whose network takes images, and with each a *condition*: what its own objective asks for."""
+    """A task whose network takes images, and with each image a *condition* that its objective requires."""
 
     embeds: ClassVar[bool] = False
     cpu_views_at_once: ClassVar[int] = _CPU_VIEWS_AT_ONCE
 
     @abstractmethod
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> NetworkT:
-        """Return the network at random weights, of the public seed.
+        """Return the network at random weights, drawn from the public seed.
 
         Raises:
-          ConfigError: it cannot be built for these images.
+          ConfigError: the network cannot be built for these images.
         """
 
     @abstractmethod
     def make_inputs(
         self, config: TrainingConfig, network: NetworkT, records: Any, rows: Rows, step: int
     ) -> tuple[Tensor, Tensor]:
-        """Return images `[n, 1, C, H, W]` and conditions `[n, 1, ...]` of records `rows` at a step."""
+        """Return images `[n, 1, C, H, W]` and conditions `[n, 1, ...]` of the records in `rows` at a step."""
 
     @abstractmethod
     def draw_conditions(self, network: NetworkT, generator: torch.Generator) -> Tensor:
-        """Return conditions of `NUM_PROBES` groups of one, of no record: for probes of mixing, or blank."""
+        """Return synthetic conditions of `NUM_PROBES` groups of one, for mixing probes or blank inputs."""
 
     @abstractmethod
     def losses(self, network: NetworkT, precision: AnyNetworkConfig | None) -> Objective:
-        """Return the mean loss of a group's views, `[groups]`, of images and conditions."""
+        """Return the objective: images and conditions to the mean loss of a group's views, `[groups]`."""
 
     def build(
         self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
@@ -72,7 +72,7 @@ class PerRecordTask(Task[NetworkT]):
         refuse_mixed_groups(network, self.objective(config, network), *probes)
 
     def _draw_probe(self, network: Any, seed: int) -> tuple[Tensor, Tensor]:
-        """Inputs of as many groups of one as a probe of mixing needs."""
+        """Return inputs of `NUM_PROBES` groups of one record, for a mixing probe."""
         generator = torch.Generator().manual_seed(seed)
         images = torch.randn(NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
         device = next(network.parameters()).device

@@ -1,11 +1,11 @@
-"""What a training is about: which records it takes, what it makes of them, and what the result is good for.
+"""The kinds of training: the records a task takes, the inputs and losses it makes, and the scores it gives.
 
-A task owns everything that depends on what a record is. The loop, microbatches, precision, averages, warm
-starts and estimates ask it and learn nothing of images, captions or losses. Tasks are registered by name; a
-network's configuration says which one it is for (`TrainingConfig.task`).
+A task owns everything that depends on the kind of records. The loop, microbatches, precision, averages, warm
+starts and estimates call the task and know nothing about images, captions or losses. Tasks are registered by
+name; a network's configuration names its task (`TrainingConfig.task`).
 
-The private part does not depend on it: a task maps each group's inputs to one loss of that group alone, and
-its views are functions of their own record, the public seed and the step.
+The private part does not depend on the task: a task maps each group's inputs to one loss of only that group,
+and its views are functions of their own record, the public seed and the step.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class Task(ABC, Generic[NetworkT]):
     """One kind of training.
 
     Attributes:
-      name: that networks' configurations ask for it by.
+      name: the name by which networks' configurations request the task.
       embeds: whether its objective is made of unit embeddings, which contrastive methods need.
-      fewest_views: of a record, that its network takes.
-      learns_labels: whether records without labels are of no use to it.
-      own_scores: those that mean nothing on other data sets than its own.
-      cpu_views_at_once: that are worth a CPU's while, even where their activations leave the caches.
+      fewest_views: the smallest number of views of a record that its network takes.
+      learns_labels: whether the task requires records with labels.
+      own_scores: the names of scores that are meaningful only on the task's own data set.
+      cpu_views_at_once: number of views per pass that pays on a CPU even if their activations exceed the
+        caches.
     """
 
     name: ClassVar[str]
@@ -53,10 +54,10 @@ class Task(ABC, Generic[NetworkT]):
     cpu_views_at_once: ClassVar[int] = 1
 
     def check(self, config: TrainingConfig, records: AnyRecords) -> None:
-        """Refuse records of another kind, and a method that needs what this task's objective has not.
+        """Refuse records of another kind, and a method that needs more than this task's objective has.
 
         Raises:
-          ConfigError: names both.
+          ConfigError: task and method, or network and records, do not match; names both.
         """
         method = config.mechanism.rules
         if method.task and method.task != self.name:
@@ -76,7 +77,7 @@ class Task(ABC, Generic[NetworkT]):
         """Refuse records that the network does not take.
 
         Raises:
-          ConfigError: names both.
+          ConfigError: the network does not take the records; names both.
         """
 
     @abstractmethod
@@ -86,9 +87,9 @@ class Task(ABC, Generic[NetworkT]):
         """Return the network before step 0, on the CPU.
 
         Args:
-          config: of the training.
+          config: the training's configuration.
           image_shape: (channels, height, width) of the records.
-          start_tensors: the tensors of its warm start; None without.
+          start_tensors: the tensors of its warm start; None without a warm start.
 
         Raises:
           ConfigError: the network cannot be built, or the tensors do not fit or are not finite.
@@ -100,15 +101,15 @@ class Task(ABC, Generic[NetworkT]):
         """Refuse a network that mixes records, that no step would train, or that reads other images.
 
         Raises:
-          ConfigError: says which module, weight or size.
+          ConfigError: the network is refused; names the module, weight or size.
         """
 
     def start_note(self, config: TrainingConfig) -> str:
-        """Return what the privacy statement says of weights that the network starts from by itself, or ""."""
+        """Return the privacy statement's note on weights loaded without a warm start; "" for none."""
         return ""
 
     def fresh_parts(self, config: TrainingConfig) -> str:
-        """Return which parts do not come from the warm start, for the privacy statement; "" for none."""
+        """Return the parts that do not come from the warm start, for the privacy statement; "" for none."""
         return ""
 
     def place(self, network: NetworkT, device: torch.device, image_shape: tuple[int, ...]) -> None:
@@ -132,14 +133,14 @@ class Task(ABC, Generic[NetworkT]):
     ) -> GroupInputs:
         """Return the inputs of groups of records at a step, `[groups, group_size, views, ...]` each.
 
-        Those of a record are a function of the record, the public seed and the step alone.
+        The inputs of a record are a function of only the record, the public seed and the step.
 
         Args:
-          config: augmentations and seed.
-          network: that will see them; they come on its device.
-          records: of the kind that `check_records` takes.
+          config: the configuration with augmentations and seed.
+          network: the network that takes the inputs; they are returned on its device.
+          records: records of the kind that `check_records` takes.
           groups: `[groups, group_size]`, rows of the records.
-          step: of the training.
+          step: the training step.
           num_augmentations: N_a.
         """
 
@@ -147,15 +148,15 @@ class Task(ABC, Generic[NetworkT]):
     def blank_inputs(
         self, network: NetworkT, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> GroupInputs:
-        """Return inputs of no content, on the network's device; `shape` is (groups, group_size, views)."""
+        """Return inputs without content, on the network's device; `shape` is (groups, group_size, views)."""
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> AnyRecords:
-        """Return public records without meaning, to measure speed on: images of noise unless overridden."""
+        """Return public, meaningless records for measuring speed: images of noise unless overridden."""
         images = np.random.default_rng(0).integers(0, 256, (count, *image_shape), dtype=np.uint8)
         return Records(images=images, ids=np.arange(count, dtype=np.uint64))
 
     def run(self, network: NetworkT, inputs: GroupInputs) -> None:
-        """Pass inputs through the network once, for what its hooks see."""
+        """Pass inputs through the network once, so that its hooks run."""
         network(inputs)
 
     @abstractmethod
@@ -169,29 +170,31 @@ class Task(ABC, Generic[NetworkT]):
         """Return stages 5 and 6: a step's inputs to one loss per group.
 
         Args:
-          config: of the training.
-          network: that is trained.
-          precision: of its passes, see `trainers.models.precision`; float32 unless given. With float16 the
-            gradient arrives times `precision.gradient_scale`: see `dpgcl_core.clipping.clipper`.
-          target: a network whose output, as a constant, stands beside that of `network`.
+          config: the training's configuration.
+          network: the network that is trained.
+          precision: the precision of its passes, see `trainers.models.precision`; float32 by default. With
+            float16 the gradient arrives multiplied by `precision.gradient_scale`: see
+            `dpgcl_core.clipping.clipper`.
+          target: a network whose output is appended, as a constant, to the output of `network`.
         """
 
     def after_step(self, network: NetworkT) -> None:
-        """Put weights back into their bounds, after the optimizer's step: a function of released weights."""
+        """Move weights back into their bounds after the optimizer's step: a function of released weights."""
         return
 
     def evaluate(self, network: NetworkT, scoring: Scoring) -> dict[str, float]:
-        """Return the scores of the frozen network by metric name, each in [0, 1]; {} where there are none.
+        """Return the scores of the frozen network by metric name, each in [0, 1]; {} without scores.
 
         A `trainers.evaluation.outcomes.Score` among them has an outcome for each record, in the order in
-        which `trainers.evaluation.features.first_records` takes them of `queries`; a plain number has none.
+        which `trainers.evaluation.features.first_records` selects the records of `queries`. A plain number
+        has no outcomes.
 
         Args:
-          network: already on the device; its train/eval modes are restored.
-          scoring: the records, and how they are scored.
+          network: the network, already on the device; its train/eval modes are restored.
+          scoring: the records, and the settings of their scores.
 
         Raises:
-          DataError: there is nothing to score, or a label has no name though others have.
+          DataError: there is nothing to score, or a label has no name although other labels have one.
           ConfigError: the records are of a kind that the network cannot be scored on.
         """
         return {}
@@ -206,15 +209,15 @@ def image_views(
     step: int,
     num_views: int,
 ) -> Tensor:
-    """Return the views of records' images at a step, float32 `[n, num_views, C, H, W]`, where the network is.
+    """Return the views of images at a step, float32 `[n, num_views, C, H, W]`, on the network's device.
 
     Args:
-      config: augmentations and seed.
-      network: that will see them.
+      config: the configuration with augmentations and seed.
+      network: the network that takes the views.
       pixels: `[n, C, H, W]`, the image of each record at the step.
-      ids: `[n]`, of the records.
-      step: of the training.
-      num_views: of each image.
+      ids: `[n]`, the ids of the records.
+      step: the training step.
+      num_views: number of views of each image.
     """
     return make_views(
         torch.from_numpy(pixels).to(next(network.parameters()).device),
@@ -247,7 +250,7 @@ def task_named(name: str) -> AnyTask:
     """Return the task of this name.
 
     Raises:
-      ConfigError: there is none; lists them.
+      ConfigError: there is no such task; lists the known tasks.
     """
     if name not in _tasks:
         raise ConfigError(unknown_choice("task", name, _tasks))

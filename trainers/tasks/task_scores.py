@@ -28,19 +28,19 @@ def all_scores(
     prefix: str = "",
     with_probes: bool = True,
 ) -> dict[str, float]:
-    """Return the scores that may be seen by metric name; none are computed where none may.
+    """Return the scores that may be seen, by metric name; no scores are computed if none may be seen.
 
-    Scores of `data.queries` have the names of the task's `evaluate`. Scores of every data set in
-    `data.probes` are `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`, and by an
-    image-text network, where its classes have names, `transfer_zero_shot_accuracy/NAME`.
+    Scores of `data.queries` have the names that the task's `evaluate` gives. Scores of every data set in
+    `data.probes` are `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`, and, for an
+    image-text network if its classes have names, `transfer_zero_shot_accuracy/NAME`.
 
     Args:
-      task: computes the scores.
-      network: already on `device`.
-      data: what the training may touch.
-      config: subset sizes, k, augmentation and the public seed.
-      device: where the network is.
-      prefix: put before each name, such as "untrained_".
+      task: the task that computes the scores.
+      network: the network, already on `device`.
+      data: the data that the training may use.
+      config: the configuration with subset sizes, k, augmentation and the public seed.
+      device: the device of the network.
+      prefix: prefix of each name, such as "untrained_".
       with_probes: whether `data.probes` are scored, too.
 
     Raises:
@@ -78,15 +78,16 @@ def all_scores(
 def public_outcomes(
     scores: Mapping[str, float], data: TrainingData, config: TrainingConfig
 ) -> Outcomes | None:
-    """Return what each scored record contributed to the scores that are means; None where none may be kept.
+    """Return each scored record's contribution to the scores that are means; None if none may be kept.
 
-    Outcomes describe single records, so they are kept of public evaluation records alone, whoever may see the
-    scores. Given these they are functions of the network that is released, as the scores are, and cost no ε.
+    Outcomes describe single records, so they are kept only of public evaluation records, whoever may see the
+    scores. Given these records, outcomes are functions of the released network, like the scores, and cost no
+    ε.
 
     Args:
-      scores: by metric name, as `all_scores` returns them without a prefix.
-      data: what was scored.
-      config: subset sizes.
+      scores: scores by metric name, as `all_scores` returns them without a prefix.
+      data: the data that were scored.
+      config: the configuration with subset sizes.
     """
     if not data.evaluation_is_public:
         return None

@@ -1,8 +1,8 @@
-"""What a training's process does with memory that it has freed: it keeps it for the next step.
+"""Keeps freed memory in a training's process for the next step.
 
-Every pass allocates the same tensors again. Left to itself the C library hands large ones back to the
-operating system whenever they are freed, and gets them back page by page, each page cleared first: on a CPU
-that took a fifth of the time of a private step, whose per-group gradients are such tensors.
+Every pass allocates the same tensors again. By default, the C library returns large tensors to the operating
+system whenever they are freed, and gets their memory back page by page, with each page cleared first. On a
+CPU that took a fifth of the time of a private step, whose per-group gradients are such tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Of glibc's `mallopt`."""
+"""Parameters of glibc's `mallopt`."""
 
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 _TUNABLES = "GLIBC_TUNABLES"
@@ -21,12 +21,12 @@ _LARGEST_KEPT, _MOST_KEPT = 2**25, 2**28
 
 
 def keep_freed_memory() -> bool:
-    """Have this process reuse the memory it frees; return whether the C library was told so.
+    """Have this process reuse the memory it frees; return whether the C library was set so.
 
-    Up to 256 MiB at a time, in tensors of up to 32 MiB: larger ones would leave gaps that large networks
-    have no room for. glibc alone has the call. It changes no result; the peak grows by what is kept. Who has
-    set one of glibc's own variables for it, such as `MALLOC_TRIM_THRESHOLD_`, or a `glibc.malloc` tunable
-    keeps what they say.
+    It keeps up to 256 MiB at a time, in tensors of up to 32 MiB: larger tensors would leave gaps that large
+    networks have no room for. Only glibc has the call. It changes no result; the peak grows by the memory
+    that is kept. If the user has set one of glibc's own variables for it, such as `MALLOC_TRIM_THRESHOLD_`,
+    or a `glibc.malloc` tunable, that setting stays.
     """
     told = any(os.environ.get(name) for name in _OF_THE_USER)
     told |= "glibc.malloc." in os.environ.get(_TUNABLES, "")

@@ -1,16 +1,17 @@
-"""Moving averages of the released iterates: what is scored and returned, and what BYOL regresses onto.
+"""Moving averages of the released iterates, which are scored and returned, and which BYOL regresses onto.
 
     θ̄ ← d_t·θ̄ + (1 − d_t)·θ,   d_t = min(decay, (1 + t)/(10 + t)),   after the optimizer's step t = 0, 1, …
 
-The rise of d_t keeps a short training from an average that is mostly its initial weights. A target network
-has d_t = decay throughout: one that follows the first steps closely lets both collapse to a constant.
+The rise of d_t prevents the average of a short training from being mostly its initial weights. A target
+network has d_t = decay throughout: if it followed the first steps closely, both networks could collapse to a
+constant.
 
-Privacy. Every iterate θ comes out of the private step and is covered by the training's ε up to the last one;
-an average of them is a function of what was released: post-processing, free of cost. That is also why a later
-step may use it as a fixed function, as a target network.
+Privacy. Every iterate θ, up to the last one, comes from the private step and is covered by the training's ε.
+An average of the iterates is a function of released values, so it is post-processing at no cost. For the same
+reason a later step may use it as a fixed function, as a target network.
 
-Every data-parallel worker applies the same released gradient to the same weights, so each holds the same
-average without a word between them. A checkpoint keeps it, for a resume to continue the very same one.
+Every data-parallel worker applies the same released gradient to the same weights, so all workers hold the
+same average without communication. A checkpoint keeps the average, so that a resume continues it exactly.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class WeightAverage:
     """The average of one network's iterates.
 
     Attributes:
-      network: the network with the averaged weights; those that are not trained it shares with the original.
+      network: the network with the averaged weights; it shares untrained weights with the original.
 
     Args:
       encoder: the network at its initial weights, in its final memory layout.
-      decay: in (0, 1).
+      decay: the decay, in (0, 1).
       rising: whether the decay rises to its value.
     """
 
@@ -55,10 +56,10 @@ class WeightAverage:
         return {name: p.detach() for name, p in self.network.named_parameters() if p.requires_grad}
 
     def load(self, state: dict[str, Tensor] | None) -> None:
-        """Continue from what `state` returned.
+        """Continue from a result of `state`.
 
         Raises:
-          StorageError: there is none, or it is of another network.
+          StorageError: there is no such result, or it belongs to another network.
         """
         averages = self.state()
         if state is None or state.keys() != averages.keys():
@@ -74,18 +75,18 @@ class WeightAverage:
 
 
 def average_of(config: TrainingConfig, encoder: AnyEncoder) -> WeightAverage | None:
-    """Return the average that a training keeps, at its initial weights; None where it keeps none."""
+    """Return the average that a training keeps, at its initial weights; None if it keeps no average."""
     if not config.average_decay:
         return None
     return WeightAverage(encoder, config.average_decay, rising=not config.mechanism.rules.needs_target)
 
 
 def target_of(config: TrainingConfig, encoder: AnyEncoder) -> AnyEncoder | None:
-    """Return a target network at the weights of `encoder`, for methods that regress onto one."""
+    """Return a target network at the weights of `encoder`; None for methods without a target."""
     return _copy(encoder) if config.mechanism.rules.needs_target else None
 
 
 def _copy(encoder: _Network) -> _Network:
-    """A copy that shares the weights that are never trained, often most of a network."""
+    """Return a copy that shares the weights that are never trained, often most of a network."""
     frozen = {id(p): p for p in encoder.parameters() if not p.requires_grad}
     return copy.deepcopy(encoder, frozen)

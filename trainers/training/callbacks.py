@@ -1,6 +1,6 @@
 """Callbacks of the training loop: its checkpoints, and the decisions of the sweep's driver.
 
-Every worker calls every hook at the same step; what is decided, the first one decides for all.
+Every worker calls every hook at the same step; the first worker makes each decision for all workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainers.training.step import Training
 
 
 class TrainingCallback:
-    """Looks on at one training; every hook does nothing unless overridden."""
+    """Observes one training; every hook does nothing unless overridden."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -25,20 +25,20 @@ class TrainingCallback:
         """Prepare for this attempt, just before its first draw."""
 
     def should_continue(self, scores: Mapping[str, float] | None) -> bool:
-        """Return whether there is a next step, given the scores after the last one; None before the first."""
+        """Return whether to take another step, given the last step's scores; None before the first step."""
         return True
 
     def before_step(self) -> None:
-        """Check that a step may be drawn. Raises what ends the attempt."""
+        """Check that a step may be drawn; an exception raised here ends the attempt."""
 
     def after_step(self) -> None:
-        """Look at the training after a step that is not its last for a callback's sake."""
+        """Look at the training after a step, unless a callback ends the training with this step."""
 
     def on_end(self, has_changed: bool) -> None:
-        """Look at the training after its last draw; `has_changed` since its last step was saved."""
+        """Look at the training after its last draw; `has_changed`: whether it changed since it was saved."""
 
     def decide_for_all(self, decide: Callable[[], bool]) -> bool:
-        """Let the first worker decide for all."""
+        """Return the first worker's decision on every worker."""
         training = self.training
         decision = torch.tensor([float(decide())]) if training.is_first_worker else torch.zeros(1)
         training.private_step.workers.share(decision)
@@ -49,7 +49,7 @@ class Checkpointing(TrainingCallback):
     """Counts an attempt's steps before they are drawn, and saves the training.
 
     Attributes:
-      attempt: what this one began with.
+      attempt: the counts with which this attempt began.
     """
 
     def __init__(self, training: Training, folder: CheckpointFolder) -> None:
@@ -57,7 +57,7 @@ class Checkpointing(TrainingCallback):
         self.folder, self.attempt = folder, Attempt()
 
     def resume(self) -> None:
-        """Go on from the checkpoint, if there is one."""
+        """Continue from the checkpoint, if there is one."""
         checkpoint, training = self.folder.load(), self.training
         if checkpoint is not None:
             training.encoder.load_state_dict(checkpoint.model)
@@ -86,7 +86,7 @@ class Checkpointing(TrainingCallback):
             self.save(is_last=True)
 
     def save(self, *, is_last: bool = False) -> None:
-        """Save, and unless it is the last time count the steps until the next."""
+        """Save the training, and unless it is the last time, count the steps until the next checkpoint."""
         training = self.training
         if not training.is_first_worker:
             return
@@ -105,10 +105,10 @@ class Checkpointing(TrainingCallback):
 
 
 class Supervision(TrainingCallback):
-    """Stops where the driver says so, saved, and ends where it says so of the scores on the way.
+    """Saves and stops the training, or ends it by its scores so far, whenever the driver decides so.
 
-    It comes before `Checkpointing`: an attempt that is told to stop before its first draw counts no steps,
-    and so costs none, however often that happens.
+    It comes before `Checkpointing`: an attempt that is stopped before its first draw counts no steps, and so
+    costs none, however often that happens.
     """
 
     def __init__(self, checkpointing: Checkpointing, oversight: Oversight) -> None:
@@ -125,7 +125,7 @@ class Supervision(TrainingCallback):
             raise TrainingStopped(self.training.num_steps_done)
 
     def should_continue(self, scores: Mapping[str, float] | None) -> bool:
-        """Before the first step False where an earlier attempt was ended here, and died without a result."""
+        """Return False before the first step if an earlier attempt ended here and died without a result."""
         oversight, step = self.oversight, self.training.num_steps_done
         if not oversight.by_scores:
             return True

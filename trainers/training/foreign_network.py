@@ -1,4 +1,4 @@
-"""A network from outside of this package: what is tried before it sees data, and what the statement says."""
+"""Networks from outside this package: the check before they see data, and the note in the statement."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _FEW_GROUPS, _MOST_RECORDS = 3, 256
 def refuse_mixing_network(
     config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...], max_views: int
 ) -> None:
-    """Try a network of one's own on made-up inputs, with as many groups as its training passes at once.
+    """Try the user's own network on synthetic inputs, with as many groups as its training passes at once.
 
     Args:
-      config: of the training.
-      encoder: on its device.
+      config: the training's configuration.
+      encoder: the network, on its device.
       image_shape: `(channels, height, width)`.
-      max_views: that go through the network at once.
+      max_views: the maximum number of views that pass through the network at once.
 
     Raises:
-      ConfigError: records reach each other's losses, or the network keeps something of them.
+      ConfigError: records affect each other's losses, or the network keeps something of them.
     """
     if not config.network.is_foreign or not config.mechanism.rules.trains:
         return
@@ -38,7 +38,7 @@ def refuse_mixing_network(
     num_views = task.num_views(config, config.num_augmentations)
     objective = task.objective(config, encoder, target=target_of(config, encoder))
     num_records = max(_FEW_GROUPS, min(_MOST_RECORDS, round(config.mechanism.expected_batch_size)))
-    if rule.whole_batch:  # each record is a unit, and all go through the network in one pass
+    if rule.whole_batch:  # each record is a unit, and all pass through the network together
         groups, group_size, objective = num_records, 1, _of_records(objective)
     elif size == BATCH:
         groups, group_size = _FEW_GROUPS, min(num_records, max(2, max_views // num_views))
@@ -54,7 +54,7 @@ def refuse_mixing_network(
 
 
 def foreign_note(config: TrainingConfig) -> str:
-    """Return what plan and statement say of a network from outside of this package; "" for none."""
+    """Return the note of plan and statement on a network from outside this package; "" for other networks."""
     name = config.network.name
     if not config.network.is_foreign:
         return ""
@@ -76,7 +76,7 @@ def _of_records(objective: Objective) -> Objective:
 
 
 def _draw_like(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return random numbers, brighter and darker by record; 0 or 1 where `like` has whole numbers."""
+    """Return random numbers, brighter and darker by record; 0 or 1 if `like` holds whole numbers."""
     if not like.is_floating_point():
         return torch.randint(0, 2, like.shape, generator=generator).to(like)
     levels = torch.rand((*like.shape[:2], *(1 for _ in like.shape[2:])), generator=generator) * 2 - 1

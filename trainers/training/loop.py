@@ -1,7 +1,7 @@
-"""One private training, without Ray: from the start's scores to the result's.
+"""One private training, without Ray: from the scores of the start to the scores of the result.
 
-`train` is the loop. What a step is stands in `trainers.training.step` and `dpgcl_core.private_step`;
-checkpoints, and what the driver decides, are callbacks (`trainers.training.callbacks`).
+`train` is the loop. A step is defined in `trainers.training.step` and `dpgcl_core.private_step`. Checkpoints
+and the driver's decisions are callbacks (`trainers.training.callbacks`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from trainers.training.step import Training, prepare
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """What leaves a training: the release policy has been applied.
+    """The result of a training, to which the release policy has been applied.
 
     Attributes:
       metrics: final values by declared name.
       series: per-step values by declared name, as (step, value).
       encoder: the trained network, or with `ema_decay` the average of its iterates.
-      outcomes: of the final scores, record by record, where the evaluation records are public; None of
-        others.
+      outcomes: the outcomes of the scores, record by record, if the evaluation records are public;
+        otherwise None.
     """
 
     metrics: dict[str, float]
@@ -56,35 +56,35 @@ def train(
 
     Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
     are (ε, δ)-differentially private for adding or removing one record of `data.train` or
-    `data.held_out_records`, at the ε reported as `epsilon`, which counts noised numbers and the steps that a
-    resume repeated; where R of these are charged in advance, also if restarts follow what was seen
-    (docs/theory/restarts.md). A training that `oversight` ends early, after scores that it released, has the
-    ε of all T steps: the number of steps that were made is one more thing that follows what was seen
-    (docs/theory/ledger.md). Scores and by-products pass through `dpgcl_core.release.metrics.visible`, so with
-    private records only releasable ones are returned.
+    `data.held_out_records`, at the ε reported as `epsilon`. This ε counts noised numbers and the steps that a
+    resume repeated. If R repeated steps are charged in advance, the guarantee also holds if restarts depend
+    on results that were seen (docs/theory/restarts.md). A training that `oversight` ends early, after scores
+    that it released, has the ε of all T steps, because the number of steps taken also depends on results that
+    were seen (docs/theory/ledger.md). Scores and by-products pass through
+    `dpgcl_core.release.metrics.visible`, so with private records only releasable values are returned.
 
     Args:
-      config: the settings.
+      config: the training's configuration.
       data: the records.
-      workers: this process among the data-parallel workers; default a single one. Every worker calls
-        `train` with the same arguments; the first one's result counts.
-      checkpoints: where to save and resume; None for neither.
-      oversight: decides whether it goes on, with checkpoints alone; None: to its end.
-      memory_share: the part of the machine's free memory, or of the GPU's, that this worker may use.
-      progress: gets the number of steps done, a public number.
+      workers: this process among the data-parallel workers; a single worker by default. Every worker calls
+        `train` with the same arguments; the first worker's result counts.
+      checkpoints: the folder where the training saves and resumes; None to do neither.
+      oversight: decides whether the training continues, if there are checkpoints; None to train to the end.
+      memory_share: the share of the machine's or the GPU's free memory that this worker may use.
+      progress: function that is called with the number of steps done, a public number.
 
     Raises:
       ConfigError: the network mixes records, a name is unknown, or the release policy forbids the data
         or their plain randomness.
       StorageError: a checkpoint is damaged, or restarts would repeat more steps than are charged in advance.
-      TrainingStopped: the time is over; what was drawn is saved.
+      TrainingStopped: the time is over; the steps drawn so far are saved.
     """
     training = prepare(config, data, workers or SingleWorker(), memory_share)
     is_first_worker = training.is_first_worker
     with training.threads, checkpoints.hold() if checkpoints and is_first_worker else nullcontext():
         scorer, callbacks = Scorer(training=training), list[TrainingCallback]()
         checkpointing = Checkpointing(training, checkpoints) if checkpoints else None
-        scorer.score_start()  # before every resume: the outcomes must not tell whether there was one
+        scorer.score_start()  # before every resume: the outcomes must not reveal whether there was one
         if checkpointing:
             checkpointing.resume()
             supervision = [Supervision(checkpointing, oversight)] if oversight else []
@@ -119,7 +119,7 @@ def train(
 def _result(
     training: Training, scorer: Scorer, checkpointing: Checkpointing | None, timing: dict[str, float]
 ) -> TrainingResult:
-    """Score the trained network, and return what may leave the training, with its ε."""
+    """Score the trained network, and return the releasable result of the training, with its ε."""
     if not training.is_first_worker:
         return TrainingResult(metrics={}, series={}, encoder=training.released_network)
     start_seconds = time.perf_counter()
@@ -132,8 +132,8 @@ def _result(
     num_scorings = checkpointing.folder.read_counts().num_scorings if checkpointing else 1
     if mechanism.num_restart_steps is None:
         num_steps_charged = num_steps_done + attempt.num_steps_repeated
-        num_steps_promised = mechanism.num_steps + attempt.num_steps_repeated  # though it was stopped early
-    else:  # in advance, for whatever restarts there might have been
+        num_steps_promised = mechanism.num_steps + attempt.num_steps_repeated  # even if it was ended early
+    else:  # charged in advance, for all restarts that there might have been
         num_steps_charged, num_restarts, num_scorings = mechanism.num_steps_charged, 0, 1
         num_steps_promised = num_steps_charged
     training_metrics = {

@@ -1,8 +1,8 @@
-"""How many views go through the encoder at once: as many as are fast and fit into memory.
+"""The number of views that pass through the encoder at once: as many as are fast and fit into memory.
 
-Everything this looks at is public or the machine's: image shape, network, group size, number of views
-and the memory that is free when a training starts. It never looks at a realised batch, and the result
-of a training does not depend on it (tested).
+All inputs of this choice are public or belong to the machine: image shape, network, group size, number of
+views and the memory that is free when a training starts. The choice never uses a realised batch, and the
+result of a training does not depend on it (tested).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from trainers.models.task_networks import AnyEncoder
 from trainers.tasks.task import AnyTask, task_of
 
 # Measured on two cores (tiny_cnn and small_cnn at 28 × 28, resnet18 at 32 × 32): small networks gain up to
-# some 800 views, and from some 30 views of a ResNet-18 (8 MB each) on the caches no longer help.
+# about 800 views, and beyond about 30 views of a ResNet-18 (8 MB each) the caches no longer help.
 _CPU_MAX_VIEWS = 768
 _CPU_MAX_ACTIVATIONS = 256 * 2**20
 _GPU_MAX_VIEWS = 8192
 
 _COPIES = 4
-"""Activations, their gradients, and what separating the groups holds on top, each at most this often."""
+"""Bound on how often activations, their gradients, and the copies that separate groups are each held."""
 
 _USABLE_SHARE = 0.5
 
@@ -34,13 +34,13 @@ _USABLE_SHARE = 0.5
 def max_views(
     config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...], *, memory_share: float = 1.0
 ) -> int:
-    """Return the views that go through the encoder at once, beside the one group that always does.
+    """Return the number of views that pass through the encoder at once; one group always passes.
 
     Args:
-      config: `performance.max_views_per_microbatch` decides; None there asks for the choice made here.
-      encoder: on its device.
+      config: the training's configuration; its `performance.max_views_per_microbatch` decides, if not None.
+      encoder: the network, on its device.
       image_shape: `(channels, height, width)`.
-      memory_share: the part of the machine's free memory, or of the GPU's, that this worker may use.
+      memory_share: the share of the machine's or the GPU's free memory that this worker may use.
     """
     given = config.performance.max_views_per_microbatch
     if given is not None:
@@ -49,7 +49,7 @@ def max_views(
     task = task_of(config)
     activations = activation_bytes(task, encoder, image_shape)
     size = config.mechanism.group_size
-    # One gradient per group, for ways of clipping that hold them all; `batch` is one group.
+    # One gradient per group, for ways of clipping that hold all gradients; `batch` is one group.
     views_per_group = 0 if size == BATCH else task.num_views(config, config.num_augmentations) * int(size)
     gradients = 4 * num_trainable(encoder) / views_per_group if views_per_group else 0.0
     fits = int(_USABLE_SHARE * memory_share * free_memory(device) / (_COPIES * activations + gradients))
@@ -60,10 +60,10 @@ def max_views(
 
 
 def pass_bytes(config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
-    """Return the bytes that one pass may take beside the weights: of `max_views`, or of one larger group.
+    """Return the bytes that one pass may take besides the weights, for `max_views` or for one larger group.
 
-    Activations, their gradients and what separating the groups holds, each at most `_COPIES` times, and one
-    gradient per group.
+    The bytes of activations, their gradients and the copies that separate groups, each at most `_COPIES`
+    times, and one gradient per group.
     """
     task, size = task_of(config), config.mechanism.group_size
     records = round(config.mechanism.expected_batch_size) if size == BATCH else int(size)
@@ -76,7 +76,7 @@ def pass_bytes(config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[i
 def activation_bytes(task: AnyTask, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
     """Return the bytes of one view's activations: all outputs of the innermost modules, in float32.
 
-    The mean over the views that the network takes at least: of a CLIP model an image and a caption.
+    The mean over the fewest views that the network takes: for a CLIP model, an image and a caption.
 
     >>> from trainers.config.training import NetworkConfig
     >>> from trainers.models.encoder import build_encoder
@@ -105,7 +105,7 @@ def activation_bytes(task: AnyTask, encoder: AnyEncoder, image_shape: tuple[int,
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that may still be taken: of the GPU, or of this machine and container."""
+    """Return the free bytes of the GPU, or of this machine and container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [_available_on_machine()]
@@ -131,7 +131,7 @@ def _available_on_machine() -> int:
 
 
 def _room_in_cgroup(limit: Path, usage: Path) -> int | None:
-    """Bytes left in a control group; None where there is none, or no limit."""
+    """Return the free bytes of a control group; None without a control group or a limit."""
     try:
         return int(limit.read_text()) - int(usage.read_text())
     except (OSError, ValueError):  # "max" is no number

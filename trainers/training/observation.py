@@ -1,8 +1,8 @@
-"""What a training notes about itself on the way, behind the release policy.
+"""Metrics that a training records about itself, subject to the release policy.
 
-With private training records nothing here is even computed: these numbers depend on the records outside the
-mechanism. With public records they are what the ablation plots are drawn from. The one exception is the
-noised SNR of the first step, which is a mechanism of its own and charged
+With private training records nothing here is even computed, because these numbers depend on the records
+outside the mechanism. With public records, the ablation plots are drawn from them. The only exception is the
+noised SNR of the first step, which is a separate mechanism and is charged
 (`dpgcl_core.release.noised_counts`).
 """
 
@@ -31,7 +31,7 @@ class Observer:
 
     Attributes:
       series: per-step values by declared name, as (step, value).
-      final: values that exist once: scores of the untrained network, SNR of the first step.
+      final: values that exist only once: scores of the untrained network, SNR of the first step.
     """
 
     def __init__(self, config: TrainingConfig, *, train_is_public: bool, evaluation_is_public: bool) -> None:
@@ -42,7 +42,7 @@ class Observer:
         self._evaluation_is_public = evaluation_is_public
 
     def visible(self, values: dict[str, float]) -> dict[str, float]:
-        """Return the values that may be seen."""
+        """Return those of the given values that may be seen."""
         return metric_policy.visible(
             values,
             training_data_is_public=self._train_is_public,
@@ -55,29 +55,29 @@ class Observer:
         return self._train_is_public and (step == 0 or (every > 0 and step % every == 0))
 
     def note(self, step: int, values: dict[str, float]) -> None:
-        """Append the visible ones of `values` to the series."""
+        """Append to the series those of `values` that may be seen."""
         for name, value in self.visible(values).items():
             self.series.setdefault(name, []).append((step, value))
 
     def wants_scores(self, step: int) -> bool:
-        """Whether the iterate after `step` steps is scored on the way."""
+        """Whether the iterate after `step` steps is scored during the training."""
         every = self._config.evaluation.score_every_steps
         return every > 0 and step % every == 0
 
     def note_during(self, step: int, scores: dict[str, float]) -> None:
-        """Append scores of the iterate after `step` steps, those that are declared as a series."""
+        """Append the scores of the iterate after `step` steps that are declared as a series."""
         during = {f"{name}{metric_policy.DURING}": score for name, score in scores.items()}
         self.note(step, {name: score for name, score in during.items() if name in metric_policy.METRICS})
 
     def record_groups(
         self, step: int, batch_size: int, num_grouped: int, reports: list[GroupReport], workers: Workers
     ) -> None:
-        """Record loss, norms and counts of one step, summed over the workers; all of them must call it.
+        """Record loss, norms and counts of one step, summed over the workers; all workers must call it.
 
         Args:
-          batch_size: records the sampler drew.
-          num_grouped: records in this worker's groups, those that contribute.
-          reports: of this worker's microbatches.
+          batch_size: number of records that the sampler drew.
+          num_grouped: number of records in this worker's contributing groups.
+          reports: the reports of this worker's microbatches.
         """
         empty = torch.zeros(0)
         norms = torch.cat([r.norms.cpu() for r in reports] or [empty])
@@ -104,7 +104,7 @@ class Observer:
         self.note(step, values)
 
     def _mark_clipped(self, report: GroupReport) -> Tensor:
-        """Which groups had a gradient, or a part of it that is clipped apart, beyond its bound."""
+        """Mark the groups whose gradient, or a separately clipped part of it, exceeded its bound."""
         if report.part_ratios is not None:
             return (report.part_ratios > 1).any(1).cpu()
         return (report.norms > self._config.mechanism.l2_clip_norm).cpu()
@@ -114,7 +114,7 @@ class Observer:
 
         Args:
           clean_norm: norm of the clean clipped sum.
-          bare_norm: the same without augmented negatives, at the first step; None elsewhere.
+          bare_norm: the same norm without augmented negatives, at the first step; None at other steps.
           noise_norm: norm of the step's noise.
         """
         self.note(step, {"snr": clean_norm / noise_norm})
@@ -131,19 +131,19 @@ class Observer:
         return self._config.mechanism.is_private
 
     def releases_noised_snr(self, step: int) -> bool:
-        """Whether the noised SNR of `step` is released: of the first, where asked for and charged."""
+        """Whether the noised SNR of `step` is released: only of the first step, if requested and charged."""
         asked = self._config.evaluation.snr_noise_multiplier is not None
         return asked and step == 0 and self._config.mechanism.is_private
 
     def record_noised_snr(self, clean_sum: Tensor, generator: Draws, *, num_summed: int = 1) -> None:
         """Record the noised norm of the clean clipped sum over the public σΔ√d, the noise's expected norm.
 
-        The norm of the noise that was drawn would tell more than the noisy sum does.
+        The norm of the drawn noise would disclose more than the noisy sum does.
 
         Args:
-          clean_sum: `[num_parameters]`.
-          generator: secret, and not that of the step's noise.
-          num_summed: normals summed for the noise, see `dpgcl_core.noise.gaussian`.
+          clean_sum: the clean clipped sum, `[num_parameters]`.
+          generator: a secret generator, other than the generator of the step's noise.
+          num_summed: number of normals summed for the noise, see `dpgcl_core.noise.gaussian`.
         """
         multiplier = self._config.evaluation.snr_noise_multiplier
         if multiplier is None:
@@ -157,14 +157,15 @@ class Observer:
 
 @dataclass(kw_only=True)
 class ObservedStep:
-    """What one step shows to the observer (`dpgcl_core.private_step.StepObserver`).
+    """The values of one step for the observer (`dpgcl_core.private_step.StepObserver`).
 
     Attributes:
-      observer: records it.
-      step: from 0.
-      workers: of the training.
-      randomness: for the noise of what is released besides the sum.
-      norm_without_augmentation: of the clean sum of some groups, on every worker.
+      observer: records the values.
+      step: the step, counted from 0.
+      workers: the training's workers.
+      randomness: the source of the noise on values that are released besides the sum.
+      norm_without_augmentation: function of some groups, called on every worker, that returns the norm of
+        their clean sum without augmentation.
     """
 
     observer: Observer

@@ -1,4 +1,4 @@
-"""Stage 9, optimizer: what consumes the noised gradient; from here on all is post-processing.
+"""Stage 9, optimizer: it consumes the noised gradient; this and all later stages are post-processing.
 
 An optimizer sees the noised sum of clipped gradients divided by a public constant, and nothing else
 that depends on the records, so its choice and its settings do not change ε.
@@ -25,7 +25,7 @@ def build_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimize
     """Return the optimizer named in `config` over `parameters`.
 
     Raises:
-      ConfigError: unknown name.
+      ConfigError: the name is unknown.
 
     >>> build_optimizer(OptimizerConfig(name="sgd"), [nn.Parameter(torch.ones(2, 2))]).defaults["lr"]
     0.002
@@ -34,14 +34,14 @@ def build_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimize
 
 
 def learning_rate_at(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """Return the learning rate of a step: of public numbers alone, so a resume needs no state for it.
+    """Return the learning rate of a step, a function of public numbers, so that a resume needs no state.
 
     It rises linearly over the W = `warmup_steps` first steps, (step + 1)/W of its value, and then falls with
     p = (step − W)/(T − W) as 1 − p ("linear") or (1 + cos πp)/2 ("cosine"); p stays below 1.
 
     Args:
-      config: the learning rate, W and the decay.
-      step: from 0 on.
+      config: the configuration with the learning rate, W and the decay.
+      step: the step, counted from 0.
       num_steps: T.
 
     >>> config = OptimizerConfig(learning_rate=1.0, warmup_steps=2, learning_rate_decay="linear")
@@ -64,10 +64,10 @@ def take_step(
     """Take one step along a flat gradient.
 
     Args:
-      optimizer: over `parameters`.
-      parameters: in the order of the gradient.
+      optimizer: the optimizer of `parameters`.
+      parameters: the trained weights, in the order of the gradient.
       gradient: `[num_parameters]`; an optimizer may use its memory.
-      learning_rate: of this step.
+      learning_rate: the learning rate of this step.
     """
     set_gradients(parameters, gradient)
     for group in optimizer.param_groups:
@@ -79,12 +79,12 @@ def take_step(
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load a state dictionary and give every tensor the memory format of its weights.
 
-    Fused optimizers walk weights, gradients and state in memory order, so another format would pair the
-    wrong numbers without a word.
+    Fused optimizers walk weights, gradients and state in memory order, so another format would silently pair
+    the wrong numbers.
 
     Args:
-      optimizer: over the weights as they lie in memory now.
-      state: what `optimizer.state_dict()` returned, in whatever format.
+      optimizer: the optimizer of the weights, in their current memory format.
+      state: the result of `optimizer.state_dict()`, in any format.
     """
     optimizer.load_state_dict(state)
     for weights, values in optimizer.state.items():

@@ -1,16 +1,17 @@
-"""Weights to start from that no record made: a network pre-trained on generated records, without privacy.
+"""Initial weights made from no data: a network pre-trained on generated records, without privacy.
 
-`--warm-start synthetic:STEPS` takes STEPS steps on records that are made on the way and never seen twice. On
-images of `trainers.data.procedural` CNNs compare two views of each (SimCLR, Chen et al. 2020), and masked
-auto-encoders rebuild hidden patches, as ViP does (Yu et al. 2023). On generated pairs of
-`trainers.data.shapes`, half of their words, and numbers that no data set has, small CLIP models compare
-images and captions, and captioners learn the captions; DP-Cap pre-trains on textures, with patches in place
-of tokens. It costs no ε: the weights are a function of the network, the image shape, the steps and a public
-seed, so they are the same for all neighbouring data sets, and a mechanism may start from any such weights.
+`--warm-start synthetic:STEPS` takes STEPS steps on records that are generated on the fly and never seen
+twice. On images of `trainers.data.procedural`, CNNs compare two views of each image (SimCLR, Chen et al.
+2020), and masked auto-encoders rebuild hidden patches, as ViP does (Yu et al. 2023). On generated pairs of
+`trainers.data.shapes`, with half of their words and with record numbers that no data set has, small CLIP
+models compare images and captions, and captioners learn the captions. (DP-Cap pre-trains on textures, with
+patches in place of tokens.) This costs no ε: the weights are a function of the network, the image shape, the
+steps and a public seed. So they are the same for all neighbouring data sets, and a mechanism may start from
+any such weights.
 
-The weights are made once and kept in the cache folder of the data sets, under a name that is the hash of all
-that decides them; the file is read back as any warm start is (`trainers.training.warm_start`). They are made
-on one thread, so that the same machine makes the same bits again.
+The weights are made once and kept in the cache folder of the data sets, in a file named by the hash of
+everything that decides them. The file is read back like any warm start (`trainers.training.warm_start`). The
+weights are made on one thread, so that the same machine makes the same bits again.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ from trainers.views.caption_views import make_text_views
 from trainers.views.image_views import make_views
 
 VERSION = 1
-"""Of the pre-training: raised whenever other weights come of the same recipe."""
+"""Version of the pre-training: raised whenever the same recipe gives other weights."""
 
 NETWORKS = (
     *(name for name, backbone in BACKBONES.items() if backbone.has_synthetic_start),
     *(*masked.SIZES, *captioner.SIZES, *SMALL_MODELS),
 )
-"""Networks that are pre-trained here; others have weights of their own, or none."""
+"""Networks that are pre-trained here; other networks have their own weights, or none."""
 
 _CONTRASTIVE = OptimizerConfig(learning_rate=4e-3, warmup_steps=10, learning_rate_decay="cosine")
 _TRANSFORMER = OptimizerConfig(
@@ -90,17 +91,17 @@ _FOLDER = "starts"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that decides the weights, besides the versions of this module and of the records.
+    """Everything that decides the weights, besides the versions of this module and of the records.
 
     Attributes:
-      network: of `NETWORKS`; what of its configuration decides no weight is left at its default.
+      network: configuration of a network of `NETWORKS`; fields that decide no weight stay at their defaults.
       image_shape: (channels, height, width).
-      num_steps: steps taken.
-      seed: public, of weights, images and views.
-      batch_size: records per step; a contrastive loss compares each with all others of its step.
+      num_steps: number of steps taken.
+      seed: public seed of weights, images and views.
+      batch_size: records per step; a contrastive loss compares each record with all others of its step.
       temperature: τ of the contrastive loss.
-      optimizer: of the steps.
-      views: augmentation.
+      optimizer: the optimizer's configuration.
+      views: the augmentation.
     """
 
     network: EncoderConfig
@@ -124,12 +125,12 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """The hash of all that decides the weights."""
+        """The hash of everything that decides the weights."""
         return hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()
 
     @property
     def content(self) -> Mapping[str, Any]:
-        """All that decides the weights, as JSON holds it."""
+        """Everything that decides the weights, as JSON values."""
         records = shapes.VERSION if self.network.takes_pairs else procedural.VERSION
         values = dataclasses.asdict(self) | {"versions": [VERSION, records]}
         values["task"] = self.network.task
@@ -138,21 +139,21 @@ class Recipe:
 
     @property
     def made_of(self) -> str:
-        """What the network is trained on, in words."""
+        """The records that the network is trained on, in words."""
         return "generated pairs" if self.network.takes_pairs else "procedural images"
 
 
 def recipe_of(network: EncoderConfig, image_shape: ImageShape, *, num_steps: int, seed: int) -> Recipe:
-    """Return the recipe for the network of a training, whatever else the training is.
+    """Return the recipe for the network of a training; it depends on no other setting of the training.
 
     Args:
-      network: of the training.
+      network: the network's configuration in the training.
       image_shape: (channels, height, width) of its records.
-      num_steps: of the pre-training.
-      seed: public.
+      num_steps: number of steps of the pre-training.
+      seed: the public seed.
 
     Raises:
-      ConfigError: the network is not pre-trained here, or takes more steps.
+      ConfigError: the network is not pre-trained here, or needs more steps.
     """
     recipe_for = partial(Recipe, image_shape=image_shape, num_steps=num_steps, seed=seed)
     if isinstance(network, MaskedNetworkConfig):
@@ -171,7 +172,7 @@ def recipe_of(network: EncoderConfig, image_shape: ImageShape, *, num_steps: int
             f"{network.name} published or exported weights"
         )
     towers = ClipNetworkConfig(name=network.name)
-    own_shape = (3, *find_clip(ClipConfig(model=network.name)).image_size)  # grey is shown to it in colour
+    own_shape = (3, *find_clip(ClipConfig(model=network.name)).image_size)  # it sees grey images in colour
     return recipe_for(network=towers, image_shape=own_shape, optimizer=_TRANSFORMER, views=_OF_PAIRS)
 
 
@@ -191,9 +192,9 @@ def _of(network: EncoderConfig, *names: str) -> dict[str, Any]:
 
 
 def public_start(recipe: Recipe) -> Path:
-    """Return the file with the weights of a recipe, made unless it is in the cache.
+    """Return the file with the weights of a recipe, from the cache if it is there, otherwise made now.
 
-    Processes that want the same weights at the same time make them once. A file that is damaged, or that
+    Processes that need the same weights at the same time make them only once. A file that is damaged, or that
     holds something else, is made again.
 
     Raises:
@@ -210,7 +211,7 @@ def public_start(recipe: Recipe) -> Path:
 
 
 def _holds(path: Path, recipe: Recipe) -> bool:
-    """Whether the file holds the whole weights of the recipe."""
+    """Whether the file holds the complete weights of the recipe."""
     try:
         tensors, note = read_weights(path).tensors, json.loads(read_note(path) or "{}")
     except (StorageError, ValueError):
@@ -236,7 +237,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold the file against other processes, which wait for it; the system releases a dead one's lock."""
+    """Lock the file against other processes, which wait; the system releases a dead process's lock."""
     lock = FileLock(path.with_name(f".{path.name}.lock"), fallback_to_soft=False)
     with _cache_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,14 +258,14 @@ def _cache_errors(path: Path) -> Iterator[None]:
 
 
 def pretrained(recipe: Recipe, device: str = "cpu") -> nn.Module:
-    """Return a network trained by a recipe, and say so on stderr with how long it takes.
+    """Return a network trained by a recipe, and print a note on stderr with the expected time.
 
-    A CLIP model is open_clip's, whose weights are what a training of both towers starts from.
+    A CLIP model is returned as open_clip's model, with whose weights a training of both towers starts.
 
     Args:
-      recipe: all that decides the weights on one CPU thread.
-      device: where to train and to leave the network. A GPU rounds otherwise: its weights are no recipe's,
-        and `public_start` does not keep them.
+      recipe: everything that decides the weights on one CPU thread.
+      device: the device to train and to leave the network on. A GPU rounds differently: its weights belong
+        to no recipe, and `public_start` does not keep them.
 
     Raises:
       ConfigError: the images are too small.
@@ -297,7 +298,7 @@ def _pretrained(recipe: Recipe, device: str) -> nn.Module:
 def _untrained(
     recipe: Recipe, device: torch.device
 ) -> tuple[nn.Module, Callable[[int], Any], Callable[[int, Any], Tensor]]:
-    """The network at random weights, what makes a step's records, and the loss of a step on them."""
+    """Return the network at random weights, a function that makes a step's records, and the loss on them."""
     config, shape, seed = recipe.network, recipe.image_shape, recipe.seed
     if isinstance(config, CaptionerConfig):
         captions = build_captioner(config, shape, seed).to(device)
@@ -316,14 +317,14 @@ def _untrained(
 
 
 def _contrastive_loss(recipe: Recipe, encoder: Encoder, step: int, images: NDArray[np.uint8]) -> Tensor:
-    """The mean contrastive loss in both directions."""
+    """Return the mean contrastive loss in both directions."""
     embeddings = encoder.embed_views(_views(recipe, step, images, num_views=2)[None].to(_device_of(encoder)))
     both = torch.cat([embeddings, embeddings.flip(2)])
     return two_view_group_loss(both, temperature=recipe.temperature).sum() / (2 * recipe.batch_size)
 
 
 def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: NDArray[np.uint8]) -> Tensor:
-    """The mean error of the hidden patches."""
+    """Return the mean error of the hidden patches."""
     ids = _ids(recipe, step)
     orders = patch_orders(ids, network.num_patches, seed=recipe.seed, step=step)
     inputs = _views(recipe, step, images, num_views=1)[:, None], orders[:, None, None]
@@ -331,14 +332,14 @@ def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: 
 
 
 def _caption_loss(recipe: Recipe, network: Captioner, step: int, pairs: ImageTextRecords) -> Tensor:
-    """The mean error of the next tokens."""
+    """Return the mean error of the next tokens."""
     images, texts = _views_of_pairs(recipe, step, pairs)
     inputs = images[:, None, None], network.tokenizer(texts).tokens[:, None, None]
     return caption_losses(network)(tuple(each.to(_device_of(network)) for each in inputs)).mean()
 
 
 def _towers_loss(recipe: Recipe, network: ImageTextEncoder, step: int, pairs: ImageTextRecords) -> Tensor:
-    """The mean contrastive loss from images to texts and back."""
+    """Return the mean contrastive loss from images to texts and back."""
     images, texts = _views_of_pairs(recipe, step, pairs)
     tokens, device = network.tokenizer(texts).tokens, _device_of(network)
     both = network.embed_images(images.to(device)), network.embed_texts(tokens.to(device))
@@ -351,7 +352,7 @@ def _device_of(network: nn.Module) -> torch.device:
 
 
 def _views_of_pairs(recipe: Recipe, step: int, pairs: ImageTextRecords) -> tuple[Tensor, list[str]]:
-    """One view of each pair: images `[n, C, H, W]` and texts `[n]`."""
+    """Return one view of each pair: images `[n, C, H, W]` and texts `[n]`."""
     how, given = {"seed": recipe.seed, "step": step, "num_views": 1}, [each for each, *_ in pairs.captions]
     images = torch.from_numpy(np.asarray(pairs.images))
     views = make_views(images, pairs.ids, config=recipe.views, **how)
@@ -379,7 +380,7 @@ def _images(recipe: Recipe, step: int) -> NDArray[np.uint8]:
 
 
 def _pairs(recipe: Recipe, step: int) -> ImageTextRecords:
-    # Longer captions would be cut by the small context of this network.
+    # The small context of this network would cut longer captions.
     is_short = recipe.network.name == CLIP_NANO
     return shapes.make_shape_pairs(
         recipe.batch_size,

@@ -1,4 +1,4 @@
-"""What a training may release besides its model: refusals, and scores of private records with noise."""
+"""Release checks of a training, and scores of private records with noise."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PROVEN = "proven"
 
 
 def check_release(config: TrainingConfig, data: TrainingData) -> None:
-    """Refuse data on which the release policy could not be kept, before anything is computed.
+    """Refuse data for which the release policy could not be kept, before anything is computed.
 
     Raises:
       ConfigError: private records would be trained on without a proven guarantee or scored against
-        private ones, their number is outside what the method's accounting covers, or the records held out
-        for noised scores are not those that their slots say.
+        private records, their number is outside the range that the method's accounting covers, or the
+        records held out for noised scores are not those that their slots determine.
     """
     if not data.train_is_public and config.guarantee_label != PROVEN:
         raise ConfigError(
@@ -48,7 +48,7 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
 
 
 def _check_labels(config: TrainingConfig, data: TrainingData) -> None:
-    """Refuse labels that are not those scored, and private ones that one record more could change."""
+    """Refuse labels other than the scored ones, and private labels that one more record could change."""
     train = images_alone(data.train)
     if train is None or not config.mechanism.rules.takes_labels:
         return
@@ -123,18 +123,18 @@ def noised_scores(
 ) -> dict[str, float]:
     """Return the noised accuracies on `records` by metric name; noise may take them out of [0, 1].
 
-    Guarantee: given the encoder, a Gaussian mechanism of `score_noise_multiplier` per count, for adding or
-    removing one record of `records`: see `dpgcl_core.release.noised_counts`.
+    Guarantee: given the encoder, each count is a Gaussian mechanism of `score_noise_multiplier`, for adding
+    or removing one record of `records`: see `dpgcl_core.release.noised_counts`.
 
     Args:
       encoder: the private network, on `device`.
       index: public labelled records.
       records: private records that were not trained on.
-      config: noise and public divisor.
-      generator: secret.
-      device: where the encoder is.
-      num_summed: normals summed for the noise of a count, see `dpgcl_core.noise.gaussian`.
-      before_drawing: called when the noise is about to be drawn: what was counted until then is not released.
+      config: the configuration with the noise and the public divisor.
+      generator: the secret generator of the noise.
+      device: the device of the encoder.
+      num_summed: number of normals summed for the noise of a count, see `dpgcl_core.noise.gaussian`.
+      before_drawing: called just before the noise is drawn; the counts until then are not released.
     """
     multiplier = config.evaluation.score_noise_multiplier
     if multiplier is None:
@@ -156,11 +156,11 @@ def correct_counts(
     config: TrainingConfig,
     device: torch.device | str,
 ) -> dict[str, int]:
-    """Return how many of **all** `records` each rule answers correctly: private until it is noised.
+    """Return how many of **all** `records` each rule answers correctly: private until noise is added.
 
-    Every record passes through the network and the rule alone: in a batch its last digits would depend on
-    how many records stand beside it, and with them, in a tie, its answer. A network of one's own passes each
-    on copies of all that it holds, so that its answer does not depend on those that came before.
+    Every record passes through the network and the rule alone. In a batch, its last digits would depend on
+    how many other records the batch holds, and in a tie so would its answer. The user's own network passes
+    each record on copies of its whole state, so that the answer does not depend on earlier records.
     """
     index = index.one_row_each()
     first_rows = first_by_hash(index.ids, config.evaluation.max_index_records)
@@ -170,7 +170,7 @@ def correct_counts(
         "readout": config.evaluation.readout,
     }
     features = embed_features(encoder, index.images[first_rows], **options)
-    assert index.labels is not None  # `check_release` has seen to both
+    assert index.labels is not None  # `check_release` has checked both sets of labels
     index_labels = index.labels[first_rows]
     rules = {
         "knn_accuracy": knn_rule(features, index_labels, config.evaluation.num_neighbors),

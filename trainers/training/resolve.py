@@ -1,4 +1,4 @@
-"""From options to a training: noise calibrated, warm start read, network of the records' kind."""
+"""Makes a training's configuration from options: noise calibration, warm start and choice of network."""
 
 from __future__ import annotations
 
@@ -52,24 +52,25 @@ def training_config(
     num_classes: int | None = None,
     charged_to: str | None = None,
 ) -> TrainingConfig:
-    """Return the configuration of one training; a public start is made, where it is not there yet.
+    """Return the configuration of one training; a public start is made if it does not exist yet.
 
     Args:
-      options: of the training.
-      num_records: records trained on and held out; used, and then public, only if
+      options: the training's options.
+      num_records: number of records trained on and held out; used, and then public, only if
         `num_records_public` is not given.
-      public_seed: governs initialisation, views and evaluation subsets.
-      modality: of the records: "image" or "image-text".
-      calibration_folder: where calibrations are kept.
-      image_shape: (channels, height, width) of the records, which a public start is made for.
-      num_classes: that public records show; None of private ones. `options.network.num_classes` goes first.
-      charged_to: the data set's id in the ledger that the training is charged to: a model that was charged
-        to it, too, may be started from. That it is the same ledger is for the caller to check
+      public_seed: seed of initialisation, views and evaluation subsets.
+      modality: the kind of the records: "image" or "image-text".
+      calibration_folder: the folder where calibrations are kept.
+      image_shape: (channels, height, width) of the records, for which a public start is made.
+      num_classes: number of classes in public records; None for private records.
+        `options.network.num_classes` takes precedence.
+      charged_to: the data set's id in the ledger that the training is charged to. The training may start
+        from a model that was charged to the same data set. The caller must check that it is the same ledger
         (`WarmStart.private`).
 
     Raises:
-      ConfigError: an option breaks a rule, or two contradict each other.
-      StorageError: a warm start cannot be read, or a public start not be kept.
+      ConfigError: an option breaks a rule, or two options contradict each other.
+      StorageError: a warm start cannot be read, or a public start cannot be kept.
     """
     mechanism = _mechanism(options, num_records, calibration_folder)
     _check_group_size(mechanism)
@@ -150,7 +151,7 @@ def _classifier(options: NetworkOptions, method: str, num_classes: int | None) -
 
 
 def _encoder(options: NetworkOptions, method: str) -> EncoderConfig:
-    """The kind of encoder that goes by this name; a CLIP model without adapters."""
+    """Return the configuration of the encoder with this name; a CLIP model has no adapters."""
     name = options.name
     if name in masked.SIZES:
         return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
@@ -210,7 +211,7 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
         num_restart_steps=request.restart_steps if method.trains else None,
         target_delta=default_delta(n) if request.delta is None else request.delta,
     )
-    check_delta(mechanism.target_delta, n)  # those held out are scored: the promise is to them, too
+    check_delta(mechanism.target_delta, n)  # held-out records are scored, so the promise covers them, too
     if target is not None and not without_privacy:
         mechanism = noised_counts.calibrated(
             mechanism,
@@ -226,16 +227,16 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
 def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
     """Return the mechanism at B/k and σ/k, and the same T: TAN (Sander, Stock and Sablayrolles 2023).
 
-    The noise of the mean gradient is σΔ/B as before (nearly, where records are sampled and the remainder is
-    dropped), so the training is expected to go as the large one does, in 1/k of the time. Its ε is its own
-    and much larger; nothing is promised at the large one's.
+    The noise of the mean gradient is σΔ/B as before (nearly, if records are sampled and the remainder is
+    dropped), so the training is expected to behave like the large training, in 1/k of the time. Its own ε is
+    much larger; nothing is promised at the ε of the large training.
 
     Args:
-      mechanism: of the large training.
-      factor: k; 1 for the mechanism as it is.
+      mechanism: the mechanism of the large training.
+      factor: k; 1 returns the mechanism unchanged.
 
     Raises:
-      ConfigError: k is below 1, or the method's sensitivity or group would follow the batch.
+      ConfigError: k is below 1, or the method's sensitivity or group would depend on the batch.
 
     >>> large = Mechanism(num_records_public=60_000, sampling_prob=0.016, group_size=8, l2_clip_norm=1.0,
     ...     noise_multiplier=1.2, num_steps=100, target_delta=1e-6)
@@ -282,9 +283,9 @@ def _sampling_prob(sampling_prob: float | None, expected_batch_size: float, num_
 
 
 def _group_size(request: MechanismOptions, method: Method, expected_batch_size: float) -> GroupSize:
-    """S, of methods of one group "batch" or, where groups are sampled, B."""
+    """Return S; for methods of one group this is "batch", or B if groups are sampled."""
     if request.sampling is not None:
-        method.with_sampling(request.sampling)  # of which a whole batch has no say
+        method.with_sampling(request.sampling)  # checked here, because a whole batch has no sampling
     if method.one_record_groups:
         return 1
     if method.takes_group_size:

@@ -1,4 +1,4 @@
-"""The scores of one training: before it, on the way, noised, and at its end."""
+"""The scores of one training: before it, during it, noised, and at its end."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Scorer:
     """Scores one training's networks, on the first worker.
 
     Attributes:
-      training: whose networks these are.
-      at_start: scores of the start, before the release policy.
-      seconds: spent on scores on the way.
+      training: the training whose networks are scored.
+      at_start: scores of the start, before the release policy is applied.
+      seconds: time spent on scores during the training.
     """
 
     training: Training
@@ -32,7 +32,7 @@ class Scorer:
     seconds: float = 0.0
 
     def score_start(self) -> None:
-        """Score the start, and the same network at random weights, where that is asked for."""
+        """Score the start, and the same network at random weights, if the options request it."""
         training = self.training
         config = training.config
         if not config.evaluation.also_untrained:
@@ -50,7 +50,10 @@ class Scorer:
             self.at_start |= self._compute_scores(network, prefix="untrained_")
 
     def score_on_the_way(self) -> dict[str, float]:
-        """Record and return scores of the iterate: functions of released ones, seen where final ones are."""
+        """Record and return the iterate's scores.
+
+        They are functions of released iterates, and may be seen if final scores may.
+        """
         training = self.training
         if not training.observer.wants_scores(training.num_steps_done):
             return {}
@@ -61,7 +64,7 @@ class Scorer:
         return scores
 
     def draw_noised_scores(self, before_drawing: Callable[[], object] | None) -> bool:
-        """Draw the noised scores, once: a resume has them from its checkpoint. Return whether it drew."""
+        """Draw the noised scores once, unless the checkpoint has them; return whether they were drawn."""
         training = self.training
         data, final, step = training.data, training.observer.final, training.private_step
         is_drawn = data.index is None or data.held_out_records is None or holds_noised_scores(final)
@@ -83,19 +86,19 @@ class Scorer:
         return True
 
     def score_end(self) -> dict[str, float]:
-        """Return the scores of the network that is released, before the release policy."""
+        """Return the scores of the released network, before the release policy is applied."""
         return self._compute_scores()
 
     def outcomes(self, at_end: dict[str, float]) -> Outcomes | None:
-        """Return the outcomes of start and end, record by record, where evaluation records are public."""
+        """Return the outcomes of start and end, record by record, if evaluation records are public."""
         return public_outcomes(self.at_start | at_end, self.training.data, self.training.config)
 
     def _compute_scores(
         self, network: AnyEncoder | None = None, *, prefix: str = "", with_probes: bool = True
     ) -> dict[str, float]:
-        """Return the scores of a network, the released one unless given, with their outcomes.
+        """Return the scores of a network, by default the released network, with their outcomes.
 
-        None are computed where none may be seen.
+        No scores are computed if none may be seen.
         """
         training = self.training
         if not training.is_first_worker:

@@ -1,7 +1,7 @@
-"""A training under way: its networks, its private step, and what a step reads and changes.
+"""A training in progress: its networks, its private step, and the state that a step reads and changes.
 
-Stages 2 to 9 stand in `dpgcl_core.private_step`; here are stage 4, the inputs, and what the private gradient
-is used for. What depends on the kind of records is the task's (`trainers.tasks.task`).
+Stages 2 to 9 are in `dpgcl_core.private_step`. This module makes the inputs (stage 4) and applies the private
+gradient. Everything that depends on the kind of records belongs to the task (`trainers.tasks.task`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from trainers.training.release import check_release
 from trainers.training.warm_start import starting_encoder
 
 _MIN_THREADS = 2
-"""Beside a GPU one draws noise, one makes views, and neither waits for the other."""
+"""With a GPU, one thread draws noise and another makes views, and neither waits for the other."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -48,16 +48,16 @@ class Training:
     """The moving parts of one training.
 
     Attributes:
-      config, data: as of `trainers.train`.
-      task: that the network is for.
+      config, data: the arguments of `trainers.train`.
+      task: the task that the network is for.
       encoder: the network that is trained.
-      average: of its iterates, where there is one.
-      optimizer: of the trained weights.
-      observer: keeps what may leave the training on the way.
-      private_step: of the mechanism on the network.
-      threads: for views and noise.
-      networks: all that a step runs, with the state that no pass may change.
-      num_steps_done: steps that were made, those before a resume included.
+      average: the average of its iterates; None if none is kept.
+      optimizer: the optimizer of the trained weights.
+      observer: records the values that may leave the training before its end.
+      private_step: the mechanism's private step on the network.
+      threads: the thread pool for views and noise.
+      networks: all networks that a step runs, with the state that no pass may change.
+      num_steps_done: number of steps taken, including those before a resume.
     """
 
     config: TrainingConfig
@@ -79,11 +79,11 @@ class Training:
 
     @property
     def is_first_worker(self) -> bool:
-        """Whether this process draws, scores and saves for all."""
+        """Whether this process draws, scores and saves for all workers."""
         return self.private_step.workers.rank == 0
 
     def take_step(self) -> None:
-        """Make one private step; an empty draw is a step like any other."""
+        """Take one private step; a step with an empty draw is treated like any other."""
         step, private_step = self.num_steps_done, self.private_step
         groups = self.in_one_shape(private_step.draw(step, len(self.data.train)))
         observed = ObservedStep(
@@ -98,15 +98,15 @@ class Training:
         self.num_steps_done += 1
 
     def in_one_shape(self, groups: DrawnGroups) -> DrawnGroups:
-        """Return groups filled up, so that inputs, too, are made in one shape, whatever was drawn.
+        """Return groups padded so that the inputs, too, have one shape, whatever was drawn.
 
-        Else the rounding of a record's views could follow how many are made beside them.
+        Otherwise the rounding of a record's views could depend on how many views are made with them.
         """
         step = self.private_step
         return groups if step.rule.whole_batch else groups.filled_up(step.groups_at_once)
 
     def inputs(self, groups: DrawnGroups, part: slice, *, num_augmentations: int) -> GroupInputs:
-        """Return what the objective takes of some groups, `[groups, group_size, views, ...]` each."""
+        """Return the objective's inputs for some groups, each `[groups, group_size, views, ...]`."""
         return self.task.inputs(
             self.config,
             self.encoder,
@@ -117,7 +117,7 @@ class Training:
         )
 
     def update(self, gradient: Tensor) -> None:
-        """Apply the private gradient `[num_parameters]`: post-processing from here on."""
+        """Apply the private gradient `[num_parameters]`; this and all later stages are post-processing."""
         config, step = self.config, self.num_steps_done
         rate = learning_rate_at(config.optimizer, step, config.mechanism.num_steps)
         take_step(self.optimizer, trainable_parameters(self.encoder), gradient, learning_rate=rate)
@@ -126,13 +126,13 @@ class Training:
             self.average.update(self.encoder, step)
 
     def refuse_changed_networks(self) -> None:
-        """Refuse networks of which a pass changed more than the optimizer may: it would be released."""
+        """Refuse networks in which a pass changed more than the optimizer may, as it would be released."""
         for network, before in self.networks:
             refuse_changed_state(network, before)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Refuse what passes write to networks; of this package's own, to all but their weights."""
+        """Refuse what passes write to networks; for this package's networks, to all but their weights."""
         foreign = [network for network, _ in self.networks] if self.config.network.is_foreign else []
         with unwritten(*foreign):
             yield
@@ -153,10 +153,10 @@ def prepare(
     """Return a training before its first step.
 
     Args:
-      config, data, workers, memory_share: as of `trainers.train`.
+      config, data, workers, memory_share: the arguments of `trainers.train`.
 
     Raises:
-      ConfigError: as `trainers.train`.
+      ConfigError: as in `trainers.train`.
     """
     check_release(config, data)
     randomness = config.randomness(data_are_private=not data.train_is_public)
@@ -190,7 +190,7 @@ def prepare(
         workers=workers,
         watch=lambda: training.watch(),
         threads=threads,
-        num_noise_threads=num_threads - 1,  # one is left for the views
+        num_noise_threads=num_threads - 1,  # the remaining thread makes views
         makes_inputs_ahead=config.performance.prefetch,
         total=no_sum(encoder),
     )
@@ -216,7 +216,7 @@ def prepare(
 def choose_groups_at_once(
     config: TrainingConfig, task: AnyTask, views_that_fit: int, num_workers: int
 ) -> int:
-    """Return how many groups go through the network together: a public number; `batch` is one group."""
+    """Return how many groups pass through the network together: a public number; `batch` is one group."""
     size = config.mechanism.group_size
     if size == BATCH:
         return 1

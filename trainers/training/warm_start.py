@@ -1,24 +1,25 @@
-"""Starting from weights instead of a random draw, and why they must be public.
+"""Warm starts: initial weights in place of a random draw, and why these weights must be public.
 
-The guarantee of a training is about its own records: whatever the first weights are, as long as they are
-fixed beforehand and do not depend on those records, the steps from there on are the same mechanism, and ε
-is the same. It says nothing of the data that the first weights were made from. So:
+The guarantee of a training is about its own records. Whatever the first weights are, as long as they are
+fixed beforehand and do not depend on those records, the steps after them are the same mechanism, and ε is
+the same. The guarantee says nothing about the data that the first weights were made from. So:
 
-- Weights made from **private** records carry their own ε into the training. They are refused, but where
-  something adds both up: a model that was charged to a data set in a ledger may be started from by trainings
-  that are charged to the same data set. A privacy filter holds for everything that is charged to it, each
-  training chosen after seeing the models of earlier ones (docs/theory/ledger.md), so the ledger's (ε, δ) is
-  of both. The ε of the second training is its own: for every fixed start, the start set aside.
+- Weights made from **private** records carry their own ε into the training. They are refused unless a ledger
+  adds up both: a training may start from a model that was charged to a data set in a ledger if the training
+  is charged to the same data set. A privacy filter holds for everything that is charged to it, even if each
+  training is chosen after seeing the models of earlier trainings (docs/theory/ledger.md), so the ledger's
+  (ε, δ) covers both. The ε of the second training is its own: it holds for every fixed start, and does not
+  count the start.
 - A model that was exported from public or synthetic data is accepted.
-- A file that does not say what it was made from is taken to be public on the user's word, and the privacy
-  statement says so.
-- Weights that were made here of generated records (`trainers.training.public_start`) come from no record.
+- A file that does not state its data is taken to be public on the user's word, and the privacy statement
+  says so.
+- Weights that were made here from generated records (`trainers.training.public_start`) come from no record.
 
-A file that `trainers.export.trial` wrote says whose data it comes from even when it is copied elsewhere, and
-so does a privacy statement that lies beside it.
+A file that `trainers.export.trial` wrote states whose data it comes from, even after it is copied elsewhere,
+and so does a privacy statement next to it.
 
-What identifies a warm start is the hash of its file: it enters a trial's configuration, and every worker
-checks it as it loads. The path must be one that all machines see.
+A warm start is identified by the hash of its file. The hash enters a trial's configuration, and every worker
+checks it while loading. All machines must see the file at the same path.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from trainers.training.public_start import Recipe, public_start
 
 
 def read_warm_start(path: Path, *, charged_to: str | None = None) -> WarmStart:
-    """Return what a training can start from, with the hash of its weights.
+    """Return the warm start at a path, with the hash of its weights.
 
     Args:
       path: a folder that `python -m trainers.export` wrote, or a file with a state dictionary of the same
-        network (or of its backbone alone): `.safetensors`, or written by `torch.save`.
-      charged_to: the data set's id in the ledger that the training is charged to; None for none.
+        network (or of only its backbone): `.safetensors`, or written by `torch.save`.
+      charged_to: the data set's id in the ledger that the training is charged to; None without a ledger.
 
     Raises:
-      ConfigError: there is nothing, or the weights come from private data that are charged elsewhere.
+      ConfigError: nothing is at the path, or the weights come from private data that are charged elsewhere.
       StorageError: the folder or the file is damaged.
     """
     path = path.expanduser().absolute()
@@ -93,10 +94,10 @@ def read_warm_start(path: Path, *, charged_to: str | None = None) -> WarmStart:
 
 
 def made_warm_start(recipe: Recipe) -> WarmStart:
-    """Return the weights of a recipe as a warm start: from the cache, or made now.
+    """Return the weights of a recipe as a warm start, from the cache or made now.
 
     Raises:
-      ConfigError: they cannot be made for these images.
+      ConfigError: the weights cannot be made for these images.
       StorageError: the cache cannot be written.
     """
     origin = f"{recipe.num_steps} steps without privacy on {recipe.made_of}"
@@ -104,17 +105,17 @@ def made_warm_start(recipe: Recipe) -> WarmStart:
 
 
 def _private_start(path: Path, charged_to: str | None) -> PrivateStart | None:
-    """Return how weights of private data are charged; None of public ones.
+    """Return the charge for weights made from private data; None for public weights.
 
-    The weights, or the files beside them, state whose data made them.
+    The weights, or the files next to them, state whose data made them.
 
     Raises:
-      ConfigError: they come from private data, and are not charged to the same data set.
+      ConfigError: the weights come from private data, and are not charged to the same data set.
     """
     place = path.resolve().parent
     beside = (place / DESCRIPTION, place / f"{STATEMENT}.json")
     data_labels = [_data_of(file.read_text(encoding="utf-8")) for file in beside if file.is_file()]
-    note = read_note(path)  # under the name that it is read by: what a link leads to may have no suffix
+    note = read_note(path)  # by the given name: the target of a link may have no suffix
     data_labels += [] if note is None else [_data_of(note)]
     if all(data == RESEARCH for data in data_labels):
         return None
@@ -131,10 +132,10 @@ def _private_start(path: Path, charged_to: str | None) -> PrivateStart | None:
 
 
 def _charged_model(path: Path, charged_to: str) -> PrivateStart | None:
-    """How an exported folder's model was charged to a data set; None where its statement does not say so.
+    """Return how an exported model was charged to a data set; None if its statement does not say so.
 
-    The statement is of the model's own file, whose hash the description has: another file beside it may hold
-    a model that nobody charged.
+    The statement is about the model's own file, whose hash is in the description: another file in the folder
+    may hold a model that nobody charged.
     """
     try:
         description = read_description(path.parent)
@@ -149,7 +150,7 @@ def _charged_model(path: Path, charged_to: str) -> PrivateStart | None:
 
 
 def _data_of(text: str) -> str:
-    """What a description or a statement says of its data; what says nothing of them is not public."""
+    """Return the data label of a description or a statement; without a label the data are not public."""
     try:
         values = json.loads(text)
     except ValueError:
@@ -160,19 +161,19 @@ def _data_of(text: str) -> str:
 def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> AnyEncoder:
     """Return the encoder before step 0, on the CPU: a random draw from the public seed, or the warm start.
 
-    Of a warm start the whole backbone is taken; its projection head is, too, if it has one and of this
-    training's `embedding_dim`. A head of another width, like a missing one, leaves the fresh head. The
-    predictor of a method that has one is a part of its loss, and always starts fresh. Of a CLIP model all
-    weights are taken, and adapters start fresh.
+    The whole backbone of a warm start is taken, and also its projection head, if it has one with this
+    training's `embedding_dim`. If the head is missing or has another width, the fresh head is kept. A
+    method's predictor is a part of its loss, and always starts fresh. All weights of a CLIP model are taken,
+    and adapters start fresh.
 
     Args:
-      config: of the training.
+      config: the training's configuration.
       image_shape: (channels, height, width).
 
     Raises:
       ConfigError: the weights do not fit, are not finite, or have changed since the training was planned;
-        or as `build_encoder`.
-      StorageError: the file cannot be read here.
+        or as in `build_encoder`.
+      StorageError: the file cannot be read on this machine.
     """
     given = None if config.warm_start is None else _planned(config.warm_start)
     encoder: AnyEncoder = task_of(config).build(config, image_shape, given)
@@ -180,7 +181,7 @@ def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> AnyEnco
 
 
 def _planned(start: WarmStart) -> Mapping[str, Tensor]:
-    """The tensors of the file that a training was planned with."""
+    """Return the tensors of the file that a training was planned with."""
     weights = read_weights(Path(start.path))
     if weights.sha256 != start.sha256:
         raise ConfigError(
@@ -191,7 +192,7 @@ def _planned(start: WarmStart) -> Mapping[str, Tensor]:
 
 
 def warm_start_note(config: TrainingConfig) -> str | None:
-    """Return what the privacy statement must say of a warm start; None without one."""
+    """Return the privacy statement's note on a warm start; None without a warm start."""
     start, task = config.warm_start, task_of(config)
     if start is None:
         return task.start_note(config) or None

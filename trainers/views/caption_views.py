@@ -1,16 +1,16 @@
-"""Stage 4 for captions: a caption becomes its augmented views, each a function of its own record alone.
+"""Stage 4 for captions: a caption becomes its augmented views, each a function of only its own record.
 
 As for images (`trainers.views.image_views`), every random choice is a keyed hash of the record's id, the
-public seed, the step and the view. So adding or removing one record leaves every other record's captions as
-they were, which is what lets one record touch one group only. The augmentations are the three of DP-GCL,
-appendix B.3, and any of them can be on together; they are applied in this order:
+public seed, the step and the view. So adding or removing one record leaves every other record's captions
+unchanged, and therefore one record affects only one group. The augmentations are the three of DP-GCL,
+appendix B.3. Any of them can be combined; they are applied in this order:
 
-1. *Sentence swap*: of a caption with several sentences, two change places.
+1. *Sentence swap*: two sentences of a caption with several sentences change places.
 2. *Word swap*: two adjacent words change places, within a sentence and with no punctuation between them;
    each word moves once at most.
 3. *Word delete*: words that carry little meaning (articles, prepositions, auxiliaries and fillers of
-   English, a public list) are dropped, each by itself. Nouns, verbs, pronouns of persons, negations,
-   numbers and words of place stay; a caption of which no word would be left stays as it is.
+   English, a public list) are dropped, each independently. Nouns, verbs, personal pronouns, negations,
+   numbers and words of place stay. A caption that would lose all its words stays as it is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PREPOSITIONS = (
 _FILLERS = ("and", "or", "so", "then", "also", "too", "very", "quite", "rather", "really", "just", "even")
 _OF_PICTURES = ("image", "picture", "photo", "photograph", "showing", "shows")
 NON_ESSENTIAL_WORDS = frozenset((*_ARTICLES, *_AUXILIARIES, *_PREPOSITIONS, *_FILLERS, *_OF_PICTURES))
-"""What word delete may drop, in lower case."""
+"""The words that word delete may drop, in lower case."""
 
 _SENTENCE = re.compile(r"\S.*?(?:(?<![.!?…])[.!?…]++[\"'”’)\]]*(?=\s|$)|[。！？]+|$)", re.DOTALL)
 _WORD = re.compile(r"\w+(?:['’\-]\w+)*")
@@ -72,7 +72,7 @@ def make_text_views(
     Args:
       captions: `[n]`, none of them empty; one per record (`ImageTextRecords.pairs_at`).
       ids: uint64 `[n]`, the records' stable ids.
-      config: probabilities.
+      config: the probabilities.
       seed: public seed.
       step: training step, so that a record sampled again gets fresh views.
       num_views: views per record; view k does not depend on how many there are.
@@ -86,7 +86,7 @@ def make_text_views(
     """
     if len(captions) != len(ids):
         raise ConfigError(f"captions must have one id each; got {len(captions)} and {len(ids)} ids")
-    from trainers.views.image_views import Draw  # here, with torch
+    from trainers.views.image_views import Draw  # imported here, as it loads torch
 
     draw = Draw(ids, int(seed), int(step), num_views)
     views = [[caption] * num_views for caption in captions]
@@ -99,7 +99,7 @@ def make_text_views(
         if prob == 0:
             continue
         num_words = max((len(_WORD.findall(caption)) for caption in captions), default=0)
-        # Word k's number has a key of its own: it is the same however long the batch's longest caption is.
+        # Word k's number has its own key, so it does not depend on the longest caption of the batch.
         happens = _stack([draw.unit(f"{name} {k}") for k in range(num_words)], views, num_views) < prob
         for row, happens_here in zip(views, happens, strict=True):
             for view, text in enumerate(row):
@@ -118,14 +118,14 @@ def _swap_sentences(views: list[list[str]], draw: Draw, prob: float) -> None:
         sentences = split_sentences(row[0]) if row else []
         num = len(sentences)
         for view in np.flatnonzero(happens[i]).tolist() if num > 1 else ():
-            # Two different places, every pair of them equally likely.
+            # Two different places; every pair of places is equally likely.
             a = min(int(first[i, view] * num), num - 1)
             b = (a + 1 + min(int(second[i, view] * (num - 1)), num - 2)) % num
             row[view] = _join_swapped(sentences, a, b)
 
 
 def split_sentences(text: str) -> list[str]:
-    """Return the sentences of `text` without the space around them; a text without end marks is one.
+    """Return the sentences of `text` without surrounding space; a text without end marks is one sentence.
 
     >>> split_sentences('It costs 3.5 dollars. "Really?" Yes')
     ['It costs 3.5 dollars.', '"Really?"', 'Yes']
@@ -136,13 +136,13 @@ def split_sentences(text: str) -> list[str]:
 def _join_swapped(sentences: list[str], a: int, b: int) -> str:
     swapped = list(sentences)
     swapped[a], swapped[b] = swapped[b], swapped[a]
-    # The last sentence may lack its full stop; in front of another one it would run into that.
+    # The last sentence may lack its full stop; before another sentence it would run into that sentence.
     closed = [s if s.rstrip("\"'”’)]").endswith(_ENDS) else f"{s}." for s in swapped[:-1]]
     return " ".join([*closed, swapped[-1]])
 
 
 def _swap_words(text: str, happens: list[bool]) -> str:
-    """Go through the pairs from left to right; one that overlaps a swapped pair is passed over."""
+    """Swap pairs of words from left to right; a pair that overlaps a swapped pair is skipped."""
     words = list(_WORD.finditer(text))
     order = list(range(len(words)))
     k = 0
@@ -156,7 +156,7 @@ def _swap_words(text: str, happens: list[bool]) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text, without what stands between them.
+    """Return the words of a text, without the characters between them.
 
     >>> words_of("A well-lit ring, isn't it?")
     ['A', 'well-lit', 'ring', "isn't", 'it']
@@ -165,7 +165,7 @@ def words_of(text: str) -> list[str]:
 
 
 def with_words(text: str, words: Sequence[str]) -> str:
-    """Return a text with other words in the places of its own; what stands between them stays.
+    """Return a text with other words in place of its own words; the characters between words stay.
 
     >>> with_words("One ring, two.", ["two", "One", "ring"])
     'two One, ring.'
@@ -184,7 +184,7 @@ def _delete_words(text: str, happens: list[bool]) -> str:
         for word, drop in zip(words, happens, strict=False)
         if not (drop and word.group().lower() in NON_ESSENTIAL_WORDS)
     ]
-    if len(kept_words) == len(words) or not kept_words:  # nothing to drop, or nothing would be left
+    if len(kept_words) == len(words) or not kept_words:  # nothing to drop, or nothing would remain
         return text
     pieces, end = [], 0
     for word in words:

@@ -1,13 +1,13 @@
-"""Stage 4, views: a record becomes its augmented views, each a function of that record alone.
+"""Stage 4, views: a record becomes its augmented views, each a function of only that record.
 
 Every random parameter of a view is a keyed hash of the record's id. So the views of a record do not
-depend on which other records were sampled, on the order of the batch or on the number of workers:
-adding or removing one record leaves every other record's views as they were, which is what lets one
-record touch one group only. Hash outputs are public randomness; secrecy is not needed here.
+depend on which other records were sampled, on the order of the batch or on the number of workers.
+Adding or removing one record leaves every other record's views unchanged, and therefore one record
+affects only one group. Hash outputs are public randomness; secrecy is not needed here.
 
-The transformations are those of SimCLR (Chen et al. 2020, appendix A) in one pass over the tensor:
-crop and flip are one bilinear resampling, all colour changes are one affine map of the colour vector,
-blur is one product with a banded matrix per axis.
+The transformations are those of SimCLR (Chen et al. 2020, appendix A) in one pass over the tensor.
+Crop and flip are one bilinear resampling, all colour changes are one affine map of the colour vector,
+and blur is one product with a banded matrix per axis.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_LOG_ASPECT = math.log(4 / 3)
 """Crops of random area have a log aspect ratio in ± this (Szegedy et al. 2015)."""
 
 # Rows: luma Y and the two chroma axes I and Q of NTSC. Grey has zero chroma, so a rotation or a scaling
-# of (I, Q) keeps luma exactly and leaves grey pixels alone.
+# of (I, Q) keeps luma exactly and does not change grey pixels.
 _YIQ_FROM_RGB = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _RGB_FROM_YIQ = np.linalg.inv(_YIQ_FROM_RGB)
 
@@ -60,13 +60,13 @@ def make_views(
 
     A view is a function of (record, id, public seed, step, view index) and nothing else, because every
     random parameter is `keyed_uniform(ids, "view", seed, step, view_index, name)`. Hence views never
-    couple records: removing or permuting other rows leaves a row's views equal. With a crop area of 1
+    couple records: removing or permuting other rows does not change a row's views. With a crop area of 1
     and every other strength 0 the result is exactly `normalise(images)`.
 
     Args:
       images: uint8 `[n, C, H, W]`, on any device; n may be 0.
       ids: uint64 `[n]`, the records' stable ids.
-      config: strengths; saturation and hue act on three-channel images only.
+      config: the strengths; saturation and hue act only on three-channel images.
       seed: public seed.
       step: training step, so that a record sampled again gets fresh views.
       num_views: views per record; view k does not depend on how many there are.
@@ -115,12 +115,12 @@ class Draw:
 
 def _tensor(values: Parameter, like: Tensor) -> Tensor:
     # Parameters are computed in float64 on the host and rounded once: a vectorised float32 sin or exp
-    # may round a row differently depending on where it stands in the batch.
+    # may round a row differently depending on its place in the batch.
     return torch.from_numpy(values.astype(np.float32)).to(like.device)
 
 
 def _crop_and_flip(images: Tensor, draw: Draw, config: ViewConfig) -> Tensor:
-    """Random resized crop and flip, `[n, C, H, W]` to `[n, num_views, C, H, W]`."""
+    """Crop, resize and flip at random, `[n, C, H, W]` to `[n, num_views, C, H, W]`."""
     n, channels, height, width = images.shape
     num_views = draw.num_views
     if images.numel() == 0 or num_views == 0:
@@ -153,9 +153,9 @@ def _crop_and_flip(images: Tensor, draw: Draw, config: ViewConfig) -> Tensor:
 def crop_boxes(draw: Draw, config: ViewConfig) -> tuple[Parameter, Parameter, Parameter, Parameter]:
     """Return (left, top, width, height) of each crop as shares of the image, each `[n, num_views]`.
 
-    The area is uniform in the configured range; the aspect ratio (relative to the image's own) is 1 when
-    the area is fixed, else log-uniform in the part of [3/4, 4/3] for which the box fits into the image,
-    so no draw is rejected and every box has exactly its area; the position is uniform.
+    The area is uniform in the configured range. The aspect ratio (relative to the image's own) is 1 if the
+    area is fixed; otherwise it is log-uniform in the part of [3/4, 4/3] for which the box fits into the
+    image, so no draw is rejected and every box has exactly its area. The position is uniform.
     """
     area = draw.between("crop_area", config.min_crop_area, config.max_crop_area)
     log_aspect: Parameter = np.zeros_like(area)
@@ -172,7 +172,7 @@ def crop_boxes(draw: Draw, config: ViewConfig) -> tuple[Parameter, Parameter, Pa
 def _sample_points(
     start: Parameter, extent: Parameter, side: int, like: Tensor, mirror: NDArray[np.bool_] | None = None
 ) -> Tensor:
-    """Where each output pixel is read, `[n, num_views, side]`, in grid_sample's [−1, 1] coordinates."""
+    """Return where each output pixel is read, `[n, num_views, side]`, in [−1, 1] as for `grid_sample`."""
     centre = 2 * start + extent - 1
     scale = extent if mirror is None else np.where(mirror, -extent, extent)
     pixel_centres = (2 * np.arange(side) + 1) / side - 1
@@ -193,7 +193,7 @@ def jitter_factors(draw: Draw, config: ViewConfig) -> tuple[Parameter, Parameter
 
 
 def _jitter(views: Tensor, draw: Draw, config: ViewConfig) -> Tensor:
-    """Brightness b, contrast c (about the view's own mean luma), saturation and hue; clamped once.
+    """Change brightness b, contrast c (about the view's own mean luma), saturation and hue; clamp once.
 
     With x in [0, 1] and colour matrix A (which keeps grey), x ↦ c·b·A·x + (1 − c)·b·mean. In normalised
     pixels y = 2x − 1 that is y ↦ c·b·A·y + (1 − c)·b·mean(y) + b − 1.
@@ -217,7 +217,7 @@ def _jitter(views: Tensor, draw: Draw, config: ViewConfig) -> Tensor:
 
 
 def _mean_luma(views: Tensor) -> Tensor:
-    """Mean luma of each view, `[n, num_views]`; the plain mean unless there are three channels."""
+    """Return the mean luma of each view, `[n, num_views]`; the plain mean unless there are three channels."""
     means = views.mean(dim=(3, 4))
     if views.shape[2] != 3:
         return means.mean(dim=2)
@@ -240,7 +240,7 @@ def colour_matrices(saturation: Parameter, hue: Parameter) -> NDArray[np.float64
 
 
 def _blur(views: Tensor, draw: Draw, config: ViewConfig) -> Tensor:
-    """Gaussian blur of the views drawn for it, as rows · view · columnsᵀ; the others stay exact."""
+    """Blur the views drawn for it by a Gaussian, as rows · view · columnsᵀ; other views stay exact."""
     if views.numel() == 0:
         return views
     n, num_views, channels, height, width = views.shape
@@ -261,7 +261,7 @@ def _blur(views: Tensor, draw: Draw, config: ViewConfig) -> Tensor:
 def _blur_matrices(
     sigma: Parameter, is_blurred: NDArray[np.bool_], side: int, radius: int
 ) -> NDArray[np.float64]:
-    """Blur along one axis with reflect padding, `[views, side, side]`; identity where not blurred."""
+    """Return the blur along one axis with reflect padding, `[views, side, side]`; identity without blur."""
     radius = min(radius, side - 1)
     taps = np.arange(-radius, radius + 1)
     weights = np.exp(-0.5 * (taps / sigma[:, None]) ** 2)

@@ -1,7 +1,7 @@
-"""What of a CLIP model trains: adapters on chosen layers of both towers, or everything.
+"""The trainable weights of a CLIP model: adapters on chosen layers of both towers, or all weights.
 
-The noise of a private training grows with the number of trainable weights, so fine-tuning adapts few: LoRA
-on queries and values of both towers is 983,040 of ViT-B-32's 151 million.
+The noise of a private training grows with the number of trainable weights, so fine-tuning adapts few weights:
+LoRA on queries and values of both towers has 983,040 weights, compared with ViT-B-32's 151 million.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class ClipLora:
       rank: rows of A and columns of B.
       alpha: the adapter's scale times `rank`.
       targets: layers to adapt in every block: q, k, v, out, mlp; or a layer's own name, or its last parts.
-      towers: which towers get adapters.
+      towers: the towers that get adapters.
 
     Raises:
-      ConfigError: no target, a tower that is none, or an alpha that is not positive.
+      ConfigError: there is no target or no tower, a tower is unknown, or alpha is not positive.
     """
 
     rank: int = 16
@@ -61,7 +61,7 @@ class ClipLora:
 
 
 def lora_of(settings: Any) -> ClipLora | None:
-    """Return the adapters of what has the fields of a `ClipNetworkConfig`; None where all weights train."""
+    """Return the adapters of settings with a `ClipNetworkConfig`'s fields; None if all weights train."""
     if not settings.lora_rank:
         return None
     return ClipLora(
@@ -73,21 +73,21 @@ def lora_of(settings: Any) -> ClipLora | None:
 
 
 def make_trainable(clip: nn.Module, lora: ClipLora | None, *, seed: int, train_logit_scale: bool) -> None:
-    """Decide which weights of an open_clip model train, in place, and separate its attention.
+    """Set which weights of an open_clip model train, in place, and separate its attention.
 
-    Outputs stay as they were, but for rounding. With adapters every other weight is frozen. Without, all
-    train but the bias of a sigmoid loss, on which no loss here depends.
+    Outputs change only by rounding. With adapters every other weight is frozen. Without adapters, all weights
+    train except the bias of a sigmoid loss, on which no loss here depends.
 
     Args:
-      clip: as `trainers.models.clip.published_models.build_clip` makes it, on the device it will be trained
-        on.
-      lora: the adapters; None trains everything.
+      clip: the model that `trainers.models.clip.published_models.build_clip` makes, on the device on which it
+        will be trained.
+      lora: the adapters; None trains all weights.
       seed: public seed of the adapters' first weights.
-      train_logit_scale: whether 1/τ trains, too. It then stands among the parameters of every group's
-        gradient, inside the norm that is clipped and under the same noise.
+      train_logit_scale: whether 1/τ trains, too. It is then one of the parameters of every group's gradient,
+        inside the norm that is clipped and under the same noise.
 
     Raises:
-      ConfigError: a target matches no layer of a tower, or one that cannot be adapted.
+      ConfigError: a target matches no layer of a tower, or a layer that cannot be adapted.
     """
     separate_attention(clip)
     if lora is None:
@@ -106,14 +106,14 @@ def make_trainable(clip: nn.Module, lora: ClipLora | None, *, seed: int, train_l
 
 
 def _adapt(clip: nn.Module, lora: ClipLora, tower: str) -> None:
-    """Put adapters on one tower, seen alone: names of text layers are also ends of image layers' names."""
+    """Put adapters on one tower, taken alone: names of text layers are also ends of image layers' names."""
     alone = nn.Module()
     for name, child in clip.named_children():
         if _tower_of(name) == tower:
             alone.add_module(name, child)
     targets = [name for target in lora.targets for name in TARGETS.get(target, (target,))]
     with_lora(alone, rank=lora.rank, alpha=lora.alpha, targets=targets, title=f"the {tower} tower")
-    for name, child in alone.named_children():  # a projection right at the top was replaced there
+    for name, child in alone.named_children():  # a projection at the top level was replaced in `alone`
         setattr(clip, name, child)
 
 

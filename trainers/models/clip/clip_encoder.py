@@ -1,8 +1,8 @@
-"""Stage 5 for pairs of images and texts: both towers of a CLIP model, each view from itself alone.
+"""Stage 5 for pairs of images and texts: both towers of a CLIP model embed each view from only that view.
 
-A group holds pairs; its loss compares every image with every text of the group, in both directions. So the
-tensors of both sides carry the same leading axes `[groups, group_size, views]`, and one backward pass holds
-every group's gradient of both towers, which `dpgcl_core.clipping.one_pass` separates.
+A group holds pairs, and its loss compares every image with every text of the group, in both directions. So
+the tensors of both sides have the same leading axes `[groups, group_size, views]`, and one backward pass
+holds every group's gradient of both towers, which `dpgcl_core.clipping.one_pass` separates.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class ImageTextEncoder(nn.Module):
     """Both towers of a CLIP model, with its temperature.
 
     Args:
-      clip: an open_clip model that `make_trainable` has seen.
-      spec: what it is.
-      gradient_checkpointing: recompute a block's activations in the backward pass instead of keeping them.
-        The one-pass clipping needs what the forward pass saw, so groups are then taken one at a time:
-        the same gradients, slower, in the memory of one group.
+      clip: an open_clip model prepared by `make_trainable`.
+      spec: the specification of the model.
+      gradient_checkpointing: whether a block's activations are recomputed in the backward pass instead of
+        being kept. The one-pass clipping needs the tensors of the forward pass, so groups are then taken one
+        at a time: the gradients are the same, slower, in the memory of one group.
 
     Raises:
-      ConfigError: gradient checkpointing for a model that has none.
+      ConfigError: gradient checkpointing is requested for a model that has none.
 
     Attributes:
-      spec: what the model is.
+      spec: the specification of the model.
       embedding_dim: width of the embeddings.
-      feature_dim: width of the image tower's features, which are what k-NN and probes see.
+      feature_dim: width of the image tower's features, which k-NN and probes read.
       learns_temperature: whether `logit_scale` trains.
     """
 
     num_towers = 2
-    """Each sees every other view, which `dpgcl_core.clipping.clipper` asks."""
+    """Number of towers, each of which reads every other view; read by `dpgcl_core.clipping.clipper`."""
 
     _slope: Tensor
     _shift: Tensor
@@ -62,11 +62,11 @@ class ImageTextEncoder(nn.Module):
         self.clip = clip
         self.spec = spec
         self.embedding_dim = self.feature_dim = int(spec.architecture["embed_dim"])
-        # Views arrive as (x − PIXEL_MEAN) / PIXEL_STD; the weights want (x − mean) / std per colour.
+        # Views arrive as (x − PIXEL_MEAN) / PIXEL_STD; the weights need (x − mean) / std per colour.
         mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
         self.register_buffer("_slope", PIXEL_STD / std, persistent=False)
         self.register_buffer("_shift", (PIXEL_MEAN - mean) / std, persistent=False)
-        # Asked for now: while the clipping engine records, no parameter takes a gradient of its own.
+        # Read now: while the clipping engine records, no parameter takes its own gradient.
         self.learns_temperature = self._logit_scale.requires_grad
         self._recomputes = gradient_checkpointing
         if gradient_checkpointing:
@@ -84,7 +84,7 @@ class ImageTextEncoder(nn.Module):
 
     @property
     def view_size(self) -> int:
-        """Numbers in one view, see `pack_views`."""
+        """The number of values in one view, see `pack_views`."""
         return max(torch.Size(self.image_shape).numel(), self.spec.context_length)
 
     @property
@@ -93,13 +93,13 @@ class ImageTextEncoder(nn.Module):
         return scale
 
     def features(self, images: Tensor) -> Tensor:
-        """Return features `[n, feature_dim]` of normalised images: the image tower's output, not scaled."""
+        """Return features `[n, feature_dim]` of normalised images: the image tower's unscaled output."""
         features: Tensor = self.clip.encode_image(images * self._slope + self._shift)  # type: ignore[operator]
         return features
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Return unit embeddings `[n, embedding_dim]` of normalised images `[n, 1 or 3, H, W]`."""
-        return _unit(self.features(images))  # grey images become three channels
+        return _unit(self.features(images))  # this expands grey images to three channels
 
     def embed_texts(self, tokens: Tensor) -> Tensor:
         """Return unit embeddings `[n, embedding_dim]` of tokens `[n, context_length]`."""
@@ -109,10 +109,10 @@ class ImageTextEncoder(nn.Module):
         """Return both sides' embeddings with the leading axes of the inputs, see `Pairs`.
 
         Raises:
-          NotSeparableError: one-pass clipping with gradient checkpointing; the clipper then takes its loop.
+          NotSeparableError: one-pass clipping with gradient checkpointing; the clipper then uses its loop.
         """
-        # While the engine records, no parameter takes a gradient of its own; a recomputed block, which it
-        # does not see, would then be another graph than the recorded one.
+        # While the engine records, no parameter takes its own gradient. The engine does not see a recomputed
+        # block, whose graph would then differ from the recorded one.
         recomputes = self._recomputes and self.training and torch.is_grad_enabled()
         if recomputes and not any(p.requires_grad for p in self.clip.parameters()):
             raise NotSeparableError("gradient checkpointing keeps no input of a layer")
@@ -125,7 +125,7 @@ class ImageTextEncoder(nn.Module):
         """Return unit embeddings `[groups, group_size, views, embedding_dim]`, in the order of the views.
 
         Args:
-          views: `[groups, group_size, views, view_size]`, as `pack_views` makes them.
+          views: `[groups, group_size, views, view_size]`, made by `pack_views`.
         """
         height, width = self.spec.image_size
         images = views[:, :, 0::2, : 3 * height * width].unflatten(-1, (3, height, width))
@@ -133,13 +133,13 @@ class ImageTextEncoder(nn.Module):
         return interleaved(*self(images, tokens))
 
     def with_temperature(self, embeddings: Tensor) -> Tensor:
-        """Return embeddings that carry the temperature where it is learned; others as they are."""
+        """Return embeddings that carry the temperature if it is learned; otherwise return them unchanged."""
         return (
             with_learned_temperature(embeddings, self._logit_scale) if self.learns_temperature else embeddings
         )
 
     def limit_logit_scale_(self) -> None:
-        """Put 1/τ back between 1 and 100, after a step: a function of the noised weights alone."""
+        """Clamp 1/τ to [1, 100] after a step: a function of only the noised weights."""
         if self.learns_temperature:
             clamp_logit_scale_(self._logit_scale)
 
@@ -147,14 +147,15 @@ class ImageTextEncoder(nn.Module):
 def pack_views(images: Tensor, tokens: Tensor, encoder: ImageTextEncoder) -> Tensor:
     """Return views of both kinds as one tensor, `[n, 2·views, view_size]`: image, caption, image, …
 
-    One row of numbers is one view, an image's pixels or a caption's tokens, so that everything that handles
-    views handles these. A token t of V becomes (2t + 1)/V − 1, between −1 and 1 as pixels are, from which
-    float32 gives it back for every V below 2²². What is behind the shorter of the two is zero and not read.
+    One row of numbers is one view, an image's pixels or a caption's tokens, so that all code for views works
+    on these rows, too. A token t of V becomes (2t + 1)/V − 1, between −1 and 1 like pixels, and can be
+    recovered exactly in float32 for every V below 2²². The shorter kind of row is padded with zeros, which
+    are not read.
 
     Args:
       images: normalised `[n, views, 1 or 3, H, W]`.
       tokens: int64 `[n, views, context_length]`.
-      encoder: that will read them.
+      encoder: the encoder that will read the views.
     """
     n, num_views = images.shape[:2]
     packed = images.new_zeros(n, num_views, 2, encoder.view_size)
@@ -190,15 +191,15 @@ def build_image_text_encoder(
     """Return a CLIP model, ready to be trained, on the CPU.
 
     Args:
-      config: which model and which first weights.
-      lora: adapters; None trains everything.
+      config: the model and its first weights.
+      lora: the adapters; None trains all weights.
       seed: public seed of everything that is drawn.
       train_logit_scale: whether the temperature trains.
-      temperature: τ that it starts from; None for the model's own.
+      temperature: the τ that the training starts from; None for the model's own τ.
       gradient_checkpointing: see `ImageTextEncoder`.
 
     Raises:
-      ConfigError: anything of it cannot be had; the message says what.
+      ConfigError: a part of the model is not available or does not fit; the message names it.
       StorageError: a file cannot be read.
 
     >>> encoder = build_image_text_encoder(ClipConfig(), seed=0)
@@ -216,7 +217,7 @@ def build_image_text_encoder(
 
 
 def synthetic_pairs(encoder: ImageTextEncoder) -> Pairs:
-    """Return some images `[n, C, H, W]` and tokens `[n, length]` of public content, where the encoder is."""
+    """Return images `[n, C, H, W]` and tokens `[n, length]` of public content, on the encoder's device."""
     generator = torch.Generator().manual_seed(0)
     device = next(encoder.parameters()).device
     images = torch.rand(_NUM_PROBES, *encoder.image_shape, generator=generator) * 2 - 1
@@ -225,13 +226,13 @@ def synthetic_pairs(encoder: ImageTextEncoder) -> Pairs:
 
 
 def _tokens_of(levels: Tensor, spec: ClipSpec) -> Tensor:
-    """The tokens that `pack_views` has written; any other number is some token, too."""
+    """Return the tokens that `pack_views` has written; any other number is also mapped to a token."""
     vocabulary = _vocabulary(spec)
     return ((levels.double() + 1) / 2 * vocabulary).nan_to_num().floor().long().clamp(0, vocabulary - 1)
 
 
 def _with_end(tokens: Tensor, spec: ClipSpec) -> Tensor:
-    """Tokens whose last one, and no other, is the end of the text."""
+    """Return tokens of which only the last one is the end of the text."""
     last = _vocabulary(spec) - 1
     tokens = tokens.clamp(max=max(last - 1, 0))
     tokens[:, -1] = last
@@ -243,13 +244,13 @@ def _vocabulary(spec: ClipSpec) -> int:
 
 
 def prove_towers_train(encoder: ImageTextEncoder) -> None:
-    """Refuse an encoder with trainable weights that no training would move: `prove_adapters_train`.
+    """Refuse an encoder with trainable weights that no training would move, see `prove_adapters_train`.
 
-    Both towers, and the temperature where it trains, must receive a finite gradient that is not zero, on
-    synthetic pairs and without noise, which would hide a dead adapter. The encoder is left untouched.
+    Both towers, and the temperature if it trains, must receive a finite gradient that is not zero, on
+    synthetic pairs and without noise, which would hide a dead adapter. The encoder is left unchanged.
 
     Raises:
-      ConfigError: names the weights.
+      ConfigError: some weights would not train; names them.
     """
     images, tokens = synthetic_pairs(encoder)
 
@@ -265,7 +266,7 @@ def refuse_other_size(spec: ClipSpec, image_shape: tuple[int, ...]) -> None:
     """Refuse images that a CLIP model does not read.
 
     Raises:
-      ConfigError: names both sizes.
+      ConfigError: the sizes or channels differ; names both sizes.
     """
     channels, *size = image_shape
     if tuple(size) != spec.image_size or channels not in (1, 3):
@@ -277,7 +278,7 @@ def refuse_other_size(spec: ClipSpec, image_shape: tuple[int, ...]) -> None:
 
 
 class _TextsAsLevels(nn.Module):
-    """The text tower as a network of numbers in [−1, 1], which is what the search for mixed records draws."""
+    """The text tower as a network of numbers in [−1, 1], which the search for mixed records draws."""
 
     def __init__(self, encoder: ImageTextEncoder) -> None:
         super().__init__()
@@ -298,12 +299,13 @@ class _Images(nn.Module):
 
 
 def refuse_mixed_pairs(encoder: ImageTextEncoder) -> None:
-    """Refuse a tower in which records see each other, or which is random within a step.
+    """Refuse a tower in which records affect each other, or which is random within a step.
 
-    `refuse_cross_record` for both towers: without it the sensitivity of a group's gradient is false.
+    It applies `refuse_cross_record` to both towers: a mixing tower makes the sensitivity of a group's
+    gradient false.
 
     Raises:
-      ConfigError: names the module and the reason.
+      ConfigError: a tower is refused; names the module and the reason.
     """
     refuse_cross_record(_Images(encoder), encoder.image_shape)
     refuse_cross_record(_TextsAsLevels(encoder), (1, 1, encoder.spec.context_length))

@@ -1,9 +1,9 @@
-"""A fine-tuned CLIP model as files that others read: open_clip the whole model, peft the adapters.
+"""Files of a fine-tuned CLIP model for other programs: open_clip reads the whole model, peft the adapters.
 
-A training leaves a state dictionary with adapters and separate attention; `trained_encoder` makes the model
-of it again. Both files are functions of the trained weights alone, which are released already:
-post-processing. The folder's privacy statement is written by the caller; what each file says of itself is
-given as `note`.
+A training leaves a state dictionary with adapters and separate attention, from which `trained_encoder` makes
+the model again. Both files are functions of only the trained weights, which are already released, so they are
+post-processing. The caller writes the folder's privacy statement, and passes each file's description of
+itself as `note`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def trained_encoder(spec: ClipSpec, lora: ClipLora | None, state: Mapping[str, T
     """Return the model of a training from the state dictionary that it left.
 
     Args:
-      spec: of the model, without the weights that it started from.
-      lora: the adapters that it trained; None where every weight was.
-      state: of its `ImageTextEncoder`, adapters and all.
+      spec: the specification of the model, without the weights that it started from.
+      lora: the adapters that it trained; None if all weights were trained.
+      state: the state dictionary of its `ImageTextEncoder`, including adapters.
 
     Raises:
       ConfigError: the model cannot be built.
-      StorageError: the state is of another model.
+      StorageError: the state belongs to another model.
     """
     clip = build_clip(dataclasses.replace(spec, weights=None), seed=0)
     make_trainable(clip, lora, seed=0, train_logit_scale=False)
@@ -70,7 +70,7 @@ def trained_encoder(spec: ClipSpec, lora: ClipLora | None, state: Mapping[str, T
 def merged_state_dict(encoder: ImageTextEncoder) -> dict[str, Tensor]:
     """Return open_clip's own state dictionary of the trained model: adapters merged, attention fused.
 
-    The encoder is left untouched. A model without adapters comes back bit for bit; merging rounds.
+    The encoder is left unchanged. A model without adapters is returned bit for bit; merging rounds.
 
     >>> from trainers.models.clip.published_models import ClipConfig
     >>> from trainers.models.clip.clip_encoder import build_image_text_encoder
@@ -85,16 +85,16 @@ def merged_state_dict(encoder: ImageTextEncoder) -> dict[str, Tensor]:
 
 
 def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
-    """Write the trained model where open_clip reads it by itself.
+    """Write the trained model as a folder that open_clip reads without this package.
 
     `open_clip.create_model("local-dir:FOLDER")` gives the same embeddings, of pixels with the mean and
-    deviation in its configuration, and `open_clip.get_tokenizer("local-dir:FOLDER")` its tokens. A vocabulary
-    smaller than CLIP's comes with its merges and a `tokenizer.json` for that.
+    deviation in its configuration, and `open_clip.get_tokenizer("local-dir:FOLDER")` gives its tokens. For a
+    vocabulary smaller than CLIP's, the folder also has its merges and a `tokenizer.json`.
 
     Args:
-      encoder: the trained model, left untouched.
-      folder: exists.
-      note: what the weights' file says of itself, see `trainers.files.weights.write_weights`.
+      encoder: the trained model, left unchanged.
+      folder: an existing folder.
+      note: the weight file's description of itself, see `trainers.files.weights.write_weights`.
 
     Returns:
       The sha256 of the weights' file.
@@ -110,7 +110,7 @@ def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
 
 
 def write_config(spec: ClipSpec, folder: Path, *, own_tokenizer: bool = False) -> None:
-    """Write what the model is, as open_clip reads it, and whether its tokeniser lies beside it."""
+    """Write the model's configuration for open_clip, and whether its tokeniser is in the same folder."""
     preprocessing = {"mean": list(spec.mean), "std": list(spec.std)}
     model = dict(spec.architecture)
     if own_tokenizer:
@@ -120,18 +120,18 @@ def write_config(spec: ClipSpec, folder: Path, *, own_tokenizer: bool = False) -
 
 
 def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
-    """Write the adapters alone, in peft's format.
+    """Write only the adapters, in peft's format.
 
     `PeftModel.from_pretrained(clip, FOLDER)` puts them on open_clip's own model, with the weights that the
     training started from. Its attention has one layer for queries, keys and values, so their adapters become
-    one of block form. Where output layers of attention have some, too, peft reads them on a model behind
-    `trainers.models.attention.separate_attention`. The temperature, on which no embedding depends, is in the
-    merged model only.
+    one adapter of block form. If output layers of attention also have adapters, peft reads them on a model
+    converted by `trainers.models.attention.separate_attention`. The temperature, on which no embedding
+    depends, is only in the merged model.
 
     Args:
-      encoder: the trained model, left untouched.
-      folder: exists; apart from the merged model's, since both are whole folders.
-      note: what the adapters' file says of itself.
+      encoder: the trained model, left unchanged.
+      folder: an existing folder other than the merged model's, since both are whole folders.
+      note: the adapter file's description of itself.
 
     Returns:
       The sha256 of the adapters' file.
@@ -146,7 +146,7 @@ def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str
     factors = {name: _factors(layer) for name, layer in layers.items() if hasattr(layer, "lora_A")}
     if not factors:
         raise ConfigError("the model has no adapters to export; export the merged model instead")
-    scale = layers[next(iter(factors))].scaling[_ADAPTER]  # that of all
+    scale = layers[next(iter(factors))].scaling[_ADAPTER]  # the same for all adapters
     # peft 0.21 adds the adapter of a fused attention's output layer twice (huggingface/peft#3774).
     is_fused = not any(name.endswith("out_proj") for name in factors)
     for name, layer in layers.items():
@@ -156,7 +156,7 @@ def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str
             factors = {each: pair for each, pair in factors.items() if each not in inputs}
             factors[name] = torch.cat(downs), torch.block_diag(*ups)
             factors[f"{name}.base_layer.out_proj"] = _factors(layer.out_proj)
-    rank = max(len(down) for down, _ in factors.values())  # one for all: zeros fill up the others
+    rank = max(len(down) for down, _ in factors.values())  # one rank for all: smaller ones are zero-padded
     tensors = {}
     for name, (down, up) in factors.items():
         missing = rank - len(down)
@@ -178,7 +178,7 @@ def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str
 
 
 def _factors(layer: Any) -> tuple[Tensor, Tensor]:
-    """A `[rank, in]` and B `[out, rank]` of a layer's adapter; of rank 0 where it has none."""
+    """Return A `[rank, in]` and B `[out, rank]` of a layer's adapter; rank 0 without an adapter."""
     if hasattr(layer, "lora_A"):
         return layer.lora_A[_ADAPTER].weight.detach(), layer.lora_B[_ADAPTER].weight.detach()
     return layer.weight.new_zeros(0, layer.in_features), layer.weight.new_zeros(layer.out_features, 0)

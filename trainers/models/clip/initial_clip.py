@@ -1,4 +1,4 @@
-"""A CLIP model at its first weights: drawn, published, or those of a warm start."""
+"""A CLIP model at its first weights: random, published, or from a warm start."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def starting_clip(config: TrainingConfig, start: WarmStart | None) -> ImageTextE
     """Return a CLIP model before step 0: all weights are taken, and adapters start fresh.
 
     Args:
-      config: which model, what of it trains, the public seed, and τ that a learned temperature starts from.
-      start: what it starts from; None for the weights that its network names.
+      config: the configuration with the model, its trained weights, the public seed, and the τ from which a
+        learned temperature starts.
+      start: the warm start; None for the weights that its network configuration names.
 
     Raises:
-      ConfigError: there are two beginnings, or the weights are of another model.
+      ConfigError: there are two sets of first weights, or the weights are of another model.
       StorageError: a file cannot be read, or holds numbers that are not finite.
     """
     network = config.encoder
@@ -51,7 +52,7 @@ def starting_clip(config: TrainingConfig, start: WarmStart | None) -> ImageTextE
 
 
 def published_note(network: ClipNetworkConfig) -> str:
-    """Return what the privacy statement says of published weights; "" for a random draw."""
+    """Return the privacy statement's note on published weights; "" for a random draw."""
     if network.pretrained == RANDOM:
         return ""
     if sha256 := SHIPPED.get((network.name, network.pretrained)):
@@ -66,7 +67,7 @@ def published_note(network: ClipNetworkConfig) -> str:
 
 
 def _refuse_place(pretrained: str) -> None:
-    """Refuse a file in place of a name: only of a warm start it is asked whose data made it."""
+    """Refuse a file in place of a name: only a warm start is checked for whose data made it."""
     if Path(pretrained).expanduser().exists() or Path(pretrained).suffix or os.sep in pretrained:
         raise ConfigError(
             f"pretrained must be {RANDOM} or open_clip's name of published weights; got {pretrained}, a "
@@ -75,12 +76,12 @@ def _refuse_place(pretrained: str) -> None:
 
 
 def check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
-    """Refuse a second beginning, and weights of a model that is another though its tensors may fit.
+    """Refuse a second set of first weights, and weights of another model, even if its tensors fit.
 
-    Number of heads, activation and colours show in no tensor's shape.
+    Number of heads, activation and colours do not affect the shape of any tensor.
 
     Raises:
-      ConfigError: as said.
+      ConfigError: there is a second set of first weights, or the weights are of another model.
     """
     if network.pretrained != RANDOM:
         raise ConfigError(

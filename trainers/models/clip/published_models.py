@@ -1,11 +1,12 @@
-"""CLIP models of open_clip: which one, from which weights, as their authors published them.
+"""CLIP models of open_clip, with random weights or with weights as their authors published them.
 
-A model is named as open_clip names it ("ViT-B-32", "ViT-L-14-336", ...), is described by a file of one's own,
-or is one of `SMALL_MODELS`, small enough to be trained from nothing on a CPU. Its first weights are random,
-come through open_clip's own loader where the network allows, or from a file. They must be **public**: what
-they were made from is not protected by the training that starts from them (`trainers.training.warm_start`).
+A model is named as in open_clip ("ViT-B-32", "ViT-L-14-336", ...), is described by your own file, or is one
+of `SMALL_MODELS`, small enough to be trained from scratch on a CPU. Its first weights are random, come
+through open_clip's own loader if a network connection allows it, or come from a file. They must be
+**public**: the data they were made from are not protected by the training that starts from them
+(`trainers.training.warm_start`).
 
-open_clip is imported when a model is asked for, not with this file.
+open_clip is imported when a model is requested, not with this file.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ CLIP_TINY, CLIP_NANO = "clip-tiny", "clip-nano"
 RANDOM, COMMON_WORDS = "random", "common-words"
 CONFIG_FILE = "open_clip_config.json"
 OWN_TOKENIZER = {"hf_tokenizer_name": "in this folder", "tokenizer_kwargs": {"strip_sep_token": True}}
-"""Says of an exported model that open_clip finds its tokeniser beside it; no part of what the model is."""
+"""Marks an exported model whose tokeniser open_clip finds in the same folder; not a part of the model."""
 WEIGHTS_FILE = "open_clip_model.safetensors"
 _PARTS = ("embed_dim", "vision_cfg", "text_cfg")
 
 
 def _small(*, width: int, layers: int, patch_size: int, context_length: int = 56) -> Mapping[str, Any]:
-    """Two towers of one size, with heads of 32, for images of 32 × 32 pixels.
+    """Return the configuration of two towers of one size, with heads of 32, for images of 32 × 32 pixels.
 
     They know the first 2,048 tokens of CLIP: the noise of a private training grows with the number of
     weights, and CLIP's 49,408 tokens would be nine tenths of the smallest of these models. Their context
-    holds every caption of `shapes`, of at most 51 tokens; that of `clip-nano` short ones, of at most 26.
+    holds every caption of `shapes`, which has at most 51 tokens; the context of `clip-nano` holds short
+    captions, of at most 26 tokens.
     """
     vision = {"image_size": 32, "patch_size": patch_size, "layers": layers, "width": width, "head_width": 32}
     text = {
@@ -59,14 +61,14 @@ SMALL_MODELS: Mapping[str, Mapping[str, Any]] = {
     "clip-small": _small(width=128, layers=4, patch_size=8),
     CLIP_NANO: _small(width=64, layers=1, patch_size=16, context_length=26),
 }
-"""Models of the same 32 × 32 pixels: the second has four times the patches, as ViT-B/16 has of ViT-B/32, the
-third is wider and deeper, and the last, for short captions, trains in seconds."""
+"""Models of the same 32 × 32 pixels. The second has four times the patches of the first, like ViT-B/16
+compared with ViT-B/32. The third is wider and deeper. The last, for short captions, trains in seconds."""
 
 SHIPPED: Mapping[tuple[str, str], str] = {
     (CLIP_NANO, COMMON_WORDS): "bd6f714da3bd6e912267dcfa9188073a92e379d86d4b3cc4dfa9b1d1c52b82a6",
 }
-"""Weights that come with this package, by model and name, and the sha256 of the file; generated pairs made
-them (`benchmarks/common_words.py`)."""
+"""The sha256 of weight files that come with this package, by model and name. The weights were trained on
+generated pairs (`benchmarks/common_words.py`)."""
 
 Colours = tuple[float, float, float]
 _HALF: Colours = (0.5, 0.5, 0.5)
@@ -74,11 +76,11 @@ _HALF: Colours = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True, kw_only=True)
 class ClipConfig:
-    """Which CLIP model, and what it starts from.
+    """A CLIP model and its first weights.
 
     Attributes:
-      model: a name of open_clip's, one of `SMALL_MODELS`, a JSON file with open_clip's model configuration,
-        or a folder that holds `open_clip_config.json`.
+      model: open_clip's name of a model, one of `SMALL_MODELS`, a JSON file with open_clip's model
+        configuration, or a folder that holds `open_clip_config.json`.
       weights: "random"; one of open_clip's names for the weights of this model, such as "laion2b_s34b_b79k",
         or of `SHIPPED`; or a file (`.safetensors`, or written by `torch.save`).
     """
@@ -92,10 +94,10 @@ class ClipSpec:
     """A CLIP model, looked up but not built.
 
     Attributes:
-      name: as asked for.
-      architecture: what open_clip calls `model_cfg`.
-      mean, std: of the pixels in [0, 1] that the weights were made for, per colour.
-      weights: the file of its first weights; None for random ones.
+      name: the name as requested.
+      architecture: the mapping that open_clip calls `model_cfg`.
+      mean, std: per colour, mean and deviation of the pixels in [0, 1] for which the weights were made.
+      weights: the file of its first weights; None for random weights.
     """
 
     name: str
@@ -118,17 +120,18 @@ class ClipSpec:
 
 
 def find_clip(config: ClipConfig, *, with_weights: bool = True) -> ClipSpec:
-    """Return what a configuration means; download weights that open_clip knows and this machine lacks.
+    """Return the model of a configuration; download weights that open_clip knows and this machine lacks.
 
     Args:
-      config: of the model.
-      with_weights: whether the weights are wanted, too. A trained model is exported where those that it
-        started from are not, and nothing is downloaded.
+      config: the model's configuration.
+      with_weights: whether the weights are needed, too. A trained model may be exported on a machine that
+        lacks its first weights; then nothing is downloaded.
 
     Raises:
-      ConfigError: an unknown model or name of weights (near ones are suggested), a configuration that is no
-        CLIP model, or weights that cannot be downloaded: the message says which file to put where.
-      StorageError: a file that cannot be read.
+      ConfigError: the model or the name of weights is unknown (similar names are suggested), the
+        configuration is not a CLIP model, or the weights cannot be downloaded: the message says which file
+        to put where.
+      StorageError: a file cannot be read.
 
     >>> find_clip(ClipConfig()).image_size
     (32, 32)
@@ -158,7 +161,7 @@ def find_clip(config: ClipConfig, *, with_weights: bool = True) -> ClipSpec:
 
 
 def is_clip_name(name: str) -> bool:
-    """Whether a CLIP model goes by this name, or is described at this place.
+    """Whether a CLIP model has this name, or is described by a file or folder at this path.
 
     >>> [is_clip_name(name) for name in ("clip-tiny", "ViT-B-32", "tiny_cnn")]
     [True, True, False]
@@ -173,12 +176,12 @@ def is_clip_name(name: str) -> bool:
 def build_clip(spec: ClipSpec, seed: int) -> nn.Module:
     """Return the open_clip model on the CPU, in float32, with its first weights.
 
-    Random weights are a function of the model and the public seed alone: the global random state is neither
+    Random weights are a function of only the model and the public seed: the global random state is neither
     read nor changed.
 
     Raises:
-      ConfigError: the model cannot be built, or its checkpoint does not fit: the first tensors that do not
-        are named with both shapes. Nothing is resized to fit.
+      ConfigError: the model cannot be built, or its checkpoint does not fit: names the first tensors that do
+        not fit, with both shapes. Nothing is resized to fit.
       StorageError: the checkpoint cannot be read.
 
     >>> sum(p.numel() for p in build_clip(find_clip(ClipConfig()), seed=0).parameters()) < 400_000
@@ -193,7 +196,7 @@ def build_clip(spec: ClipSpec, seed: int) -> nn.Module:
 
 
 def _architecture(name: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """open_clip's model configuration, a copy, and the preprocessing that a file states beside it."""
+    """Return a copy of open_clip's model configuration, and the preprocessing that its file states."""
     if name in SMALL_MODELS:
         return copy.deepcopy(dict(SMALL_MODELS[name])), {}
     builtin = name.replace("/", "-")
@@ -233,12 +236,12 @@ def _read_architecture(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
 
 
 def shipped_path(model: str, name: str) -> Path:
-    """Return where weights of `SHIPPED` lie, whether they are there or not."""
+    """Return the path of weights of `SHIPPED`, whether the file exists or not."""
     return Path(__file__).with_name("weights") / f"{model}-{name}{SAFETENSORS}"
 
 
 def _shipped_file(config: ClipConfig) -> Path:
-    """The file of weights that come with this package, checked."""
+    """Return the checked file of weights that come with this package."""
     sha256, path = SHIPPED[config.model, config.weights], shipped_path(config.model, config.weights)
     if (found := read_weights(path).sha256) != sha256:
         raise StorageError(
@@ -249,7 +252,7 @@ def _shipped_file(config: ClipConfig) -> Path:
 
 
 def _published(config: ClipConfig) -> Mapping[str, Any]:
-    """What open_clip knows of weights by their name."""
+    """Return open_clip's configuration of the weights of a name."""
     model = config.model.replace("/", "-")
     published: Mapping[str, Any] = open_clip().get_pretrained_cfg(model, config.weights)
     if not published:
@@ -262,7 +265,7 @@ def _published(config: ClipConfig) -> Mapping[str, Any]:
 def _downloaded(config: ClipConfig, published: Mapping[str, Any]) -> Path:
     try:
         return Path(open_clip().download_pretrained(dict(published)))
-    except Exception as error:  # no network, a proxy's answer, a full disk: each library has its own
+    except Exception as error:  # offline, a proxy's answer, a full disk: each library has its own errors
         hub, url = published.get("hf_hub", ""), published.get("url", "")
         repository, _, file = hub.rpartition("/")
         source = f"{file or WEIGHTS_FILE} of huggingface.co/{repository}" if hub else url
@@ -274,14 +277,14 @@ def _downloaded(config: ClipConfig, published: Mapping[str, Any]) -> Path:
 
 
 def _network_for(config: ClipConfig, published: Mapping[str, Any]) -> str:
-    """The option that names the model with these weights' activation, which a file does not tell."""
+    """Return the option that names the model with these weights' activation, which a file does not state."""
     if not published.get("quick_gelu") or config.model.endswith("quickgelu"):
         return ""
     return f"--network {config.model}-quickgelu "
 
 
 def _random_model(spec: ClipSpec) -> nn.Module:
-    """The model, initialised from torch's global generator."""
+    """Return the model, initialised from torch's global generator."""
     architecture = copy.deepcopy(dict(spec.architecture))
     if architecture["vision_cfg"].get("timm_model_name"):
         architecture["vision_cfg"]["timm_model_pretrained"] = False
@@ -289,11 +292,11 @@ def _random_model(spec: ClipSpec) -> nn.Module:
     if from_transformers:
         architecture["text_cfg"]["hf_model_pretrained"] = False
     own_text = architecture.pop("custom_text", False) or from_transformers
-    # The classes rather than open_clip.create_model, which warns through the root logger.
+    # Uses the classes rather than open_clip.create_model, which warns through the root logger.
     kind = open_clip().CustomTextCLIP if own_text else open_clip().CLIP
     try:
         model: nn.Module = kind(**architecture)
-    except Exception as error:  # open_clip checks little; timm and transformers have errors of their own
+    except Exception as error:  # open_clip checks little; timm and transformers have their own errors
         raise ConfigError(
             f"CLIP model {spec.name} cannot be built: {type(error).__name__}: {error}. See its configuration"
         ) from error
@@ -303,7 +306,7 @@ def _random_model(spec: ClipSpec) -> nn.Module:
 def _load(model: nn.Module, path: Path, name: str) -> None:
     tensors = {key.removeprefix("module."): value for key, value in read_weights(path).tensors.items()}
     template = model.state_dict()
-    if "text.positional_embedding" in template:  # some files have no text tower of its own
+    if "text.positional_embedding" in template:  # some files have no separate text tower
         tensors = open_clip().model.convert_to_custom_text_state_dict(tensors)
     for key in ("logit_scale", "logit_bias"):  # a number in some files, a list of one in others
         if key in tensors and key in template and tensors[key].numel() == template[key].numel() == 1:

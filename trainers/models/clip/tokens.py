@@ -1,8 +1,8 @@
-"""Captions to tokens, as a CLIP model reads them: cut at its context, and how many were cut.
+"""Tokenises captions for a CLIP model: cuts them at its context, and counts the captions that were cut.
 
-CLIP's tokeniser builds 48,894 merges upon 512 byte tokens, the most frequent first. A model with a smaller
-vocabulary uses the first merges and no others: every caption can still be written, in more tokens, and the
-vocabulary follows no record.
+CLIP's tokeniser has 48,894 merges on top of 512 byte tokens, with the most frequent first. A model with a
+smaller vocabulary uses only the first merges: every caption can still be written, in more tokens, and the
+vocabulary depends on no record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainers.torchvision_import import open_clip
 CLIP_VOCABULARY = 49_408
 _BYTES_AND_ENDS = 512 + 2
 _MOST_KNOWN = 2**18
-"""Captions whose tokens are kept: some hundred megabytes."""
+"""Number of captions whose tokens are kept: some hundred megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Tokens:
 
     Attributes:
       tokens: int64 `[n, context_length]`.
-      num_truncated: captions that were longer. **Private-only**: it depends on the records.
+      num_truncated: number of captions that were longer. **Private-only**: it depends on the records.
     """
 
     tokens: Tensor
@@ -46,16 +46,17 @@ class Tokens:
 class ClipTokenizer:
     """The tokeniser of a CLIP model.
 
-    A caption's tokens depend on that caption alone.
+    A caption's tokens depend only on that caption.
 
     Args:
-      spec: the model; its vocabulary is CLIP's, the beginning of CLIP's, or one of transformers.
+      spec: the model's specification; its vocabulary is CLIP's, the beginning of CLIP's, or a vocabulary of
+        the package transformers.
 
     Attributes:
       context_length: tokens per caption.
 
     Raises:
-      ConfigError: a vocabulary too small for any text, or a tokeniser of transformers that cannot be loaded.
+      ConfigError: the vocabulary is too small for any text, or a tokeniser of transformers cannot be loaded.
 
     >>> from trainers.models.clip.published_models import ClipConfig, find_clip
     >>> ClipTokenizer(find_clip(ClipConfig()))(["a red square", "red " * 99]).num_truncated
@@ -68,7 +69,7 @@ class ClipTokenizer:
         self._tokens_of = lru_cache(_MOST_KNOWN)(self._tokenise)
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
-        """Return the tokens of captions, in their order; a caption is tokenised once."""
+        """Return the tokens of captions, in their order; a repeated caption is tokenised once."""
         found = [self._tokens_of(caption) for caption in captions]
         empty = torch.zeros(0, self.context_length, dtype=torch.int64)
         return Tokens(
@@ -77,7 +78,7 @@ class ClipTokenizer:
         )
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text that tokens spell, in lower case as CLIP's vocabulary has it.
+        """Return the text that tokens spell, in lower case like CLIP's vocabulary.
 
         >>> from trainers.models.clip.published_models import ClipConfig, find_clip
         >>> tokenizer = ClipTokenizer(find_clip(ClipConfig()))
@@ -89,27 +90,27 @@ class ClipTokenizer:
     def _tokenise(self, caption: str) -> tuple[Tensor, bool]:
         """Return the tokens of a caption, and whether it was cut.
 
-        Only one that fills its context may go on, and is tokenised with one place more to see. The last two
-        places are looked at, for some vocabularies pad with their end token.
+        Only a caption that fills its context may be longer. It is tokenised again with one more place, to
+        find out. The last two places are checked, because some vocabularies pad with their end token.
         """
         empty, tokens = self._tokenizer(["", caption], context_length=self.context_length)
         padding = empty[-1]
         if (tokens[-2:] == padding).all():
             return tokens.int(), False
         longer: Tensor = self._tokenizer([caption], context_length=self.context_length + 1)[0]
-        # One place more is no padding, or moves the end token.
+        # The additional place is not padding, or moves the end token.
         return tokens.int(), bool((longer[:-1] != tokens).any() or longer[-1] != padding)
 
 
 def write_merges(path: Path, vocabulary: int) -> None:
-    """Write the merges of a vocabulary as `open_clip.SimpleTokenizer(bpe_path=...)` reads them.
+    """Write the merges of a vocabulary for `open_clip.SimpleTokenizer(bpe_path=...)`.
 
     Args:
-      path: of the file, `.gz`.
+      path: the path of the file, `.gz`.
       vocabulary: number of tokens, between 514 and CLIP's 49,408.
 
     Raises:
-      ConfigError: a number outside that range.
+      ConfigError: the number of tokens is outside that range.
     """
     if not _BYTES_AND_ENDS <= vocabulary <= CLIP_VOCABULARY:
         raise ConfigError(
@@ -118,19 +119,19 @@ def write_merges(path: Path, vocabulary: int) -> None:
         )
     with gzip.open(open_clip().tokenizer.default_bpe(), "rt", encoding="utf-8") as source:
         lines = source.read().split("\n")[: 1 + vocabulary - _BYTES_AND_ENDS]  # the first is a heading
-    # No date and no name in the file: the same vocabulary is the same bytes.
+    # The file has no date and no name, so that the same vocabulary gives the same bytes.
     path.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
 
 
 def write_fast_tokenizer(folder: Path, merges: Path) -> None:
-    """Write the tokeniser of a vocabulary as transformers reads it, and by it open_clip from a folder.
+    """Write a vocabulary's tokeniser for transformers, through which open_clip reads it from a folder.
 
-    open_clip cleans the text; the rest is as of `open_clip.SimpleTokenizer(bpe_path=merges)`: lower case, the
-    same words, bytes and merges, start and end tokens, and zeros behind.
+    open_clip cleans the text. Everything else is as in `open_clip.SimpleTokenizer(bpe_path=merges)`: lower
+    case, the same words, bytes and merges, start and end tokens, and padding with zeros.
 
     Args:
-      folder: that `open_clip.get_tokenizer("local-dir:FOLDER")` is given.
-      merges: as `write_merges` wrote them.
+      folder: the folder for `open_clip.get_tokenizer("local-dir:FOLDER")`.
+      merges: the file that `write_merges` wrote.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -153,7 +154,7 @@ def write_fast_tokenizer(folder: Path, merges: Path) -> None:
         single=f"{start} $A {end}", pair=None, special_tokens=ends
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    # open_clip puts zeros in the place of the separator (`OWN_TOKENIZER`), which here is what pads.
+    # open_clip replaces the separator by zeros (`OWN_TOKENIZER`); here the separator is the padding token.
     names = {"bos_token": start, "eos_token": end, "unk_token": end, "pad_token": _PADDING}
     about = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "sep_token": _PADDING}
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -164,7 +165,7 @@ _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 def _tokenizer(spec: ClipSpec) -> Any:
-    """open_clip's tokeniser: texts to tokens when it is called, and back with `decode`."""
+    """Return open_clip's tokeniser, which maps texts to tokens when called, and back with `decode`."""
     text = spec.architecture["text_cfg"]
     if text.get("hf_tokenizer_name") or "siglip" in spec.name.lower():
         return _of_open_clip(spec.name)
@@ -178,11 +179,11 @@ def _tokenizer(spec: ClipSpec) -> Any:
 
 
 def _of_open_clip(name: str) -> Any:
-    """A tokeniser that open_clip takes from transformers, from the network or its cache."""
+    """Return a tokeniser that open_clip loads through transformers, by download or from its cache."""
     folder = Path(name.removeprefix("local-dir:")).expanduser()
     try:
         return open_clip().get_tokenizer(f"local-dir:{folder}" if folder.is_dir() else name)
-    except Exception as error:  # no network, or a file is missing: each library has its own
+    except Exception as error:  # offline, or a file is missing: each library has its own errors
         raise ConfigError(
             f"the tokeniser of CLIP model {name} cannot be loaded here ({type(error).__name__}): put its "
             "files beside open_clip_config.json in a folder, and give the folder as the model"
