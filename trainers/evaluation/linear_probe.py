@@ -93,7 +93,7 @@ class LinearProbe:
         return self.scaler(features) @ self.weight.T + self.bias
 
     def predict(self, features: Features) -> Labels:
-        """Return the label of each row of features `[n, feature_dim]`; of equal logits, the smallest label."""
+        """Return the label of each row of features `[n, feature_dim]`; ties go to the smallest label."""
         found: Labels = self.classes[self.logits(features).argmax(dim=1).numpy()]
         return found
 

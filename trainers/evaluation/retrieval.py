@@ -226,7 +226,7 @@ def _hits(
     candidate_class: Rows,
     linked: Sequence[Rows],
 ) -> Tensor:
-    """Whether fewer than k wrong candidates are as near as the nearest right one, `[queries, 3]`, for each k."""
+    """Whether fewer than k wrong candidates are as near as the nearest right one, by k, `[queries, 3]`."""
     step = max(1, MAX_BYTES // (_BYTES_PER_SIMILARITY * len(candidates)))
     columns = torch.from_numpy(candidate_class).to(queries.device)
     right_classes = [torch.from_numpy(each).to(queries.device) for each in linked]
