@@ -1,6 +1,6 @@
-"""Tables and figures of sweeps, from MLflow alone.
+"""Tables and figures of sweeps, from only MLflow's data.
 
-`query` reads MLflow, `compose` decides what is shown, `render` draws it; `figures` puts them together.
+`query` reads MLflow, `compose` selects the content, and `render` draws it. `figures` combines the three.
 
     from dashboards import draw
 

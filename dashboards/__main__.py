@@ -1,4 +1,4 @@
-"""`python -m dashboards`: tables, figures and reports from MLflow alone, and a server that shows them.
+"""`python -m dashboards`: tables, figures and reports from only MLflow's data, and a server that shows them.
 
 python -m dashboards list
 python -m dashboards report --sweep NAME --output FOLDER
@@ -45,7 +45,7 @@ def list_command(tracking_uri: str | None = None) -> None:
     Args:
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
     """
-    from dashboards.query.sweeps import list_sweeps  # in the commands, with pandas: help needs none
+    from dashboards.query.sweeps import list_sweeps  # here, with pandas: the help needs neither
 
     sweeps = list_sweeps(tracking_uri or default_tracking_uri())
     print(sweeps.astype(object).where(sweeps.notna(), "sealed").to_string(index=False))
@@ -184,7 +184,7 @@ def report_command(
 
 
 def folder_name(sweep: str) -> str:
-    """Return a sweep's name, fit for a folder.
+    """Return a sweep's name in a form that is valid for a folder.
 
     >>> folder_name("a b/../c"), folder_name("..")
     ('a_b_.._c', 'sweep')
@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command, print the paths of the files it wrote, and return 0.
 
     Raises:
-      DpgclError: of bad input, or of a folder that cannot be written.
+      DpgclError: the input is invalid, or a folder cannot be written.
     """
     commands: dict[str, Callable[..., list[Path] | None]] = {
         "figure": figure_command,

@@ -1,4 +1,4 @@
-"""The error of everything that cannot be shown."""
+"""The error for data that cannot be shown."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from dpgcl_core.errors import DpgclError
 
 
 class DashboardError(DpgclError):
-    """Nothing to show, or trials that do not make one figure."""
+    """There is nothing to show, or the trials do not form one figure."""

@@ -27,7 +27,7 @@ from dashboards.render.table_markup import to_markdown
 from dpgcl_core.planning.tradeoff_curves import Point
 from dpgcl_core.release.markdown import escaped
 
-# What spreadsheets take for the start of a formula, unless it is a number.
+# Characters that start a formula in spreadsheets, unless the cell is a number.
 _FORMULA = re.compile(r"\s*(?![+-](?:\d|inf))[=+\-@|%]|[\t\r\n]")
 
 
@@ -49,13 +49,13 @@ def write_all(
     """Write the figure and the tables of a question, and return their paths, the PNG first.
 
     Args:
-      trials: from `load_for`.
-      folder: created if missing.
-      question: or its name, which names the files.
-      answer: that the sweep has recorded; made of the trials unless given.
+      trials: trials from `load_for`.
+      folder: output folder, created if missing.
+      question: the question or its name, which names the files.
+      answer: the answer that the sweep has recorded; computed from the trials by default.
 
     Raises:
-      DashboardError: as `dashboards.compose.figure.content_of`.
+      DashboardError: as in `dashboards.compose.figure.content_of`.
       OSError: the folder cannot be written.
     """
     question = find_question(question)
@@ -67,10 +67,10 @@ def write_drawing(content: Content, numbers: pd.DataFrame, folder: Path, stem: s
     """Write a figure's pictures (`.png`, `.svg`, `.pdf`), numbers (`.csv`) and any tables (`.md`, `.tex`).
 
     Args:
-      content: of the figure.
-      numbers: at full precision.
-      folder: created if missing.
-      stem: of the files' names.
+      content: the figure's content.
+      numbers: the figure's numbers at full precision.
+      folder: output folder, created if missing.
+      stem: stem of the files' names.
 
     Returns:
       The paths, in this order.
@@ -92,9 +92,9 @@ def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle:
     """Write the curves of a plan (`planning.png`, `.svg`, `.pdf`) and their numbers (`.csv`).
 
     Args:
-      points: of `dpgcl_core.planning.tradeoff_curves`, for these come from no sweep.
-      folder: created if missing.
-      title, subtitle: of the figure.
+      points: points from `dpgcl_core.planning.tradeoff_curves`; they do not come from a sweep.
+      folder: output folder, created if missing.
+      title, subtitle: title and subtitle of the figure.
 
     Raises:
       OSError: the folder cannot be written.
@@ -113,7 +113,7 @@ def as_markdown(content: Content) -> str:
 
 
 def _as_latex(content: Content, stem: str) -> str:
-    """Return all tables, each with what it is of in its caption."""
+    """Return all tables, each with a caption that names its subject."""
     parts = ["% Needs \\usepackage{booktabs}; names in other scripts need XeLaTeX or LuaLaTeX."]
     for number, (heading, table) in enumerate(content.tables, start=1):
         caption = ". ".join(part for part in (heading, content.title, content.subtitle) if part)
@@ -122,7 +122,7 @@ def _as_latex(content: Content, stem: str) -> str:
 
 
 def _without_formulas(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with an apostrophe before each text that a spreadsheet would run as a formula.
+    """Return the table with an apostrophe before each text that a spreadsheet would evaluate as a formula.
 
     >>> _without_formulas(pd.DataFrame({"name": ["=1+1", "a=b", -1.0]}))["name"].tolist()
     ["'=1+1", 'a=b', -1.0]
@@ -135,11 +135,11 @@ def _without_formulas(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_for(question: Question | str, tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
-    """Load what a question is drawn from: trials, or for convergence one row per trial and recorded step.
+    """Load a question's data: its trials or, for convergence, one row per trial and recorded step.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
-      DashboardError: as `dashboards.query.trial_frames.load_trials`, or no series was recorded.
+      DashboardError: as in `dashboards.query.trial_frames.load_trials`, or no series was recorded.
     """
     question = find_question(question)
     trials = load_trials(tracking_uri, sweep)
@@ -148,7 +148,7 @@ def load_for(question: Question | str, tracking_uri: str, sweep: str | None = No
     name = sweep or str(trials["sweep"].iloc[0])
     metrics = [metric for metric in question.series if metric in trials]
     frames = [series_of(tracking_uri, trials, metric) for metric in metrics]
-    # Each frame has the last values of the other series, which belong to no step of its own.
+    # Each frame has the last values of the other series, which do not belong to its steps.
     frames = [
         frame.drop(columns=[name for name in metrics if name != metric and name in frame])
         for metric, frame in zip(metrics, frames, strict=True)

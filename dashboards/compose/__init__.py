@@ -1,1 +1,1 @@
-"""What is shown: the content of a figure, from tables of trials, without MLflow or a plotting library."""
+"""The content of figures, made from tables of trials without MLflow or a plotting library."""

@@ -1,15 +1,15 @@
-"""The answer of a sweep: which setting to take, by how much it leads, and what it cost in privacy.
+"""The answer of a sweep: the setting to take, the size of its lead, and its privacy cost.
 
 One object, made by one function from the trials, is read by terminal, MLflow, figures, report and export.
-What counts as distinguishable is judged by `dashboards.compose.decision` alone.
+Only `dashboards.compose.decision` judges which differences are distinguishable.
 
-*Candidates* are all settings with a proven guarantee that were trained; where there are none, all that were
-trained. Whatever is left out is named with the reason. Settings at several ε are compared at each ε by
-itself, unless ε is what the sweep is about.
+*Candidates* are all trained settings with a proven guarantee or, if there are none, all trained settings.
+Everything omitted is named with the reason. Settings at several ε are compared separately at each ε,
+unless the sweep varies ε.
 
-*To take* is the setting with the highest mean, or one within a standard error of it that saves a third of ε
-or of the compute (`Layout.recommend`). Compute is counted in views that pass the network over the training,
-among settings of one method and one network alone; no clock decides.
+*To take* is the setting with the highest mean, or a setting within a standard error of it that saves a third
+of ε or of the compute (`Layout.recommend`). Compute is the number of views that pass the network over the
+training, and is compared only among settings of one method and one network. Run times have no influence.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ _EPSILON = "target_epsilon"
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyNumbers:
-    """What a sweep cost, and what is left.
+    """The privacy cost of a sweep, and the remaining budget.
 
     Attributes:
-      training_epsilon: ε of one training, of the costliest where they differ; None without a guarantee.
-      tuned_epsilon: ε of the whole sweep, tuning included; None where there is none.
+      training_epsilon: ε of one training, the costliest if they differ; None without a guarantee.
+      tuned_epsilon: ε of the whole sweep, including tuning; None if there is none.
       delta: δ of both.
-      epsilon_remaining: what the ledger's filter has left of its cap; None without a ledger, or with quotas.
-      trainings_remaining: how many trainings like the costliest one still fit the ledger; None without one.
+      epsilon_remaining: the rest of the cap of the ledger's filter; None without a ledger, or with quotas.
+      trainings_remaining: how many trainings like the costliest still fit the ledger; None without a ledger.
     """
 
     training_epsilon: float | None = None
@@ -83,7 +83,7 @@ class PrivacyNumbers:
     trainings_remaining: int | None = None
 
     def text(self) -> str:
-        """Return it in a sentence.
+        """Return the numbers in a sentence.
 
         >>> PrivacyNumbers(training_epsilon=1.0, tuned_epsilon=4.2, delta=1e-5, trainings_remaining=3).text()
         'ε of one training: 1; of the whole sweep: 4.2, at δ = 1e-05; the ledger holds 3 more such trainings.'
@@ -106,11 +106,11 @@ class Setting:
     """One setting of a sweep, over the repeats that all settings have.
 
     Attributes:
-      name: for readers, for example "S = 8".
-      values: what tells it apart, by column.
-      mean: its score, a fraction.
-      cost: of one training.
-      over_start: its difference to the network before training; None where that was not scored.
+      name: the name for readers, for example "S = 8".
+      values: the values that distinguish the setting, by column.
+      mean: its mean score, a fraction.
+      cost: the cost of one training.
+      over_start: its difference to the network before training; None if that network was not scored.
       over_best: its difference to the highest setting; None for the highest itself.
       trials: names of its trials.
     """
@@ -125,7 +125,7 @@ class Setting:
 
     @property
     def is_contender(self) -> bool:
-        """Whether it is the highest, or not distinguishable from it."""
+        """Whether this setting is the highest, or not distinguishable from the highest."""
         return self.over_best is None or not self.over_best.is_distinguishable
 
 
@@ -134,13 +134,15 @@ class Choice:
     """The decision among settings that may be compared.
 
     Attributes:
-      at: what they share, for example "ε = 1"; empty where the sweep has one choice.
+      at: the settings' common value, for example "ε = 1"; empty if the sweep has one choice.
       settings: all candidates, in the order of the axis.
-      best: name of the one with the highest mean score.
-      take: name of the one to take.
-      within_noise: the settings that are not distinguishable from the best one, itself included, in words.
-      sources: what chance was estimated from: "repeats and test records", one of them, or "nothing".
-      num_repeats_needed: repeats that would show the present lead; None where it is shown, or too many.
+      best: name of the setting with the highest mean score.
+      take: name of the setting to take.
+      within_noise: the settings that are not distinguishable from the best setting, including it, in words.
+      sources: the sources from which chance was estimated: "repeats and test records", one of them, or
+        "nothing".
+      num_repeats_needed: number of repeats that would show the present lead; None if the lead is shown, or if
+        the number is too large.
     """
 
     at: str
@@ -163,17 +165,17 @@ class Choice:
 
     @property
     def contenders(self) -> list[str]:
-        """Names of the settings that are not distinguishable from the best one, itself included."""
+        """Names of the settings that are not distinguishable from the best setting, including it."""
         return [setting.name for setting in self.settings if setting.is_contender]
 
     @property
     def runner_up(self) -> Setting | None:
-        """The setting with the second highest mean; None where there is one setting."""
+        """The setting with the second highest mean; None if there is only one setting."""
         settings = [setting for setting in self.settings if setting.name != self.best]
         return max(settings, key=lambda setting: setting.mean, default=None)
 
     def advice(self, title: str) -> str:
-        """Return what to take, and why."""
+        """Return the recommendation and its reason."""
         best, setting = self.best_setting, self.recommendation
         name, score = setting.name, f"{100 * setting.mean:.2f} % {title}"
         if len(self.settings) == 1:
@@ -190,7 +192,7 @@ class Choice:
         return f"take {name}: the highest, {score}; {self.within_noise} are within noise of each other"
 
     def lead(self) -> str:
-        """Return by how much the setting to take leads its start, and the highest the next one."""
+        """Return the lead of the setting to take over its start, and of the highest setting over the next."""
         setting, runner = self.recommendation, self.runner_up
         phrases = [f"{setting.name}: {setting.over_start.text()}"] if setting.over_start is not None else []
         if runner is not None and runner.over_best is not None:
@@ -200,7 +202,7 @@ class Choice:
         return "; ".join(phrases)
 
     def power(self) -> str:
-        """Return what this choice could show, and what it would take to show the present lead."""
+        """Return the lead that this choice could show, and the repeats needed to show the present lead."""
         if self.smallest_lead is None:
             return ""
         num_repeats = self.num_repeats_needed
@@ -209,7 +211,7 @@ class Choice:
 
     @property
     def smallest_lead(self) -> float | None:
-        """The smallest lead of the best setting that would be distinguishable; None where none would be."""
+        """The smallest lead of the best setting that would be distinguishable; None if none would be."""
         runner = self.runner_up
         return runner.over_best.smallest if runner is not None and runner.over_best is not None else None
 
@@ -222,16 +224,18 @@ class Answer:
     """The answer of a sweep.
 
     Attributes:
-      question: in words.
-      score: that it is decided by, a metric.
-      num_repeats: that every setting has, so that differences are paired.
-      num_repeats_left_out: repeats that some setting lacks, for trials that failed or have not finished.
-      choices: one, or one for each ε.
-      left_out: what is no candidate, with the reason.
-      references: mean score of what costs nothing, and of the best training without privacy, by name.
-      num_records: that were scored; None where that is not public.
-      majority_share: of the largest class among them; None without labels.
-      privacy: what it cost; None where that is not known here.
+      question: the question in words.
+      score: the metric that decides the answer.
+      num_repeats: number of repeats that every setting has, so that differences are paired.
+      num_repeats_left_out: number of repeats that some setting lacks because trials failed or have not
+        finished.
+      choices: one choice, or one for each ε.
+      left_out: the trials and settings that are not candidates, with the reasons.
+      references: mean scores of references that cost nothing, and of the best training without privacy, by
+        name.
+      num_records: number of scored records; None if it is not public.
+      majority_share: share of the largest class among the scored records; None without labels.
+      privacy: the privacy cost; None if it is not known here.
     """
 
     question: str
@@ -257,17 +261,17 @@ class Answer:
 
     @property
     def gains(self) -> bool | None:
-        """Whether what to take is distinguishable above its start; None where no start was scored."""
+        """Whether the setting to take is distinguishable above its start; None if no start was scored."""
         gains = [gain for choice in self.choices if (gain := choice.recommendation.over_start) is not None]
         return all(gain.verdict == HIGHER for gain in gains) if gains else None
 
     @property
     def title(self) -> str:
-        """The score for readers."""
+        """The score's title for readers."""
         return score_title(self.score) or self.score
 
     def headline(self) -> str:
-        """Return what to take, in a sentence."""
+        """Return the recommendation in a sentence."""
         advice = [
             f"{f'at {choice.at} ' if choice.at else ''}{choice.advice(self.title)}" for choice in self.choices
         ]
@@ -277,7 +281,7 @@ class Answer:
         return f"{self.question} {'; '.join([text, *others])}."
 
     def beaten(self) -> str | None:
-        """Return what costs nothing and scores above every setting; None where nothing does."""
+        """Return the references that cost nothing and score above every setting; None if there are none."""
         highest = max(setting.mean for setting in self.settings)
         above = {
             name: mean
@@ -291,7 +295,7 @@ class Answer:
         return f"{names[:1].upper()}{names[1:]} {verb} above every setting in {self.title}."
 
     def leads(self) -> str:
-        """Return by how much what to take leads."""
+        """Return the lead of the settings to take."""
         leads = [(choice.at, choice.lead()) for choice in self.choices]
         return _in_a_row([f"at {at}, {text}" if at else text for at, text in leads if text])
 
@@ -301,7 +305,7 @@ class Answer:
         return f"Beside it: {', '.join(scores)}." if scores else ""
 
     def basis(self) -> str:
-        """Return what the answer rests on, and which differences it could have shown."""
+        """Return the basis of the answer, and the differences that it could have shown."""
         repeats = f"{self.num_repeats} repeat{'s' * (self.num_repeats != 1)}"
         if self.num_repeats_left_out:
             repeats += f" ({self.num_repeats_left_out} left out: not all their trials have finished)"
@@ -322,7 +326,7 @@ class Answer:
         return f"leads from {low if low == high else f'{low} to {high}'} points up are distinguishable"
 
     def warning(self) -> str | None:
-        """Return that what to take is not distinguishable above its start; None where it is."""
+        """Return a warning if the setting to take is not distinguishable above its start, else None."""
         if self.gains is not False:
             return None
         settings = [(choice.at, choice.recommendation) for choice in self.choices]
@@ -342,14 +346,14 @@ class Answer:
         return f"no gain over {start} is distinguishable: {reason}"
 
     def first_lines(self) -> list[str]:
-        """Return what to take with what beats it; the warning, else by how much it leads; and the cost."""
+        """Return the recommendation with references above it, the warning or else the lead, and the cost."""
         warning = self.warning()
         first = " ".join(filter(None, [self.beaten(), self.headline()]))
         privacy = [self.privacy.text()] if self.privacy is not None else []
         return [first, f"Warning: {warning}." if warning else self.leads() or self.basis(), *privacy]
 
     def lines(self) -> list[str]:
-        """Return the answer in sentences: what to take, warnings, leads, what it rests on, its cost."""
+        """Return the answer in sentences: recommendation, warnings, leads, basis and cost."""
         warning = self.warning()
         sentences = [self.beaten(), self.headline(), f"Warning: {warning}." if warning else None]
         sentences += [self.leads(), self.beside(), self.basis(), " ".join(self.left_out)]
@@ -373,16 +377,16 @@ class Answer:
         return numbers
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, with the sentences in `lines` and what to take in `take`."""
+        """Return all fields as plain values, with the sentences in `lines` and the settings in `take`."""
         values: dict[str, Any] = json.loads(TypeAdapter(Answer).dump_json(self))  # None for infinity
         return values | {"lines": self.lines(), "warning": self.warning(), "take": self.take}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Answer:
-        """Return the answer that `as_dict` gave.
+        """Return the answer from the values that `as_dict` returned.
 
         Raises:
-          DashboardError: the values are of none, or of another version.
+          DashboardError: the values are not an answer, or an answer of another version.
         """
         try:
             answer = TypeAdapter(cls).validate_python(values)
@@ -409,17 +413,18 @@ def answer_of(
     *,
     paired: bool = True,
 ) -> Answer | None:
-    """Return the answer of a sweep; None where no trial has a score.
+    """Return the answer of a sweep; None if no trial has a score.
 
     Args:
-      trials: from `dashboards.query.trial_frames.load_trials`, or the same columns.
-      question: or its name; `OWN` for points of somebody's own.
-      privacy: what the sweep cost.
-      outcomes: on public test records, by the trial's name; without them repeats alone are counted as chance.
-      paired: a repeat is the same in all settings; otherwise each setting has repeats of its own.
+      trials: trials from `dashboards.query.trial_frames.load_trials`, or with the same columns.
+      question: the question or its name; `OWN` for the user's own points.
+      privacy: the sweep's privacy cost.
+      outcomes: outcomes on public test records, by the trial's name; without them only repeats count as
+        chance.
+      paired: whether a repeat is the same in all settings; otherwise each setting has its own repeats.
 
     Raises:
-      DashboardError: as `dashboards.compose.selection.shown_trials`.
+      DashboardError: as in `dashboards.compose.selection.shown_trials`.
     """
     question = _about_settings(find_question(question))
     trials = shown_trials(prepare_trials(trials, question), question)
@@ -463,7 +468,7 @@ def answer_of(
 
 
 def _about_settings(question: Question) -> Question:
-    """Return the question over settings where its axis is none: steps, and data sets to probe."""
+    """Return the question over settings if its axis is not a setting: steps, and data sets to probe."""
     if question.is_comparable and question.kind != "convergence":
         return question
     axis = Axis(column="method", label="Method", symbol="method", scale="categorical", order=tuple(METHODS))
@@ -471,7 +476,7 @@ def _about_settings(question: Question) -> Question:
 
 
 def prepare_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return the trials with the columns that the question is about and no trial records."""
+    """Return the trials with the columns that the question needs and no trial records."""
     column = question.axis.column
     if question.kind == "search":
         return number_trials(trials)
@@ -487,7 +492,7 @@ def prepare_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 
 def _candidates(trials: pd.DataFrame, question: Question, score: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return the trials of the settings that may be best, and what is left out with the reason."""
+    """Return the trials of the candidate settings, and the omitted settings with the reasons."""
     column = question.axis.column if question.kind == "search" or "method" not in trials else "method"
     candidates, reasons = trials, []
     is_proven = trials["guarantee"] == PROVEN
@@ -514,7 +519,7 @@ def _candidates(trials: pd.DataFrame, question: Question, score: str) -> tuple[p
 
 
 def _references(trials: pd.DataFrame, candidates: pd.DataFrame, score: str) -> dict[str, float]:
-    """Return the mean scores of what costs nothing, of the best network, and of the best without privacy."""
+    """Return mean scores of free references, of the best network, and of the best without privacy."""
     networks = candidates[NETWORK].map(str) if NETWORK in candidates else pd.Series("", candidates.index)
     references = {}
     for baseline in BASELINES:
@@ -530,7 +535,7 @@ def _references(trials: pd.DataFrame, candidates: pd.DataFrame, score: str) -> d
 
 
 def _shared_number(trials: pd.DataFrame, name: str, kind: Any) -> Any:
-    """Return a number that all trials share; None where there is none."""
+    """Return a number that all trials share; None if there is none."""
     return kind(trials[name].iloc[0]) if has_values(trials, name) and trials[name].nunique() == 1 else None
 
 
@@ -539,12 +544,12 @@ class _Candidates:
     """Settings that are compared with each other.
 
     Attributes:
-      trials: of all settings.
-      question: of the sweep.
-      score: that they are compared by.
-      level: of what is decided among them.
-      outcomes: on public test records, by the trial's name.
-      is_paired: a repeat is the same in all settings; otherwise each setting has repeats of its own.
+      trials: the trials of all settings.
+      question: the sweep's question.
+      score: the score by which they are compared.
+      level: the level of the decision among them.
+      outcomes: outcomes on public test records, by the trial's name.
+      is_paired: whether a repeat is the same in all settings; otherwise each setting has its own repeats.
     """
 
     trials: pd.DataFrame
@@ -556,13 +561,13 @@ class _Candidates:
 
     @cached_property
     def keys(self) -> list[str]:
-        """Columns that tell settings apart, the axis first."""
+        """Columns that distinguish settings, the axis first."""
         keys = [name for name in cell_columns(self.trials, self.question) if name != "guarantee"]
         return searched_columns(self.trials) or keys if self.question.kind == "search" else keys
 
     @cached_property
     def cells(self) -> list[pd.DataFrame]:
-        """The trials of each setting, in the order of the axis, or in which they were proposed."""
+        """The trials of each setting, in the order of the axis, or in the order of their proposal."""
         cells = [cell for _, cell in self.trials.groupby(self.keys, dropna=False)]
         if self.question.kind == "search":
             cells.sort(key=lambda cell: float(cell["trial_number"].min()))
@@ -570,27 +575,27 @@ class _Candidates:
 
     @cached_property
     def starts(self) -> list[tuple[str, pd.Series]]:
-        """Name and scores of what came before each setting's trainings, of those whose start was scored."""
+        """Name and scores of the network before each setting's trainings, for trials with a scored start."""
         return [start for cell in self.cells if (start := start_of(cell, self.score)) is not None]
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """Scores by repeat, a column for each setting."""
+        """Scores by repeat, with a column for each setting."""
         return pd.concat([_by_repeat(cell, cell[self.score]) for cell in self.cells], axis=1)
 
     @property
     def num_repeats(self) -> int:
-        """Repeats that all settings have."""
+        """Number of repeats that all settings have."""
         return len(self.layout.scores) if self.is_paired else min(map(len, self.cells))
 
     @property
     def num_left_out(self) -> int:
-        """Repeats that some setting lacks."""
+        """Number of repeats that some setting lacks."""
         return len(self.scores) - self.num_repeats if self.is_paired else 0
 
     @cached_property
     def layout(self) -> Layout:
-        """The scores of all settings, and what is known of their starts and test records."""
+        """The scores of all settings, and the known data on their starts and test records."""
         whole, noise = self.scores.dropna(), _noise_variance(self.trials, self.score)
         if not self.is_paired:
             return self._layout_within(noise)
@@ -609,9 +614,9 @@ class _Candidates:
         )
 
     def _layout_within(self, noise: float) -> Layout:
-        """Return the layout of settings of which each has repeats of its own, or none.
+        """Return the layout of settings that each have their own repeats, or none.
 
-        Gains are those of settings whose starts were all scored; a search has none.
+        Only settings whose starts were all scored have gains; a search has none.
         """
         cells, counts = self.cells, tuple(map(len, self.cells))
         outcomes = [self._mean_outcomes(cell, self.score) for cell in cells]
@@ -631,7 +636,7 @@ class _Candidates:
         )
 
     def _record_spread(self, repeats: Sequence[Any]) -> RecordSpread | None:
-        """Return the spread over records; None unless all trainings were scored on the same ones."""
+        """Return the spread over records; None unless all trainings were scored on the same records."""
         if not self.outcomes or not repeats:
             return None
         parts = [[cell[cell["repeat"] == repeat] for cell in self.cells] for repeat in repeats]
@@ -645,7 +650,7 @@ class _Candidates:
         return RecordSpread.of(np.array(outcomes, dtype=float))
 
     def _mean_outcomes(self, rows: pd.DataFrame, score: str) -> NDArray[np.float64] | None:
-        """Return the mean outcome of each record over trials; None where they were not all scored on it."""
+        """Return the mean outcome of each record over trials; None if not all trials were scored on it."""
         names = list(map(str, rows["trial"])) if "trial" in rows else []
         outcomes = [self.outcomes[name] for name in names if name in self.outcomes]
         if not names or len(outcomes) < len(names) or any(score not in trial.scores for trial in outcomes):
@@ -688,7 +693,7 @@ class _Candidates:
         )
 
     def _span(self, numbers: Sequence[int]) -> str:
-        """Return the names of some settings, neighbours on a numeric axis as a range."""
+        """Return the names of some settings, with neighbours on a numeric axis as a range."""
         names = [self._name(self.cells[number]) for number in numbers]
         has_one_axis = len(self._varying) <= 1 and self.question.axis.scale != "categorical"
         in_a_row = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
@@ -699,7 +704,7 @@ class _Candidates:
 
     @property
     def _columns(self) -> list[str]:
-        """Columns of what a setting is: those that are searched, or the axis and what varies."""
+        """Columns that define a setting: the searched columns, or the axis and all columns that vary."""
         if self.question.kind == "search":
             return searched_columns(self.trials)
         return list(dict.fromkeys([self.question.axis.column, *self._varying]))
@@ -747,7 +752,7 @@ def _noise_variance(rows: pd.DataFrame, score: str) -> float:
 
 
 def _costs(trials: pd.DataFrame, cells: Sequence[pd.DataFrame]) -> list[Cost]:
-    """Return what a training of each setting costs; no views where they cannot be compared."""
+    """Return the cost of a training of each setting, without views if they cannot be compared."""
     is_alike = all(trials[name].nunique() <= 1 for name in ("method", NETWORK) if name in trials)
     return [
         Cost(
@@ -775,5 +780,5 @@ def _rounded(value: float) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a table as Python's own."""
+    """Return a table's value as a plain Python value."""
     return value.item() if isinstance(value, np.generic) else value

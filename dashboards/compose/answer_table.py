@@ -8,9 +8,9 @@ from dashboards.compose.decision import Comparison
 
 
 def settings_table(answer: Answer) -> Table:
-    """Return one row per setting of an answer: its mean, its differences, and what the answer says of it.
+    """Return one row per setting of an answer: its mean, its differences, and the answer's verdict.
 
-    The best is bold where it is distinguishable from all others.
+    The best setting is bold if it is distinguishable from all others.
     """
     has_starts = any(setting.over_start for setting in answer.settings)
     has_best = any(len(choice.settings) > 1 for choice in answer.choices)

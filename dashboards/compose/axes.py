@@ -1,4 +1,4 @@
-"""The axis of a question: which column, in what order, on what scale, and where its values stand."""
+"""The axis of a question: its column, order and scale, and the positions of its values."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from dashboards.compose.display_names import natural_key, value_text
 
 Scale = Literal["log2", "log", "linear", "categorical"]
 
-_CHARACTERS = 44  # of a tick label, side by side along one panel
+_CHARACTERS = 44  # total length of tick labels, side by side along one panel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What a figure is drawn against.
+    """The axis that a figure is drawn against.
 
-    On a numeric scale, text, infinity and missing values stand apart behind the last number ("batch",
-    ε = ∞), and what a logarithm does not hold stands apart before the first (σ = 0).
+    On a numeric scale, text, infinity and missing values are drawn separately after the last number ("batch",
+    ε = ∞), and values without a logarithm are drawn separately before the first number (σ = 0).
 
     Attributes:
-      column: of the trials.
-      label: with the symbol, for example "Group size S".
-      symbol: alone, for example "S".
-      scale: "log2", "log" or "linear" by numbers, or "categorical".
-      order: categories that come first, in this order; the others follow by name.
-      dense: many values that are no grid, for example steps: lines without markers, few ticks.
-      detached_name: what stands for infinity and missing values, where it is not the value itself.
+      column: the trials' column.
+      label: label with the symbol, for example "Group size S".
+      symbol: only the symbol, for example "S".
+      scale: "log2", "log" or "linear" for numbers, or "categorical".
+      order: categories that come first, in this order; the others come next, sorted by name.
+      dense: whether there are many values that form no grid, for example steps: lines without markers, few
+        ticks.
+      detached_name: the name of infinity and missing values, if it is not the value itself.
     """
 
     column: str
@@ -54,7 +55,7 @@ class Axis:
         return values.map(lambda value: rank[str(value)]).astype(float)
 
     def is_detached(self, order: float) -> bool:
-        """Return whether a value is drawn apart from the numeric scale."""
+        """Return whether a value is drawn separately from the numeric scale."""
         if self.scale == "categorical":
             return False
         return math.isinf(order) or (self.scale in ("log", "log2") and order <= 0)
@@ -71,14 +72,14 @@ class Ticks:
     """A drawn axis.
 
     Attributes:
-      label: of the axis.
-      symbol: its sign, for hovering.
-      positions: of each value, by its order.
-      names: of each value, by its order.
-      ticks: (position, label) of those that are labelled.
-      low, high: the ends.
-      gaps: positions of the lines before and behind which detached values stand.
-      categorical: values are names, written down the side.
+      label: the axis label.
+      symbol: the axis symbol, shown on hovering.
+      positions: position of each value, by its order.
+      names: name of each value, by its order.
+      ticks: (position, label) of the labelled values.
+      low, high: the ends of the axis.
+      gaps: positions of the lines that separate detached values.
+      categorical: whether values are names, written down the side.
     """
 
     label: str
@@ -114,7 +115,7 @@ def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
     margin = 0.5 if axis.scale == "categorical" else 0.4 * unit * (1 + axis.dense)
     ends = min(positions.values()), max(positions.values())
     ticks = round_numbers(inside[0], inside[-1], axis.scale) if axis.dense else []
-    is_one = not ticks and len(inside) == 1  # no round number is there
+    is_one = not ticks and len(inside) == 1  # no round number is in the range
     ticks += [(positions[o], names[o]) for o in names if axis.is_detached(o) or not axis.dense or is_one]
     categorical = axis.scale == "categorical"
     return Ticks(
@@ -131,7 +132,7 @@ def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
 
 
 def _number(value: Any) -> float:
-    """Round a value to six digits, so that 512 and 511.9999999 are one; text becomes infinity."""
+    """Round a value to six digits, so that 512 and 511.9999999 are equal; text becomes infinity."""
     if value is None or isinstance(value, str) or math.isnan(value):
         return math.inf
     return float(f"{float(value):.6g}")
@@ -158,7 +159,7 @@ def round_numbers(low: float, high: float, scale: Scale) -> list[tuple[float, st
 
 
 def _thinned(ticks: list[tuple[float, str]], span: float) -> list[tuple[float, str]]:
-    """Drop ticks whose labels would touch; keep the last, then the first, then what fits between."""
+    """Drop ticks whose labels would touch; keep the last, then the first, then ticks that fit between."""
     if not ticks or not span:
         return ticks
 

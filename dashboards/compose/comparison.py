@@ -1,9 +1,10 @@
-"""Several sweeps of one question in one figure: which may be overlaid, and what differs between them.
+"""Several sweeps of one question in one figure: which may be overlaid, and how they differ.
 
-Scores are comparable where the same records were scored in the same way by sweeps of one data set; others are
+Scores are comparable if sweeps of one data set scored the same records in the same way; other sweeps are
 refused. Trainings of two sweeps with one seed start from the same network and are scored on the same
-records, so their differences are paired over the seeds that both have; without such seeds the errors of both
-means are added in squares. They have errors and no verdict: the sweeps were not planned as one comparison.
+records, so their differences are paired over the seeds that both sweeps have. Without such seeds, the squared
+errors of both means are added. The differences have errors but no verdict, because the sweeps were not
+planned as one comparison.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ _TITLES = {
 
 
 def overlaid(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the trials of several sweeps as one table, told apart by the column `sweep`.
+    """Return the trials of several sweeps as one table, distinguished by the column `sweep`.
 
     Args:
-      sweeps: from `dashboards.figures.load_for`, each of one sweep, with `sweep_run_id` of its own.
+      sweeps: tables from `dashboards.figures.load_for`, each of one sweep with its own `sweep_run_id`.
 
     Raises:
-      DashboardError: fewer than two, one of them twice, or scores that may not be compared.
+      DashboardError: there are fewer than two sweeps, or one twice, or the scores may not be compared.
     """
     if len(sweeps) < 2:
         raise DashboardError(f"a comparison needs two sweeps or more; got {_names(sweeps)}")
@@ -64,7 +65,7 @@ def overlaid(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def together(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the trials of one or several sweeps as one table, as `overlaid`."""
+    """Return the trials of one or several sweeps as one table, under the rules of `overlaid`."""
     ids = [str(trials["sweep_run_id"].iloc[0]) for trials in sweeps]
     if len(set(ids)) < len(ids):
         raise DashboardError(f"each sweep is given once; got {_names(sweeps)}")
@@ -84,7 +85,7 @@ def together(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def question_of(sweeps: Sequence[pd.DataFrame], name: str | None) -> Question:
-    """Return the question of a name, else the one that all sweeps have, with sweeps as curves.
+    """Return the question of this name, else the question of all sweeps, with sweeps as curves.
 
     Raises:
       DashboardError: there is no name and the sweeps have different questions, or it is a search.
@@ -111,11 +112,11 @@ def comparison_of(trials: pd.DataFrame, question: Question) -> tuple[Content, pd
     """Return the figure of overlaid sweeps, and its numbers.
 
     Args:
-      trials: from `overlaid`.
-      question: from `question_of`.
+      trials: trials from `overlaid`.
+      question: the question from `question_of`.
 
     Raises:
-      DashboardError: as `dashboards.compose.figure.content_of`, or one of the sweeps has nothing to show.
+      DashboardError: as in `dashboards.compose.figure.content_of`, or a sweep has nothing to show.
     """
     for name, rows in trials.groupby(SWEEP, sort=False):
         _refuse_nothing_to_show(str(name), rows.dropna(axis="columns", how="all"), question)
@@ -137,7 +138,7 @@ def comparison_of(trials: pd.DataFrame, question: Question) -> tuple[Content, pd
 
 
 def _refuse_nothing_to_show(name: str, trials: pd.DataFrame, question: Question) -> None:
-    """Raise DashboardError if a sweep would silently have no curve beside the others."""
+    """Raise DashboardError if a sweep would silently have no curve next to the others."""
     try:
         trials = shown_trials(trials, question)
     except DashboardError as error:
@@ -149,12 +150,12 @@ def _refuse_nothing_to_show(name: str, trials: pd.DataFrame, question: Question)
 def differences_between(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return the difference of every point to the same point of the first sweep.
 
-    Columns: the score, the sweep, what tells the curve apart, the point on the axis, `minus` (the first
-    sweep), the mean difference, its standard error, and `num_repeats`, the number of seeds in common; 0 where
-    there are none and the difference is not paired.
+    The columns are the score, the sweep, the values that distinguish the curve, the point on the axis,
+    `minus` (the first sweep), the mean difference, its standard error, and `num_repeats`, the number of
+    common seeds. `num_repeats` is 0 if there are none; the difference is then not paired.
 
     Raises:
-      DashboardError: as `dashboards.compose.selection.shown_trials`.
+      DashboardError: as in `dashboards.compose.selection.shown_trials`.
     """
     frame, first = shown_trials(trials, question), str(trials[SWEEP].iloc[0])
     by = [name for name in cell_columns(frame, question) if name != SWEEP]
@@ -187,7 +188,7 @@ def _difference(trials: pd.DataFrame, reference: pd.DataFrame, score: str) -> di
 
 
 def _between_for_readers(differences: pd.DataFrame) -> Table:
-    """Return the differences with readable names, of scores in percentage points."""
+    """Return the differences with readable names, in percentage points for scores."""
     plain = [str(name) for name in differences if name not in ("difference", "standard_error", "minus")]
     place = plain.index("num_repeats")
     axis, order = plain[place - 1], [*plain[:place], "minus", "difference", "num_repeats"]

@@ -1,6 +1,6 @@
-"""What a figure shows, whatever its question: panels of curves, a table, and the words around them.
+"""The content of any question's figure: panels of curves, a table, and the text around them.
 
-The printed and the interactive drawing and the written tables take everything from here, so they agree.
+The printed drawing, the interactive drawing and the written tables are all made from it, so they agree.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ REFERENCE_COLOUR = "#6B6B6B"
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How a curve looks.
+    """The appearance of a curve.
 
     Attributes:
-      label: in the legend.
-      colour: of line and markers.
+      label: label in the legend.
+      colour: colour of line and markers.
       dash: "solid", "dashed", "dotted" or "dashdot"; "" draws no line.
-      marker: "" draws none.
-      hollow: markers are empty.
-      ring: the marker stands around another one.
+      marker: shape of the markers; "" draws none.
+      hollow: whether markers are empty.
+      ring: whether the marker surrounds another marker.
     """
 
     label: str
@@ -37,15 +37,15 @@ class Style:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The points of one curve; those with one repeat have a NaN standard error.
+    """The points of one curve; points with one repeat have a NaN standard error.
 
     Attributes:
-      style: how it looks.
-      names: of the points on the axis, for readers.
-      x: positions on the axis; beside each other where several curves have a point of a category.
-      mean, standard_error: as drawn, scores in per cent.
-      num_repeats: behind each point.
-      band: errors are a band along the line, for many points.
+      style: appearance of the curve.
+      names: names of the points on the axis, for readers.
+      x: positions on the axis; next to each other if several curves have a point of one category.
+      mean, standard_error: the drawn values, with scores in per cent.
+      num_repeats: number of repeats of each point.
+      band: whether errors are drawn as a band along the line, for many points.
     """
 
     style: Style
@@ -58,7 +58,7 @@ class Curve:
 
     @classmethod
     def of_single(cls, style: Style, names: list[str], x: list[float], values: list[float]) -> Curve:
-        """Return the curve of points that have one value each, and so no error."""
+        """Return the curve of points that have one value each and so no error."""
         no_errors = [math.nan] * len(x)
         return cls(
             style=style, names=names, x=x, mean=values, standard_error=no_errors, num_repeats=[1] * len(x)
@@ -82,13 +82,13 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-      legend: heading of the legend that its curves are listed under.
-      y_label: of the values; a categorical axis stands on the side and the values below.
+      legend: heading of the legend that lists its curves.
+      y_label: label of the values; a categorical axis is at the side, with the values below.
       axis: the other axis.
-      curves: in the order of the legend.
-      references: lines across.
-      log_y: values on a logarithmic scale.
-      least_span: of the values that the axis shows, so that chance does not look like a trend.
+      curves: the curves in the order of the legend.
+      references: lines across the panel.
+      log_y: whether values have a logarithmic scale.
+      least_span: smallest span of values that the axis shows, so that chance does not look like a trend.
     """
 
     legend: str
@@ -106,7 +106,7 @@ class Table:
 
     Attributes:
       heading: one text per column.
-      rows: of texts.
+      rows: rows of texts.
       bold: (row, column) of the cells in bold.
     """
 
@@ -115,7 +115,7 @@ class Table:
     bold: Set[tuple[int, int]] = frozenset()
 
     def holds_text(self, column: int) -> bool:
-        """Return whether a column holds words, which stand on the left, and not numbers."""
+        """Return whether a column holds words, which are left-aligned, and not numbers."""
         cells = [row[column] for row in self.rows]
         return not any(cell[:1].isdigit() or cell[:2].strip("-").isdigit() for cell in cells)
 
@@ -125,10 +125,10 @@ class Cell:
     """A cell of a table that its reader sorts.
 
     Attributes:
-      text: shown.
-      value: that it is sorted by; a number at full precision, None for the text itself.
-      link: address of a page on it; empty for none.
-      name: of the param or metric that MLflow holds the value under; empty for none.
+      text: the displayed text.
+      value: the sort value: a number at full precision, or None for the text itself.
+      link: address of a page about the cell; empty for none.
+      name: name of the param or metric under which MLflow holds the value; empty for none.
     """
 
     text: str
@@ -143,18 +143,18 @@ class SortableTable:
 
     Attributes:
       heading: one text per column.
-      rows: of cells.
+      rows: rows of cells.
     """
 
     heading: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
     def holds_numbers(self, column: int) -> bool:
-        """Return whether a column holds numbers, which stand on the right."""
+        """Return whether a column holds numbers, which are right-aligned."""
         return any(row[column].value is not None for row in self.rows)
 
     def as_texts(self) -> Table:
-        """Return the table as it is shown, for files."""
+        """Return the table's displayed texts, for files."""
         return Table(heading=self.heading, rows=[[cell.text for cell in row] for row in self.rows])
 
 
@@ -165,10 +165,10 @@ class Content:
     Attributes:
       title: data set, question, ε, δ and the neighbouring relation.
       subtitle: σ, B, T and the network.
-      rows: panels, as they stand on the page; none where nothing was scored, and then no picture is drawn.
-      tables: (heading, table), the first with the numbers of the figure.
-      answer: of the sweep, in sentences; empty without one.
-      remarks: what else the reader must know, one sentence each.
+      rows: rows of panels, as on the page; if nothing was scored there are none, and no picture is drawn.
+      tables: (heading, table) pairs, the first with the numbers of the figure.
+      answer: the sweep's answer, in sentences; empty without an answer.
+      remarks: further necessary information for the reader, one sentence each.
     """
 
     title: str
@@ -180,7 +180,7 @@ class Content:
 
     @property
     def notes(self) -> list[str]:
-        """Return the answer, then the remarks: what stands under a figure."""
+        """Return the text under a figure: the answer, then the remarks."""
         return [*self.answer, *self.remarks]
 
     @property
@@ -189,7 +189,7 @@ class Content:
         return [panel for row in self.rows for panel in row]
 
     def legends(self) -> dict[str, list[Style | Reference]]:
-        """Return what each legend lists, without repetition."""
+        """Return the entries of each legend, without repetition."""
         legends: dict[str, dict[str, Style | Reference]] = {}
         for panel in self.panels:
             entries = legends.setdefault(panel.legend, {})

@@ -1,7 +1,7 @@
-"""Trials → curves: which trials belong to one curve, what it is called and how it looks.
+"""Trials → curves: which trials belong to one curve, and the curve's name and appearance.
 
-Colours show what is private: warm ones and green for proven guarantees only, blue and grey-blue for
-everything without one, whatever ε it was aimed at.
+Colours show which curves are private: warm colours and green are only for proven guarantees, blue and
+grey-blue for everything without a proven guarantee, whatever its target ε.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dashboards.compose.questions import Question
 from dashboards.compose.repeats import means_and_errors
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN
 
-# Okabe and Ito (2008) and two dark ones, told apart by colour-blind readers; blue is non-private.
+# Okabe and Ito (2008) and two dark colours, distinguishable for colour-blind readers; blue is non-private.
 NON_PRIVATE_COLOUR = "#0072B2"
 UNPROVEN_COLOURS = ("#56B4E9", "#5B6C8F", "#0072B2", "#8FA3BF", "#003F5C")
 PRIVATE_COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#882255", "#666633")
@@ -29,12 +29,12 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")
 def split(trials: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataFrame]]:
     """Return the trials of each curve and its style; the curve without noise comes first.
 
-    Colour tells sweeps apart where there are several, methods where they differ, ε otherwise; dashes tell the
-    rest, the largest N_a solid.
+    Colours distinguish sweeps if there are several, else methods if they differ, else ε. Dashes distinguish
+    the rest; the largest N_a is solid.
 
     Args:
-      trials: from `dashboards.compose.selection.shown_trials`.
-      question: whose splits count; those that do not vary are not named.
+      trials: trials from `dashboards.compose.selection.shown_trials`.
+      question: the question, whose splits are used; splits that do not vary are not named.
     """
     columns = [name for name in question.curve_columns if name in trials]
     varying = [name for name in columns if _varies(trials, name, within_methods="method" in columns)]
@@ -49,7 +49,7 @@ def split(trials: pd.DataFrame, question: Question) -> list[tuple[Style, pd.Data
     groups.sort(key=lambda group: _rank(group[0], colour_by))
     dash_columns = [name for name in keys if name != colour_by]
     dashes = _dashes([tuple(key[name] for name in dash_columns) for key, _ in groups])
-    # Dashes that repeat distinguish nothing; then every curve has a colour of its own.
+    # Repeated dashes distinguish nothing; then every curve has its own colour.
     too_many = len({tuple(key[name] for name in dash_columns) for key, _ in groups}) > len(DASHES)
     by_name = colour_by != "target_epsilon"
     looks: dict[tuple[Any, str], tuple[str, str, bool]] = {}
@@ -67,15 +67,15 @@ def split(trials: pd.DataFrame, question: Question) -> list[tuple[Style, pd.Data
 
 
 def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: float, dense: bool) -> Curve:
-    """Return one curve of a metric; places without a value are left out.
+    """Return one curve of a metric, without places that have no value.
 
-    One repeat of each point draws no line along an axis of settings: it would show chance as a trend.
+    If each point has one repeat, no line is drawn along an axis of settings: it would show chance as a trend.
 
     Args:
       rows: the trials of the curve.
       metric: column of the values.
       axis: the drawn axis, a `dashboards.compose.axes.Ticks`.
-      style: of the curve.
+      style: the curve's appearance.
       scale: factor on the values, 100 for per cent.
       dense: draw the error as a band.
     """
@@ -96,7 +96,7 @@ def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: fl
 
 
 def guarantee_text(guarantee: str, epsilon: float | None) -> str:
-    """Return the legend's words on ε and the guarantee; ε is None where it varies along the curve.
+    """Return the legend's words on ε and the guarantee; ε is None if it varies along the curve.
 
     >>> guarantee_text("proven", 10.0), guarantee_text("none", math.inf)
     ('ε = 10', 'ε = ∞ (non-private)')

@@ -1,34 +1,35 @@
 """The one decision rule: which differences of a sweep are distinguishable from chance.
 
 A score has two sources of chance. *Repeats* differ in initial values, sampling and noise. *Test records* are
-a finite sample of those that the score is about. With y[s, i, r] the outcome of record r under setting i in
-repeat s, and D = y[·, i, ·] − y[·, j, ·], both are crossed with the setting, and
+a finite sample of the population that the score describes. Let y[s, i, r] be the outcome of record r under
+setting i in repeat s, and D = y[·, i, ·] − y[·, j, ·]. Both sources are crossed with the setting, and
 
     Var(mean of D) = (MS_repeat + MS_record − MS_repeat×record) / (R n),
 
-not below either main term. `MS_repeat / n` is twice the residual of the two-way layout setting × repeat,
-pooled over settings, and not below the known noise of a noised score. `MS_record` is of the pair. Scores
-whose records may not be kept have repeats alone, scores of one repeat have records alone, and a search has
-the repeats within its settings.
+but at least each main term. `MS_repeat / n` is twice the residual of the two-way layout setting × repeat,
+pooled over settings, and at least the known noise of a noised score. `MS_record` is computed for the pair.
+Scores whose records may not be kept use only repeats, scores of one repeat use only records, and a search
+uses the repeats within its settings.
 
-*Critical values* of a variance in parts are the mean of those at the degrees of freedom of each part,
-weighted by the parts (Cochran and Cox, 1957). Satterthwaite's degrees of freedom are estimates themselves:
-with two repeats 7 of 100 flat sweeps had a verdict by them.
+*Critical values* for a variance in several parts are a mean of the critical values at each part's degrees of
+freedom, weighted by the parts (Cochran and Cox, 1957). Satterthwaite's degrees of freedom are themselves
+estimates: with two repeats, they gave a verdict in 7 of 100 flat sweeps.
 
 *The best setting* is decided by Hsu's multiple comparisons with the best (1984): a setting is
-distinguishable from the best one where their difference exceeds Dunnett's one-sided critical value for
-k − 1 comparisons at `LEVEL`. A winner is distinguishable from all others. Of a few settings that are all
-alike one could win too often, so the critical value is raised until that happens in half of `LEVEL`.
+distinguishable from the best setting if their difference exceeds Dunnett's one-sided critical value for
+k − 1 comparisons at `LEVEL`. A winner is distinguishable from all others. Among a few equal settings, one
+could win too often, so the critical value is raised until that happens in half of `LEVEL`.
 
 *A gain over the start* (the network before training) is judged by Dunnett's critical value for k
-comparisons at the other half. The start may spread otherwise than trained networks do, and a public start
-does not spread at all. So the variance of that difference has two independent parts: of the mean over
-settings against its start, from the repeats alone, and of the setting against that mean.
+comparisons at the other half. The start's spread may differ from that of trained networks, and a public start
+does not spread at all. So the variance of the gain has two independent parts: the variance of the mean over
+settings against its start, from only the repeats, and the variance of the setting against that mean.
 
-*Guarantee*: of sweeps whose settings and start are all alike, at most a share `LEVEL` has a winner or a gain
-that is called distinguishable; docs/results.md has the simulation (`python benchmarks/decision.py`). What is
-compared at several ε divides `LEVEL` among them. Settings are taken to spread alike over repeats; the page
-says what happens where they do not. The k-NN index and the training records of probes are taken as given.
+*Guarantee*: among sweeps whose settings and start are all equal, at most a share `LEVEL` has a winner or a
+gain that is called distinguishable; docs/results.md has the simulation (`python benchmarks/decision.py`).
+Comparisons at several ε divide `LEVEL` among them. All settings are assumed to spread equally over repeats;
+the page describes the effect if they do not. The k-NN index and the probes' training records are taken as
+given.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ class Comparison:
     """A difference of two mean scores, a fraction.
 
     Attributes:
-      minus: what is subtracted, for readers.
-      mean: of the difference.
-      standard_error: of it, from all sources of chance that are known; None for none.
-      verdict: "higher", "lower" or "within noise", corrected for all that was compared.
-      smallest: the smallest difference that would be distinguishable; None where none would be.
+      minus: name of the subtracted score, for readers.
+      mean: the mean difference.
+      standard_error: its standard error from all known sources of chance; None if none is known.
+      verdict: "higher", "lower" or "within noise", corrected for all comparisons.
+      smallest: the smallest difference that would be distinguishable; None if none would be.
     """
 
     minus: str
@@ -79,11 +80,11 @@ class Comparison:
 
     @property
     def is_distinguishable(self) -> bool:
-        """Whether it is distinguishable from zero."""
+        """Whether the difference is distinguishable from zero."""
         return self.verdict != WITHIN_NOISE
 
     def text(self) -> str:
-        """Return it in percentage points.
+        """Return the difference in percentage points.
 
         >>> Comparison(
         ...     minus="S = 16", mean=0.003, standard_error=0.002, verdict="within noise", smallest=0.01
@@ -99,19 +100,19 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one training of a setting costs.
+    """The cost of one training of a setting.
 
     Attributes:
-      epsilon: ε; written to files as None where it is infinite, which JSON does not have.
-      num_views: that pass the network over the training; zero where views of different networks or methods
-        cannot be compared.
+      epsilon: ε; written to files as None if it is infinite, because JSON has no infinity.
+      num_views: number of views that pass the network over the training; zero if views of different networks
+        or methods cannot be compared.
     """
 
     epsilon: Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]
     num_views: float = 0.0
 
     def saves_over(self, reference: Cost) -> bool:
-        """Return whether it saves a third of ε or of the views, and costs no more of either.
+        """Return whether this cost saves a third of ε or of the views, and exceeds neither.
 
         >>> Cost(epsilon=1.0, num_views=60).saves_over(Cost(epsilon=1.0, num_views=100))
         True
@@ -120,7 +121,7 @@ class Cost:
         return not dearer and bool(self.saving_text(reference))
 
     def saving_text(self, reference: Cost) -> str:
-        """Return what it saves over another one, for example "40 % of the compute"; no share of ∞."""
+        """Return the saving over another cost, for example "40 % of the compute"; no share of ∞."""
         savings = []
         for cost, reference_cost, name in (
             (self.num_views, reference.num_views, "compute"),
@@ -133,15 +134,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class RecordSpread:
-    """How outcomes spread over test records.
+    """The spread of outcomes over test records.
 
     Attributes:
       num_records: n.
       between: covariance over records of the outcomes' means over repeats, `[columns, columns]`.
-      interaction: covariance of what neither record nor repeat explains, `[columns, columns]`; zero for
-        one repeat.
+      interaction: covariance of the part that neither record nor repeat explains, `[columns, columns]`; zero
+        for one repeat.
 
-    The columns are the settings; where the starts were scored by record, these follow.
+    The columns are the settings, followed by the starts if these were scored by record.
     """
 
     num_records: int
@@ -163,18 +164,18 @@ class RecordSpread:
 
 @dataclass(frozen=True)
 class Layout:
-    """Scores of k settings over complete repeats, and what is known of their test records.
+    """Scores of k settings over complete repeats, and the known data on their test records.
 
     Attributes:
       scores: `[repeats, settings]`.
-      starts: the network before each setting's training, `[repeats, settings]`; None where not scored.
-      records: of public evaluation sets; None where no outcomes were kept.
-      noise_variance: known variance of one score, of the noise that was added to it.
-      level: of what is decided here, a share of `LEVEL`.
-      within: variance of one score within settings, and its degrees of freedom, for settings whose repeats
-        are not those of the others; `scores` then has one row of means.
-      counts: repeats of each setting, with `within`.
-      within_gains: as `within`, of one score less its start, with the degrees of freedom of one setting.
+      starts: scores of the network before each setting's training, `[repeats, settings]`; None if not scored.
+      records: the spread over records of public evaluation sets; None if no outcomes were kept.
+      noise_variance: known variance of the noise that was added to one score.
+      level: the level of the decisions here, a share of `LEVEL`.
+      within: variance of one score within settings, and its degrees of freedom, for settings that do not
+        share repeats; `scores` then has one row of means.
+      counts: number of repeats of each setting, with `within`.
+      within_gains: like `within`, for one score minus its start, with the degrees of freedom of one setting;
         `starts` then has one row of means.
     """
 
@@ -195,22 +196,22 @@ class Layout:
 
     @property
     def sources(self) -> str:
-        """What chance was estimated from: "repeats and test records", one of them, or "nothing"."""
+        """The sources from which chance was estimated: "repeats and test records", one, or "nothing"."""
         repeats = self.within[1] > 0 if self.within else len(self.scores) > 1
         sources = ["repeats"] * repeats + ["test records"] * (self.records is not None)
         return " and ".join(sources) or "nothing"
 
     def between(self, setting: int, control: int, name: str) -> Comparison:
-        """Return the difference of a setting to a control of this name."""
+        """Return the difference of a setting to a control with this name."""
         parts = self._parts(self._repeat_part(setting, control), *self._record_variances(setting, control))
         mean = float(self.means[setting] - self.means[control])
         return _judge(mean, name, parts, self._critical_value_of_pairs)
 
     def recommend(self, costs: Sequence[Cost]) -> int:
-        """Return the setting to take: the highest mean, or one near it that saves.
+        """Return the setting to take: the setting with the highest mean, or a cheaper setting near it.
 
-        That is the cheapest of the settings that lie within one standard error of the paired difference to
-        the highest and save a third of ε or of the compute. The lowest of all is never taken.
+        The cheaper setting is the cheapest among the settings that are within one standard error of the
+        paired difference to the highest and save a third of ε or of the compute. The lowest is never taken.
         """
         means = self.means
         best = int(means.argmax())
@@ -222,7 +223,7 @@ class Layout:
         return min(savers, key=lambda i: (costs[i].epsilon, costs[i].num_views, -means[i]), default=best)
 
     def over_start(self, setting: int, name: str) -> Comparison | None:
-        """Return the difference of a setting to the network before it; None where that was not scored."""
+        """Return the difference of a setting to the network before training; None if that was not scored."""
         if self.starts is None:
             return None
         start = self.starts[:, setting]
@@ -236,7 +237,7 @@ class Layout:
             repeats = [(shared, num_repeats - 1), (residual, self._residual_degrees)]
         parts = self._parts(repeats, *self._record_variances(setting, self._num_settings + setting))
         total = sum(variance for variance, _ in parts)
-        # What all settings share makes their differences more alike than those to a control of their own.
+        # The part that all settings share makes their differences more alike than with separate controls.
         correlation = max(_CORRELATION, math.floor(20 * shared / total) / 20 if total else 0.0)
         k, level = self._num_settings, SHARE * self.level
         return _judge(
@@ -244,7 +245,7 @@ class Layout:
         )
 
     def _unpaired_gain(self, setting: int, mean: float, name: str) -> Comparison:
-        """Return the gain of a setting whose repeats are not known to be those of the others."""
+        """Return the gain of a setting that is not known to share its repeats with the others."""
         assert self.within_gains is not None
         variance, degrees = self.within_gains
         if not degrees:
@@ -254,7 +255,7 @@ class Layout:
         return _judge(mean, name, [part], lambda _: value)
 
     def repeats_to_show(self, setting: int, control: int) -> int | None:
-        """Return how many repeats would show the present difference to a control; None beyond the most."""
+        """Return how many repeats would show the present difference to a control; None beyond the maximum."""
         difference, num_repeats = abs(float(self.means[setting] - self.means[control])), len(self.scores)
         repeats = self._repeat_part(setting, control)
         records, interaction = self._record_variances(setting, control)
@@ -292,7 +293,7 @@ class Layout:
         return float((residuals**2).sum() / self._residual_degrees)
 
     def _repeat_part(self, setting: int, control: int) -> list[Part]:
-        """Return the repeats' part of the variance of a difference; nothing without degrees of freedom."""
+        """Return the repeats' part of the variance of a difference; empty without degrees of freedom."""
         if self.within is not None:
             variance, degrees = self.within
             share = 1 / self.counts[setting] + 1 / self.counts[control]
@@ -304,9 +305,9 @@ class Layout:
         return [(variance / num_repeats, self._residual_degrees)]
 
     def _record_variances(self, setting: int, control: int) -> tuple[float | None, float]:
-        """Return the records' part of the variance of a difference, and how much of it repeats count, too.
+        """Return the records' part of the variance of a difference, and its part that repeats also count.
 
-        A start without outcomes of its own counts as independent, an upper bound.
+        A start without its own outcomes counts as independent, which gives an upper bound.
         """
         if self.records is None:
             return None, 0.0
@@ -323,7 +324,7 @@ class Layout:
         return between / n, interaction / (len(self.scores) * n)
 
     def _parts(self, repeats: list[Part], records: float | None, interaction: float) -> list[Part]:
-        """Return the parts of the variance of a difference, not below repeats or records alone."""
+        """Return the parts of the variance of a difference, which is at least either main part."""
         if records is None:
             return repeats
         assert self.records is not None
@@ -339,9 +340,9 @@ def _judge(
 
     Args:
       mean: the difference.
-      name: of what is subtracted.
-      parts: of its variance, estimated independently.
-      critical_value_at: of a t with so many degrees of freedom.
+      name: name of the subtracted score.
+      parts: independently estimated parts of its variance.
+      critical_value_at: function from degrees of freedom to the critical value of t.
     """
     if not parts:
         return Comparison(minus=name, mean=mean, standard_error=None, verdict=WITHIN_NOISE, smallest=None)
@@ -361,7 +362,7 @@ def _variance(values: Array) -> float:
 def critical_value(num_comparisons: int, degrees: float, level: float, correlation: float = 0.5) -> float:
     """Return Dunnett's one-sided critical value, for comparisons with equal correlations.
 
-    The t that the largest of `num_comparisons` exceeds in a share `level` of samples (Dunnett, 1955).
+    It is the t that the largest of `num_comparisons` exceeds in a share `level` of samples (Dunnett, 1955).
 
     >>> round(critical_value(1, 10, 0.05), 2), round(critical_value(4, 20, 0.05), 2)
     (1.81, 2.3)
@@ -375,15 +376,15 @@ def critical_value(num_comparisons: int, degrees: float, level: float, correlati
 
 @lru_cache(maxsize=512)
 def critical_value_of_any_share(num_comparisons: int, degrees: int, level: float) -> float:
-    """Return the critical value for comparisons that share nobody knows how much of their chance.
+    """Return the critical value for comparisons that share an unknown part of their chance.
 
-    It is the largest over that share, of a pooled variance: from none, where every comparison adds its
-    degrees of freedom, to all, where the comparisons are one.
+    It is the largest critical value of a pooled variance over all possible shared parts: from none, where
+    every comparison adds its degrees of freedom, to all, where the comparisons are identical.
 
     Args:
-      num_comparisons: with one pooled variance.
-      degrees: of freedom of each comparison by itself.
-      level: of the share of samples in which one exceeds it.
+      num_comparisons: number of comparisons with one pooled variance.
+      degrees: degrees of freedom of each single comparison.
+      level: the share of samples in which some comparison exceeds the critical value.
 
     >>> [round(critical_value_of_any_share(number, 2, 0.02), 1) for number in (1, 6)]
     [4.8, 5.4]
@@ -413,13 +414,13 @@ def critical_value_of_winners(num_others: int, degrees: int, level: float) -> fl
 
 
 def _root(share: Callable[[Array], Array], degrees: float, level: float, correlation: float) -> float:
-    """Return the t at which a share of samples, given the part that all comparisons have, is `level`.
+    """Return the t at which a share of samples, given the comparisons' common part, equals `level`.
 
     Args:
-      share: of samples beyond t less the common part, `[scales, nodes]`.
-      degrees: of freedom of the variance.
-      level: of the share.
-      correlation: of the comparisons, the variance of their common part.
+      share: function from t minus the common part to the share of samples beyond it, `[scales, nodes]`.
+      degrees: degrees of freedom of the variance.
+      level: the required share.
+      correlation: correlation of the comparisons, which is the variance of their common part.
     """
     from scipy.optimize import brentq
     from scipy.special import gammaincinv

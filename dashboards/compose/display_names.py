@@ -69,7 +69,7 @@ _MOST_NAMES = 5
 
 
 def has_values(trials: pd.DataFrame, name: str) -> bool:
-    """Return whether a column exists and holds anything."""
+    """Return whether a column exists and holds any value."""
     return name in trials and bool(trials[name].notna().any())
 
 
@@ -84,12 +84,12 @@ def score_title(name: str) -> str | None:
 
 
 def _metric_of(column: str) -> Metric | None:
-    """The metric of a column; one after a number of steps is that of the final score."""
+    """The metric of a column; a score after a number of steps has the metric of the final score."""
     return find_metric(column.removesuffix(DURING))
 
 
 def without_prefix(name: str) -> str:
-    """Return the score that a reference's column is of; any other name as it is.
+    """Return the name of the score in a reference's column; any other name unchanged.
 
     >>> without_prefix("public_start_knn_accuracy"), without_prefix("knn_accuracy")
     ('knn_accuracy', 'knn_accuracy')
@@ -98,14 +98,14 @@ def without_prefix(name: str) -> str:
 
 
 def score_names(trials: pd.DataFrame) -> list[str]:
-    """Return the final scores of trials, those of view retrieval only where there are no others."""
+    """Return the final scores of trials; scores of view retrieval only if there are no others."""
     names = [name for name in scores_of(*Family) if has_values(trials, name)]
     views = scores_of(Family.VIEWS)
     return [name for name in names if name not in views] or names
 
 
 def common_scores(trials: pd.DataFrame) -> list[str]:
-    """Return the final scores that every trial has, for methods of different kinds; all where none is such.
+    """Return the final scores that every trial has, for methods of different kinds; all if there is none.
 
     >>> common_scores(pd.DataFrame({"zero_shot_accuracy": [0.1, None], "knn_accuracy": [0.5, 0.6]}))
     ['knn_accuracy']
@@ -115,7 +115,7 @@ def common_scores(trials: pd.DataFrame) -> list[str]:
 
 
 def panel_scores(names: Iterable[str]) -> list[str]:
-    """Return which of these scores, final or on the way, have a panel.
+    """Return the scores, final or intermediate, that have a panel.
 
     >>> panel_scores(["knn_accuracy", "linear_probe_accuracy"])
     ['knn_accuracy', 'linear_probe_accuracy']
@@ -131,12 +131,12 @@ def panel_scores(names: Iterable[str]) -> list[str]:
 
 
 def method_title(name: str) -> str:
-    """Return a method's title; the name itself where no such method is registered, as in older runs."""
+    """Return a method's title; the name itself if no such method is registered, as in older runs."""
     return METHODS[name].title if name in METHODS else name
 
 
 def method_place(name: str) -> int:
-    """Return a method's place in tables and figures: unknown ones come last."""
+    """Return a method's position in tables and figures; unknown methods come last."""
     names = list(METHODS)
     return names.index(name) if name in names else len(names)
 
@@ -164,7 +164,7 @@ def _in_words(column: str) -> str:
 
 
 def dataset_titles(names: Iterable[str]) -> list[str]:
-    """Return the titles of several data sets, told apart by as much of their paths as that takes.
+    """Return the titles of several data sets, distinguished by as much of their paths as necessary.
 
     >>> dataset_titles(["images:/a/train/scans", "images:/b/public/scans", "cifar10"])
     ['train/scans', 'public/scans', 'CIFAR-10']
@@ -186,7 +186,7 @@ def dataset_titles(names: Iterable[str]) -> list[str]:
 
 
 def dataset_title(name: str) -> str:
-    """Return a data set's name for titles: of your own files the last part of the path.
+    """Return a data set's name for titles; for your own files, the last part of the path.
 
     >>> [dataset_title(name) for name in ("cifar10", "shapes:400", "shapes:400:7", "npz:/data/scans.npz")]
     ['CIFAR-10', 'Shapes (400)', 'Shapes (400, seed 7)', 'scans.npz']
@@ -211,7 +211,7 @@ def _source_title(name: str) -> str:
 
 
 def symbol(column: str) -> str:
-    """Return the sign of a column in labels such as "S = 8"."""
+    """Return the symbol of a column in labels such as "S = 8"."""
     return _SIGNED_COLUMNS[column][1] if column in _SIGNED_COLUMNS else _in_words(column)
 
 
@@ -237,7 +237,7 @@ def value_text(value: Any) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return all names in a row, apart even where one holds a comma.
+    """Return all names in a row, separated unambiguously even if a name holds a comma.
 
     >>> join_names(["raw pixels", "HOG"]), join_names(["DP-SGD", "DPCL, SimCLR"])
     ('raw pixels, HOG', 'DP-SGD; DPCL, SimCLR')
@@ -246,7 +246,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return names in a sentence, some of many.
+    """Return names as part of a sentence; of many names, only some.
 
     >>> list_names(["S = 2"]), list_names(["S = 2", "S = 4"]), list_names([str(i) for i in range(9)])
     ('S = 2', 'S = 2 and S = 4', '0, 1, 2, 3, 4 and 4 others')
@@ -262,7 +262,7 @@ def list_names(names: Sequence[str]) -> str:
 
 
 def natural_key(text: str) -> list[tuple[int, float | str]]:
-    """Sort text with its numbers as numbers.
+    """Return a sort key for text that compares its numbers as numbers.
 
     >>> sorted(["t10", "t9", "b"], key=natural_key)
     ['b', 't9', 't10']

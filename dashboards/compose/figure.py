@@ -1,4 +1,4 @@
-"""Trials → the content of a question's figure: the one place where questions of different kinds meet."""
+"""Trials → the content of a question's figure; only this module handles all kinds of questions."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ SETTINGS = "Settings, as the answer compares them"
 def content_of(
     trials: pd.DataFrame, question: Question | str, answer: Answer | None = None, *, has_answer: bool = True
 ) -> Content:
-    """Return everything that the figure of a question shows.
+    """Return the full content of a question's figure.
 
     Args:
-      trials: from `load_for`.
-      question: or its name.
-      answer: that the sweep has recorded; made of the trials unless given.
+      trials: trials from `load_for`.
+      question: the question or its name.
+      answer: the answer that the sweep has recorded; computed from the trials by default.
       has_answer: whether the notes begin with the sweep's answer.
 
     Raises:
-      DashboardError: the trials do not make one figure, see `dashboards.compose.selection.shown_trials`.
+      DashboardError: the trials do not form one figure, see `dashboards.compose.selection.shown_trials`.
     """
     question = _complete_question(question, trials)
     frame = prepare_trials(trials, question)
@@ -68,7 +68,7 @@ def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
     """Return the numbers of a figure at full precision: a row per point, or per trial of a search.
 
     Raises:
-      DashboardError: as `content_of`.
+      DashboardError: as in `content_of`.
     """
     question = _complete_question(question, trials)
     trials = shown_trials(prepare_trials(trials, question), question)
@@ -78,7 +78,7 @@ def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
 
 
 def _score_tables(trials: pd.DataFrame, question: Question, answer: Answer | None) -> list[tuple[str, Table]]:
-    """Return the tables of scores and gains, of all methods first, then of some methods."""
+    """Return the tables of scores and gains, first for all methods, then for some methods."""
     common = common_scores(trials)
     other_scores = [name for name in score_names(trials) if name not in common]
     tables = []
@@ -92,7 +92,7 @@ def _score_tables(trials: pd.DataFrame, question: Question, answer: Answer | Non
 
 
 def _complete_question(question: Question | str, trials: pd.DataFrame) -> Question:
-    """Return a question; starts differ along its axis where networks do."""
+    """Return the question; if networks differ along its axis, their starts also differ."""
     question = find_question(question)
     kinds = [NETWORK, *(["warm_start"] if SWEEP in question.splits else [])]
     differ = any(trials[name].nunique(dropna=False) > 1 for name in kinds if name in trials)

@@ -1,4 +1,4 @@
-"""Trials → the words of a figure: title, settings and notes."""
+"""Trials → the text of a figure: title, settings and notes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _values(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
 def title(trials: pd.DataFrame, question: Question) -> str:
     """Return data set, method, ε, δ and the neighbouring relation, or that there is no guarantee.
 
-    ε, δ and the relation are those of trials with a proven guarantee alone.
+    ε, δ and the relation are taken only from trials with a proven guarantee.
     """
     name = _trained_on(trials)
     methods = "DP-GCL"
@@ -64,7 +64,7 @@ def title(trials: pd.DataFrame, question: Question) -> str:
         if are_many and question.axis.column != "method":
             methods = f"{question.heading}, {trials['method'].nunique()} methods"
         elif question.axis.scale == "categorical" and question.axis.column != "method":
-            methods = f"{question.heading}, {methods}"  # the axis has names of values and none of its own
+            methods = f"{question.heading}, {methods}"  # the axis names its values, but has no name
     head = f"{name}: {methods}" if name else methods
     private = trials[trials["guarantee"] == PROVEN]
     aimed = trials[(trials["guarantee"] != PROVEN) & (trials["target_epsilon"] < math.inf)]
@@ -76,13 +76,13 @@ def title(trials: pd.DataFrame, question: Question) -> str:
     delta = _values(private, "target_delta", ".2g") or "not recorded"
     relation = _values(private, "neighboring_relation") or "add or remove one record"
     epsilon = _values(private, "target_epsilon")
-    # No sign for "one of": fonts without it would show an empty box.
+    # No symbol for "one of": fonts without it would show an empty box.
     epsilon = f"ε from {epsilon}" if " to " in epsilon else f"ε = {' and '.join(epsilon.rsplit(', ', 1))}"
     return f"{head}, {epsilon}, δ = {delta} ({relation})"
 
 
 def _trained_on(trials: pd.DataFrame) -> str:
-    """Return the name of the data set, told apart from a scored one of the same folder's name."""
+    """Return the name of the data set, distinguished from a scored data set with the same folder name."""
     if not has_values(trials, "dataset") or trials["dataset"].nunique() > 1:
         return dataset_title(_values(trials, "dataset"))
     names = [str(trials["dataset"].dropna().iloc[0])]
@@ -92,7 +92,7 @@ def _trained_on(trials: pd.DataFrame) -> str:
 
 
 def subtitle(trials: pd.DataFrame, question: Question) -> str:
-    """Return σ, expected batch size, steps, temperature and network, without what is on the axis."""
+    """Return σ, expected batch size, steps, temperature and network, without the axis."""
     private = trials[trials["guarantee"] == PROVEN]
     parts = []
     if has_values(private, "noise_multiplier") and question.axis.column != "noise_multiplier":
@@ -134,8 +134,8 @@ def notes(
     """Return the notes under a figure, one sentence each, the tuning cost last.
 
     Args:
-      trials: that may be shown.
-      question: of the figure.
+      trials: the trials that may be shown.
+      question: the figure's question.
       num_repeats: the distinct numbers of repeats of the points, ascending.
       references: lines across the panels.
       private: whether the training data are private.
@@ -166,7 +166,7 @@ def notes(
 
 
 def _lines_across(references: Sequence[Reference]) -> list[str]:
-    """Name the lines across the panels, and how many networks stand behind their bands."""
+    """Name the lines across the panels, and the number of networks behind their bands."""
     if not references:
         return []
     names = join_names(list(dict.fromkeys(reference.label for reference in references)))
@@ -176,7 +176,7 @@ def _lines_across(references: Sequence[Reference]) -> list[str]:
 
 
 def _private_gain(trials: pd.DataFrame) -> list[str]:
-    """Define the private gain, where a table has one."""
+    """Define the private gain, if a table has one."""
     scores, frame = panel_scores(score_names(trials)), with_gains(trials)
     if not any(has_values(frame, f"{score}{GAIN}") for score in scores):
         return []
@@ -199,7 +199,7 @@ def _repeats(num_repeats: list[int], question: Question) -> str:
 
 
 def _scored_on(trials: pd.DataFrame) -> list[str]:
-    """Name the data set that was scored, where the title names another; older runs do not record it."""
+    """Name the scored data set if the title names another; older runs do not record it."""
     if PROBE in trials or not has_values(trials, "scored_on"):  # an axis of data sets names them itself
         return []
     targets = trials["scored_on"].dropna()
@@ -227,7 +227,7 @@ def _recalls(trials: pd.DataFrame) -> list[str]:
 
 
 def _not_private(trials: pd.DataFrame, question: Question) -> list[str]:
-    """Name what has no guarantee, where it is drawn beside what has one."""
+    """Name the trials without a guarantee, if they are drawn next to trials with one."""
     column = question.axis.column if question.kind == "methods" else "method"
     sentences = without_guarantee(trials, column) if column in trials and trials[column].nunique() > 1 else []
     aimed = trials[(trials["guarantee"] != PROVEN) & (trials["target_epsilon"] < math.inf)]
@@ -237,7 +237,7 @@ def _not_private(trials: pd.DataFrame, question: Question) -> list[str]:
 
 
 def tuning_costs(trials: pd.DataFrame) -> list[str]:
-    """Return the tuning cost, of each sweep where there are several."""
+    """Return the tuning cost, for each sweep if there are several."""
     if SWEEP not in trials or trials[SWEEP].nunique() < 2:
         return [_tuning_cost(trials)]
     lines = [f"{name}: {_tuning_cost(rows)}" for name, rows in trials.groupby(SWEEP, sort=False)]

@@ -1,9 +1,9 @@
-"""Scores against ε: the panels of trials at the ε of one training, and at that of the whole sweep.
+"""Scores against ε: panels of the trials at the ε of one training, and at the ε of the whole sweep.
 
-Left, every trial at the ε of its one training; right, at the ε of its whole sweep, all trainings and the
-choice among them included. The first is what a training would have cost whose settings were known; the second
-is what holds for the model that was chosen by looking. A front holds the trials that no other one beats in
-both, among those with a proven guarantee alone.
+The left panel shows every trial at the ε of its one training. The right panel shows it at the ε of its whole
+sweep, including all trainings and the choice among them. The first ε is the cost of a training whose settings
+were known in advance. The second ε holds for the model that was chosen by its score. A front contains the
+trials that no other trial beats in both score and ε, among only trials with a proven guarantee.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AXES = {
 
 
 def search_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
-    """Return the panels of one search, of the score that it maximised; none without one."""
+    """Return the panels of one search, for the score that it maximised; none without such a score."""
     score = objective(trials)
     if score is None:
         return []
@@ -39,12 +39,12 @@ def search_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
 
 
 def front_rows(trials: pd.DataFrame, score: str) -> list[list[Panel]]:
-    """Return the two panels, of trials that have the score and come from `with_epsilons`."""
+    """Return the two panels for trials that have the score and come from `with_epsilons`."""
     return [[_panel(trials, score, column) for column in AXES]]
 
 
 def with_epsilons(trials: pd.DataFrame, score: str) -> pd.DataFrame:
-    """Add both ε, infinite where there is none, and whether a trial is on their fronts."""
+    """Add both ε, infinite if there is none, and whether a trial is on their fronts."""
     private = is_private(trials)
     tuned = pd.to_numeric(trials.get("tuned_epsilon", pd.Series(math.nan, trials.index)), errors="coerce")
     frame = trials.assign(
@@ -109,5 +109,5 @@ def _dots(rows: pd.DataFrame, score: str, axis: Axis, ticks: Ticks, style: Style
 
 
 def trial_names(rows: pd.DataFrame) -> list[str]:
-    """Return what each trial is called: its name, else its number."""
+    """Return each trial's name, else its number."""
     return list(map(str, rows["trial" if "trial" in rows else "trial_number"]))

@@ -1,9 +1,9 @@
-"""What the private data add: the difference of a score to the network before training, paired by repeat.
+"""The gain from the private data: a score's difference to the network before training, paired by repeat.
 
-A network that is as good as its public start has learned nothing of the private records, however high its
+A network that is as good as its public start has learned nothing from the private records, however high its
 score. So the tables show the difference of each trial's score to the score of the same network before
-training (at its public start; at random weights where it has none), with its standard error over repeats,
-each with its own public seed. The answer alone decides whether a gain is distinguishable from chance.
+training (at its public start; at random weights if it has none), with its standard error over repeats, each
+with its own public seed. Only the answer decides whether a gain is distinguishable from chance.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ GAIN = "_private_gain"
 
 
 def with_gains(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials with a column for the gain of each score whose start is known, a fraction.
+    """Return the trials with a column for the gain, a fraction, of each score with a known start.
 
-    A trial that was not trained has no gain: it is the start. A series has none either.
+    A trial that was not trained has no gain, because it is the start. A series has no gain either.
     """
     if "repeat" not in trials or "step" in trials:
         return trials

@@ -1,7 +1,7 @@
-"""The table of methods, as the paper's Table 1: scores for each ε, and what each guarantee rests on.
+"""The table of methods, like the paper's Table 1: scores for each ε, and the basis of each guarantee.
 
-Bold is the best private score at an ε where the answer distinguishes it from all others, of the score that
-the answer is decided by. What is as published, or has no guarantee, never is, however good.
+The best private value of the answer's deciding score at an ε is bold if the answer distinguishes it from all
+others. A method as published, or without a guarantee, is never bold, however good.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SETTINGS = (
     ("noise_multiplier", "σ"),
     ("epsilon", "ε spent"),
 )
-# Param of each trial: how many settings were tried for this method before this one was chosen.
+# Param of each trial: the number of settings tried for this method before this setting was chosen.
 _GRID_SIZE = "tuning_grid_size"
 
 
@@ -39,10 +39,10 @@ def score_table(
     """Return one row per method, or other category, and guarantee; each score at each ε; references below.
 
     Args:
-      trials: from `dashboards.compose.selection.shown_trials`.
-      question: with a categorical axis.
-      scores: that the table has columns for.
-      answer: of the sweep.
+      trials: trials from `dashboards.compose.selection.shown_trials`.
+      question: a question with a categorical axis.
+      scores: the scores that have columns in the table.
+      answer: the sweep's answer.
     """
     columns, winners = _columns(trials, scores), _winners(answer)
     heading = [question.axis.label, "Guarantee", *(f"{_column_title(*each)} (%)" for each in columns)]
@@ -110,7 +110,7 @@ def _cells(trials: pd.DataFrame, question: Question) -> Iterator[tuple[list[str]
 
 
 def guarantee_table(trials: pd.DataFrame, question: Question) -> Table:
-    """Return one row per method and ε: what its guarantee rests on, and how much was tried."""
+    """Return one row per method and ε: the basis of its guarantee, and the number of settings tried."""
     present = [(name, title) for name, title in _SETTINGS if has_values(trials, name)]
     heading = [
         question.axis.label,
@@ -135,7 +135,7 @@ def guarantee_table(trials: pd.DataFrame, question: Question) -> Table:
 
 
 def without_guarantee(trials: pd.DataFrame, column: str) -> list[str]:
-    """Return sentences that name what is not private among the trials; none where all are."""
+    """Return sentences that name the trials that are not private; none if all are private."""
     sentences = []
     for guarantee, sentence in (
         (AS_PUBLISHED, "As published, not proven, and so not counted as private: {}."),

@@ -33,7 +33,7 @@ _FEW_CURVES = 3
 
 
 def axis_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
-    """Return the panels of scores against the axis, then that of the SNR where asked for."""
+    """Return the panels of scores against the axis, then the SNR panel if requested."""
     ticks = ticks_of(question.axis, trials[question.axis.column])
     scores = [_score_panel(trials, name, question, ticks) for name in panel_scores(common_scores(trials))]
     rows = _in_rows(scores)
@@ -43,7 +43,7 @@ def axis_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
 
 
 def series_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
-    """Return the panels of everything that was recorded on the way, against the step."""
+    """Return the panels of everything recorded during training, against the step."""
     ticks = ticks_of(question.axis, trials[question.axis.column])
     names = [name for name in question.series if name.endswith(DURING) and has_values(trials, name)]
     scores = [_score_panel(trials, name, question, ticks) for name in panel_scores(names)]
@@ -59,7 +59,7 @@ def series_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
 
 
 def _beside(panel: Panel) -> Panel:
-    """Return a panel with the points of one category beside each other, none covering another."""
+    """Return a panel with the points of one category next to each other, without overlap."""
     if not panel.axis.categorical:
         return panel
     places: dict[float, list[int]] = {}
@@ -85,7 +85,7 @@ def _in_rows(panels: list[Panel]) -> list[list[Panel]]:
 
 
 def with_relative_loss(series: pd.DataFrame) -> pd.DataFrame:
-    """Return a series with `relative_loss`: every loss over that of its trial's first recorded step."""
+    """Return a series with `relative_loss`: every loss over the loss at its trial's first recorded step."""
     if "train_loss" not in series:
         return series
     series = series.reset_index(drop=True)
@@ -115,10 +115,10 @@ def _score_panel(trials: pd.DataFrame, metric: str, question: Question, ticks: T
 
 
 def least_span(curves: list[Curve]) -> float:
-    """Return how many points an axis of scores shows at least: ± 2 standard errors of a difference.
+    """Return the smallest span of a score axis, in points: ± 2 standard errors of a difference.
 
-    The difference is taken for unpaired. Where its error is not known, for one repeat, or so small that few
-    repeats cannot vouch for it, `_LEAST_SPAN` points.
+    The difference is treated as unpaired. The span is `_LEAST_SPAN` points if the error is unknown, for one
+    repeat, or too small to be reliable with few repeats.
     """
     errors = [error for line in curves for error in line.standard_error if math.isfinite(error)]
     return max(4 * math.sqrt(2) * max(errors, default=0.0), _LEAST_SPAN)
@@ -129,14 +129,14 @@ def _snr_panel(trials: pd.DataFrame, question: Question, ticks: Ticks) -> Panel 
     splits = [name for name in question.splits if name != "num_augmentations"]
     unsplit_question = dataclasses.replace(question, splits=splits)
     groups = split(noised_trials, unsplit_question) if len(noised_trials) else []
-    # What dashes tell apart in the scores, ways of sampling for instance, markers tell apart here.
+    # Properties that dashes distinguish in the scores, for example sampling, have different markers here.
     dashes = list(dict.fromkeys(style.dash for style, _ in groups))
     curves = []
     for style, rows in groups:
         prefix = f"{style.label}, " if len(groups) > 1 else ""
         marker = MARKERS[dashes.index(style.dash) % len(MARKERS)] if len(dashes) > 1 else style.marker
         parts = _with_and_without(rows)
-        if len(groups) > _FEW_CURVES:  # the table has those without augmentation
+        if len(groups) > _FEW_CURVES:  # the table has the values without augmentation
             parts = [row for row in parts if row[1] == SNR] or parts
         alone_in_group = len(groups) > _FEW_CURVES and len(parts) == 1
         for label, metric, dash, part in parts:

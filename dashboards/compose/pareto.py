@@ -1,4 +1,4 @@
-"""Utility against privacy, over all trials of one or several sweeps, with what the tuning cost."""
+"""Utility against privacy, over all trials of one or several sweeps, with the cost of tuning."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def pareto_of(sweeps: Sequence[pd.DataFrame]) -> tuple[Content, pd.DataFrame]:
     """Return the figure of the first score that all trials have, and its numbers: a row per trial.
 
     Args:
-      sweeps: from `dashboards.query.trial_frames.load_trials`, each of one sweep, with the same scored
+      sweeps: tables from `dashboards.query.trial_frames.load_trials`, each of one sweep, with the same scored
         records.
 
     Raises:
-      DashboardError: as `dashboards.compose.comparison.together`, or there is no score.
+      DashboardError: as in `dashboards.compose.comparison.together`, or there is no score.
     """
     trials = together([number_trials(sweep) for sweep in sweeps])
     frame = shown_trials(trials, find_question("search"))

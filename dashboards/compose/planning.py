@@ -20,8 +20,8 @@ def curves_content(points: Sequence[Point], *, title: str, subtitle: str) -> Con
     """Return the figure of a plan's curves.
 
     Args:
-      points: of both figures.
-      title, subtitle: what the plan is for.
+      points: the points of both figures.
+      title, subtitle: description of the plan's subject.
     """
     table = numbers_of_curves(points)
     panels = [

@@ -1,4 +1,4 @@
-"""The questions that sweeps answer: what each figure is drawn against, and what splits its curves."""
+"""The questions that sweeps answer: the axis of each figure, and the columns that split its curves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kind = Literal["axis", "methods", "convergence", "search"]
 PLAIN = "plain"
 OPTION_NAMES = (PLAIN, "ema", "schedule", "automatic-clipping", "warm-start", "all")
 SPLITS = ("method", "target_epsilon", "num_augmentations", "sampled")
-# As the paper lists them; what else is drawn follows by name.
+# In the paper's order; all others come next, sorted by name.
 ADAPTED_LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
 NETWORKS = (
     *("clip-nano", "clip-tiny", "clip-tiny-patch4", "clip-small"),
@@ -41,16 +41,16 @@ class Question:
     """One question, one figure, one table.
 
     Attributes:
-      name: on the command line; underscores instead of dashes in file names.
+      name: name on the command line; file names have underscores instead of dashes.
       text: the question.
-      axis: what the scores are drawn against.
-      splits: columns that split the trials into curves where they vary.
+      axis: the axis that the scores are drawn against.
+      splits: columns that split the trials into curves if they vary.
       snr: whether the gradient's signal-to-noise ratio has a panel.
-      kind: how the content is made: "axis" for all that is scores against a column.
+      kind: how the content is made: "axis" for all figures of scores against a column.
       series: metrics whose histories are drawn, for "convergence".
-      untrained_along: the untrained network's scores differ along the axis: points instead of a line.
-      is_comparable: scores at different values of the axis may be compared.
-      heading: what is asked, for titles; the name in words unless given.
+      untrained_along: whether the untrained network's scores differ along the axis: points instead of a line.
+      is_comparable: whether scores at different values of the axis may be compared.
+      heading: the subject, for titles; by default the name in words.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Question:
         return [name for name in self.splits if name != self.axis.column]
 
     def along(self, column: str) -> Question:
-        """Return the same question against another column, by name where its scale is categorical."""
+        """Return the same question against another column, by name if its scale is categorical."""
         axis = dataclasses.replace(
             self.axis, column=column, label=column_title(column), symbol=symbol(column), order=()
         )
@@ -100,14 +100,14 @@ _QUESTIONS = (
         axis=_axis("num_augmentations", "linear"),
     ),
     Question(name="clip-norm", text="Which clip norm?", axis=_axis("l2_clip_norm", "log")),
-    # ε follows from σ here, so it must not split the curve.
+    # ε depends on σ here, so it must not split the curve.
     Question(
         name="noise-multiplier",
         text="Which noise multiplier?",
         axis=_axis("noise_multiplier", "log"),
         splits=("method", "num_augmentations"),
     ),
-    # Each factor has an ε of its own, which must not split the curve.
+    # Each factor has its own ε, which must not split the curve.
     Question(
         name="tan",
         heading="TAN",
@@ -128,7 +128,7 @@ _QUESTIONS = (
         name="methods",
         text="Which method?",
         axis=_axis("method", "categorical", tuple(METHODS)),
-        # A method brings its own N_a, which must not keep its scores apart from the others'.
+        # A method has its own N_a, which must not separate its scores from the other methods' scores.
         splits=("target_epsilon",),
         kind="methods",
     ),
@@ -177,7 +177,7 @@ _QUESTIONS = (
         name="ablation",
         text="Which option?",
         axis=_axis("option", "categorical", OPTION_NAMES),
-        untrained_along=True,  # a warm start is none
+        untrained_along=True,  # a warm start is not an untrained network
     ),
 )
 QUESTIONS = {question.name: question for question in _QUESTIONS}
@@ -187,7 +187,7 @@ def find_question(name: str | Question) -> Question:
     """Return the question of a name.
 
     Raises:
-      DashboardError: there is none of this name.
+      DashboardError: there is no question of this name.
     """
     if isinstance(name, Question):
         return name

@@ -1,8 +1,8 @@
 """Baselines of trained networks: raw pixels, HOG, untrained weights, the public or private start.
 
-Their scores stand in columns of their own, `raw_pixels_knn_accuracy`, of every trial, by the same scorer as
-`knn_accuracy`. Raw pixels and HOG are scored once for a sweep. Untrained weights and
-starts are scored for each trial, and so paired with its own score.
+Their scores are in separate columns of every trial, such as `raw_pixels_knn_accuracy`, and come from the same
+scorer as `knn_accuracy`. Raw pixels and HOG are scored once for a sweep. Untrained weights and starts are
+scored for each trial, and so are paired with its own score.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Baseline:
     """A baseline of trained networks.
 
     Attributes:
-      prefix: of its scores' columns.
-      label: for readers.
-      colour, dash: of its line.
-      of_trials: every trial has its own.
+      prefix: prefix of its scores' columns.
+      label: label for readers.
+      colour, dash: colour and dash of its line.
+      of_trials: whether every trial has its own baseline.
     """
 
     prefix: str
@@ -60,7 +60,7 @@ class ReferenceRow:
     """A row of a table.
 
     Attributes:
-      label: for readers.
+      label: label for readers.
       scores: (mean, standard error, number of repeats) by the score's name.
     """
 
@@ -69,7 +69,7 @@ class ReferenceRow:
 
 
 def lines_across(trials: pd.DataFrame, metric: str, question: Question) -> list[Reference]:
-    """Return a score's references that are one number along the axis, in per cent."""
+    """Return a score's references that are constant along the axis, in per cent."""
     references = []
     for baseline in BASELINES:
         column = baseline.prefix + metric.removesuffix(DURING)
@@ -91,9 +91,9 @@ def lines_across(trials: pd.DataFrame, metric: str, question: Question) -> list[
 def points_along(
     trials: pd.DataFrame, metric: str, question: Question
 ) -> list[tuple[Style, str, pd.DataFrame]]:
-    """Return style, column and trials of the references of a score that differ along the axis.
+    """Return style, column and trials of a score's references that differ along the axis.
 
-    References of several sweeps stand apart.
+    References of several sweeps are separate.
     """
     if SWEEP in question.splits and trials[SWEEP].nunique() > 1:
         alone = dataclasses.replace(question, splits=())
@@ -113,13 +113,13 @@ def points_along(
 
 
 def reference_rows(trials: pd.DataFrame, question: Question) -> list[ReferenceRow]:
-    """Return the rows of references of a table, one for each place on the axis where they differ along it.
+    """Return a table's rows of references, one for each place on the axis if they differ along it.
 
-    Places with the same scores share one; where all have them, it names none.
+    Places with the same scores share a row. If all places share it, the row names no place.
 
     Args:
-      trials: from `dashboards.compose.selection.shown_trials`.
-      question: of the table.
+      trials: trials from `dashboards.compose.selection.shown_trials`.
+      question: the table's question.
     """
     series = [name for name in question.series if name.endswith(DURING) and has_values(trials, name)]
     scores = series if question.kind == "convergence" else score_names(trials)
@@ -150,7 +150,7 @@ def reference_rows(trials: pd.DataFrame, question: Question) -> list[ReferenceRo
 
 
 def start_of(rows: pd.DataFrame, score: str) -> tuple[str, pd.Series] | None:
-    """Return name and scores of the network that a gain is over: the start, or the untrained network."""
+    """Return name and scores of a gain's reference network: the start, or the untrained network."""
     columns = {name: f"{start}_{score}" for start, name in _STARTS.items()}
     scores_by_start = {name: rows[column] for name, column in columns.items() if has_values(rows, column)}
     if not scores_by_start:
@@ -164,7 +164,7 @@ def start_of(rows: pd.DataFrame, score: str) -> tuple[str, pd.Series] | None:
 
 
 def start_prefix(names: Iterable[str]) -> str | None:
-    """Return the prefix of the scores of the one start that `start_of` named; None for several or none.
+    """Return the score prefix of the single start that `start_of` named; None for several or none.
 
     >>> [start_prefix(names) for names in ({"public start"}, {"untrained"}, {"public start", "untrained"})]
     ['public_start_', 'untrained_', None]
@@ -173,7 +173,7 @@ def start_prefix(names: Iterable[str]) -> str | None:
 
 
 def start_text(names: Iterable[str]) -> str:
-    """Return what gains are over, by the names that `start_of` found.
+    """Return the name of the gains' reference, from the names that `start_of` found.
 
     >>> start_text({"untrained"}), start_text({"private start"}), start_text({"public start", "untrained"})
     ('the untrained network', 'the private start', 'the start')

@@ -1,4 +1,4 @@
-"""Statistics over repeats: mean, standard error, and how many trials stand behind them."""
+"""Statistics over repeats: mean, standard error, and number of trials."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pandas as pd
 def mean_and_error(trials: pd.DataFrame, metric: str) -> tuple[float, float, int]:
     """Return the mean over repeats, its standard error (NaN for one repeat) and the number of repeats.
 
-    Trials of the same repeat are averaged first: they share the network's initial values, so they are
-    no independent evidence.
+    Trials of the same repeat are averaged first: they share the network's initial values, so they are not
+    independent evidence.
 
     >>> mean_and_error(pd.DataFrame({"repeat": [0, 1, 1], "score": [1.0, 2.0, 4.0]}), "score")
     (2.0, 1.0, 2)
@@ -25,7 +25,7 @@ def mean_and_error(trials: pd.DataFrame, metric: str) -> tuple[float, float, int
 
 
 def means_and_errors(trials: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
-    """Return the same for each group of trials that has a value: columns `mean`, `error` and `n`."""
+    """Return `mean_and_error` of each group of trials that has a value: columns `mean`, `error` and `n`."""
     values = trials.dropna(subset=[metric])
     if "repeat" in trials:
         values = values.groupby([*by, "repeat"])[metric].mean().reset_index()

@@ -1,4 +1,4 @@
-"""Trials of a search → what was searched and maximised, and which trials no other one beats."""
+"""Trials of a search → the searched settings, the maximised score, and the trials on the front."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dashboards.compose.display_names import has_values, natural_key, panel_scor
 from dashboards.compose.selection import PROVEN
 from dpgcl_core.release.metrics import find_metric
 
-# Params and tags that are no setting, or follow from one.
+# Params and tags that are not settings, or depend on a setting.
 NOT_SEARCHED = (
     *("repeat", "public_seed", "sensitivity", "sampling_prob", "randomness", "neighboring_relation"),
     *("num_records_public_source", "guarantee_label", "guarantee", "data_is", "notes", "research", "sweep"),
@@ -21,7 +21,7 @@ NOT_SEARCHED = (
 def number_trials(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the trials in the order they were proposed, by number in `trial_number`.
 
-    Where a sweep records no number it is the place among their names, from 1.
+    If a sweep records no number, it is the position among the trials' names, from 1.
     """
     if "trial_number" in trials and trials["trial_number"].notna().all():
         return trials.sort_values("trial_number", ignore_index=True)
@@ -38,12 +38,12 @@ def searched_columns(trials: pd.DataFrame) -> list[str]:
         return [name for name in columns if has_values(trials, name)]
     trials = trials[is_private(trials)] if is_private(trials).any() else trials
     names = [name for name in map(str, trials) if is_setting(name) and trials[name].map(str).nunique() > 1]
-    # σ is calibrated to the target, and so no setting of its own.
+    # σ is calibrated to the target, so it is not a separate setting.
     return [name for name in names if name != "noise_multiplier" or "target_epsilon" not in names]
 
 
 def is_setting(name: str) -> bool:
-    """Return whether a column may be a setting of trials: it is no number of theirs, and names no run."""
+    """Return whether a column may be a setting of trials: it is not a metric or score, and names no run."""
     if name in NOT_SEARCHED or find_metric(name) is not None or score_title(name):
         return False
     return not name.startswith("epsilon_")
@@ -75,6 +75,6 @@ def is_private(trials: pd.DataFrame) -> pd.Series:
 
 
 def epsilon_spent(trials: pd.DataFrame) -> pd.Series:
-    """Return ε of every trial: what was spent, else the target."""
+    """Return ε of every trial: the spent ε, else the target."""
     targets = trials["target_epsilon"]
     return trials["epsilon"].fillna(targets) if "epsilon" in trials else targets

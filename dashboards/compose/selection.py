@@ -21,16 +21,16 @@ _FIXED_IN_CELL = (
     *("group_size", "num_augmentations", "method", "target_epsilon", "lora_layers", "probe_dataset"),
     *("lora_rank", "lora_alpha", "pretrained", "augmentation", "trained_layers"),
 )
-# What follows from the column on the axis and may differ with it.
+# Columns that depend on the axis's column and may differ with it.
 _FOLLOWS = {"noise_multiplier": ("target_epsilon",)}
 
 
 def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return the trials that may be drawn, with `guarantee` and `axis_order`.
 
-    With private data these are proven trials alone, without private-only numbers. The training
-    withholds these numbers itself; this is the second lock. Data count as private
-    unless every trial is tagged `data_is: public`.
+    With private data these are only proven trials, without private-only numbers. The training itself
+    withholds these numbers; this is the second safeguard. Data count as private unless every trial is tagged
+    `data_is: public`.
 
     Raises:
       DashboardError: a needed column is absent, repeats differ in a setting, or nothing is left.
@@ -60,9 +60,9 @@ def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 
 def released_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials that may be seen, with `guarantee`, without the numbers that may not.
+    """Return the trials that may be seen, with `guarantee`, without numbers that may not be seen.
 
-    Of private data these are proven trials alone; a trial without a recorded ε or guarantee has none.
+    For private data these are only proven trials; a trial without a recorded ε or guarantee has no guarantee.
     """
     aims = trials["target_epsilon"] if "target_epsilon" in trials else pd.Series(math.inf, trials.index)
     frame = trials.assign(target_epsilon=pd.to_numeric(aims, errors="coerce").fillna(math.inf).astype(float))
@@ -87,7 +87,7 @@ def data_are_private(trials: pd.DataFrame) -> bool:
 
 
 def cell_columns(trials: pd.DataFrame, question: Question) -> list[str]:
-    """Return the columns that tell the points of a figure apart, the axis first."""
+    """Return the columns that distinguish the points of a figure, the axis first."""
     return [ORDER, *(name for name in question.curve_columns if name in trials), "guarantee"]
 
 

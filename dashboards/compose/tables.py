@@ -38,8 +38,8 @@ def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     `_standard_error` and `_n`. Scores are fractions, not per cent.
 
     Args:
-      trials: from `dashboards.compose.selection.shown_trials`.
-      question: of the figure.
+      trials: trials from `dashboards.compose.selection.shown_trials`.
+      question: the figure's question.
     """
     trials = with_gains(trials)
     metrics = [*score_names(trials), *((SNR, SNR_PLAIN, SNR_NOISED) if question.snr else ())]
@@ -50,11 +50,11 @@ def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     columns = cell_columns(trials, question)
     cells = trials.groupby(columns)
     table = pd.DataFrame({question.axis.column: cells[question.axis.column].first()})
-    # A series has many rows of a trial.
+    # A series has many rows per trial.
     id_column = "run_id" if "step" in trials and "run_id" in trials else None
     table["num_trials"] = cells[id_column].nunique() if id_column else cells.size()
     if has_values(trials, "epsilon"):
-        table["epsilon_max"] = cells["epsilon"].max()  # what was spent, restarts included
+        table["epsilon_max"] = cells["epsilon"].max()  # the spent ε, restarts included
     for name in present:
         statistics = means_and_errors(trials, columns, name).reindex(table.index)
         table[f"{name}_mean"], table[f"{name}_standard_error"] = statistics["mean"], statistics["error"]
@@ -68,9 +68,9 @@ def with_references(summary: pd.DataFrame, trials: pd.DataFrame, question: Quest
     """Return a summary with a row for each reference below, named in the column of the axis.
 
     Args:
-      summary: from `summary_table`.
-      trials: from `dashboards.compose.selection.shown_trials`.
-      question: of both.
+      summary: table from `summary_table`.
+      trials: trials from `dashboards.compose.selection.shown_trials`.
+      question: the question of both.
     """
     rows = []
     for reference in reference_rows(trials, question):
@@ -82,7 +82,7 @@ def with_references(summary: pd.DataFrame, trials: pd.DataFrame, question: Quest
         rows.append({question.axis.column: reference.label, "guarantee": REFERENCE} | numbers)
     if not rows:
         return summary
-    # As objects, for counts to stay whole numbers beside rows that have none.
+    # As objects, so that counts stay whole numbers next to rows that have no count.
     below = pd.DataFrame(rows, columns=summary.columns, dtype=object)
     return pd.concat([summary.astype(object), below], ignore_index=True)
 
@@ -91,9 +91,9 @@ def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[Reference
     """Return a summary with readable names, scores in per cent as "mean ± standard error".
 
     Args:
-      summary: from `summary_table`.
-      axis: its column that the figure is drawn against.
-      references: rows below.
+      summary: table from `summary_table`.
+      axis: the summary's column that the figure is drawn against.
+      references: reference rows below the summary.
     """
     metrics = [str(name).removesuffix("_mean") for name in summary if str(name).endswith("_mean")]
     scores = set(score_names(pd.DataFrame([dict.fromkeys(metrics, 0.0)]))) | {
@@ -121,7 +121,7 @@ def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[Reference
 
 
 def mean_text(mean: float, error: float, n: int, *, scale: float = 1) -> str:
-    """Return a mean with its error; a dash for none.
+    """Return a mean with its error as text; a dash if there is no mean.
 
     >>> nan = float("nan")
     >>> mean_text(0.81234, 0.0123, 3, scale=100), mean_text(0.5, nan, 1), mean_text(nan, nan, 0)
@@ -135,7 +135,7 @@ def mean_text(mean: float, error: float, n: int, *, scale: float = 1) -> str:
 
 
 def gain_text(mean: float, error: float, n: int, *, guarantee: str) -> str:
-    """Return a private gain in percentage points, and that it is not private where nothing is proven.
+    """Return a private gain in percentage points, marked as not private if there is no proof.
 
     >>> gain_text(0.021, 0.002, 3, guarantee="proven"), gain_text(0.06, 0.001, 3, guarantee="none")
     ('2.10 ± 0.20', '6.00 ± 0.10, not private')
@@ -151,7 +151,7 @@ def _metric_title(name: str, *, is_score: bool) -> str:
 
 
 def is_news(table: pd.DataFrame, name: str) -> bool:
-    """Return whether a column adds to the title and the notes."""
+    """Return whether a column adds information to the title and the notes."""
     return name not in ("method", "num_augmentations", "guarantee") or bool(table[name].nunique() > 1)
 
 
@@ -162,7 +162,7 @@ def guarantee_title(guarantee: str) -> str:
 
 
 def cell_text(name: str, value: Any, guarantee: str) -> str:
-    """Return a cell of a column that is no mean; ε is rounded up.
+    """Return a cell of a column that is not a mean; ε is rounded up.
 
     >>> cell_text("epsilon_max", 9.9904, "proven"), cell_text("epsilon_max", math.inf, "none")
     ('9.991', 'none')

@@ -1,4 +1,4 @@
-"""Trials → one row per trial and data set that its features were scored on."""
+"""Trials → one row for each trial and each data set on which its features were scored."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TRANSFER = re.compile(
 
 
 def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for every trial and data set it was scored on, named in `probe_dataset`.
+    """Return a row for every trial and every data set it was scored on, named in `probe_dataset`.
 
-    `transfer_knn_accuracy/digits` becomes `knn_accuracy` of the row of digits, and likewise the references.
-    The scores of the trial itself stay in a row of their own, named by the data they are of. Those of
-    pairs that no other data set has do not: the recalls, and zero-shot accuracy without names of classes.
+    `transfer_knn_accuracy/digits` becomes `knn_accuracy` in the row of digits; references are treated
+    likewise. The trial's own scores stay in a separate row, named by their data set. Scores of pairs that no
+    other data set has are dropped: the recalls, and zero-shot accuracy without class names.
 
     Args:
-      trials: from `dashboards.query.trial_frames.load_trials`.
+      trials: trials from `dashboards.query.trial_frames.load_trials`.
 
     Raises:
       DashboardError: no trial was scored on another data set.

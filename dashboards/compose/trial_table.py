@@ -1,4 +1,4 @@
-"""Trials → the table of a report, and of a search: a row per trial: settings that differ, scores, ε."""
+"""Trials → the table of a report or a search, with a row per trial: differing settings, scores, and ε."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpgcl_core.release.metrics import DURING, is_reference
 from dpgcl_core.release.statement import rounded_up
 
 _SECONDS = "train_seconds"
-# Columns that follow from other settings, or only describe how a training was run.
+# Columns that depend on other settings, or only describe how a training was run.
 _FOLLOWS = {"sampling_prob", "sensitivity", "data_is", "restarts", "notes", "tags"}
 
 
@@ -26,8 +26,8 @@ def trial_table(trials: pd.DataFrame, question: Question, links: Mapping[str, st
     """Return one row per trial that may be seen.
 
     Args:
-      trials: from `dashboards.compose.selection.released_trials`.
-      question: of the sweep, whose axis comes first.
+      trials: trials from `dashboards.compose.selection.released_trials`.
+      question: the sweep's question, whose axis comes first.
       links: pages by run id.
     """
     axis, columns = setting_columns(trials, question)
@@ -53,7 +53,7 @@ def trial_table(trials: pd.DataFrame, question: Question, links: Mapping[str, st
 
 
 def setting_columns(trials: pd.DataFrame, question: Question) -> tuple[list[str], list[str]]:
-    """Return the columns of what the trials differ in: the question's axis; others, the repeat last."""
+    """Return the columns in which the trials differ: the question's axis; the others, the repeat last."""
     axis = question.axis.column
     columns = [str(name) for name in trials if _is_setting(str(name)) and trials[name].map(str).nunique() > 1]
     first = [axis] if axis in columns else []
@@ -84,7 +84,7 @@ def _score(value: float, name: str) -> Cell:
 
 
 def _epsilon(row: Mapping[str, Any]) -> Cell:
-    """Return ε of a trial, rounded up; a number only where it is guaranteed or claimed."""
+    """Return ε of a trial, rounded up; a number only if it is guaranteed or claimed."""
     epsilon = row.get("epsilon", math.nan)
     if row["guarantee"] not in (PROVEN, AS_PUBLISHED) or pd.isna(epsilon):
         return Cell(text="none")

@@ -1,1 +1,1 @@
-"""What MLflow holds: sweeps, and their trials as tables."""
+"""The data in MLflow: sweeps, and their trials as tables."""

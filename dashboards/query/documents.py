@@ -26,11 +26,11 @@ _MOST_BYTES = 1_000_000
 
 
 def load_answer(tracking_uri: str, trials: pd.DataFrame) -> Answer | None:
-    """Return the answer that the sweep of some trials has recorded; None where it has none of this version.
+    """Return the recorded answer of the trials' sweep; None if it has no answer of this version.
 
     Args:
       tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
-      trials: of one sweep, from `dashboards.query.trial_frames.load_trials`.
+      trials: trials of one sweep, from `dashboards.query.trial_frames.load_trials`.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
@@ -45,8 +45,8 @@ def load_answer(tracking_uri: str, trials: pd.DataFrame) -> Answer | None:
 def read_documents(
     client: MlflowClient, tracking_uri: str, run_id: str, names: Sequence[str]
 ) -> dict[str, str]:
-    """Return the texts of the named documents that lie with a run; unreadable ones are left out."""
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it would write over a terminal
+    """Return the texts of the named documents of a run, without unreadable documents."""
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it would overwrite the terminal
     documents, available_names = {}, set[str]()
     with suppress(TrackingError), server_errors(tracking_uri, "listing the documents of the sweep"):
         available_names = {file.path for file in client.list_artifacts(run_id)}
@@ -61,7 +61,7 @@ def read_documents(
 
 
 def read_json(text: str | None) -> dict[str, Any] | None:
-    """Return the object that a document holds; None where it holds none."""
+    """Return the JSON object in a document; None if there is none."""
     try:
         content = json.loads(text or "null")
     except ValueError:

@@ -22,11 +22,11 @@ _MOST_EXPERIMENTS = 50_000
 
 
 def list_sweeps(tracking_uri: str) -> pd.DataFrame:
-    """Return one row per sweep, newest first; sealed ones, which hide when they ran, last.
+    """Return one row per sweep, newest first; sealed sweeps, which hide their times, come last.
 
-    Columns: `sweep`, `release_mode`, `status`, `started`, `num_finished_trials`, `tuned_epsilon` (of the
-    whole sweep, as recorded; of its proven trials alone where others finished), `experiment`. Of a sealed
-    sweep `started` and the number are missing.
+    The columns are `sweep`, `release_mode`, `status`, `started`, `num_finished_trials`, `tuned_epsilon` (of
+    the whole sweep, as recorded; of only its proven trials if others finished), and `experiment`. For a
+    sealed sweep, `started` and the number of trials are missing.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
@@ -60,7 +60,7 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
 
 
 def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
-    """Return the recorded ε of the whole sweep, and its scope where it does not cover all trials."""
+    """Return the recorded ε of the whole sweep, and its scope if it does not cover all trials."""
     epsilon = str(sweep.data.tags.get("tuned_epsilon", "none"))
     finished_trials = [trial for trial in trials if trial.info.status == "FINISHED"]
     if epsilon == "none" or sweep.data.tags[ROLE_TAG] == SEALED_ROLE:
@@ -73,7 +73,7 @@ def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
 
 
 def _experiments(client: MlflowClient) -> dict[str, str]:
-    """Return names of all experiments by id."""
+    """Return the names of all experiments by id."""
     experiments = client.search_experiments(max_results=_MOST_EXPERIMENTS)
     return {experiment.experiment_id: experiment.name for experiment in experiments}
 
@@ -91,7 +91,7 @@ def _parents(client: MlflowClient, experiment_ids: list[str], address: str) -> l
 
 
 def find_parent(client: MlflowClient, address: str, sweep: str | None) -> Run:
-    """Return the parent run of a sweep by its name, the newest of a name, or by the run's id."""
+    """Return the parent run of a sweep by its name (the newest of that name) or by the run's id."""
     parents = _parents(client, list(_experiments(client)), address)
     by_name: dict[str, Run] = {}
     for run in parents:

@@ -23,17 +23,17 @@ _STORED_INFINITY = 1.79e308
 
 
 def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
-    """Return one row per finished trial of a sweep; those that were ended early by their scores are left out.
+    """Return one row per finished trial of a sweep, without trials that were ended early by their scores.
 
-    Columns: `run_id`, `run_name`; every tag that is not MLflow's own (`dpgcl.` removed); every param, as int,
-    float, bool, None or str; every metric's last value. Where the trial has no param or tag of a name, the
-    sweep's parent run, `sweep_run_id`, fills in; so do its scores of raw pixels and of HOG.
-    `group_size_order` sorts sizes, "batch" last. Rows are sorted by group size, ε, num_augmentations and
-    repeat, as far as these exist.
+    The columns are `run_id`, `run_name`, every tag that is not MLflow's own (`dpgcl.` removed), every param,
+    as int, float, bool, None or str, and every metric's last value. If a trial lacks a param or tag, the
+    value of the sweep's parent run, `sweep_run_id`, is used. The parent run's scores of raw pixels and of HOG
+    are used likewise. `group_size_order` sorts sizes, "batch" last. Rows are sorted by group size, ε,
+    num_augmentations and repeat, as far as these exist.
 
     Args:
       tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
-      sweep: the sweep's name, or the id of its run; None is the one started last.
+      sweep: the sweep's name, or the id of its run; None for the sweep started last.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
@@ -51,8 +51,8 @@ def find_runs(tracking_uri: str, sweep: str | None, *, doing: str) -> tuple[Mlfl
     """Return MLflow's client, the parent run of a sweep and the runs of its trials, in whatever state.
 
     Args:
-      tracking_uri, sweep: as of `load_trials`, and raises so.
-      doing: what is done, for messages.
+      tracking_uri, sweep: as in `load_trials`, with the same errors.
+      doing: the current action, for messages.
     """
     client = connect(tracking_uri)
     with server_errors(tracking_uri, doing):
@@ -65,7 +65,7 @@ def find_runs(tracking_uri: str, sweep: str | None, *, doing: str) -> tuple[Mlfl
 
 
 def trials_of(parent: Run, runs: list[Run]) -> pd.DataFrame:
-    """Return one row per finished trial among the runs of a sweep, as `load_trials`; none where none has."""
+    """Return one row per finished trial among a sweep's runs, like `load_trials`; empty if none finished."""
     runs = [run for run in runs if run.info.status == "FINISHED" and STOPPED_TAG not in run.data.tags]
     if not runs:
         return pd.DataFrame()
@@ -74,7 +74,7 @@ def trials_of(parent: Run, runs: list[Run]) -> pd.DataFrame:
     shared["sweep_run_id"] = parent.info.run_id
     trials = pd.DataFrame([{**shared, **_row(run)} for run in runs])
     if "group_size" in trials:
-        # object keeps 8 and "batch" as they are, whatever pandas would infer
+        # The dtype object keeps 8 and "batch" unchanged, whatever pandas would infer.
         trials["group_size"] = trials["group_size"].astype(object)
         trials["group_size_order"] = [group_size_order(size) for size in trials["group_size"]]
     keys = ("group_size_order", "target_epsilon", "num_augmentations", "repeat", "run_name")
@@ -82,13 +82,13 @@ def trials_of(parent: Run, runs: list[Run]) -> pd.DataFrame:
 
 
 def series_of(tracking_uri: str, trials: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return one row per trial and recorded step of a metric; none where nothing was recorded.
+    """Return one row per trial and recorded step of a metric; empty if nothing was recorded.
 
-    Columns: those of `load_trials`, `step`, and the value in a column of the metric's name.
+    The columns are the columns of `load_trials`, `step`, and the value in a column with the metric's name.
 
     Args:
       tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
-      trials: from `load_trials`.
+      trials: trials from `load_trials`.
       metric: name of a series, for example `train_loss`.
 
     Raises:
@@ -119,7 +119,7 @@ def group_size_order(group_size: int | str) -> float:
 
 
 def typed(text: str) -> int | float | bool | str | None:
-    """Return the value that MLflow turned into `text`.
+    """Return the value that MLflow converted to `text`.
 
     >>> [typed(text) for text in ("8", "inf", "1.5e-06", "True", "None", "batch")]
     [8, inf, 1.5e-06, True, None, 'batch']
@@ -145,7 +145,7 @@ def own_tags(run: Run) -> dict[str, str]:
 
 
 def typed_params(run: Run) -> dict[str, Any]:
-    """Return a run's params, each as the value that it was, without those that repeat others."""
+    """Return a run's params with their original types, without params that repeat others."""
     params = {name: value for name, value in run.data.params.items() if not name.startswith(AXIS_PREFIX)}
     return {name: typed(value) for name, value in params.items()}
 

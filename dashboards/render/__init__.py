@@ -1,1 +1,1 @@
-"""How it is shown: Vega-Lite specification, pictures, pages and tables."""
+"""The rendering of content: Vega-Lite specification, pictures, pages and tables."""

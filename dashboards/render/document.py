@@ -1,8 +1,8 @@
-"""The page around what is shown: one HTML file without a network, in a light and a dark theme.
+"""The page around the content: one HTML file that works offline, in a light and a dark theme.
 
-Every page has a Content-Security-Policy that allows the scripts written here, by their hashes, and nothing
-else: no text of a user can run, load or send anything, whatever escaping has missed. The library of the
-figures comes compressed, once per page, and is unpacked by the browser.
+Every page has a Content-Security-Policy that allows only the scripts written here, by their hashes. So no
+text of a user can run, load or send anything, even if escaping missed something. The figures' library is
+included once per page, compressed, and is unpacked by the browser.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def document_of(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
     """Return a whole page.
 
     Args:
-      title: of the window, a text.
+      title: the window's title, a text.
       body: HTML, in which every text is escaped.
       scripts: names of the scripts that the body needs: `DRAWINGS` for figures, `TABLES` for `sortable`
         tables, `RELOAD` for a page that is loaded anew every `data-reload-seconds` of its main part.
@@ -47,11 +47,11 @@ def document_of(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
 
 
 def policy_of(scripts: Sequence[str]) -> str:
-    """Return the Content-Security-Policy of a page with these scripts, as of `document_of`."""
+    """Return the Content-Security-Policy of a page with these scripts, as in `document_of`."""
     sources = [asset(THEME), *map(asset, scripts)]
     sources += [_library()] if DRAWINGS in scripts else []
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in sources)
-    # Vega writes its styles into elements; no style can load anything, for nothing may be loaded.
+    # Vega writes its styles into elements; no style can load anything, because nothing may be loaded.
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "connect-src 'none'; base-uri 'none'; form-action 'none'"
@@ -59,7 +59,7 @@ def policy_of(scripts: Sequence[str]) -> str:
 
 
 def header_of(title: str, below: str) -> str:
-    """Return the head of a body: a link past it, the title, and the button that changes the theme.
+    """Return the head of a body: a link that skips it, the title, and the button that changes the theme.
 
     Args:
       title: a text.
@@ -73,11 +73,11 @@ def header_of(title: str, below: str) -> str:
 
 
 def drawing_of(content: Content, name: str) -> str:
-    """Return a figure, drawn when the page opens; nothing of one without a panel.
+    """Return a figure, drawn when the page opens; empty for a figure without a panel.
 
     Args:
-      content: of the figure.
-      name: of the pictures that a reader saves.
+      content: the figure's content.
+      name: name of the pictures that a reader saves.
     """
     if not content.rows:
         return ""
@@ -90,7 +90,7 @@ def drawing_of(content: Content, name: str) -> str:
 
 
 def _description_of(content: Content) -> str:
-    """Return what a figure shows, for who cannot see it; the numbers stand in the tables below."""
+    """Return a text description of a figure, for screen readers; the numbers are in the tables below."""
     panels = "; ".join(
         f"{panel.y_label} against {panel.axis.label}"
         if not panel.axis.categorical
@@ -109,7 +109,7 @@ def _packed_library() -> str:
 
 
 def script_json(value: Any) -> str:
-    """Return JSON that no text in it can end the script of.
+    """Return JSON in which no text can end the surrounding script.
 
     >>> script_json({"name": "</script><b>"})
     '{"name": "\\\\u003c/script>\\\\u003cb>"}'
@@ -125,13 +125,13 @@ def asset(name: str) -> str:
 
 @functools.cache
 def _library() -> str:
-    """Return the library as one minified script; bundling takes seconds, so do it once."""
+    """Return the library as one minified script, bundled only once because bundling takes seconds."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", VEGA_LITE)
 
 
 @functools.cache
 def _packed() -> str:
-    """Return the library, the same bytes for the same version: no time, no name."""
+    """Return the compressed library, the same bytes for the same version, without time or name."""
     return base64.b64encode(gzip.compress(_library().encode(), 9, mtime=0)).decode()
 
 

@@ -1,9 +1,10 @@
-r"""Tables as LaTeX, with booktabs' rules; every cell is text, whatever it holds.
+r"""Tables as LaTeX, with booktabs' rules; every cell is printed as text, whatever its content.
 
-*Why nothing of a cell is a command.* Each of the ten characters that LaTeX gives a meaning becomes the
-command that prints it; so do those that mean something at the start of a row, after a line's end (`[`, `*`),
-or side by side (`--`, quotes). A line break would end a comment or, twice, a paragraph: it becomes a space,
-and so does all that is not printable. Signs that fonts of text lack, such as ε and ±, become mathematics.
+*Why no part of a cell is a command.* Each of the ten characters that LaTeX interprets becomes the command
+that prints it. So do characters that have a meaning at the start of a row, after a line's end (`[`, `*`), or
+side by side (`--`, quotes). A line break would end a comment or, if doubled, a paragraph, so it becomes a
+space; so does every character that is not printable. Symbols that text fonts lack, such as ε and ±, become
+mathematics.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _MINUS = re.compile(r"-(?=\.?\d)")
 
 
 def latex_escaped(text: str) -> str:
-    r"""Return a text as one line of LaTeX that prints it and nothing else.
+    r"""Return a text as one line of LaTeX that prints exactly this text.
 
     >>> print(latex_escaped("50 % of a_b & \\input{c}"))
     50 \% of a\_b \& \textbackslash{}input\{c\}
@@ -69,7 +70,7 @@ def latex_escaped(text: str) -> str:
 
 
 def to_latex(table: Table, caption: str, label: str) -> str:
-    r"""Return a table in an environment of its own; names on the left, numbers on the right.
+    r"""Return a table in its own environment, with names left-aligned and numbers right-aligned.
 
     >>> table = Table(heading=["S", "%"], rows=[["a_b", "0.12"], ["c", "–"]], bold={(0, 1)})
     >>> print(to_latex(table, "Scores", "one"))

@@ -11,7 +11,7 @@ DOTS_PER_INCH = 200
 
 
 def pictures_of(content: Content) -> dict[str, bytes]:
-    """Return the printed figure by the ending of its file: ".png", ".svg" and ".pdf"; none without panels."""
+    """Return the printed figure by file suffix: ".png", ".svg" and ".pdf"; empty without panels."""
     if not content.rows:
         return {}
     svg = vl_convert.vegalite_to_svg(print_specification(content), vl_version=VEGA_LITE)

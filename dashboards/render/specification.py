@@ -1,6 +1,6 @@
-"""Content → Vega-Lite: the one specification of a figure, for the page and for paper.
+"""Content → Vega-Lite: a figure's single specification, for the page and for paper.
 
-Lengths are in points, 1/72 inch, so that vector files have the size of print.
+Lengths are in points, 1/72 inch, so that vector files have print size.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ DARK_COLOURS = {
     **{"#882255": "#D0689F", "#666633": "#A8A860"},
 }
 """What takes the place of colours that a dark page would hide; all others stay."""
-_WIDTH, _HEIGHT = 285, 238  # of a panel
-_LEFT = 60  # beside a panel, for its numbers
+_WIDTH, _HEIGHT = 285, 238  # size of a panel
+_LEFT = 60  # space next to a panel, for its numbers
 _LEAST_WIDTH = 490
 _TITLE_CHARACTER, _SETTING_CHARACTER, _NOTE_CHARACTER = 7.7, 6.0, 5.5
 _LINE = 15.5  # from one line of a legend to the next
 _LEGEND_CHARACTERS, _CATEGORY_CHARACTERS = 38, 30
-_MARGIN = 0.06  # of the values' span, at both ends
+_MARGIN = 0.06  # share of the values' span, at both ends
 _FADED = 0.12
 _TICKS = 7
 
@@ -42,7 +42,7 @@ _SHAPES = {"triangle": "triangle-up", "pentagon": _PENTAGON, "cross": _CROSS}
 
 Json = dict[str, Any]
 
-# Rows of data carry their own look, so that no scale has to know every curve.
+# Rows of data contain their own look, so that no scale must list every curve.
 _COLOUR = {"color": {"field": "colour", "scale": None, "legend": None}}
 _DASH = {"strokeDash": {"field": "dash", "scale": None, "legend": None}}
 _SYMBOL = {
@@ -54,18 +54,18 @@ _SYMBOL = {
 
 
 def page_specification(content: Content) -> Json:
-    """Return the Vega-Lite specification of a figure's panels and legends, without words around them.
+    """Return the Vega-Lite specification of a figure's panels and legends, without text around them.
 
-    There is one panel at least.
+    There is at least one panel.
 
-    Hovering over a point shows its mean, standard error and number of repeats; a click on a name in a
-    legend fades the other curves.
+    Hovering over a point shows its mean, standard error and number of repeats. A click on a name in a legend
+    fades the other curves.
     """
     return {**_PAGE, **_drawing(content)}
 
 
 def print_specification(content: Content) -> Json:
-    """Return the same with title, settings and notes around it."""
+    """Return the figure's specification with title, settings and notes around it."""
     width = max(_width(content), _LEAST_WIDTH)
     heading = {
         "text": _wrapped(content.title, width / _TITLE_CHARACTER),
@@ -119,7 +119,7 @@ _PAGE: Json = {
 
 
 def _drawing(content: Content) -> Json:
-    """Lay out panels in rows, and legends in the free cell of the last row or else beside."""
+    """Lay out panels in rows, and legends in the free cell of the last row or else next to the panels."""
     columns = max(map(len, content.rows))
     picked = {heading: f"picked_{number}" for number, heading in enumerate(content.legends(), start=1)}
     panels = []
@@ -141,7 +141,7 @@ def _legends_fit(content: Content) -> bool:
 
 
 def _width(content: Content) -> float:
-    """Estimate the width of the drawing, to wrap the words around it."""
+    """Estimate the width of the drawing, to wrap the text around it."""
     columns = max(map(len, content.rows))
     beside = 0.0 if _legends_fit(content) else _NOTE_CHARACTER * _LEGEND_CHARACTERS
     return columns * (_WIDTH + _LEFT) + beside
@@ -198,7 +198,7 @@ def _category(name: str) -> list[str]:
 
 
 class _Axes:
-    """The positions of one panel; categories stand on the side, numbers below."""
+    """The positions of one panel, with categories at the side and numbers below."""
 
     def __init__(self, panel: Panel, *, has_labels: bool):
         self._across, self._values = ("y", "x") if panel.axis.categorical else ("x", "y")
@@ -207,11 +207,11 @@ class _Axes:
         self._values_axis = _axis_of_values(panel, self.domain)
 
     def across(self, field: str) -> Json:
-        """Encode a field as the place on the axis that the figure is drawn against."""
+        """Encode a field as the position on the axis that the figure is drawn against."""
         return {self._across: {"field": field, "type": "quantitative", **self._across_axis}}
 
     def values(self, field: str, until: str = "") -> Json:
-        """Encode a field as the value, and another as the other end of a bar or band."""
+        """Encode a field as the value, and a second field as the other end of a bar or band."""
         encoding = {self._values: {"field": field, "type": "quantitative", **self._values_axis}}
         return encoding | ({f"{self._values}2": {"field": until}} if until else {})
 
@@ -237,7 +237,7 @@ def _axis_of_values(panel: Panel, domain: list[float]) -> Json:
 
 
 def _named_ticks(names: Sequence[tuple[float, str | list[str]]]) -> Json:
-    """Label ticks at these places by these names."""
+    """Label ticks at these positions with these names."""
     places = [place for place, _ in names]
     texts = json.dumps([name for _, name in names], ensure_ascii=False)
     return {"values": places, "labelExpr": f"{texts}[indexof({json.dumps(places)}, datum.value)]"}
@@ -262,19 +262,19 @@ def _domain(panel: Panel) -> list[float]:
 
 
 def _widened(low: float, high: float, missing: float) -> tuple[float, float]:
-    """Widen a range of per cents at both ends, and only at one where the other would leave 0 to 100."""
+    """Widen a range of per cents at both ends, or at only one end if the other would leave 0 to 100."""
     down = min(missing / 2, max(low, 0.0))
     up = min(missing - down, max(100.0 - high, 0.0))
     return low - min(max(down, missing - up), max(low, 0.0)), high + up
 
 
 def _points(curve: Curve, least: float, gaps: Sequence[float]) -> list[Json]:
-    """Return a row for each point of a curve, with its look; without `low` and `high` where it has no error.
+    """Return a row for each point of a curve, with its look; without `low` and `high` if it has no error.
 
     Args:
-      curve: of a panel.
-      least: the lower end of the axis, where error bars end that a logarithm does not hold.
-      gaps: of the axis, across which no line is drawn: "batch" or ε = ∞ is no next number.
+      curve: a panel's curve.
+      least: the lower end of the axis, where error bars end if their lower end has no logarithm.
+      gaps: gaps of the axis, across which no line is drawn because "batch" or ε = ∞ is not the next number.
     """
     look = _look(curve.style) | {"band": curve.band}
     look["marked"] = look["marked"] and not curve.band
@@ -309,7 +309,7 @@ def _line_look(reference: Reference) -> Json:
 
 
 def _numbers(mean: float, error: float, n: int) -> Json:
-    """Format the numbers that hovering shows."""
+    """Format the numbers that are shown on hovering."""
     return {"mean": f"{mean:.4g}", "error": f"{error:.2g}" if math.isfinite(error) else "–", "n": n}
 
 
@@ -331,7 +331,7 @@ def _error_bars(panel: Panel, axes: _Axes, look: Json) -> list[Json]:
 
 
 def _markers(panel: Panel, axes: _Axes, faded: Json) -> list[Json]:
-    """Return the markers, and invisible ones to hover over where a curve has none."""
+    """Return the markers, and invisible markers for hovering if a curve has none."""
     name = panel.axis.label if panel.axis.categorical else panel.axis.symbol
     encoding = axes.across("place") | axes.values("value") | _tooltip({"name": name})
     marker: Json = {"type": "point", "opacity": 1, "strokeWidth": 1.2}
@@ -356,7 +356,7 @@ def _reference_layers(reference: Reference, axes: _Axes) -> list[Json]:
 
 
 def _legend(heading: str, entries: Sequence[Style | Reference], picked: str) -> Json:
-    """Return a legend as a view of its own, so that it never covers data."""
+    """Return a legend as a separate view, so that it never covers data."""
     rows, y = [], 0.5 * _LINE
     for entry in entries:
         lines = textwrap.wrap(entry.label, _LEGEND_CHARACTERS, break_on_hyphens=False)

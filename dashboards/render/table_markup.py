@@ -9,7 +9,7 @@ from dpgcl_core.release.markdown import escaped
 
 
 def to_markdown(table: Table) -> str:
-    """Return a table as Markdown; names on the left, numbers on the right.
+    """Return a table as Markdown, with names left-aligned and numbers right-aligned.
 
     >>> print(to_markdown(Table(heading=["S", "mean"], rows=[["a|b", "0.12"], ["c", "–"]], bold={(0, 1)})))
     | S | mean |
@@ -42,22 +42,22 @@ def to_html(table: Table) -> str:
 
 
 def boxed(table: Table, name: str) -> str:
-    """Return a table as HTML in a box of its own, which scrolls where the page is too narrow.
+    """Return a table as HTML in its own box, which scrolls if the page is too narrow.
 
     Args:
-      table: what is shown.
-      name: of the table, for screen readers.
+      table: the table to show.
+      name: the table's name, for screen readers.
     """
     label = html.escape(name)
     return f'<div class="table" role="region" tabindex="0" aria-label="{label}">{to_html(table)}</div>'
 
 
 def to_sortable_html(table: SortableTable, name: str) -> str:
-    """Return a table that its reader sorts and filters, every text escaped; needs the script `TABLES`.
+    """Return a table that its reader can sort and filter, every text escaped; needs the script `TABLES`.
 
     Args:
-      table: what is shown.
-      name: of the table, for screen readers.
+      table: the table to show.
+      name: the table's name, for screen readers.
     """
     sides = ["" if table.holds_numbers(column) else ' class="name"' for column in range(len(table.heading))]
     head = "".join(

@@ -1,4 +1,4 @@
-"""A report as one HTML file, which needs no network."""
+"""A report as one HTML file, which works offline."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def _answer(report: Report) -> str:
 
 
 def _settings(table: Table) -> str:
-    """Return the settings, folded where they are many."""
+    """Return the settings, folded if there are many."""
     is_open = " open" if len(table.rows) <= _MOST_OPEN else ""
     return f"<details{is_open}><summary>{SETTINGS}</summary>{boxed(table, SETTINGS)}</details>"
 
 
 def _figure(content: Content) -> str:
-    """Return a figure, its notes and its tables without the answer and its settings, which stand above."""
+    """Return a figure, its notes and its tables, without the answer and its settings, which are above."""
     drawing = drawing_of(content, "figure")
     tables = [(name, table) for name, table in content.tables if name != SETTINGS]
     body = "".join(f"<h3>{html.escape(name)}</h3>{boxed(table, name)}" for name, table in tables)

@@ -19,19 +19,19 @@ from trainers.tracking.runs import ROLE_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_ROLE,
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRecord:
-    """One sweep, as MLflow holds it.
+    """One sweep's data in MLflow.
 
     Attributes:
-      name: of the sweep.
-      status: of its parent run: "RUNNING", "FINISHED", "FAILED" or "KILLED".
-      tags, params, metrics: of the parent run.
-      trials: the finished ones, as of `dashboards.query.trial_frames.load_trials`; empty where there is none.
-      num_planned: trials in all; None where that was not recorded.
+      name: the sweep's name.
+      status: status of its parent run: "RUNNING", "FINISHED", "FAILED" or "KILLED".
+      tags, params, metrics: tags, params and metrics of the parent run.
+      trials: finished trials, as from `dashboards.query.trial_frames.load_trials`; empty if there are none.
+      num_planned: total number of trials; None if it was not recorded.
       unfinished: numbers of the trials that have not finished, by status.
       early_stops: names of the trials that were ended early by their scores; none of them is in `trials`.
-      answer, statement, config: documents of the sweep; None where they are not there, or damaged.
-      links: pages of MLflow, by the id of a run; none of a database, which has no pages by itself.
-      sweep_link: the page of all runs of the sweep; empty without.
+      answer, statement, config: documents of the sweep; None if they are missing or damaged.
+      links: pages of MLflow, by the id of a run; none for a database, which has no pages.
+      sweep_link: the page of all runs of the sweep; empty without one.
     """
 
     name: str
@@ -51,11 +51,11 @@ class SweepRecord:
 
 
 def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
-    """Return a sweep, finished or not; nothing of a sealed one.
+    """Return an open sweep, finished or not; sealed sweeps are refused.
 
     Args:
       tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
-      sweep: the sweep's name; None is the one started last.
+      sweep: the sweep's name; None for the sweep started last.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.

@@ -1,9 +1,9 @@
-"""A sweep → what its report says: answer, figure, trials, privacy, and how to repeat it.
+"""A sweep → the content of its report: answer, figure, trials, privacy, and how to repeat it.
 
-Nothing is judged here: the answer is the recorded one, or of a sweep under way what
-`dashboards.compose.answer.answer_of` makes of the trials so far. Nothing is released here either: trials pass
-`dashboards.compose.selection.released_trials` before anything of them is shown. Whatever is missing, of
-another version or damaged leaves a note in its place, and the rest of the report as it is.
+Nothing is judged here: the answer is the recorded answer or, for a running sweep, the result of
+`dashboards.compose.answer.answer_of` for the trials so far. Nothing is released here either: trials pass
+`dashboards.compose.selection.released_trials` before any of their data is shown. A part that is missing, of
+another version or damaged is replaced by a note, and does not affect the rest of the report.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ _STATUS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that a report shows.
+    """The full content of a report.
 
     Attributes:
-      name: of the sweep.
+      name: the sweep's name.
       title: its question and data set.
-      status: how far it is, in a sentence.
-      answer: the answer; None where there is none yet.
-      is_final: whether all trials are behind the answer.
-      is_running: whether more trials are to come, and the page with them.
-      figures: what is drawn.
-      trials: one row each; None where none may be shown.
-      promise: what the sweep promises, in a sentence.
+      status: its progress, in a sentence.
+      answer: the answer; None if there is none yet.
+      is_final: whether the answer is based on all trials.
+      is_running: whether more trials are to come and the page will change.
+      figures: content of the figures.
+      trials: a table with one row per trial; None if no trial may be shown.
+      promise: the sweep's guarantee, in a sentence.
       privacy: names and values.
-      command: that repeats the sweep; empty where no script does.
-      config: the file that it needs; None where it was not logged.
+      command: the command that repeats the sweep; empty if no script does.
+      config: the file that the command needs; None if it was not logged.
       link: MLflow's page of the sweep's runs; empty without a server.
-      notes: what could not be shown, and why.
+      notes: the parts that could not be shown, with the reasons.
     """
 
     name: str
@@ -78,21 +78,21 @@ class Report:
 
 
 def question_of(record: SweepRecord) -> Question:
-    """Return the question of a sweep; that of somebody's own points where it is none of the known ones."""
+    """Return the question of a sweep; the question of the user's own points if it is not a known question."""
     return QUESTIONS.get(str(record.params.get("question", "")).removesuffix("-tuning"), OWN)
 
 
 def _statement(record: SweepRecord) -> Mapping[str, Any]:
-    """Return the privacy statement; none of a sweep under way, for an earlier one counts fewer steps."""
+    """Return the privacy statement; empty for a running sweep, as an earlier one counts fewer steps."""
     return (record.statement or {}) if record.status in (FINISHED, FAILED) else {}
 
 
 def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report:
-    """Return the report of a sweep, whatever state it is in.
+    """Return the report of a sweep in any state.
 
     Args:
-      record: from `dashboards.report.record.load_record`.
-      series: from `dashboards.figures.load_for`, for a question whose figure follows steps.
+      record: the sweep, from `dashboards.report.record.load_record`.
+      series: the series from `dashboards.figures.load_for`, for a question whose figure is drawn over steps.
     """
     question, notes = question_of(record), list[str]()
     frame = record.trials if record.trials.empty else released_trials(record.trials)
@@ -137,7 +137,7 @@ def _status(record: SweepRecord) -> str:
 
 
 def _answer(record: SweepRecord, question: Question, notes: list[str]) -> Answer | None:
-    """Return the recorded answer of a finished sweep, else that of the trials so far."""
+    """Return the recorded answer of a finished sweep, else the answer from the trials so far."""
     if record.trials.empty:
         notes.append("There is no answer yet: no trial has finished.")
         return None
@@ -157,7 +157,7 @@ def _answer(record: SweepRecord, question: Question, notes: list[str]) -> Answer
 
 
 def _numbers(record: SweepRecord) -> PrivacyNumbers | None:
-    """Return what the sweep cost, as far as it was recorded."""
+    """Return the sweep's privacy cost, as far as it was recorded."""
     cost = _cost(record)
     if not cost:
         return None
@@ -168,7 +168,7 @@ def _numbers(record: SweepRecord) -> PrivacyNumbers | None:
 
 
 def _cost(record: SweepRecord) -> Mapping[str, Any]:
-    """Return the cost by the privacy statement; nothing without one."""
+    """Return the cost in the privacy statement; empty without a statement."""
     cost = _statement(record).get("cost")
     return cost if isinstance(cost, Mapping) else {}
 
@@ -218,7 +218,7 @@ def _promise(record: SweepRecord) -> str:
 
 
 def _privacy(record: SweepRecord, answer: Answer | None) -> list[tuple[str, str]]:
-    """Return the rows of the privacy panel; of a sweep without a statement what was planned."""
+    """Return the rows of the privacy panel; for a sweep without a statement, the planned values."""
     statement, cost = _statement(record), _cost(record)
     relation = cost.get("neighboring_relation") or record.params.get("neighboring_relation")
     rows = [
@@ -277,7 +277,7 @@ def _delta(value: Any) -> str | None:
 
 
 def _labels(record: SweepRecord) -> str:
-    """Return how many of the trials that may be seen have which guarantee."""
+    """Return how many of the visible trials have each guarantee."""
     if record.trials.empty:
         return ""
     trials = released_trials(record.trials)

@@ -17,14 +17,14 @@ REPORT = "report.html"
 
 
 def write_report(tracking_uri: str, sweep: str | None, folder: Path) -> Path:
-    """Write `report.html` of a sweep, finished or not, in place of an earlier one at once; return its path.
+    """Write `report.html` of a sweep, finished or not, atomically replacing an earlier one; return its path.
 
     The same runs give the same file.
 
     Args:
       tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
-      sweep: the sweep's name; None is the one started last.
-      folder: created if missing.
+      sweep: the sweep's name; None for the sweep started last.
+      folder: output folder, created if missing.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
@@ -41,7 +41,7 @@ def write_report(tracking_uri: str, sweep: str | None, folder: Path) -> Path:
 
 
 def _series(tracking_uri: str, record: SweepRecord) -> pd.DataFrame | None:
-    """Return the histories that a figure over steps is drawn from; None where there are none."""
+    """Return the histories for a figure over steps; None if there are none."""
     question = question_of(record)
     if question.kind != "convergence" or record.trials.empty:
         return None

@@ -1,1 +1,1 @@
-"""The storage folder in a browser: which sweeps run, their reports, and what the ledgers have left."""
+"""The storage folder in a browser: the running sweeps, their reports, and the ledgers' remaining budgets."""

@@ -1,4 +1,4 @@
-"""The dashboard's server: the list of sweeps, the report that each one has written, and the ledgers."""
+"""The dashboard's server: the list of sweeps, the report of each sweep, and the ledgers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def application(index: SweepIndex, ledgers: Sequence[str], token: str | None = N
     """Return the server as an application.
 
     Args:
-      index: of the storage folder.
+      index: index of the storage folder.
       ledgers: addresses of the ledgers to show.
-      token: that is needed; None for a server that this machine alone reaches.
+      token: the required token; None for a server that only this machine can reach.
     """
 
     def sweeps(request: Request) -> Response:
@@ -60,7 +60,7 @@ def serve(index: SweepIndex, ledgers: Sequence[str], host: str, port: int) -> No
     """Serve the pages until the process is stopped.
 
     Raises:
-      DashboardError: the address cannot be listened at.
+      DashboardError: the server cannot listen at the address.
     """
     import uvicorn
 

@@ -1,4 +1,4 @@
-"""Folders of open sweeps and how far their trainings are; folders of sealed sweeps are left alone."""
+"""Folders of open sweeps and the progress of their trainings; folders of sealed sweeps are skipped."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class OpenFolder:
     """The folder of one open sweep.
 
     Attributes:
-      path: of the folder.
-      plan: what its `plan.json` holds.
+      path: path of the folder.
+      plan: content of its `plan.json`.
     """
 
     path: Path
@@ -37,40 +37,40 @@ class OpenFolder:
 
     @property
     def identity(self) -> str:
-        """What tells it from a sweep that is begun anew under its name."""
+        """A value that distinguishes the sweep from a later sweep of the same name."""
         return str(self.plan.get("sweep_id", self.name))
 
     @cached_property
     def status(self) -> str:
-        """Whether it is running, finished, incomplete or stopped; unknown without a log."""
+        """The sweep's status: running, finished, incomplete or stopped; unknown without a log."""
         return _STATUS.get(last_status(self.path), "unknown")
 
     @property
     def subject(self) -> str:
-        """Its question and data set."""
+        """The sweep's question and data set."""
         params = self.plan["params"]
         return " on ".join(str(params[name]) for name in ("question", "dataset") if name in params)
 
     @property
     def num_trials(self) -> int | None:
-        """The number of its trials; None where the plan does not have it."""
+        """The number of the sweep's trials; None if it is not in the plan."""
         number = self.plan["params"]["num_trials"]
         return number if isinstance(number, int) and number > 0 else None
 
     @property
     def data_are_public(self) -> bool:
-        """Whether its plan marks them public; a plan of an earlier version does not."""
+        """Whether the plan marks the data as public; a plan of an earlier version does not."""
         return self.plan.get("data_is") == "public"
 
     @property
     def start_seconds(self) -> float:
-        """When it was created, in seconds since the epoch."""
+        """The time of its creation, in seconds since the epoch."""
         file = self.path / "config.yaml"
         return file.stat().st_mtime if file.exists() else 0.0
 
     @property
     def report(self) -> Path | None:
-        """Its report; None without one."""
+        """The sweep's report; None without a report."""
         path = self.path / REPORT
         return path if path.is_file() and not path.is_symlink() else None
 
@@ -79,14 +79,14 @@ class OpenFolder:
         return {file.stem for file in (self.path / "trials").glob("*.json")}
 
     def progress(self, finished_trials: Collection[str]) -> dict[str, Progress]:
-        """Return how far each trial without a result is, of those that have begun, by name."""
+        """Return the progress of each trial that has begun and has no result, by name."""
         files = [file for file in self._files() if file.parent.name not in finished_trials]
         progress_by_trial = {file.parent.name: read_progress(file) for file in files}
         return {name: progress for name, progress in progress_by_trial.items() if progress is not None}
 
     @property
     def last_sign(self) -> float:
-        """When a training last recorded a step or ended, in seconds since the epoch; 0 where none has."""
+        """The last time a training recorded a step or ended, in seconds since the epoch; 0 if none has."""
         times = [path.stat().st_mtime for path in (*self._files(), self.path / "trials") if path.exists()]
         return max(times, default=0.0)
 
@@ -102,14 +102,14 @@ def open_folders(root: Path) -> list[OpenFolder]:
 
 
 def _is_sealed(folder: OpenFolder) -> bool:
-    """Whether a folder is of a sealed sweep, or might be: its plan says so, or what lies in it."""
+    """Whether a folder belongs or might belong to a sealed sweep, by its plan or by its content."""
     params, publication = folder.plan["params"], folder.plan.get("publication")
     is_open = "num_trials" in params and "num_candidates" not in params and publication is None
     return not is_open or any((folder.path / name).exists() for name in _OF_SEALED)
 
 
 def _read_plan(file: Path) -> dict[str, Any]:
-    """Return a plan with its params; an empty one where it is damaged."""
+    """Return a plan with its params; an empty plan if the file is damaged."""
     try:
         plan = json.loads(file.read_text())
     except (OSError, ValueError):

@@ -1,14 +1,14 @@
-"""Who may read the dashboard: this machine's own browser, and elsewhere whoever has the token.
+"""Access control of the dashboard: this machine's own browser, and elsewhere anyone who has the token.
 
-*Host.* A page of somebody else may let its name point to this machine and read what is here (DNS rebinding).
-Where no token is needed, a request that names a host which is not this machine's own is refused, before
-anything else. Where one is, such a page has none: a browser sends a cookie to the name alone that set it.
+*Host.* A foreign page may resolve its host name to this machine and read its content (DNS rebinding). If no
+token is needed, a request that names a host other than this machine is refused before anything else. If a
+token is needed, such a page does not have it: a browser sends a cookie only to the host name that set it.
 
-*Token.* On an address that others reach, every request needs a token of 256 random bits. It is printed once,
-on the terminal, in a link. From the first use on a cookie of another random value stands for it, and no
-link has it. Both are compared in a time that does not depend on them.
+*Token.* On an address that others can reach, every request needs a token of 256 random bits. It is printed
+once, on the terminal, in a link. From the first use on, a cookie with another random value replaces it, and
+no link contains this value. Both are compared in a time that does not depend on their values.
 
-*Nothing is written.* There is no method but GET and HEAD.
+*Nothing is written.* Only the methods GET and HEAD are accepted.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _COOKIE = "dpgcl-dashboard"
 
 
 def new_token() -> str:
-    """Return 256 random bits, fit for a link."""
+    """Return 256 random bits in a form that is valid in a link."""
     return secrets.token_urlsafe(32)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether nobody but this machine reaches an address.
+    """Return whether only this machine can reach an address.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
     [True, True, True, False, False]
@@ -60,11 +60,11 @@ def _without_port(header: str) -> str:
 
 
 class Guard:
-    """Let through whom the rules above allow, and give every answer the headers of a page that nobody embeds.
+    """Passes the requests that the module's rules allow, and adds headers to responses that forbid embedding.
 
     Args:
-      app: what is guarded.
-      token: that is needed; None where this machine alone reaches it.
+      app: the guarded application.
+      token: the required token; None if only this machine can reach the server.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
@@ -72,7 +72,7 @@ class Guard:
         self._session = new_token()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it on."""
+        """Answer a request, or pass it to the application."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -81,7 +81,7 @@ class Guard:
         await (refusal or self._app)(scope, receive, _with_headers(send))
 
     def _refusal(self, request: Request) -> Response | None:
-        """The answer to a request that is not let through."""
+        """The response to a request that is not passed on; None if it is passed on."""
         if self._token is None:
             if is_loopback(_without_port(request.headers.get("host", ""))):
                 return None
@@ -103,7 +103,7 @@ def _are_equal(text: str, secret: str) -> bool:
 
 def _without_token(request: Request) -> str:
     others = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
-    path = "/" + request.url.path.lstrip("/\\")  # of this server: //host would be another one
+    path = "/" + request.url.path.lstrip("/\\")  # a path on this server: //host would be another server
     return quote(path) + (f"?{urlencode(others)}" if others else "")
 
 

@@ -1,9 +1,9 @@
 """The sweeps of a storage folder and how far each one is, as a page.
 
-*What may be seen.* Of a sealed sweep, nothing: no file in its folder but the plan is opened. Of private data,
-and of data that the plan does not call public, the steps of a training in tenths and never fewer than before:
-single steps cannot be timed, and restarts cannot be counted, by who looks on. No score stands here: those of
-a sweep are in its report, behind the release policy.
+*What may be seen.* Of a sealed sweep, nothing: only the plan in its folder is opened. For private data, and
+for data that the plan does not mark as public, the steps of a training are shown in tenths and never
+decrease. So an observer can neither time single steps nor count restarts. No scores are shown here: a sweep's
+scores are in its report, behind the release policy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SweepIndex:
 
     Args:
       root: the storage folder.
-      now: seconds since the epoch, to tell how long nothing has moved.
+      now: function that returns seconds since the epoch, to report how long there was no progress.
     """
 
     def __init__(self, root: Path, now: Callable[[], float] = time.time) -> None:
@@ -44,7 +44,7 @@ class SweepIndex:
         self._lock = threading.Lock()
 
     def page(self) -> str:
-        """Return the page of all sweeps, running ones first; it is loaded anew every few seconds."""
+        """Return the page of all sweeps, running sweeps first; it is reloaded every few seconds."""
         folders = open_folders(self._root)
         folders.sort(key=lambda folder: (folder.status != RUNNING, -folder.start_seconds))
         articles = "".join(map(self._article, folders)) or "<p>No sweep yet in this storage folder.</p>"
@@ -53,7 +53,7 @@ class SweepIndex:
         return document_of("Sweeps · dpgcl", header_of("Sweeps", below) + main, scripts=INDEX_SCRIPTS)
 
     def report(self, name: str) -> Path | None:
-        """Return the report that an open sweep has written; None without one."""
+        """Return the report that an open sweep has written; None without a report."""
         return next((folder.report for folder in open_folders(self._root) if folder.name == name), None)
 
     def _article(self, folder: OpenFolder) -> str:
@@ -70,7 +70,7 @@ class SweepIndex:
         )
 
     def _running(self, folder: OpenFolder, finished_trials: set[str]) -> dict[str, Progress]:
-        """Return the steps that may be shown of each training without a result, by name."""
+        """Return the progress that may be shown for each training without a result, by name."""
         if folder.data_are_public:
             return folder.progress(finished_trials)
         with self._lock:
@@ -95,7 +95,7 @@ class SweepIndex:
 
 
 def ledgers_page(addresses: Sequence[str]) -> str:
-    """Return the page of what each ledger has left of every cap; of one that cannot be read, why."""
+    """Return the page with each ledger's remainder of every cap, or the reason why it cannot be read."""
     parts = [f"<h2>{html.escape(masked(ledger))}</h2>{_items(_ledger_lines(ledger))}" for ledger in addresses]
     parts = parts or ["<p>No ledger was given: --ledger, or $DPGCL_LEDGER, names some.</p>"]
     head = header_of("What the ledgers have left", '<p><a href="/">All sweeps</a></p>')
@@ -111,7 +111,7 @@ def _ledger_lines(address: str) -> list[str]:
 
 
 def _bar(num_done: int, num_trials: int | None, running: Mapping[str, Progress]) -> str:
-    """Return the share of all steps that are done, as a bar; nothing where their number is unknown."""
+    """Return the share of all steps that are done, as a bar; empty if their number is unknown."""
     if num_trials is None:
         return ""
     done = min(1.0, (num_done + sum(map(fraction_done, running.values()))) / num_trials)

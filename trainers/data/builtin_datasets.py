@@ -1,8 +1,7 @@
 """The built-in public data sets.
 
-Addresses and checksums are the publishers'. A file is read once its checksum is that of the published one, so
-what is inside is known. Nothing is unpacked to disk, and the CIFAR-10 pickles may build arrays and nothing
-else.
+Addresses and checksums are the publishers'. A file is read only after its checksum has matched the published
+one, so its contents are known. Nothing is unpacked to disk, and the CIFAR-10 pickles may build only arrays.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def _records(images: NDArray[np.uint8], labels: NDArray[Any], size: int | None) -> Records:
-    """Ids come from image and label as published, so the size leaves them as they are."""
+    """Ids come from image and label as published, so they do not depend on `size`."""
     whole = labels.astype(np.int64)
     ids = content_ids((image.tobytes() for image in images), whole)
     return Records(images=images if size is None else resize_images(images, size), labels=whole, ids=ids)
@@ -95,7 +94,7 @@ class _ArraysOnly(pickle.Unpickler):
     """Loads pickled NumPy arrays; any other class or function is refused, so nothing can be run."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the three things an array is built from."""
+        """Return one of the three objects that an array is built from."""
         builders = {
             ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
             ("numpy", "ndarray"): np.ndarray,
@@ -126,7 +125,7 @@ def load_cifar10(request: Request) -> LoadedData:
 
 
 def load_eurosat(request: Request) -> LoadedData:
-    """Return EuroSAT; decoding 27,000 JPEGs takes a while, so the result is cached for each size.
+    """Return EuroSAT, cached for each size because decoding 27,000 JPEGs takes a while.
 
     Raises:
       DataError: the data are not on this machine and cannot be downloaded, or are damaged.

@@ -1,11 +1,11 @@
-"""Grey images as colour and colour images as grey."""
+"""Converts grey images to colour and colour images to grey."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Of ITU-R BT.601, in 65,536ths: what Pillow, and so a grey data set read from colour files, takes.
+# The luma weights of ITU-R BT.601 in 65,536ths, as Pillow applies them to colour files read as grey.
 _LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)
 _HALF, _BITS = 1 << 15, 16
 
@@ -13,7 +13,7 @@ _HALF, _BITS = 1 << 15, 16
 def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
     """Return images as grey (one channel) or colour (three).
 
-    A grey image becomes colour by repeating its channel; a colour image becomes grey by its luma,
+    A grey image becomes colour by repeating its channel. A colour image becomes grey by taking its luma,
     0.299 R + 0.587 G + 0.114 B, rounded.
 
     Args:

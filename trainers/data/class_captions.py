@@ -1,7 +1,7 @@
-"""Captions made of classes: what a method for pairs learns from where images have labels and no texts.
+"""Captions made from class names, so that a method for pairs can learn from images with labels and no texts.
 
-A record's caption is a function of its own label and a public template, so its pair moves with no other
-record. The label then enters the training: what the guarantee protects is the image with its class.
+A record's caption is a function of its own label and a public template, so its pair depends on no other
+record. The label then enters the training: the guarantee protects the image together with its class.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from trainers.data.records import Records
 
 
 def with_class_captions(records: Records, class_names: Sequence[str], template: str) -> ImageTextRecords:
-    """Return the records with a caption of its class for every image, in colour, as towers take them.
+    """Return the records in colour, as towers take them, each image with a caption that names its class.
 
     Args:
       records: images with labels.
-      class_names: one for every label 0, 1, …, as a `Dataset` has them.
+      class_names: one name for every label 0, 1, …, as in a `Dataset`.
       template: text with `{}` where the class's name goes.
 
     Raises:

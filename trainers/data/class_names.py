@@ -1,7 +1,7 @@
-"""Names of classes: the list that text labels make.
+"""Names of classes, listed from text labels.
 
-They go into the prompts of zero-shot scores and nowhere else. Those of private data are as private as the
-records: one record more can bring a class.
+They go into the prompts of zero-shot scores and nowhere else. The class names of private data are as private
+as the records: one additional record can add a class.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ClassNames = tuple[str, ...]
 def class_indices(
     columns: list[NDArray[Any] | None],
 ) -> tuple[list[NDArray[np.int64] | None], ClassNames]:
-    """Return the labels of each split as integers, and the names of the classes of text labels.
+    """Return the labels of each split as integers, and the class names if the labels are text.
 
-    Integers stay as they are and have no names; text becomes its place in the sorted classes of all splits.
+    Integers are unchanged and have no names. A text becomes its index in the sorted classes of all splits.
 
     Args:
-      columns: labels as stored, `[num_rows]`, or None, for each split.
+      columns: for each split, the labels as stored, `[num_rows]`, or None.
 
     Raises:
       DataError: some splits have labels and others none, or they are neither all integers nor all text.
@@ -50,7 +50,7 @@ def class_indices(
         classes = np.unique(np.concatenate(texts))
         places = [np.searchsorted(classes, text).astype(np.int64) for text in texts]
         return list(places), tuple(map(encodable, classes.tolist()))
-    # Too large an unsigned label turns negative here and is refused with the negative ones.
+    # An unsigned label that is too large becomes negative here and is refused with the negative labels.
     whole = [column.astype(np.int64) for column in given]
     negative = sum(int((column < 0).sum()) for column in whole)
     if negative:
@@ -64,7 +64,7 @@ def as_text(values: NDArray[Any]) -> list[str]:
 
 
 def encodable(name: str) -> str:
-    r"""Return a name as valid Unicode, which a file's need not be, and what is hashed or tokenised must.
+    r"""Return a name as valid Unicode, so that it can be hashed or tokenised; a file's name may be invalid.
 
     >>> encodable("caf\udce9") != encodable("caf\udcea"), encodable("café")
     (True, 'café')

@@ -1,9 +1,9 @@
-"""What a data set is to a training: images and ids, perhaps labels, and who may see results on it.
+"""Data sets as a training uses them: images and ids, perhaps labels, and who may see results on them.
 
-A record is the privacy unit. With a unit column it holds several rows (all images of one person); at a
-step **one** of them, chosen by a keyed hash of the record's id and the step, stands for the record. So a
-record is sampled as one, is one place of one group whatever its number of rows, and the sensitivity of
-the step is that of records with one row.
+A record is the privacy unit. With a unit column it holds several rows (all images of one person). At each
+step **one** of its rows, chosen by a keyed hash of the record's id and the step, represents the record. So a
+record is sampled as a whole and takes one place of one group whatever its number of rows, and the sensitivity
+of the step is the same as for records with one row.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Modality = Literal["image", "image-text"]
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Another data set, on which frozen features are scored: how far what was learned transfers.
+    """Another data set, on which frozen features are scored to see how well they transfer.
 
     Attributes:
-      name: short and fit for a metric's name.
-      index: labelled records for k-NN and the probe, images of the training data's shape.
-      queries: labelled records that are scored, likewise.
-      class_names: of the labels, for the zero-shot score of image-text trainings; empty where unknown.
+      name: a short name, valid as part of a metric's name.
+      index: labelled records for k-NN and the probe, with images of the training data's shape.
+      queries: labelled records that are scored, with images of the same shape.
+      class_names: the labels' names, for the zero-shot score of image-text trainings; empty if unknown.
 
     Raises:
-      DataError: a label of the queries has no name though others have.
+      DataError: some labels of the queries have names and others have none.
     """
 
     name: str
@@ -52,25 +52,25 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """What one training may touch.
+    """The data that one training may access.
 
     Attributes:
-      train: the records the guarantee is about.
-      index: records for k-NN and the probe, or None: none of their scores. Of the modality of `train`, as
-        `queries` are.
-      queries: records that are scored, or None: no scores.
-      train_is_public: with private records only releasable metrics leave the training.
+      train: the records that the guarantee covers.
+      index: records for k-NN and the probe; None omits these scores. Like `queries`, they have the modality
+        of `train`.
+      queries: records that are scored; None omits all scores.
+      train_is_public: whether `train` is public; if private, only releasable metrics leave the training.
       evaluation_is_public: whether `index`, `queries` and `probes` are public.
-      held_out_records: split from `train` (`trainers.data.loading.split_held_out`), scored with noised counts
-        against `index`; the guarantee is about them, too.
-      slots: of `train` and `held_out_records`, which the split went by; as private as the records.
+      held_out_records: records split from `train` (`trainers.data.loading.split_held_out`) and scored with
+        noised counts against `index`; the guarantee covers them, too.
+      slots: the slots of `train` and `held_out_records` that decided the split; as private as the records.
       probes: other data sets that the features are scored on.
-      class_names: of the labels of `queries`, for zero-shot scores; empty where unknown.
-      train_class_names: of the labels of public training records; empty where unknown, and of private ones.
+      class_names: names of the labels of `queries`, for zero-shot scores; empty if unknown.
+      train_class_names: names of the labels of public training records; empty if unknown or if private.
 
     Raises:
-      DataError: a label of the queries has no name though others have, or there are names and no queries; or
-        names of private classes.
+      DataError: some labels of the queries have names and others have none, or there are names and no
+        queries, or there are names of private classes.
     """
 
     train: AnyRecords
@@ -85,7 +85,7 @@ class TrainingData:
     train_class_names: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if self.class_names and self.queries is None:  # of the training records they would be as private
+        if self.class_names and self.queries is None:  # names of training labels would be as private
             raise DataError("class_names are of the labels of queries; got names and no queries. Give both")
         if self.train_class_names and not self.train_is_public:
             raise DataError(
@@ -97,14 +97,14 @@ class TrainingData:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(LoadedData):
-    """A data set as loaded: training records and, where the source has them, test records.
+    """A data set as loaded: training records and, if the source has them, test records.
 
     Attributes:
-      name: as given on the command line.
-      is_builtin: one of the public benchmarks; the user's own data count as private by default.
+      name: the name as given on the command line.
+      is_builtin: whether it is a public benchmark; the user's own data count as private by default.
 
     Raises:
-      DataError: a label has no name though others have.
+      DataError: some labels have names and others have none.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Dataset(LoadedData):
 
     @property
     def modality(self) -> Modality:
-        """What a record is."""
+        """The modality of a record."""
         return modality_of(self.train)
 
     @property
@@ -127,7 +127,7 @@ class Dataset(LoadedData):
 
 
 def modality_of(records: AnyRecords) -> Modality:
-    """Return what a record is."""
+    """Return the modality of a record."""
     return "image" if isinstance(records, Records) else "image-text"
 
 
@@ -138,19 +138,19 @@ def image_shape_of(records: AnyRecords) -> tuple[int, int, int]:
 
 
 def images_alone(records: AnyRecords) -> Records | None:
-    """Return the records if they are images without captions; None of others."""
+    """Return the records if they are images without captions, else None."""
     return records if isinstance(records, Records) else None
 
 
 def captions_of(records: AnyRecords) -> tuple[list[str], NDArray[np.int64]] | None:
-    """Return all captions, and the row each belongs to; None of records that have no captions."""
+    """Return all captions and each caption's row, or None if the records have no captions."""
     return None if isinstance(records, Records) else records.flat_captions()
 
 
 def num_public_classes(data: TrainingData) -> int | None:
-    """Return how many classes public training records have; None of private ones, and without labels.
+    """Return the number of classes of public training records; None for private or unlabelled records.
 
-    That is the number of their own names where the classes have some, and else the largest label and one.
+    The number is the count of class names if the classes have names, else the largest label plus one.
     """
     labels = data.train.labels
     if not data.train_is_public or labels is None or not len(labels):
@@ -159,7 +159,7 @@ def num_public_classes(data: TrainingData) -> int | None:
 
 
 def check_class_names(class_names: Sequence[str], records: AnyRecords) -> None:
-    """Refuse names that are not of all labels: those left out would count as wrong answers, unseen.
+    """Refuse names that do not cover all labels, since the rest would silently count as wrong answers.
 
     Raises:
       DataError: there are names, and labels outside their list; the message holds neither.

@@ -1,8 +1,8 @@
-"""The data sources: one entry each, with all that is known of a data set before it is read.
+"""The data sources: one entry each, with all properties of a data set that are known before it is read.
 
-The name of a data set begins with that of its source, as `digits`, `shapes:500:7` and `npz:PATH` do. Options,
-planner, figures and `trainers.data.loading.load_dataset` read the entry. Entries are light: what reads the
-records is named, and imported when data are loaded.
+The name of a data set begins with the name of its source: `digits`, `shapes:500:7`, `npz:PATH`. Options,
+planner, figures and `trainers.data.loading.load_dataset` read the entry. Entries are light: the reader of the
+records is given by name and imported only when data are loaded.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ IN_A_COLUMN: Captions = "in a column"
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """One source.
+    """One data source.
 
     Attributes:
-      name: what a data set's name begins with.
+      name: the first part of a data set's name.
       reader: `module:function` that takes a `trainers.data.request.Request` and returns `LoadedData`. It
-        raises DataError where the data are missing, damaged, empty or of several shapes.
-      title: for figures and tables.
+        raises DataError if the data are missing, damaged, empty or of several shapes.
+      title: the title in figures and tables.
       is_builtin: whether the data are public, and downloaded or generated when they are needed.
-      image_shape: (channels, height, width) of a built-in one as it is loaded.
-      class_names: of a built-in one, one for every label 0, 1, …
-      captions: whether images have captions: "always", "never" or "in a column" of the file, if it is there.
+      image_shape: (channels, height, width) of a built-in data set as it is loaded.
+      class_names: the class names of a built-in data set, one for every label 0, 1, …
+      captions: whether images have captions: "always", "never" or "in a column" of the file, if it exists.
       has_columns: whether a column may name the privacy unit.
-      options: fields of `PairOptions` that mean something here.
+      options: the fields of `PairOptions` that apply to this source.
     """
 
     name: str

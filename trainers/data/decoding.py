@@ -1,4 +1,4 @@
-"""Encoded images to pixels, for all sources of images; the decoder says nothing of single images."""
+"""Decodes images to pixels for all sources of images; the decoder prints nothing about single images."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ _DECODERS = ("ignore", None, Warning, re.compile(r"PIL(\.|$)"), 0)
 
 
 def silence_decoders() -> None:
-    """Drop what Pillow says about single images from here on, which could be of a private one.
+    """Suppress Pillow's warnings about single images from here on, since the images may be private.
 
-    It warns of how many pixels one has, and of how its colours are stored. `warnings.catch_warnings` would
-    change the filters of all threads and put them back while others decode: the filter is set and stays.
+    Pillow warns about an image's number of pixels and about how its colours are stored. The filter is set
+    permanently: `warnings.catch_warnings` changes the filters of all threads, and would restore them while
+    other threads decode.
     """
     if _DECODERS not in warnings.filters[:1]:
         warnings.filterwarnings("ignore", module=_DECODERS[3].pattern)
@@ -45,7 +46,7 @@ def silence_decoders() -> None:
 TOO_LARGE = "too large"
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 
-# Pillow may also hand a file to an outside program (EPS): only formats that it decodes itself.
+# Only formats that Pillow decodes itself: it passes some files (EPS) to an external program.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
@@ -57,15 +58,15 @@ def decode_images(
 ) -> NDArray[np.uint8]:
     """Return the images as uint8 `[num_records, channels, height, width]`.
 
-    One channel when every image is grayscale, else RGB; transparency is dropped.
+    There is one channel if every image is grayscale, else RGB. Transparency is dropped.
 
     Args:
-      sources: encoded bytes or a file each; None stands for a missing image.
+      sources: encoded bytes or a file for each image; None for a missing image.
       image_size: resize every image to this many pixels square.
-      max_pixels: of an image as stored; a larger one is refused by its header, before it is decoded.
+      max_pixels: largest allowed image as stored; a larger one is refused by its header, before decoding.
 
-    Files that cannot be used are named in the error's details; of encoded bytes these have the positions.
-    What was converted is counted on the terminal.
+    Files that cannot be used are named in the error's details; for encoded bytes the details hold positions.
+    The numbers of converted images are printed on the terminal.
 
     Raises:
       DataError: there are no images, some cannot be used, or their sizes differ and `image_size` is None.
@@ -103,7 +104,7 @@ def decode_images(
 
 
 def stacked(decoded: Sequence[NDArray[np.uint8]], channels: int) -> NDArray[np.uint8]:
-    """Return images of one size, as `decode_image` gives them, in an array `[n, channels, height, width]`."""
+    """Return images of one size from `decode_image` as one array `[n, channels, height, width]`."""
     images = np.empty((len(decoded), channels, *decoded[0].shape[:2]), dtype=np.uint8)
     for row, image in zip(images, decoded, strict=True):
         row[:] = image.transpose(2, 0, 1) if image.ndim == 3 else image
@@ -116,11 +117,11 @@ def decode_image(
     max_pixels: int = MAX_IMAGE_PIXELS,
     animated: list[None] | None = None,
 ) -> NDArray[np.uint8] | str:
-    """Return one image as uint8 `[height, width]` or `[height, width, 3]`, or what is wrong with it.
+    """Return one image as uint8 `[height, width]` or `[height, width, 3]`, or the name of its fault.
 
-    A file of some kilobytes may declare gigabytes of pixels, so its header alone is read until its size is
-    known to be allowed. Of an animation or of several pages the first is taken, and no other one decoded;
-    `animated` then gets one entry more.
+    A file of some kilobytes may declare gigabytes of pixels, so only its header is read until its size is
+    known to be allowed. Only the first frame or page of a file is decoded; if there are more, one entry is
+    appended to `animated`.
     """
     if source is None or (isinstance(source, Path) and not source.is_file()):
         return "missing"
@@ -147,7 +148,7 @@ def decode_image(
 
 
 def _has_more(image: Image.Image) -> bool:
-    """Whether a file has further frames or pages; one whose further ones are damaged is used all the same."""
+    """Whether a file has further frames or pages; damage in these does not prevent its use."""
     try:
         return bool(getattr(image, "is_animated", False))
     except Exception:  # decoders raise nearly anything on damaged bytes
@@ -155,7 +156,7 @@ def _has_more(image: Image.Image) -> bool:
 
 
 def _pixels_of_tile(image: Image.Image) -> int:
-    """The pixels of one tile of a TIFF file, which are decoded at once and may be more than the image's."""
+    """The number of pixels of one TIFF tile, which is decoded at once and may be larger than the image."""
     tags = getattr(image, "tag_v2", {})
     width, height = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_HEIGHT, 0)
     return int(width) * int(height)
@@ -186,7 +187,7 @@ def resize_images(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Return `function` of each item, in their order; several threads share the work."""
+    """Return the results of `function` for all items, in order, computed by several threads."""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(function, items))
 
@@ -202,7 +203,7 @@ def content_ids(images: Iterable[bytes | None], labels: NDArray[Any] | None) -> 
     True
     """
     keys: Iterable[bytes] = iter(lambda: b"", None) if labels is None else map(_label_key, labels.tolist())
-    # The length keeps image and label apart: without it two different records could read the same.
+    # The length separates image and label: without it two different records could give the same bytes.
     return ids_from_contents(
         len(image or b"").to_bytes(8, "little") + (image or b"") + key
         for image, key in zip(images, keys, strict=labels is not None)

@@ -1,10 +1,10 @@
 """Finds a published file on this machine, or downloads it once and checks it against its checksum.
 
-Searched in this order:
+The places are searched in this order:
   1. `$DPGCL_DATA`: a folder the user keeps; never written to. `fashion-mnist/`, `fashion_mnist/` and
      `FashionMNIST/raw/` are all found.
   2. The cache: `$DPGCL_CACHE`, else `$XDG_CACHE_HOME/dpgcl`, else `~/.cache/dpgcl`.
-  3. The publisher's addresses, or `$DPGCL_MIRROR/<name>` on a closed network.
+  3. The publisher's addresses, or `$DPGCL_MIRROR/<name>` if the machine cannot reach the internet.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class RemoteFile:
     """A file as its publisher describes it.
 
     Attributes:
-      name: bare file name.
+      name: file name without a folder.
       urls: addresses, tried in order.
-      checksum: as published: `md5:` or `sha256:` and hexadecimal digits, in lower case.
+      checksum: the published checksum: `md5:` or `sha256:` and hexadecimal digits, in lower case.
     """
 
     name: str
@@ -47,14 +47,14 @@ class RemoteFile:
 
 
 def find_or_download(file: RemoteFile, folder_name: str) -> Path:
-    """Return the path of `file`, downloaded into the cache if it is nowhere on this machine.
+    """Return the path of `file`, downloading it into the cache if it is not on this machine.
 
-    The file at the returned path has the published checksum, wherever it was found: what passes for a
-    public benchmark must be that benchmark. An interrupted download leaves nothing, and processes that
-    download at the same time do not disturb each other.
+    The file at the returned path has the published checksum, wherever it was found, so a data set that is
+    treated as a public benchmark is that benchmark. An interrupted download leaves no file, and processes
+    that download at the same time do not interfere with each other.
 
     Args:
-      file: what to find.
+      file: the file to find.
       folder_name: sub-folder of `$DPGCL_DATA` and of the cache.
 
     Raises:
@@ -75,7 +75,7 @@ def find_or_download(file: RemoteFile, folder_name: str) -> Path:
 
 
 def find_file(name: str, folder_name: str) -> Path | None:
-    """Return where `name` lies under `$DPGCL_DATA` or in the cache, or None.
+    """Return the path of `name` under `$DPGCL_DATA` or in the cache, or None.
 
     Raises:
       DataError: `$DPGCL_DATA` is set to something that is not a folder.
@@ -124,12 +124,12 @@ def _addresses(file: RemoteFile) -> tuple[str, ...]:
 
 
 def _download(file: RemoteFile, folder_name: str, target: Path) -> None:
-    """Keep the file at `target`, checked: pooch moves a temporary file there once it is right."""
-    import pooch  # here: only a download needs them
+    """Download the file to `target`; pooch moves a temporary file there after checking its checksum."""
+    import pooch  # here: only a download needs it
     import requests
 
     pooch.get_logger().setLevel(logging.CRITICAL)  # it would print addresses, which may hold a password
-    # An archive is checked as it is published: nothing on the way may unpack a .gz.
+    # An archive is checked as published: no proxy or client on the way may unpack a .gz.
     headers = {"User-Agent": "dpgcl", "Accept-Encoding": "identity"}
     fetch = pooch.HTTPDownloader(chunk_size=_CHUNK_BYTES, timeout=TIMEOUT_SECONDS, headers=headers)
     failures = []

@@ -1,4 +1,4 @@
-"""Records that cannot be used: the error that says so, and the check that every kind of image data needs."""
+"""The error for records that cannot be used, and the size check that every kind of image data needs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dpgcl_core.errors import DataError
 
 
 class RecordsError(DataError):
-    """Some records cannot be used; the message says the rule, and after ";" how many break it, never which.
+    """Some records cannot be used; the message states the rule and, after ";", how many break it, not which.
 
     Attributes:
-      details: counts and positions per fault. As private as the records: not for logs.
+      details: counts and positions for each fault; as private as the records, so not for logs.
     """
 
     def __init__(self, message: str, details: dict[str, Any] | None = None) -> None:
@@ -21,7 +21,7 @@ class RecordsError(DataError):
 
 
 def check_one_size(sizes: Counter[tuple[int, int]]) -> None:
-    """Raise RecordsError where images have several sizes, counted by (height, width)."""
+    """Raise RecordsError if images have several sizes, counted by (height, width)."""
     if len(sizes) > 1:
         raise RecordsError(
             f"all images must have one size; {sizes.total()} images have {len(sizes)} different sizes. "

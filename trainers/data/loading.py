@@ -1,4 +1,4 @@
-"""Stage 1 in practice: data sets by name, and the split into training and test records."""
+"""Stage 1 in practice: loading data sets by name, and splitting them into training and test records."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def check_dataset_name(name: str) -> None:
-    """Check that `name` is a built-in data set or a file of one's own, such as `npz:PATH`.
+    """Check that `name` is a built-in data set or your own file, such as `npz:PATH`.
 
-    Nothing is read: whether there is anything at PATH shows when it is loaded.
+    Nothing is read; whether PATH exists is checked when the data are loaded.
 
     Raises:
-      ConfigError: it is none of these.
+      ConfigError: `name` is neither.
 
     >>> check_dataset_name("digit")
     Traceback (most recent call last):
@@ -72,7 +72,7 @@ webdataset:PATH
 
 
 def is_builtin_name(name: str) -> bool:
-    """Whether `name` is a public data set of `BUILTIN_DATASETS`; with shapes, however many.
+    """Whether `name` is a public data set of `BUILTIN_DATASETS`, including `shapes` of any number.
 
     >>> is_builtin_name("digits"), is_builtin_name("shapes:500:7"), is_builtin_name("csv:pairs.csv")
     (True, True, False)
@@ -81,9 +81,10 @@ def is_builtin_name(name: str) -> bool:
 
 
 def modality_of_name(name: str, pairs: PairOptions | None = None) -> Modality:
-    """Return what a record of a data set is, before it is loaded.
+    """Return the modality of a data set's records, before it is loaded.
 
-    Reads the schema of a parquet file at most; where there is none it says "image", and loading tells why.
+    At most the schema of a parquet file is read. If it cannot be read, the result is "image", and loading
+    then reports the reason.
 
     >>> modality_of_name("shapes"), modality_of_name("digits")
     ('image-text', 'image')
@@ -93,7 +94,7 @@ def modality_of_name(name: str, pairs: PairOptions | None = None) -> Modality:
 
 
 def _holds_pairs(name: str, pairs: PairOptions | None) -> bool:
-    """Whether the data have captions of their own."""
+    """Whether the data have their own captions."""
     source, path = source_of(name), name.partition(":")[2]
     if source is not None and source.captions == IN_A_COLUMN and path:
         return has_captions(Path(path).expanduser(), pairs)
@@ -108,23 +109,24 @@ def load_dataset(
     pairs: PairOptions | None = None,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
 ) -> Dataset:
-    """Return a data set with its images in memory; those of `webdataset:PATH` stay in their shards.
+    """Return a data set with its images in memory; images of `webdataset:PATH` stay in their shards.
 
     Args:
       name: one of `BUILTIN_DATASETS` or `shapes:NUM[:SEED[:common|short]]`; or your own: `npz:PATH` and
         `folder:PATH` of images, `csv:PATH` and `webdataset:PATH` of images with captions, `parquet:PATH` of
-        either, by whether it has a caption column.
+        either: it holds captions if it has a caption column.
       image_size: resize every image to this many pixels square; None keeps the images' own size
         (EuroSAT, shapes: 32) and refuses data of several sizes.
-      unit_column: the column (npz: array, webdataset: json field) that names the privacy unit: all rows of
-        one person, say, are one record. None protects one row, or one image with all its captions; a person
-        with k of them then has group privacy only.
-      pairs: how images with captions are read, or how images get captions of their classes; None: as
-        open_clip does.
-      max_image_pixels: of one image as stored; a larger one is never decoded, and refused like a damaged one.
+      unit_column: the column (npz: array, webdataset: json field) that names the privacy unit: for example,
+        all rows of one person are one record. None protects one row, or one image with all its captions; a
+        person with k of them then has only group privacy.
+      pairs: how images with captions are read, or how images get captions from their classes; None reads
+        them as open_clip does.
+      max_image_pixels: largest allowed image as stored; a larger one is never decoded, and is refused like a
+        damaged one.
 
     Raises:
-      ConfigError: the name is unknown, an argument means nothing for this data set, or `image_size` is not
+      ConfigError: the name is unknown, an argument does not apply to this data set, or `image_size` is not
         a positive integer.
       DataError: the data are missing, damaged, empty or of several shapes.
 
@@ -161,7 +163,7 @@ def load_dataset(
 
 
 def check_max_image_pixels(limit: int) -> None:
-    """Raise ConfigError unless `limit` is a number of pixels that images can be allowed."""
+    """Raise ConfigError unless `limit` is a valid maximum number of pixels for images."""
     if type(limit) is not int or not 1 <= limit <= MOST_IMAGE_PIXELS:
         raise ConfigError(f"--max-image-pixels must be from 1 to {MOST_IMAGE_PIXELS}; got {limit!r}")
 
@@ -197,16 +199,16 @@ def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
 def split_held_out(
     records: AnyRecords, share: float, slots: SlotTable
 ) -> tuple[AnyRecords, AnyRecords | None]:
-    """Return the records to train on, and those held out to be scored with noise; None for a share of 0.
+    """Return the records to train on, and the held-out records to score with noise (None for a share of 0).
 
-    The last slots are held out, `dpgcl_core.release.noised_counts.split_public` of them: an exact number of
-    slots on either side, and one record more or less moves no other. An empty side is no error: to tell would
-    depend on the records.
+    The last slots are held out, `dpgcl_core.release.noised_counts.split_public` of them. Each side has an
+    exact number of slots, and adding or removing one record moves no other. An empty side is not an error,
+    because reporting it would depend on the records.
 
     Args:
-      records: all of them.
-      share: in [0, 1), of the slots.
-      slots: of the records, the same for all trials of a sweep.
+      records: all records.
+      share: the share of the slots to hold out, in [0, 1).
+      slots: the records' slots, the same for all trials of a sweep.
 
     Raises:
       ConfigError: the share is out of range.
@@ -230,7 +232,7 @@ def split_held_out(
 
 
 def is_split_held_out(train: AnyRecords, held_out: AnyRecords, share: float, slots: SlotTable) -> bool:
-    """Whether `train` and `held_out` are the two sides of `split_held_out`, record by record.
+    """Whether every record of `train` and `held_out` is on the side that `split_held_out` assigns to it.
 
     Raises:
       DataError: a record has no slot.
@@ -246,14 +248,14 @@ def _is_held_out(records: AnyRecords, share: float, slots: SlotTable) -> NDArray
 
 
 def split_train_test(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords, AnyRecords]:
-    """Return the records to train on and those held out for testing.
+    """Return the records to train on and the records held out for testing.
 
-    The source's own split is kept where it has one. Otherwise each record goes by its own id alone, so
+    If the source has its own split, it is kept. Otherwise each record is assigned by only its own id, so
     adding or removing one record moves no other between the two.
 
     Args:
-      dataset: as loaded.
-      test_fraction: in [0, 1), the share to hold out of a source without a split of its own.
+      dataset: the loaded data set.
+      test_fraction: the share to hold out of a source without its own split, in [0, 1).
 
     Raises:
       ConfigError: `test_fraction` lies outside [0, 1).

@@ -1,12 +1,12 @@
 """The user's own data: `npz:PATH`, `parquet:PATH` and `folder:PATH`.
 
-Every record's id depends on that record alone (see `dpgcl_core.sampling.record_ids`): on the name its owner
+Every record's id depends only on that record (see `dpgcl_core.sampling.record_ids`): on the name its owner
 gave it, else on its bytes *as stored* and its label *as stored*. A class index or a resized image would
-depend on the other records or on options, and one removed record would then move the rest.
+depend on the other records or on options, and removing one record would then move the rest.
 
-The shape all images share (size, and grayscale or colour) is a property of the whole data set and is
-treated as public, like the data set's format. No message here holds a record's name or content; how
-the faults are distributed is in `RecordsError.details` alone.
+The common shape of all images (size, and grayscale or colour) is a property of the whole data set and is
+treated as public, like the data set's format. No message here holds a record's name or content. Which
+records have which fault is only in `RecordsError.details`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UNREADABLE_NPZ = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFi
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """One split as stored: uint8 images `[num_rows, channels, height, width]`, labels as given."""
+    """One split as stored: uint8 images `[num_rows, channels, height, width]` and unconverted labels."""
 
     images: NDArray[np.uint8]
     labels: NDArray[Any] | None
@@ -54,8 +54,8 @@ class _Part:
 
 
 def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units: list[str]) -> _Part:
-    """Bring the rows of a unit together: they are one record, whose id is the unit's name."""
-    names = sorted(set(units))  # no array of strings: it would cut trailing NULs off, and merge two units
+    """Group the rows of each unit into one record, whose id is the unit's name."""
+    names = sorted(set(units))  # no array of strings: it would drop trailing NULs and could merge two units
     place = {name: number for number, name in enumerate(names)}
     unit_of_row = np.array([place[unit] for unit in units], dtype=np.int64)
     order = np.argsort(unit_of_row, kind="stable")
@@ -70,12 +70,12 @@ def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units
 def load_npz(request: Request) -> LoadedData:
     """Return the records of an `.npz` file.
 
-    It holds `images` (uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with 1 or 3 channels), perhaps
-    `labels` `[N]` and `ids` `[N]`; or the same with the prefixes `train_` and `test_`. The unit column is an
-    array `[N]`, prefixed likewise; all rows with one value in it are one record.
+    The file holds `images` (uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with 1 or 3 channels), and
+    optionally `labels` `[N]` and `ids` `[N]`; or the same arrays with the prefixes `train_` and `test_`. The
+    unit column is an array `[N]` with the same prefixes. All rows with one value in it are one record.
 
     Raises:
-      DataError: the file cannot be read, or its arrays break a rule above.
+      DataError: the file cannot be read, or its arrays break one of these rules.
     """
     unit_column = request.unit_column
     arrays = _read_npz(request.path, unit_column, request.max_image_pixels)
@@ -126,9 +126,9 @@ def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str,
 
 
 def _check_member(archive: np.lib.npyio.NpzFile, name: str) -> int:
-    """Return the pixels of one image of an array, or 0 where it holds none, by its header alone.
+    """Return the number of pixels of one image of an array, or 0 if it holds no images, from its header.
 
-    A header that declares more values than the archive holds would have memory set aside for all of them.
+    Reading an array whose header declares more values than the archive holds would allocate memory for all.
     """
     packed = archive.zip
     if packed is None:
@@ -187,13 +187,13 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
 def load_parquet(request: Request) -> LoadedData:
     """Return the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
 
-    Rows have a column `image` (encoded image bytes, plain or as `{bytes, path}`) and perhaps `label`
-    (integers or strings) and `id` (unique integers or strings). Other columns are ignored; with captions the
+    Rows have a column `image` (encoded image bytes, plain or as `{bytes, path}`) and optionally `label`
+    (integers or strings) and `id` (unique integers or strings). Other columns are ignored. With captions the
     rows are pairs, see `trainers.data.pair_tables`. All rows with one value in the unit column are one
     record.
 
     Raises:
-      DataError: a file cannot be read, or its columns break a rule above.
+      DataError: a file cannot be read, or its columns break one of these rules.
     """
     files, unit_column = existing_parquet_files(request.path), request.unit_column
     header = parquet_header(files[0])
@@ -220,7 +220,7 @@ def load_parquet(request: Request) -> LoadedData:
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """Return a parquet file, or those below a folder in order."""
+    """Return the path itself if it is a parquet file, or the parquet files below a folder in order."""
     return [path] if path.is_file() else sorted(path.rglob("*.parquet"))
 
 
@@ -237,7 +237,7 @@ def existing_parquet_files(path: Path) -> list[Path]:
 
 
 def unreadable_parquet() -> tuple[type[Exception], ...]:
-    """Return what pyarrow raises of a file that is damaged, or of no kind that it knows."""
+    """Return the exceptions that pyarrow raises for a file that is damaged or of an unknown format."""
     import pyarrow as pa
 
     return (OSError, ValueError, NotImplementedError, KeyError, pa.ArrowException)
@@ -247,7 +247,7 @@ def parquet_header(file: Path) -> list[str]:
     """Return the names of a file's columns.
 
     Raises:
-      DataError: it cannot be read.
+      DataError: the file cannot be read.
     """
     import pyarrow.parquet as pq
 
@@ -260,11 +260,11 @@ def parquet_header(file: Path) -> list[str]:
 
 
 def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
-    """Return those of `columns` that parquet files have, of all files in their order.
+    """Return the rows of all parquet files in order, with the columns among `columns` that the files have.
 
     Raises:
       RecordsError: some files cannot be read; their positions are in the error's details.
-      DataError: files differ in these columns or their types, or have one twice.
+      DataError: files differ in these columns or their types, or have a column twice.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -292,13 +292,13 @@ def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
 
 
 def unpacked(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column, of `{bytes, path}` the bytes."""
+    """Return the values of a column; for `{bytes, path}` structures, the bytes."""
     values = column.to_pylist()
     return [value["bytes"] if isinstance(value, dict) and "bytes" in value else value for value in values]
 
 
 def _column(table: pa.Table, name: str) -> NDArray[Any] | None:
-    """Integers, or Python strings: numpy's own would lose the NULs at their ends."""
+    """A column as integers, or as Python strings because numpy strings lose trailing NULs."""
     if name not in table.column_names:
         return None
     values = table.column(name).to_pylist()
@@ -314,11 +314,11 @@ def _column(table: pa.Table, name: str) -> NDArray[Any] | None:
 def load_folder(request: Request) -> LoadedData:
     """Return the images below a folder, in the order of their relative paths, which are their ids.
 
-    It holds one sub-folder per class, or only images (then there are no labels). Hidden files and files
-    without an image suffix are skipped.
+    The folder holds one sub-folder per class, or only images (then there are no labels). Hidden files and
+    files without an image suffix are skipped.
 
     Raises:
-      DataError: the folder cannot be read, holds no images or breaks a rule above.
+      DataError: the folder cannot be read, holds no images or breaks one of these rules.
     """
     path, image_size = request.path, request.image_size
     if not path.is_dir():
@@ -352,7 +352,7 @@ def _image_names(path: Path) -> list[str]:
     def note_closed(_: OSError) -> None:
         unusable["closed"] += 1
 
-    # By default os.walk passes over a sub-folder that it may not open: records would be lost silently.
+    # By default os.walk skips a sub-folder that it may not open: records would be lost silently.
     for root, folders, files in os.walk(path, onerror=note_closed):
         folders[:] = [name for name in folders if not name.startswith(".")]
         unusable["links"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
@@ -373,7 +373,7 @@ def _image_names(path: Path) -> list[str]:
 
 
 def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
-    """Give all parts one image shape and one class index."""
+    """Convert all parts to one image shape and one class index."""
     if any(len(part.images) == 0 or 0 in part.images.shape for part in parts):
         raise DataError(
             "a data set must hold at least one record with at least one pixel, in every split; got none"
@@ -417,7 +417,7 @@ def _name_ids(names: list[str]) -> Ids:
 
 
 def label_place(name: str) -> str:
-    """Return where `load_dataset` looks for the labels of readable images of one's own, and what it found.
+    """Return a phrase that names the place where `load_dataset` looks for labels of your own images.
 
     >>> label_place("folder:scans")
     'sub-folders named after the classes'

@@ -1,4 +1,4 @@
-"""Where a file of pairs keeps what: the columns as the user names them, or as open_clip does."""
+"""The columns of a file of pairs, with the user's names or with open_clip's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGE_COLUMNS, CAPTION_COLUMNS = ("filepath", "image"), ("title", "caption")
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """How pairs of one's own are read: where a file keeps what, and what is done with corrupt rows."""
+    """How your own pairs are read: which columns hold which data, and how corrupt rows are treated."""
 
     image: str | None = field(default=None, metadata=option("csv_img_key"))
     """Column of csv or parquet with the images' paths (parquet: or bytes): filepath (parquet: or image)."""
@@ -35,7 +35,7 @@ class PairOptions:
     """Drop image-text rows without a readable image or a caption, instead of refusing the data."""
 
     def __post_init__(self) -> None:
-        if self.separator == "\\t":  # as most shells pass it on
+        if self.separator == "\\t":  # most shells pass a tab this way
             object.__setattr__(self, "separator", "\t")
         if len(self.separator) != 1 or self.separator in '"\r\n':
             raise ConfigError(
@@ -58,7 +58,7 @@ class PairOptions:
         return tuple(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
 
     def fitting(self, name: str) -> PairOptions:
-        """Return the same with the default of everything that means nothing for the data set `name`.
+        """Return the options with every field that does not apply to data set `name` set to its default.
 
         >>> PairOptions(separator=",", skip_corrupt=True).fitting("webdataset:x.tar").changed_fields
         ('skip_corrupt',)
@@ -72,7 +72,7 @@ def resolve_columns(options: PairOptions, header: list[str], scheme: str, separa
     """Return the options with the name of every column to read.
 
     Raises:
-      DataError: a column does not occur exactly once; the message holds no name of the file's own.
+      DataError: a column does not occur exactly once; the message holds no column name from the file.
     """
 
     def find(name: str | None, usual_names: tuple[str, ...], purpose: str) -> str:
@@ -89,7 +89,7 @@ def resolve_columns(options: PairOptions, header: list[str], scheme: str, separa
 
 
 def image_column(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> str:
-    """Return the column of the images, whatever the others are.
+    """Return the name of the image column, without checking the other columns.
 
     Raises:
       DataError: as `resolve_columns`.
@@ -99,9 +99,9 @@ def image_column(options: PairOptions, header: list[str], scheme: str, separator
 
 
 def _find(names: Sequence[str], header: list[str], scheme: str, separator: str, purpose: str) -> str:
-    """Return the one of `names` that occurs once in the header.
+    """Return the name in `names` that occurs once in the header.
 
-    The first line may be a record: neither its cells nor their number are in the message.
+    The first line may be a record, so neither its cells nor their number are in the error message.
     """
     matches = [name for name in names if header.count(name) == 1]
     if len(matches) == 1:

@@ -1,15 +1,15 @@
-"""Pairs of the user's own: `csv:PATH` and `parquet:PATH`, in open_clip's convention.
+"""The user's own pairs: `csv:PATH` and `parquet:PATH`, in open_clip's convention.
 
 A column `filepath` names the image, a column `title` holds a caption, and several rows with one image give
-it several captions. What a record and its id then are is in `trainers.data.pairs`: without a unit column, one
-image with all its captions, whatever other columns there are.
+the image several captions. `trainers.data.pairs` defines a record and its id: without a unit column, a record
+is one image with all its captions, whatever other columns there are.
 
-An image that is named by its path is known by it: by the path from the file's own folder where the image lies
-in that folder, so that ids stay when the folder moves, else by the absolute path. So one image is one record
-however its path is spelled; through links a file has several paths, and is as many records.
+An image that is given by its path is identified by that path: relative to the file's folder if the image is
+in that folder, so that ids stay when the folder moves, else absolute. So one image is one record however its
+path is spelled. A file that has several paths through links becomes as many records.
 
-No message holds a line of the file: the first one, too, is a record where the columns have no names, or
-where the separator is another one.
+No message holds a line of the file: even the first line is a record if the columns have no names, or if the
+file uses another separator.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _ID = "id"
 
 
 def load_csv_pairs(request: Request) -> LoadedData:
-    """Return the pairs of a csv file, UTF-8, whose first line names the columns.
+    """Return the pairs of a UTF-8 csv file whose first line names the columns.
 
     Relative image paths start from the file's folder.
 
     Raises:
       RecordsError: some rows are corrupt (their positions are in `details`), or images differ in size.
-      DataError: the file cannot be read, or its columns break a rule above.
+      DataError: the file cannot be read, or its columns break one of these rules.
     """
     path, options = request.path, request.pairs
     header, lines = _read_csv(path, options.separator)
@@ -78,8 +78,8 @@ def load_csv_pairs(request: Request) -> LoadedData:
 def load_parquet_pairs(request: Request) -> LoadedData:
     """Return the pairs of a parquet file, or of all parquet files below a folder, in order.
 
-    The image column holds paths, relative to the file's or the given folder, or encoded bytes, plain or as
-    {bytes, path}; the caption column one caption or a list of them. Errors as for `load_csv_pairs`.
+    The image column holds paths, relative to the file's folder or the given folder, or encoded bytes, plain
+    or as {bytes, path}. The caption column holds one caption or a list. Raises as `load_csv_pairs` does.
     """
     path = request.path
     files = existing_parquet_files(path)
@@ -96,14 +96,14 @@ def load_parquet_pairs(request: Request) -> LoadedData:
 
 
 def load_parquet_of_either(request: Request) -> LoadedData:
-    """Return the records of parquet files: pairs where a column has captions, else images."""
+    """Return the records of parquet files: pairs if a column has captions, else images."""
     return load_parquet_pairs(request) if request.has_captions else load_parquet(request)
 
 
 def has_captions(path: Path, options: PairOptions | None = None) -> bool:
-    """Whether parquet data hold captions: the column that is named, else `title` or `caption`.
+    """Whether parquet data hold captions: in the column named in the options, else `title` or `caption`.
 
-    Reads the first file's schema alone; False where that cannot be read, for loading tells why.
+    Only the first file's schema is read. The result is False if it cannot be read; loading then reports why.
     """
     import pyarrow.parquet as pq
 
@@ -115,10 +115,10 @@ def has_captions(path: Path, options: PairOptions | None = None) -> bool:
 
 
 def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
-    """Return the folders of the images that `csv:PATH` or `parquet:PATH` names, and where links lead to.
+    """Return the folders of the images that `csv:PATH` or `parquet:PATH` names, and the targets of links.
 
-    Reads no image. None where the images are in the file itself, and where it cannot be read, for loading
-    tells why.
+    No image is read. The list is empty if the images are in the file itself, or if the file cannot be read;
+    loading then reports why.
     """
     folders = set()
     for file in image_files(name, options):
@@ -129,7 +129,7 @@ def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
 
 
 def image_files(name: str, options: PairOptions | None = None) -> list[str]:
-    """Return the files of the images that `csv:PATH` or `parquet:PATH` names, as `image_folders`."""
+    """Return the image files that `csv:PATH` or `parquet:PATH` names, under the rules of `image_folders`."""
     scheme, _, rest = name.partition(":")
     path, options = Path(rest).expanduser(), options or PairOptions()
     if scheme not in ("csv", "parquet"):
@@ -176,7 +176,7 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, 
         raise DataError(f"parquet column {names.caption} must hold strings or lists of strings")
 
     def texts_of(name: str | None) -> list[str] | None:
-        # NaN, which alone differs from itself, is how a table writes that there is nothing.
+        # A table marks an empty cell with NaN, the only value that differs from itself.
         return None if name is None else ["" if v is None or v != v else str(v) for v in values[name]]
 
     return PairRows(
@@ -192,17 +192,17 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, 
 
 
 def _paths(images: Sequence[str | bytes | None]) -> list[str | None]:
-    """The path of each image as written, but for detours; None of one that has no path."""
+    """The path of each image as written, without detours such as `..`; None if the image has no path."""
     return [os.path.normpath(image) if image and isinstance(image, str) else None for image in images]
 
 
 def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
-    """Return what identifies each image: a digest of its bytes, or its path in `base`, else in full.
+    """Return the key of each image: a digest of its bytes, or its path, relative if in `base`, else absolute.
 
     >>> image_keys(["a.png", "./b/../a.png", "/data/a.png", "../a.png", None], Path("/data"))
     ['a.png', 'a.png', 'a.png', '/a.png', '']
     """
-    # A folder that a link leads to has two absolute paths; either may be written in the file.
+    # A folder that is the target of a link has two absolute paths; the file may contain either.
     roots = [os.path.join(root, "") for root in (os.path.abspath(base), os.path.realpath(base))]
 
     def of_path(path: str) -> str:
@@ -227,7 +227,7 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
         suppress(OSError, csv.Error),
         path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened,
     ):
-        # A quote that is never closed would swallow the rest of the file, this last line with it.
+        # An unclosed quote would absorb the rest of the file, including this last line.
         text = itertools.chain(opened, ["\n", _END])
         lines = [line for line in csv.reader(text, delimiter=separator) if line]
     if len(lines) < 2 or lines[-1] != [_END]:
@@ -242,9 +242,9 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
 def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
     """Raise RecordsError if a cell of a csv file, column names included, has a line break.
 
-    Two quotes that do not belong together make one cell of all lines between them. Those rows would be gone
-    silently. No row alone shows whether it was meant so. Dropping such rows would be no function of each row
-    by itself, so the whole file is refused, also where corrupt rows are dropped.
+    Two quotes that do not belong together turn all lines between them into one cell, and those rows would be
+    lost silently. No single row shows whether this was intended. Dropping such rows would not be a function
+    of each row alone, so the whole file is refused, even if corrupt rows are dropped.
 
     Raises:
       RecordsError: the rows are in `details`, where the first row is 0 and column names are -1.
@@ -259,7 +259,7 @@ def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
 
 
 def _load(rows: PairRows, sources: Sequence[Any], request: Request) -> LoadedData:
-    """The records of rows whose images are not decoded yet: a source each, None where there is none."""
+    """The records of rows whose images are not decoded yet; `sources` holds None for a missing image."""
     distinct = {key: source for key, source in zip(rows.keys, sources, strict=True) if source is not None}
     images = decode_each(distinct.values(), request.image_size, rows.max_pixels)
     decoded = dict(zip(distinct, images, strict=True))

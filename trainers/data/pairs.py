@@ -1,16 +1,16 @@
 """Image-text records: one image with all its captions, and how rows of a source become such records.
 
-An image with several captions is **one record**: it is sampled as one, and at a step one of its captions,
-chosen by a keyed hash of the record's id and the step, stands for it. So the adjacency is "add or remove
-one image with all its captions", whatever their number. With a unit column (a person, say) the record is
-the unit with all its images, as in `trainers.data.dataset`. An image that lies in several units is a row of
-each: one unit more or less takes its own rows alone, so the adjacency "add or remove one unit" stands. It
-promises nothing for the image itself, which stays with the other units when one leaves.
+An image with several captions is **one record**: it is sampled as a whole, and at each step one of its
+captions, chosen by a keyed hash of the record's id and the step, represents it. So the adjacency is "add or
+remove one image with all its captions", whatever their number. With a unit column (for example, a person) the
+record is the unit with all its images, as in `trainers.data.dataset`. An image in several units is a row of
+each of them. Adding or removing one unit changes only that unit's rows, so the adjacency "add or remove one
+unit" holds. It promises nothing for the image itself, which stays with the other units when one is removed.
 
-An id depends on its own record alone: on the unit's name, else on what identifies the image (its path, or
-its bytes as stored); never on a caption or on a row's place. Which rows are corrupt is a function of each row
-alone, too, so dropping them moves no other record; they are dropped before the data set is fingerprinted. No
-message holds a path, a caption or a position: the positions of faults are in `RecordsError.details` alone.
+An id depends only on its own record: on the unit's name, else on the image's key (its path, or its bytes as
+stored), and never on a caption or on a row's position. Whether a row is corrupt also depends only on that
+row, so dropping corrupt rows moves no other record. They are dropped before the data set is fingerprinted. No
+message holds a path, a caption or a position: the positions of faults are only in `RecordsError.details`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SPLITS = ("train", "test")
 
 
 class StoredImages(Protocol):
-    """Images that are read when they are asked for; an array would do the same with all in memory."""
+    """Images that are read on access; an array has the same interface with all images in memory."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class StoredImages(Protocol):
         """Return the images at `rows`, `[n, channels, height, width]`."""
 
     def select(self, rows: NDArray[np.int64]) -> StoredImages:
-        """Return the same store with the images at `rows` alone; read nothing."""
+        """Return the same store with only the images at `rows`, without reading any."""
 
 
 Images = NDArray[np.uint8] | StoredImages
@@ -62,11 +62,11 @@ Images = NDArray[np.uint8] | StoredImages
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTextRecords(RecordsOfRows):
-    """Images with their captions; stands beside `Records`.
+    """Images with their captions; the counterpart of `Records`.
 
     Attributes:
       images: uint8 `[num_rows, channels, height, width]`, in memory or stored; a record's rows lie together.
-      captions: `[num_rows][captions of the row]`, at least one each, none empty.
+      captions: `[num_rows][captions of the row]`; every row has at least one caption, and none is empty.
     """
 
     images: Images
@@ -91,8 +91,9 @@ class ImageTextRecords(RecordsOfRows):
     ) -> tuple[NDArray[np.uint8], list[str]]:
         """Return the image `[n, channels, height, width]` and the caption `[n]` of `records` at `step`.
 
-        Both are functions of each record alone, the public seed and the step. So one record more or less
-        changes no other's pair, and a record is one place of one group however many captions it has.
+        A record's image and caption depend only on the record, the public seed and the step. So adding or
+        removing one record changes no other record's pair, and a record takes one place of one group however
+        many captions it has.
         """
         rows, captions = row_of_each(self.row_starts, self.ids, records, seed=seed, step=step), []
         uniform = keyed_uniform(self.ids[records], "caption", int(seed), int(step))
@@ -102,7 +103,7 @@ class ImageTextRecords(RecordsOfRows):
         return self.images[rows], captions
 
     def flat_captions(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Return all captions, `[num_captions]`, and the row each belongs to, for retrieval scores."""
+        """Return all captions, `[num_captions]`, and the row of each caption, for retrieval scores."""
         owners = np.repeat(np.arange(len(self.captions)), [len(row) for row in self.captions])
         return [caption for row in self.captions for caption in row], owners.astype(np.int64)
 
@@ -113,15 +114,15 @@ class ImageTextRecords(RecordsOfRows):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedData:
-    """What a source of records gave.
+    """The data that a source's reader returned.
 
     Attributes:
       train: records to train on.
-      test: held-out records, or None where the source has no split of its own.
-      num_skipped: corrupt rows that were dropped; as private as the records: not for logs or MLflow.
-      class_names: one for every label 0, 1, …, empty where unknown; likewise as private as the records.
-      names: what the owner calls each image, strings or numbers, test images after the training images; None
-        where images have none; likewise as private as the records.
+      test: held-out records, or None if the source has no split of its own.
+      num_skipped: how many corrupt rows were dropped; as private as the records: not for logs or MLflow.
+      class_names: one name for every label 0, 1, …, empty if unknown; likewise as private as the records.
+      names: the owner's name of each image, strings or numbers, test images after the training images; None
+        if images have no names; likewise as private as the records.
     """
 
     train: Records | ImageTextRecords
@@ -133,17 +134,17 @@ class LoadedData:
 
 @dataclass(frozen=True, kw_only=True)
 class PairRows:
-    """Rows as stored, in every list one entry each.
+    """Rows as stored; every list has one entry for each row.
 
     Attributes:
-      keys: what identifies the row's image: its path, or a digest of its bytes.
+      keys: the key of the row's image: its path, or a digest of its bytes.
       captions: the row's captions.
-      faults: what is wrong with the row; "" where nothing is.
-      units: the privacy unit's name, or None: each image is its own.
-      splits: `train` or `test`, or None: all rows are training rows.
-      labels: the class of the row's image, by name or number, or None: images have none.
-      names: what the owner calls the row's image, or None, of one or of all.
-      max_pixels: that an image may have, for messages.
+      faults: the row's fault; "" for a sound row.
+      units: the name of the row's privacy unit; None if each image is its own unit.
+      splits: `train` or `test`; None if all rows are training rows.
+      labels: the class of the row's image, by name or number; None if images have no labels.
+      names: the owner's name of the row's image, or None; None instead of a list if no image has a name.
+      max_pixels: the largest number of pixels that an image may have, for messages.
     """
 
     keys: Sequence[str]
@@ -157,15 +158,15 @@ class PairRows:
 
 
 def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_corrupt: bool) -> LoadedData:
-    """Return the records that `rows` make: sound rows with one key are one image, of one unit one record.
+    """Return the records of `rows`: sound rows with one key form an image, images of one unit a record.
 
     Args:
-      rows: as stored, corrupt ones with their fault.
-      images_of: (sound rows, one per image) to their images `[n, channels, height, width]`.
-      skip_corrupt: drop corrupt rows instead of refusing all.
+      rows: the rows as stored; corrupt rows have their fault.
+      images_of: function from sound rows, one per image, to their images `[n, channels, height, width]`.
+      skip_corrupt: drop corrupt rows instead of refusing the whole data set.
 
     Raises:
-      RecordsError: some rows are corrupt, no row is left, a record lies in both splits, or an image has
+      RecordsError: some rows are corrupt, no row is left, a record is in both splits, or an image has
         several labels.
       DataError: the splits differ in shape.
     """
@@ -196,7 +197,7 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
 
 
 def _names(rows: PairRows, parts: Sequence[_Units]) -> list[str] | None:
-    """The first name that a row of each image has; None where some image has none."""
+    """For each image, the first name in its rows; None if some image has no name."""
     names = rows.names or [None] * len(rows.keys)
     images = [same for part in parts for unit in part.values() for same in unit.values()]
     found = [next((names[row] for row in same if names[row] is not None), None) for same in images]
@@ -204,7 +205,7 @@ def _names(rows: PairRows, parts: Sequence[_Units]) -> list[str] | None:
 
 
 def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str, list[int]]]:
-    """Return the sound rows, and the rows of every fault."""
+    """Return the sound rows, and for each fault the rows that have it."""
     faults: dict[str, list[int]] = {}
     for row, fault in enumerate(rows.faults):
         if not fault and rows.units is not None and not rows.units[row].strip():
@@ -227,9 +228,9 @@ def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str
 
 
 def _labels(rows: PairRows, sound: list[int]) -> tuple[dict[int, int] | None, ClassNames]:
-    """Return the label of each sound row, and the classes' names; numbers in every row have no names.
+    """Return the label of each sound row, and the class names; there are none if all labels are numbers.
 
-    A step uses no labels: only public records are scored with them.
+    A step uses no labels; they only serve to score public records.
     """
     if rows.labels is None:
         return None, ()
@@ -251,7 +252,7 @@ _Units = dict[str, dict[str, list[int]]]
 
 
 def _images_by_unit(rows: PairRows, sound: list[int]) -> _Units:
-    """The rows of each image of each unit."""
+    """For each unit, the rows of each of its images."""
     units: _Units = {}
     for row in sound:
         name = rows.keys[row] if rows.units is None else rows.units[row]
@@ -278,7 +279,7 @@ def _records(
 def decode_each(
     sources: Iterable[bytes | Path], image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
 ) -> list[Decoded]:
-    """Return every image decoded and resized, or what is wrong with it; several threads share the work."""
+    """Return every image decoded and resized, or its fault, computed by several threads."""
     silence_decoders()
     return list(in_threads(lambda source: _decode_or_fault(source, image_size, max_pixels), sources))
 
@@ -286,13 +287,13 @@ def decode_each(
 def _decode_or_fault(source: bytes | Path, image_size: int | None, max_pixels: int) -> Decoded:
     try:
         image = decode_image(source, image_size, max_pixels)
-    except OSError:  # a path that may not even be looked at
+    except OSError:  # a path that this process may not access
         return "missing image"
     return f"{image} image" if isinstance(image, str) else image
 
 
 def caption_fault(captions: Iterable[str]) -> str:
-    """Return what is wrong with the captions of one row, or ""."""
+    """Return the fault of the captions of one row, or ""."""
     texts = list(captions)
     if not texts or not all(text.strip() for text in texts):
         return "empty caption"
@@ -310,6 +311,6 @@ def _is_text(text: str) -> bool:
 
 
 def stack_images(decoded: list[Any]) -> NDArray[np.uint8]:
-    """RGB, also where all are grey: towers take colour, and the shape then depends on no record."""
+    """Stack images as RGB, even if all are grey: towers take colour, and the shape depends on no record."""
     check_one_size(Counter(image.shape[:2] for image in decoded))
     return stacked(decoded, 3)

@@ -1,4 +1,4 @@
-"""Data sets to probe: their images in the shape of the training data's, whose network looks at them."""
+"""Loads probe data sets, with images in the shape of the training data so that the network can read them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def load_probes(
     """Return `load_probe` of each of `names` for networks trained on `dataset`.
 
     Raises:
-      ConfigError: as `load_probe`, or two have the same short name.
-      DataError: as `load_probe`.
+      ConfigError: as in `load_probe`, or two data sets have the same short name.
+      DataError: as in `load_probe`.
     """
     short = [probe_name(name) for name in names]
     if len(set(short)) < len(short):
@@ -61,15 +61,15 @@ def load_probe(
 ) -> Probe:
     """Return a public labelled data set to score features on.
 
-    Its images are resized to the training data's square, and their channels made those of the training
-    data, see `with_channels`. Index and queries are its own training and test split, where it has one. Of
-    images with captions the images and labels are taken, all in memory.
+    Its images are resized to the training data's square, and converted to the training data's channels, see
+    `with_channels`. Index and queries are its own training and test split, if it has one. For images with
+    captions, the images and labels are used, all in memory.
 
     Args:
-      name: as for `trainers.data.load_dataset`.
+      name: a name that `trainers.data.load_dataset` accepts.
       image_shape: (channels, height, width) of the training data.
-      test_fraction: share of its records that are scored, where it has no split of its own.
-      pairs: how images with captions are read; what means nothing for this data set is not looked at.
+      test_fraction: the share of its records that are scored, if it has no split of its own.
+      pairs: how images with captions are read; options that do not apply to this data set are ignored.
       max_image_pixels: as for `load_dataset`.
 
     Raises:
@@ -92,7 +92,7 @@ def load_probe(
 
 
 def probe_name(dataset: str) -> str:
-    """Return a data set's name as it stands in a metric's.
+    """Return a data set's name in the form used in a metric's name.
 
     >>> probe_name("fashion-mnist"), probe_name("npz:/data/some faces.npz")
     ('fashion-mnist', 'npz-some-faces')

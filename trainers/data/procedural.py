@@ -1,16 +1,16 @@
-"""Procedural images: made from numbers alone, to learn from what costs no privacy.
+"""Procedural images: generated from numbers only, so that learning from them costs no privacy.
 
-Every image is a function of (seed, index, image shape) and of nothing else: no file, no record, no state,
-and not which images are made beside it. Random parameters are keyed hashes; shapes are drawn with additions,
-products and comparisons, which round alike everywhere. Sines, roots and sums of products are taken in
-float64 and the result is rounded to 8 bits, so that another platform's last bits are not seen.
+Every image is a function of only (seed, index, image shape). It depends on no file, record or state, and not
+on the other images generated with it. Random parameters are keyed hashes. Shapes are drawn with additions,
+products and comparisons, which round identically everywhere. Sines, roots and sums of products are computed
+in float64 and the result is rounded to 8 bits, so that differences in a platform's last bits vanish.
 
-Kinds of images (Baradad et al. 2021, "Learning to see by looking at noise", compare what networks learn from
-most of them):
+The kinds of images are listed here. Baradad et al. (2021, "Learning to see by looking at noise") compare what
+networks learn from most of them:
 
-- *Dead leaves* (Lee, Mumford and Huang 2001): shapes at uniform places, each in front of those before, with
-  radii r of density ∝ r⁻³, the law under which the picture looks alike at every scale. Ellipses, rectangles
-  and triangles, turned and stretched, plain or textured.
+- *Dead leaves* (Lee, Mumford and Huang 2001): shapes at uniform places, each in front of the earlier ones.
+  Radii r have density ∝ r⁻³, the law under which the picture looks alike at every scale. The shapes are
+  ellipses, rectangles and triangles, turned and stretched, plain or textured.
 - *Objects*: a few large shapes about the centre of a plain ground, mirrored in half of the images.
 - *Octaves*: value noise, lattices of doubled fineness added up with falling weights (Perlin 1985).
 - *Stripes*: gratings of any direction, smooth or sharp, straight or bent by octaves.
@@ -56,7 +56,7 @@ def procedural_images(indices: Ids, image_shape: tuple[int, int, int], *, seed: 
     Args:
       indices: uint64 `[n]`, in any order.
       image_shape: (channels, height, width); one channel is grey, more are colours.
-      seed: of the sequence.
+      seed: the sequence's seed.
 
     Raises:
       ConfigError: a side is below `SMALLEST_SIDE`, or there is no channel.
@@ -97,7 +97,7 @@ class _Draw:
         self.indices, self.key = indices, key
 
     def unit(self, name: str, count: int = 1) -> Numbers:
-        """Return numbers in [0, 1), `[n, count]`; those of an image depend on its index alone."""
+        """Return numbers in [0, 1), `[n, count]`; an image's numbers depend only on its index."""
         each = self.indices[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
         return keyed_uniform(each.astype(np.uint64), "procedural", *self.key, name, count)
 
@@ -110,7 +110,7 @@ class _Draw:
         return _Draw(self.indices, (*self.key, name))
 
     def colours(self, count: int, channels: int) -> Plane:
-        """Return colours in [0, 1], `[n, count, channels]`: a grey level, and a tint of each channel."""
+        """Return colours in [0, 1], `[n, count, channels]`: a grey level plus a tint for each channel."""
         n = len(self.indices)
         grey = self.unit("grey", count)[:, :, None] if count > 2 else self._two_greys()
         if channels == 1:
@@ -125,12 +125,12 @@ class _Draw:
 
 
 def _places(side: int, smaller: int) -> Numbers:
-    """The centres of a side's pixels, where the image's smaller side has length 1, about the middle."""
+    """The centres of a side's pixels, relative to the middle, in units of the image's smaller side."""
     return (np.arange(side) + 0.5 - side / 2) / smaller
 
 
 def _dead_leaves(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
-    """Shapes everywhere, each in front of those before."""
+    """Shapes everywhere, each in front of the earlier ones."""
     _, height, width = image_shape
     smaller = min(height, width)
     half = np.array([width, height]) / (2 * smaller)
@@ -140,7 +140,7 @@ def _dead_leaves(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
 
 
 def _scale_free(unit: Numbers, bounds: tuple[float, float]) -> Numbers:
-    """Radii of density ∝ r⁻³ between two bounds, of uniform numbers."""
+    """Radii of density ∝ r⁻³ between two bounds, computed from uniform numbers."""
     low, high = (bound**-2 for bound in bounds)
     return 1 / np.sqrt(low - unit * (low - high))
 
@@ -161,13 +161,13 @@ def _objects(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
 def _front(
     draw: _Draw, image_shape: tuple[int, int, int], centres: Numbers, radii: Numbers
 ) -> NDArray[np.uint8]:
-    """Return which shape is in front at each pixel, from 1 on, `[n, height, width]`; 0 is the ground.
+    """Return the number of the front shape at each pixel, from 1 on, `[n, height, width]`; 0 is the ground.
 
     Args:
-      draw: of the shapes' kinds, turns and stretches.
+      draw: random numbers for the shapes' kinds, turns and stretches.
       image_shape: (channels, height, width).
       centres: `[n, shapes, 2]`, x and y.
-      radii: `[n, shapes]`; of radius 0 nothing is seen.
+      radii: `[n, shapes]`; a shape of radius 0 is invisible.
     """
     _, height, width = image_shape
     count = radii.shape[1]
@@ -175,7 +175,7 @@ def _front(
     stretch = np.sqrt(draw.between("stretch", 0.25, 1, count))
     kind = draw.unit("shape", count)[:, :, None, None]
     radii = np.maximum(radii, 1e-6)
-    long, short = stretch / radii, 1 / (radii * stretch)  # areas stay
+    long, short = stretch / radii, 1 / (radii * stretch)  # the areas do not change
     x = _places(width, min(height, width)) - centres[:, :, :1]
     y = _places(height, min(height, width)) - centres[:, :, 1:]
     cosine, sine = np.cos(turn), np.sin(turn)
@@ -195,7 +195,7 @@ def _front(
 
 
 def _distance(along: Plane, across: Plane, kind: Numbers) -> Plane:
-    """Below 1 inside a shape of unit size: half are ellipses, a third rectangles, a sixth triangles."""
+    """A distance below 1 inside a unit shape: half are ellipses, a third rectangles, a sixth triangles."""
     squares, others = along * along, across * across
     rectangle = np.maximum(squares, others)
     triangle = np.maximum(-2 * across, across + np.float32(1.75) * np.abs(along))
@@ -205,7 +205,7 @@ def _distance(along: Plane, across: Plane, kind: Numbers) -> Plane:
 def _coloured(
     draw: _Draw, front: NDArray[np.uint8], colours: Plane, image_shape: tuple[int, int, int]
 ) -> Plane:
-    """Give each shape its colour, and in half of the images some of them a texture."""
+    """Give each shape its colour, and in half of the images give some shapes a texture."""
     n, count, channels = colours.shape
     pixels = front.reshape(n, -1).astype(np.intp)
     planes = [np.take_along_axis(colours[:, :, c], pixels, axis=1) for c in range(channels)]
@@ -260,7 +260,7 @@ def _stripes(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
 
 
 def _fractals(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
-    """Return where orbits of random contractions go, from 0 to 1, `[n, height, width]`."""
+    """Return how often orbits of random contractions visit each pixel, from 0 to 1, `[n, height, width]`."""
     _, height, width = image_shape
     n, rows = len(draw.indices), np.arange(len(draw.indices))[:, None]
     first, second = (2 * np.pi * draw.unit(name, NUM_MAPS) for name in ("turn", "second turn"))

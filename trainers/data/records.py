@@ -1,4 +1,4 @@
-"""Image records: one record is one privacy unit, with one row or, by a unit column, several."""
+"""Image records: one record is one privacy unit, with one row or, given a unit column, several."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trainers.data.rows import check_row_starts, row_of_each, rows_of
 
 @dataclass(frozen=True, kw_only=True)
 class RecordsOfRows:
-    """Records of any kind, each with rows that lie together; one record is one privacy unit.
+    """Records of any kind, each with contiguous rows; one record is one privacy unit.
 
     Attributes:
       images: uint8 `[num_rows, channels, height, width]`; a record's rows lie together.
       ids: uint64 `[num_records]`, stable under adding or removing other records.
       labels: int64 `[num_rows]`, or None.
-      row_starts: int64 `[num_records + 1]`: record i has the rows from `row_starts[i]` to before
-        `row_starts[i + 1]`; None where every record has one row.
+      row_starts: int64 `[num_records + 1]`: record i has the rows from `row_starts[i]` up to, but not
+        including, `row_starts[i + 1]`; None if every record has one row.
     """
 
     images: Any
@@ -47,7 +47,7 @@ class RecordsOfRows:
         return dataclasses.replace(self, row_starts=None, **self._columns_at(rows))
 
     def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
-        """Return the image that stands for each of `records` at `step`, `[n, channels, height, width]`."""
+        """Return the image that represents each of `records` at `step`, `[n, channels, height, width]`."""
         images: NDArray[np.uint8] = self.images[
             row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)
         ]
@@ -62,7 +62,7 @@ class RecordsOfRows:
         check_row_starts(self.row_starts, num_records=len(self.ids), num_rows=num_rows)
 
     def _columns_at(self, rows: NDArray[np.int64]) -> dict[str, Any]:
-        """The fields that have an entry for each row, of these rows alone; of stored images none is read."""
+        """The fields with one entry per row, for only these rows; no stored image is read."""
         images = self.images
         return {
             "images": images[rows] if isinstance(images, np.ndarray) else images.select(rows),
@@ -75,8 +75,8 @@ class Records(RecordsOfRows):
     """Records in memory.
 
     Attributes:
-      classes_from_data: whether labels are places in the list of this data set's own classes: one record
-        more can then change the labels of others.
+      classes_from_data: whether labels are indices in the list of this data set's own classes: adding one
+        record can then change the labels of others.
     """
 
     images: NDArray[np.uint8]
@@ -94,7 +94,7 @@ class Records(RecordsOfRows):
         """Return the labels of the images that `images_at` returns, `[n]`.
 
         Raises:
-          DataError: the records have none.
+          DataError: the records have no labels.
         """
         if self.labels is None:
             raise DataError("labels are asked for, and these records have none")

@@ -1,4 +1,4 @@
-"""What is asked of the reader of a data source, see `trainers.data.dataset_registry`."""
+"""The request to the reader of a data source, see `trainers.data.dataset_registry`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from trainers.data.pair_options import PairOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be read.
+    """The data to read, and how to read them.
 
     Attributes:
-      name: of the data set; `path` is what stands behind the colon.
-      image_size: resize every image to this many pixels square; None for its own size.
-      unit_column: that names the privacy unit; None where a row is one.
+      name: the data set's name; `path` is the part after the colon.
+      image_size: resize every image to this many pixels square; None keeps its own size.
+      unit_column: the column that names the privacy unit; None if each row is a unit.
       pairs: how images with captions are read.
-      has_captions: whether these data have some.
-      max_image_pixels: of one image as stored; a larger one is never decoded.
+      has_captions: whether these data have captions.
+      max_image_pixels: largest allowed image as stored; a larger one is never decoded.
     """
 
     name: str

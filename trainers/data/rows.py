@@ -1,7 +1,7 @@
-"""Which rows of a data set a record has, and which of them stands for it: privacy-critical, so written once.
+"""The rows of each record, and the row that represents it at a step: privacy-critical, so defined only here.
 
-`row_starts` is int64 `[num_records + 1]`: record i has the rows from `row_starts[i]` to before
-`row_starts[i + 1]`. It is None where every record has one row.
+`row_starts` is int64 `[num_records + 1]`: record i has the rows from `row_starts[i]` up to, but not
+including, `row_starts[i + 1]`. It is None if every record has one row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def check_row_starts(row_starts: RowStarts | None, *, num_records: int, num_rows
     """Refuse starts that leave a row without a record, or a record without a row.
 
     Raises:
-      DataError: says the rule, and no number of records.
+      DataError: such a start exists; the message states the rule and no number of records.
     """
     if row_starts is not None and (
         row_starts.shape != (num_records + 1,)
@@ -36,7 +36,7 @@ def check_row_starts(row_starts: RowStarts | None, *, num_records: int, num_rows
 def rows_of(
     row_starts: RowStarts | None, records: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], RowStarts | None]:
-    """Return all rows of `records`, a record's rows together, and where each one's rows start among them."""
+    """Return all rows of `records`, record by record, and the position in them of each record's first row."""
     if row_starts is None:
         return records, None
     firsts, ends = row_starts[records], row_starts[records + 1]
@@ -47,10 +47,10 @@ def rows_of(
 def row_of_each(
     row_starts: RowStarts | None, ids: Ids, records: NDArray[np.int64], *, seed: int = 0, step: int = NO_STEP
 ) -> NDArray[np.int64]:
-    """Return the row that stands for each of `records` at `step`, `[n]`.
+    """Return the row that represents each of `records` at `step`, `[n]`.
 
-    A function of each record's own id and number of rows, of the public seed and the step: one record more
-    or less changes no other's row.
+    The row is a function of the record's own id and number of rows, the public seed and the step. Adding or
+    removing one record changes no other record's row.
     """
     if row_starts is None:
         return records

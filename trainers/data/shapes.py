@@ -11,16 +11,16 @@ one column) of a 3 × 3 grid; the groups of a picture lie in different rows (col
     place   := one of nine cells, or "in the top / middle / bottom row", "in the left / middle / right column"
     ground  := black | brown | grey | navy
 
-The vocabulary `common` has the first half of the colours, shapes and grounds alone: a public start made of
-such pairs has not seen the rest, neither the words nor what they look like.
+The vocabulary `common` has only the first half of the colours, shapes and grounds: a public start trained on
+such pairs has seen neither the words nor the appearance of the rest.
 
 *Short* pairs show one group each, in one wording, "two small red rings in the top row on grey.": a third of
 the tokens, for a network that trains in seconds.
 
-Pair i is a function of (vocabulary, seed, i) alone: every choice is a keyed hash of i. So the first thousand
-of sixty thousand pairs are the thousand pairs, and the data are the same on every machine. Where things stand
-in their cells, how bright they are and the tint of the ground vary without being told, so hardly any two
-pictures of a million are quite the same.
+Pair i is a function of only (vocabulary, seed, i): every choice is a keyed hash of i. So a set of a thousand
+pairs equals the first thousand of a set of sixty thousand, and the data are the same on every machine. The
+positions of things in their cells, their brightness and the tint of the ground vary without being captioned,
+so hardly any two pictures in a million are identical.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ _CELLS = tuple(
     for row in _ROWS
     for column in _COLUMNS
 )
-# A group's things along its row or column: one thing in one of three places, or two, or three.
+# The places of a group's things along its row or column: one thing in one of three places, or two, or three.
 _ARRANGEMENTS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1]], dtype=bool)
 _NAME = re.compile(r"shapes(?::([0-9]{1,9})(?::([0-9]{1,9})(?::(common|short))?)?)?")
 _IMAGE_SIZE = 32
-_NUM_TINTS = 13  # of each channel: too little to see, and enough to tell pictures apart
+_NUM_TINTS = 13  # for each channel: invisible, but enough to make pictures distinct
 _GRID, _SHIFTS, _OVERSAMPLING, _AT_ONCE = 3, 3, 4, 2048
 
 Numbers = NDArray[np.int64]
@@ -91,14 +91,14 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeScenes:
-    """What pictures show, as places in the lists of names; g is the group, 0 or 1.
+    """The contents of pictures, as indices in the lists of names; the second axis is the group, 0 or 1.
 
     Attributes:
       ground: `[n]`.
-      has_columns: bool `[n]`, groups are columns rather than rows.
+      has_columns: bool `[n]`, whether groups are columns rather than rows.
       num_groups: `[n]`, 1 or 2.
       line: `[n, 2]`, the group's row or column, 0 to 2.
-      arrangement: `[n, 2]`, where along it the things are, a place in a public list of five.
+      arrangement: `[n, 2]`, the places of the things along the line, as an index in a public list of five.
       colour, shape, size: `[n, 2]`.
     """
 
@@ -113,7 +113,7 @@ class ShapeScenes:
 
 
 class ShapesName(NamedTuple):
-    """What the name of a set of shapes says."""
+    """The parts of the name of a set of shapes."""
 
     num_records: int
     seed: int
@@ -135,12 +135,12 @@ def make_shape_pairs(
 
     Args:
       num_records: 1 to `MAX_SHAPE_PAIRS`.
-      seed: public; another seed gives other pictures with other ids.
+      seed: public seed; another seed gives other pictures with other ids.
       image_size: 32 to 256, in pixels.
-      captions_per_image: 1 to `MAX_SHAPE_CAPTIONS`, each in a wording of its own.
-      first: number of the first pair, so that test pairs can be others than the training pairs.
+      captions_per_image: 1 to `MAX_SHAPE_CAPTIONS`, each in its own wording.
+      first: number of the first pair, so that test pairs can differ from the training pairs.
       vocabulary: one of `SHAPE_VOCABULARIES`.
-      is_short: one group in one wording, whatever `captions_per_image` is, and no labels.
+      is_short: show one group in one wording, whatever `captions_per_image` is, and no labels.
 
     Labels are the shape of the first thing in reading order, for k-NN and the probe.
 
@@ -189,9 +189,9 @@ def make_shape_pairs(
 def load_shapes(request: Request) -> LoadedData:
     """Return the training and the test pairs of `shapes`, `shapes:NUM[:SEED]` or `shapes:NUM:SEED:KIND`.
 
-    The test pairs have numbers that no training set can have, so they differ from those of any `NUM`. There
-    are NUM training pairs, by default 30,000, of the public SEED, by default 0, and by default of 32 pixels.
-    KIND `common` is half of the vocabulary, `short` one group in one wording.
+    The test pairs have numbers that no training set can have, so they differ from the training pairs for any
+    `NUM`. There are NUM training pairs (30,000 by default) of the public SEED (0 by default), of 32 pixels by
+    default. KIND `common` uses half of the vocabulary; `short` shows one group in one wording.
 
     Raises:
       ConfigError: a number lies outside its range.
@@ -215,7 +215,7 @@ def shapes_name(name: str) -> ShapesName:
     """Return the parts of the name of a data set of shapes.
 
     Raises:
-      ConfigError: it is no such name.
+      ConfigError: `name` is not the name of a data set of shapes.
 
     >>> shapes_name("shapes")
     ShapesName(num_records=30000, seed=0, vocabulary='all', is_short=False)
@@ -239,7 +239,7 @@ def _draw(numbers: Ids, seed: int, name: str, num_choices: int) -> Numbers:
 
 
 def draw_scenes(numbers: Ids, *, seed: int, vocabulary: str = "all") -> ShapeScenes:
-    """Return what the pictures of these numbers show, each by its own number, the seed and the vocabulary."""
+    """Return the scenes of these numbers, each a function of its number, the seed and the vocabulary."""
     share = 1 if vocabulary == "all" else 2
 
     def pair(name: str, num_choices: int) -> Numbers:
@@ -261,7 +261,7 @@ def draw_scenes(numbers: Ids, *, seed: int, vocabulary: str = "all") -> ShapeSce
 
 
 def describe_scene(scenes: ShapeScenes, row: int, wording: int) -> str:
-    """Return one caption of one scene; `wording` is 0 to 3, and all four say the same."""
+    """Return one caption of one scene; `wording` is 0 to 3, and all four have the same meaning."""
     groups = [_describe_group(scenes, row, g) for g in range(int(scenes.num_groups[row]))]
     ground = tuple(SHAPE_GROUNDS)[int(scenes.ground[row])]
     if wording == 0:
@@ -291,7 +291,7 @@ def _describe_group(scenes: ShapeScenes, row: int, group: int) -> str:
 
 
 def _cells(scenes: ShapeScenes) -> Numbers:
-    """Which group each cell belongs to, `[n, 3, 3]` as rows and columns; −1 where there is none."""
+    """The group of each cell, `[n, 3, 3]` as rows and columns; −1 for an empty cell."""
     cells = np.full((len(scenes.ground), _GRID, _GRID), -1, dtype=np.int64)
     rows = np.arange(len(cells))
     for group in range(2):
@@ -310,7 +310,7 @@ def _first_shape(scenes: ShapeScenes) -> Numbers:
 
 
 def _render(scenes: ShapeScenes, numbers: Ids, seed: int, image_size: int) -> NDArray[np.uint8]:
-    """Cell by cell: a mask from a small atlas blends the group's colour into the ground."""
+    """Draw cell by cell, blending the group's colour into the ground by a mask from a small atlas."""
     side = image_size // _GRID
     margin = (image_size - _GRID * side) // 2
     atlas, cells = _atlas(side), _cells(scenes).reshape(-1, _GRID * _GRID)

@@ -1,15 +1,15 @@
 """`webdataset:PATH`: image-text pairs in tar shards, indexed once, then read by record.
 
-Poisson sampling draws each record by itself, so a record must be reachable without reading those before
-it; a shuffled stream of shards, the usual way to read them, samples by another law than the one that the
-accountant is told. So every shard is read through **once**: where each image lies, whether it can be
-decoded, its captions. That is kept as one index file per shard, beside it or in a folder of its own, and is
-used as long as the shard has the same size and modification time. The index holds the captions: it is as
-private as the shard and gets the shard's permissions.
+Poisson sampling draws each record independently, so a record must be readable without reading the records
+before it. A shuffled stream of shards, the usual way to read them, samples by a law that is not the one given
+to the accountant. So every shard is read completely **once** to record each image's place, whether it can be
+decoded, and its captions. These are kept in one index file next to each shard, which is used as long as the
+shard has the same size and modification time. The index holds the captions: it is as private as the shard and
+gets the shard's permissions.
 
 A sample is the files of one name up to its first dot: one image (jpg, jpeg, png or webp), captions in `txt`
-files (`txt`, or `0.txt`, `1.txt`, … for several) or in the list `captions` of a `json` file. The names are
-not used as ids, because writers commonly number them: the image's bytes and the unit are (see `pairs`).
+files (`txt`, or `0.txt`, `1.txt`, … for several) or in the list `captions` of a `json` file. Ids come from
+the image's bytes and the unit (see `pairs`), not from the names, because writers commonly number samples.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Sample(NamedTuple):
-    """One sample of a shard, as the index holds it: its image's place and size, and what stands beside."""
+    """One sample of a shard as in the index: its image's place and size, and its other fields."""
 
     offset: int
     num_bytes: int
@@ -62,15 +62,15 @@ class _Sample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardImages:
-    """Images in shards, decoded when they are asked for, by several threads; see `StoredImages`.
+    """Images in shards, decoded on access by several threads; see `StoredImages`.
 
     Attributes:
       files: the shards.
       stamps: int64 `[num_shards, 2]`: size in bytes and modification time in nanoseconds when indexed.
       places: int64 `[num_images, 3]`: shard, offset and number of bytes.
-      height, width: of every image as returned.
+      height, width: size of every image as returned.
       image_size: images are resized to this many pixels square, or None.
-      max_pixels: of one image as stored.
+      max_pixels: largest allowed image as stored.
     """
 
     files: tuple[Path, ...]
@@ -90,7 +90,7 @@ class ShardImages:
         """Return the images at `rows`, uint8 `[n, 3, height, width]`.
 
         Raises:
-          RecordsError: some cannot be read any more, or a shard is not the one that was indexed.
+          RecordsError: some images can no longer be read, or a shard has changed since it was indexed.
         """
         wanted = self.places[rows]
         if len(wanted) == 0:
@@ -99,18 +99,18 @@ class ShardImages:
         bad = [i for i, image in enumerate(decoded) if isinstance(image, str)]
         if bad:
             raise RecordsError(
-                # No number: of a step it would tell how many records were drawn.
+                # No number: at a step it would disclose how many records were drawn.
                 "every image must stay readable; some that were drawn are not any more: restore the shards",
                 {"rows": bad},
             )
         return stack_images(decoded)
 
     def select(self, rows: NDArray[np.int64]) -> ShardImages:
-        """Return the same store with the images at `rows` alone; read nothing."""
+        """Return the same store with only the images at `rows`, without reading any."""
         return dataclasses.replace(self, places=self.places[rows])
 
     def _read(self, place: list[int]) -> bytes:
-        # Opening costs microseconds beside the decoding, and no handle then outlives a call or a fork.
+        # Opening costs microseconds, little next to decoding, and no handle then outlives a call or a fork.
         shard, offset, size = place
         try:
             with self.files[shard].open("rb", buffering=0) as opened:
@@ -120,7 +120,7 @@ class ShardImages:
         except OSError:
             content = None
         if content is None:
-            # Which one tells of the records that were drawn.
+            # The shard's name would disclose information about the records that were drawn.
             raise RecordsError(
                 "every shard must stay as it was when it was indexed; one has changed: load the data again",
                 {"shards": [shard]},
@@ -185,7 +185,7 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _index(file: Path, unit_field: str | None, max_pixels: int) -> tuple[tuple[int, int], list[_Sample]]:
-    """The shard's stamp and samples: the index kept, where it belongs to the file as it is now."""
+    """The shard's stamp and samples, from the stored index if it matches the file's current state."""
     state = file.stat()
     stamp = (state.st_size, state.st_mtime_ns)
     place = file.with_name(f".{file.name}.pairs.json")
@@ -228,7 +228,7 @@ def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> list[_Sa
                 kinds = [kind for kind, _ in members[name] if kind in _IMAGE_SUFFIXES or _is_text(kind)]
                 if len(places) != 1:
                     fault = "several images" if places else "missing image"
-                elif len(set(kinds)) < len(kinds):  # one would stand for the other without a word
+                elif len(set(kinds)) < len(kinds):  # one would silently replace the other
                     fault = "several files of one kind"
                 fault = fault or (image if isinstance(image, str) else "")
                 offset, num_bytes = places[0] if places else (0, 0)
@@ -253,7 +253,7 @@ def _members(file: Path) -> dict[str, list[tuple[str, tuple[int, int]]]]:
             if member.isreg() and stem and kind:
                 sample = files_by_sample.setdefault(str(name.parent / stem), [])
                 sample.append((kind.lower(), (member.offset_data, member.size)))
-        # A cut inside the last file shows by its content's end, not by the next header.
+        # A truncation inside the last file is visible at the end of its content, not in the next header.
         is_whole = os.pread(cast(Any, archive.fileobj).fileno(), _BLOCK, archive.offset) == bytes(_BLOCK)
     if not is_whole:
         raise DataError(
@@ -268,7 +268,7 @@ def _is_text(kind: str) -> bool:
 
 
 def _texts(files: dict[str, bytes], unit_field: str | None) -> tuple[tuple[str, ...], str, str]:
-    """The captions and the unit of a sample, and what is wrong with them."""
+    """The captions and the unit of a sample, and their fault."""
     kinds = sorted((kind for kind in files if kind != "json"), key=lambda kind: (len(kind), kind))
     unit: Any = None
     try:

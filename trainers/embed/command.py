@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         NPZ,
         PARQUET,
         check_target,
-    )  # here, with torch: help needs none of it
+    )  # here, with torch, which the help does not need
     from trainers.export.description import CLIP, read_description
 
     check_target(options.to, PARQUET, NPZ)

@@ -1,4 +1,4 @@
-"""Embeddings of images, and by a CLIP model of texts and pairs, as `trainers.embed.options` asks for."""
+"""Embeddings of images and, with a CLIP model, of texts and pairs, as `trainers.embed.options` specifies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _IMAGES_AT_ONCE = 512
 
 
 def embed_alone(options: EmbedOptions) -> None:
-    """Embed images by an encoder of images, and write the embeddings."""
+    """Embed images with an encoder of images, and write the embeddings."""
     if options.texts is not None or options.images is None:
         raise ConfigError(
             "--texts needs a CLIP model; the model is an encoder of images: give --images alone"
@@ -61,7 +61,7 @@ def embed_alone(options: EmbedOptions) -> None:
 
 
 def embed_with_towers(options: EmbedOptions) -> None:
-    """Embed images, texts or both by a CLIP model, and write the embeddings."""
+    """Embed images, texts or both with a CLIP model, and write the embeddings."""
     if options.features is not None:
         raise ConfigError(
             f"a CLIP model has one kind of embedding, which both towers share; got --features "
@@ -102,18 +102,18 @@ def read_images(
 ) -> tuple[Names, NDArray[np.uint8]]:
     """Return the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
 
-    A name is the path in the folder, the value in the column `id`, or else the image's place, counted from
-    0; test images come after the training images.
+    A name is the path in the folder, the value in the column `id`, or else the image's position, counted from
+    0. Test images come after the training images.
 
     Args:
-      name: as `trainers.data.load_dataset` takes it.
+      name: a name that `trainers.data.load_dataset` accepts.
       image_shape: (channels, height, width) of the model's input.
-      pairs: how images with captions are read; the captions are left aside.
+      pairs: how images with captions are read; the captions are ignored.
       max_image_pixels: as for `load_dataset`.
 
     Raises:
-      ConfigError: the images would have to be stretched to another shape than a square.
-      DataError: some are missing or unreadable (the message says how many, never which), or as
+      ConfigError: the images would have to be stretched to a shape that is not square.
+      DataError: some images are missing or unreadable (the message states how many, never which), or as in
         `load_dataset`.
     """
     channels, height, width = image_shape
@@ -132,14 +132,14 @@ def embed_images(
     """Return one embedding per image, float32 `[num_images, dim]`, finite.
 
     Args:
-      encoder: an exported one; it is moved to `device`.
+      encoder: an exported encoder; it is moved to `device`.
       images: uint8 `[num_images, channels, height, width]`, not normalised.
       features: `backbone`, the features; or `projection`, the unit embeddings of the projection head.
-      batch_size: images passed at once; changes nothing beyond rounding.
-      device: where to compute.
+      batch_size: images passed at once; affects results only by rounding.
+      device: the device for the computation.
 
     Raises:
-      ConfigError: the projection of a network without one.
+      ConfigError: the projection is requested from a network without a projection head.
     """
     device = torch.device(device)
     if isinstance(encoder, Encoder):
@@ -164,7 +164,7 @@ def chosen_device(name: str) -> torch.device:
     """Return the device of this name.
 
     Raises:
-      ConfigError: it has no GPU, and one is asked for.
+      ConfigError: a GPU is requested, and this machine has none.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda needs a GPU that torch sees; got none: give --device cpu")

@@ -1,7 +1,7 @@
 """Embeddings by both towers of an exported CLIP model: images, captions, or pairs of both.
 
 Rows are unit embeddings in the space that both towers share, so that the inner product of an image's and a
-caption's is their cosine. Which caption belongs to which image is written beside them, by the image's row.
+caption's embedding is their cosine. The row of each caption's image is written with the embeddings.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Names = NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Embeddings:
-    """What a model made of images, or both towers of a CLIP model of images and captions.
+    """A model's embeddings of images, or a CLIP model's embeddings of images and captions.
 
     Attributes:
-      ids: `[num_images]`, the images' names; None where none were embedded.
-      labels: `[num_images]`, the images' classes, as `labels_of`; None where they have none.
+      ids: `[num_images]`, the images' names; None if no images were embedded.
+      labels: `[num_images]`, the images' classes from `labels_of`; None if they have none.
       images: float32 `[num_images, dim]`, or None.
-      image_column: what a file calls the embedding of an image.
+      image_column: the name of an image's embedding in a file.
       texts: float32 `[num_texts, dim]`, or None.
-      text_owners: int64 `[num_texts]`, the row of the image that each caption belongs to; None where they
-        belong to none.
-      num_truncated: captions that were cut. **Private-only**: it depends on them.
+      text_owners: int64 `[num_texts]`, the row of each caption's image; None if the captions belong to no
+        images.
+      num_truncated: number of captions that were cut. **Private-only**: it depends on the captions.
     """
 
     ids: Names | None = None
@@ -85,12 +85,12 @@ class Embeddings:
 
 
 def embed_source(encoder: ImageTextEncoder, dataset: Dataset, batch_size: int = PAIRS_AT_ONCE) -> Embeddings:
-    """Return the embeddings of all images of a data set, and of all their captions where it has some.
+    """Return the embeddings of all images of a data set, and of all their captions if it has captions.
 
     Args:
-      encoder: an exported one, on any device.
-      dataset: its images are of the model's size; test images come after the training images.
-      batch_size: images or captions passed at once; changes nothing beyond rounding.
+      encoder: an exported encoder, on any device.
+      dataset: a data set with images of the model's size; test images come after the training images.
+      batch_size: images or captions passed at once; affects results only by rounding.
     """
     images, captions, owners = [], list[str](), list[NDArray[np.int64]]()
     num_before = 0
@@ -115,7 +115,7 @@ def embed_with_image_tower(
     """Return the unit embeddings of images, float32 `[num_images, dim]`.
 
     Args:
-      encoder: an exported one, on any device.
+      encoder: an exported encoder, on any device.
       images: uint8 `[num_images, 3, height, width]` of the model's size, not normalised.
       batch_size: images passed at once.
     """
@@ -149,12 +149,12 @@ def _finite(embedded: torch.Tensor) -> Features:
 
 
 def parts_of(dataset: Dataset) -> list[AnyRecords]:
-    """The training records, and the test records where there are some."""
+    """The training records, and the test records if there are any."""
     return [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
 
 
 def labels_of(dataset: Dataset) -> NDArray[Any] | None:
-    """Return the class of every image, by its name where classes have some; None where any has no label."""
+    """Return the class of every image, by its name if classes have names; None if any image has no label."""
     parts = [part.labels for part in parts_of(dataset)]
     labels = [part for part in parts if part is not None]
     num_images = sum(part.images.shape[0] for part in parts_of(dataset))
@@ -167,7 +167,7 @@ def labels_of(dataset: Dataset) -> NDArray[Any] | None:
 
 
 def names_of(dataset: Dataset) -> Names:
-    """Return what the owner calls each image, test images after the training images; else their places."""
+    """Return the owner's name of each image, else its position; test images come after training images."""
     if dataset.names is None:
         return np.arange(sum(part.images.shape[0] for part in parts_of(dataset)))
     return np.array(dataset.names, dtype=object if isinstance(dataset.names[0], str) else None)
@@ -186,8 +186,8 @@ def read_captions(path: Path) -> list[str]:
       path: one caption per line, UTF-8.
 
     Raises:
-      ConfigError: it is named as a table is.
-      DataError: it cannot be read, or captions are empty (the message says how many).
+      ConfigError: the file has the name of a table.
+      DataError: the file cannot be read, or captions are empty (the message states how many).
     """
     if path.suffix in (".csv", ".tsv", ".parquet"):
         raise ConfigError(f"--texts takes a file with one caption per line, no table; got {path}")
@@ -211,8 +211,8 @@ def load_at_size(
     """Return a data set with its images in the model's size, (height, width).
 
     Raises:
-      ConfigError: the images would have to be stretched to another shape than a square.
-      DataError: as `load_dataset`.
+      ConfigError: the images would have to be stretched to a shape that is not square.
+      DataError: as in `load_dataset`.
     """
     height, width = size
     dataset = load_dataset(

@@ -1,7 +1,7 @@
-"""The file that embeddings are written to: the same two formats, whatever was embedded.
+"""The output file of embeddings, in one of two formats, whatever was embedded.
 
-`.npz` holds arrays, `.parquet` rows. Both say beside them by which model they were made, and whose they are:
-parquet's metadata under `dpgcl`, and the array `about` of an npz, as JSON.
+`.npz` holds arrays, `.parquet` holds rows. Both also state, as JSON, which model made them and whose they
+are: in parquet's metadata under `dpgcl`, and in the array `about` of an npz.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def check_target(path: Path, *formats: str) -> None:
     """Refuse a file that cannot be written.
 
     Raises:
-      ConfigError: it is of none of these formats.
-      StorageError: it exists.
+      ConfigError: the file has none of these formats.
+      StorageError: the file exists.
     """
     if path.suffix not in formats:
         raise ConfigError(
@@ -47,13 +47,13 @@ def write_embeddings(path: Path, embeddings: Embeddings, *, model: ModelDescript
 
     Args:
       path: `.npz` or `.parquet`.
-      embeddings: of an npz their arrays, those that there are; of parquet their rows, where what one lacks is
-        null.
-      model: that made them.
-      features: of what kind they are, in words.
+      embeddings: the embeddings; an npz gets the arrays that exist, parquet gets rows with null for missing
+        values.
+      model: description of the model that made them.
+      features: the kind of features, in words.
 
     Raises:
-      StorageError: it cannot be written.
+      StorageError: the file cannot be written.
     """
     about = json.dumps({"model_sha256": model.sha256, "features": features, "note": NOTE}, ensure_ascii=False)
     try:
@@ -76,18 +76,18 @@ def write_answers(
     kind: str,
     model: ModelDescription,
 ) -> None:
-    """Write a model's answers to a new csv file, and print what it holds and whose they are.
+    """Write a model's answers to a new csv file, and print its content and whose data the answers are.
 
     Args:
-      path: of the file, as `check_target` has seen it.
-      columns: their names.
-      rows: of text and numbers, one per image.
-      content: of the file, in words.
-      kind: of the answers, in the plural.
-      model: that gave them.
+      path: path of the file, already checked by `check_target`.
+      columns: names of the columns.
+      rows: rows of text and numbers, one per image.
+      content: the file's content, in words.
+      kind: the kind of the answers, in the plural.
+      model: description of the model that gave them.
 
     Raises:
-      StorageError: it cannot be written.
+      StorageError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def write_answers(
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Strings of fixed width in place of objects, which an npz would pickle."""
+    """Convert objects, which an npz would pickle, to strings of fixed width."""
     return array.astype(np.str_) if array.dtype == object else array
 
 
@@ -117,7 +117,7 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, NDArray[Any]]], about
 
 
 def _column(values: NDArray[Any]) -> Any:
-    """A parquet column: of lists where `values` has two axes."""
+    """A parquet column; a column of lists if `values` has two axes."""
     import pyarrow as pa
 
     if values.ndim == 1:

@@ -1,20 +1,20 @@
 """Scores of captioners: likelihood of captions, zero-shot classification and the order of words.
 
-A captioner gives every text a likelihood, given an image. From it come
+A captioner assigns every text a likelihood, given an image. These scores are computed from the likelihoods:
 
 - `caption_token_probability`: exp of the mean log-likelihood of the captions' tokens, which is the geometric
   mean of their probabilities, and the reciprocal of their perplexity; and `next_token_accuracy`: the share of
-  tokens that are the likeliest after those before them;
-- `zero_shot_accuracy`: images whose own class has the likeliest texts (Sander et al. 2024, A.3.1);
+  tokens that are the likeliest after the tokens before them;
+- `zero_shot_accuracy`: share of images whose own class has the likeliest texts (Sander et al. 2024, A.3.1);
 - `word_order_accuracy`: how often a caption is likelier than the same words in another order (after the order
-  tests of ARO, Yuksekgonul et al. 2022). A network that looks at words alone, and not at their order, scores
-  one half; one that knows the language and looks at no image may score near one.
+  tests of ARO, Yuksekgonul et al. 2022). A network that uses only words, and not their order, scores one
+  half. A network that knows the language and ignores the image may score near one.
 
-An image is encoded once for all of these. The orders are four per caption, each a function of the caption
-and the public seed: words of content permuted, the others permuted, words permuted within triples, and
-triples permuted; places and punctuation stay. An order whose tokens are the caption's own is left out.
+An image is encoded once for all of these scores. There are four orders per caption, each a function of the
+caption and the public seed: content words permuted, the other words permuted, words permuted within triples,
+and triples permuted. Places and punctuation stay. An order with the same tokens as the caption is omitted.
 
-A network that diverged gives poor scores and no error: what is not finite counts as impossible.
+A network that diverged gives poor scores and no error: a value that is not finite counts as impossible.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TRIPLE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Texts whose likelihood is asked for, each given one image.
+    """Texts whose likelihood is to be computed, each given one image.
 
     Attributes:
       tokens: int64 `[n, max_tokens]`.
@@ -62,12 +62,12 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Likelihoods:
-    """What a captioner makes of texts.
+    """A captioner's likelihoods of texts.
 
     Attributes:
-      log_likelihoods: float64 `[n]`, of each whole text.
-      num_tokens: int64 `[n]`, real ones.
-      num_right: int64 `[n]`, real ones that are the likeliest after those before them.
+      log_likelihoods: float64 `[n]`, log-likelihood of each whole text.
+      num_tokens: int64 `[n]`, number of real tokens.
+      num_right: int64 `[n]`, number of real tokens that are the likeliest after the tokens before them.
     """
 
     log_likelihoods: Tensor
@@ -78,30 +78,30 @@ class Likelihoods:
 def evaluate(network: Captioner, scoring: Scoring) -> dict[str, float]:
     """Return the scores of a frozen captioner by metric name, each in [0, 1].
 
-    What `caption_scores` returns and, with labels, k-NN and linear probe on the encoder's features. Of images
-    that have neither captions nor labels the view retrieval.
+    These are the scores of `caption_scores` and, with labels, k-NN and linear probe on the encoder's
+    features. Images that have neither captions nor labels are scored by view retrieval.
 
     Args:
-      network: already on the device; its train/eval modes are restored.
+      network: the captioner, already on the device; its train/eval modes are restored.
       scoring: the records, with or without captions, and how they are scored, at most `PAIRS_AT_ONCE` of
         them at once.
 
     Raises:
-      DataError: there is nothing to score, or a label has no name though others have.
+      DataError: there is nothing to score, or some labels have names and others have none.
     """
     return evaluate_with_captions(network, caption_scores, scoring)
 
 
 @torch.no_grad()
 def caption_scores(network: Captioner, scoring: Scoring) -> tuple[dict[str, float], Tensor]:
-    """Return the scores of likelihood of all images of the queries, and their features `[n, feature_dim]`.
+    """Return the likelihood scores of all images of the queries, and the images' features `[n, feature_dim]`.
 
-    Of pairs `caption_token_probability` and `next_token_accuracy` of all their captions, and
-    `word_order_accuracy` where a caption has two orders; with labels and class names `zero_shot_accuracy`, of
+    Pairs give `caption_token_probability` and `next_token_accuracy` over all their captions, and
+    `word_order_accuracy` if a caption has two orders. Labels and class names give `zero_shot_accuracy`, for
     images without captions, too.
 
     Args:
-      network: on the device and in evaluation mode.
+      network: the captioner, on the device and in evaluation mode.
       scoring: the queries, at least one, their classes' names, the public seed of the orders, and how many
         images are passed at once.
 
@@ -148,7 +148,7 @@ def caption_scores(network: Captioner, scoring: Scoring) -> tuple[dict[str, floa
 
 
 def _per_token(sums: Tensor, *, num_tokens: Tensor, images: NDArray[np.int64], num_images: int) -> Score:
-    """Return the mean over all tokens of what is summed over each text's, with an outcome for each image."""
+    """Return the mean over all tokens from the sums over each text, with an outcome for each image."""
     of_images = (
         np.bincount(images, weights=each.double().numpy(), minlength=num_images)
         for each in (sums, num_tokens)
@@ -161,7 +161,7 @@ def order_wins(captions: Tensor, orders: Tensor) -> Tensor:
 
     Args:
       captions: log-likelihoods `[n]` of the captions.
-      orders: `[n]`, of the same words in another order.
+      orders: log-likelihoods `[n]` of the same words in another order.
 
     >>> order_wins(torch.tensor([-3.0, -3.0, -3.0]), torch.tensor([-4.0, -3.0, -2.0])).tolist()
     [1.0, 0.5, 0.0]
@@ -195,7 +195,7 @@ def other_orders(text: str, *, seed: int) -> list[str]:
 def _among(
     places: NDArray[np.int64], mask: NDArray[np.bool_], uniform: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Return the places, permuted among themselves where `mask` is true."""
+    """Return the places, with those where `mask` is true permuted among themselves."""
     order = places.copy()
     order[mask] = places[mask][uniform[mask].argsort()]
     return order
@@ -204,7 +204,7 @@ def _among(
 def _other_orders(
     network: Captioner, texts: Sequence[str], tokens: Tensor, seed: int
 ) -> tuple[Tensor, NDArray[np.int64]]:
-    """Tokens of the texts' words in other orders, and the text that each belongs to, in ascending order."""
+    """The tokens of the texts' words in other orders, and the source text of each, in ascending order."""
     orders = [other_orders(text, seed=seed) for text in texts]
     owners = np.repeat(np.arange(len(texts)), [len(each) for each in orders])
     found = network.tokenizer([order for each in orders for order in each]).tokens
@@ -213,7 +213,7 @@ def _other_orders(
 
 
 def _likelihoods(network: Captioner, encoded: Tensor, texts: Texts, rows: slice) -> Likelihoods:
-    """Of the texts of some images, whose `encoded` are given."""
+    """The likelihoods of the texts of some images, given the encoded images."""
     first, last = np.searchsorted(texts.images, [rows.start, rows.stop]).tolist()
     tokens = texts.tokens[first:last].to(encoded.device)
     images = torch.from_numpy(texts.images[first:last] - rows.start).to(encoded.device)
@@ -224,7 +224,7 @@ def _likelihoods(network: Captioner, encoded: Tensor, texts: Texts, rows: slice)
 
 def _of_some(network: Captioner, encoded: Tensor, tokens: Tensor) -> Likelihoods:
     ends = (tokens == network.end_token).int().argmax(1)
-    tokens = tokens[:, : int(ends.max()) + 1]  # what is padding in every text has no likelihood
+    tokens = tokens[:, : int(ends.max()) + 1]  # tokens that are padding in every text have no likelihood
     logits = network.decode(encoded, tokens[:, :-1]).float()
     predictions = network.next_tokens(logits, tokens)
     likelihoods = torch.nan_to_num(predictions.log_likelihoods.double(), nan=-torch.inf, neginf=-torch.inf)

@@ -1,4 +1,4 @@
-"""Scores of a classifier: its own accuracy on labelled records, and those of the features that it reads."""
+"""Scores of a classifier: its own accuracy on labelled records, and the scores of its input features."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trainers.models.classifier import Classifier
 def evaluate(network: Classifier, scoring: Scoring) -> dict[str, float]:
     """Return `classifier_accuracy` of labelled queries, and the scores of the frozen features, in [0, 1].
 
-    Of two classes, and of unbalanced ones, `classifier_balanced_accuracy`, too; of two `classifier_auc`.
+    Two classes, or unbalanced classes, add `classifier_balanced_accuracy`. Two classes add `classifier_auc`.
 
     Args:
-      network: already on the device; its train/eval modes are restored.
+      network: the classifier, already on the device; its train/eval modes are restored.
       scoring: the records, and how they are scored.
 
     Raises:
@@ -39,17 +39,17 @@ def evaluate(network: Classifier, scoring: Scoring) -> dict[str, float]:
 
 
 def own_scores(network: Classifier, record_features: Features, labels: Labels) -> dict[str, Score]:
-    """Return the share of records whose own class has the largest logit, and of two classes the AUC.
+    """Return the share of records whose own class has the largest logit and, for two classes, the AUC.
 
     Args:
-      network: a classifier.
+      network: the classifier.
       record_features: `[n, feature_dim]`, its features of the records.
-      labels: `[n]`; one that is no class of the network counts as wrong.
+      labels: `[n]`; a label that is not a class of the network counts as wrong.
     """
     with torch.no_grad():
         logits = network.logits_of(torch.from_numpy(record_features).to(network.classify.weight.device))
     scores = {CLASSIFIER_SCORE: mean_score(logits.argmax(1).cpu().numpy() == labels)}
     if logits.shape[1] == 2 and np.array_equal(np.unique(labels), [0, 1]):
-        margins = (logits[:, 1] - logits[:, 0]).nan_to_num().cpu().numpy()  # of a network that diverged
+        margins = (logits[:, 1] - logits[:, 0]).nan_to_num().cpu().numpy()  # the network may have diverged
         scores["classifier_auc"] = auc_score(margins, labels == 1)
     return scores

@@ -1,11 +1,11 @@
 """Scores of frozen features: k-NN, linear probe and, without labels, retrieval of a record's other view.
 
-Image-text networks are scored by both towers, and with labels by these as well:
+Image-text networks are scored on both towers and, with labels, by these scores, too: see
 `trainers.evaluation.pair_scores`.
 
-Scores are computed from evaluation records, not from the mechanism's output alone; whether they may
-leave the training is decided by `dpgcl_core.release.metrics.visible`, not here. A network that diverged gives
-poor scores and no error: non-finite features count as zero.
+Scores are computed from evaluation records, not only from the mechanism's output. Whether they may leave the
+training is decided by `dpgcl_core.release.metrics.visible`, not here. A network that diverged gives poor
+scores and no error: non-finite features count as zero.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ _SIMILARITY_BYTES = 2**26
 def evaluate(encoder: AnyEncoder, scoring: Scoring) -> dict[str, float]:
     """Return the scores of a frozen network's image features by metric name, each in [0, 1].
 
-    With labels: `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index, and what else
-    `label_scores` has. Without: `view_retrieval_top1` and `view_retrieval_top10` among the queries.
+    With labels, these are `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index, and the
+    other scores of `label_scores`. Without labels, they are `view_retrieval_top1` and `view_retrieval_top10`
+    among the queries.
 
     Args:
       encoder: the network, already on the device; its train/eval modes are restored.
@@ -66,7 +67,7 @@ def evaluate(encoder: AnyEncoder, scoring: Scoring) -> dict[str, float]:
 
 
 def describe_by(encoder: AnyEncoder, scoring: Scoring) -> Describe:
-    """Return what makes the features of images that k-NN and probe of a network read."""
+    """Return the function from images to the features that k-NN and the linear probe use."""
     return partial(
         embed_features,
         encoder,
@@ -77,7 +78,7 @@ def describe_by(encoder: AnyEncoder, scoring: Scoring) -> Describe:
 
 
 def check_some(index: AnyRecords | None, queries: AnyRecords) -> None:
-    """Refuse an index or queries without a record.
+    """Refuse an index or queries that hold no record.
 
     Raises:
       DataError: there is nothing to score.
@@ -90,7 +91,7 @@ def check_some(index: AnyRecords | None, queries: AnyRecords) -> None:
 
 
 def is_labelled(index: AnyRecords, queries: AnyRecords) -> bool:
-    """Whether both have labels."""
+    """Whether both index and queries have labels."""
     return index.labels is not None and queries.labels is not None
 
 
@@ -99,14 +100,14 @@ def label_scores(
 ) -> dict[str, float]:
     """Return the scores of k-NN and linear probe by metric name, fitted on a labelled index.
 
-    Accuracies, and balanced ones where there are two classes, or the largest is twice the smallest or more.
-    Of two classes the linear probe's AUC, too.
+    These are accuracies, and balanced accuracies if there are two classes or the largest class is at least
+    twice the smallest. Two classes add the linear probe's AUC.
 
     Args:
-      describe: makes the features of the index.
-      features: of the queries, `[n, feature_dim]`.
-      queries: as `first_records` returns them.
-      index: its first records are used.
+      describe: function from the index's images to their features.
+      features: the queries' features, `[n, feature_dim]`.
+      queries: the queries that `first_records` returned.
+      index: the index, of which the first records are used.
       config: subset sizes and k.
     """
     index = first_records(index, config.max_index_records)
@@ -119,7 +120,7 @@ def label_scores(
 
 
 def with_balanced(scores: dict[str, Score], labels: Labels) -> dict[str, float]:
-    """Return scores of records with these labels, with a balanced one after each accuracy that needs it."""
+    """Return the scores, with a balanced score after each accuracy that needs one under these labels."""
     values: dict[str, float] = {}
     for name, score in scores.items():
         values[name] = score
@@ -130,10 +131,10 @@ def with_balanced(scores: dict[str, Score], labels: Labels) -> dict[str, float]:
 
 
 def first_records(records: AnyRecords, max_records: int | None) -> AnyRecords:
-    """Return the first records by keyed hash, all of them for None, with one row each.
+    """Return the first records by keyed hash, or all records for None, with one row each.
 
-    They follow from the ids alone: all trainings of a sweep are scored on the same records, whatever their
-    seeds, so that two of them can be compared record by record.
+    They depend only on the ids: all trainings of a sweep are scored on the same records, whatever their
+    seeds, so that two trainings can be compared record by record.
     """
     return records.take(first_by_hash(records.ids, max_records)).one_row_each()
 
@@ -141,7 +142,7 @@ def first_records(records: AnyRecords, max_records: int | None) -> AnyRecords:
 def first_by_hash(ids: Ids, max_records: int | None, *, seed: int = 0) -> NDArray[np.int64]:
     """Return the rows of the first `max_records` records, or all, in the order of a keyed hash of their ids.
 
-    Which records these are, and their order, depends on the set of ids alone, not on their positions.
+    Which records these are, and their order, depends only on the set of ids, not on their positions.
 
     >>> ids = np.arange(5, dtype=np.uint64)
     >>> a, b = ids[first_by_hash(ids, 3)], ids[::-1][first_by_hash(ids[::-1], 3)]
@@ -154,7 +155,7 @@ def first_by_hash(ids: Ids, max_records: int | None, *, seed: int = 0) -> NDArra
 
 @contextlib.contextmanager
 def frozen(encoder: nn.Module) -> Iterator[None]:
-    """Enter evaluation mode without gradients; afterwards every module is in the mode it was in."""
+    """Enter evaluation mode without gradients, and restore the mode of every module afterwards."""
     modes = [(module, module.training) for module in encoder.modules()]
     encoder.eval()
     try:
@@ -166,13 +167,13 @@ def frozen(encoder: nn.Module) -> Iterator[None]:
 
 
 def finite_features(features: Tensor) -> Features:
-    """Return features as float32 with 0 for what is not finite."""
+    """Return features as float32, with 0 in place of values that are not finite."""
     rows: Features = features.float().cpu().numpy()
     return np.where(np.isfinite(rows), rows, np.float32(0))
 
 
 def read_images(images: Images | Tensor, rows: slice) -> Tensor:
-    """Return some of the images, uint8 `[n, C, H, W]`; of stored ones no others come into memory."""
+    """Return some of the images, uint8 `[n, C, H, W]`; other stored images are not read."""
     if isinstance(images, (np.ndarray, Tensor)):
         return torch.as_tensor(images[rows])
     return torch.from_numpy(images[np.arange(*rows.indices(images.shape[0]))])
@@ -181,7 +182,7 @@ def read_images(images: Images | Tensor, rows: slice) -> Tensor:
 def normalised_batches(
     images: Images | Tensor, batch_size: int, device: torch.device | str
 ) -> Iterator[Tensor]:
-    """Yield the images, uint8 `[n, C, H, W]`, a batch at a time as networks take them, on a device."""
+    """Yield uint8 images `[n, C, H, W]` in batches on the device, normalised as networks take them."""
     for start in range(0, images.shape[0], batch_size):
         yield normalise(read_images(images, slice(start, start + batch_size)).to(device))
 
@@ -199,12 +200,12 @@ def embed_features(
 
     Args:
       encoder: the network, already on `device`; its train/eval modes are restored.
-      images: uint8 `[n, C, H, W]`; stored ones are read a batch at a time.
+      images: uint8 `[n, C, H, W]`; stored images are read a batch at a time.
       batch_size: images passed at once.
-      device: where the encoder is.
-      isolate: pass every batch through copies of all that the encoder holds, so that nothing of one is kept
-        for the next, or in the encoder (`dpgcl_core.clipping.isolation`).
-      readout: what is read, see `trainers.evaluation.readout`.
+      device: the encoder's device.
+      isolate: pass every batch through copies of the encoder's whole state, so that no data of a batch stay
+        in the encoder or reach the next batch (`dpgcl_core.clipping.isolation`).
+      readout: the features to read, see `trainers.evaluation.readout`.
     """
     if not images.shape[0]:
         return np.zeros((0, encoder.feature_dim), dtype=np.float32)
@@ -224,16 +225,16 @@ def _unit_rows(features: Features) -> Features:
 
 
 def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int = 3) -> Rule:
-    """Return the rule that answers with the label of most of the nearest index records.
+    """Return the rule that predicts the most frequent label among the nearest index records.
 
-    Nearness is cosine similarity (euclidean distance of unit features has the same order); of equally
-    frequent labels the smallest wins; a zero feature is equally near to all. At most 64 MiB of similarities
-    are held at once.
+    Nearness is cosine similarity (Euclidean distance of unit features gives the same order). Among equally
+    frequent labels the smallest wins. A zero feature is equally near to all records. At most 64 MiB of
+    similarities are held at once.
 
     Args:
       index_features: `[num_index, feature_dim]`.
       index_labels: `[num_index]`.
-      num_neighbors: k; all index records where there are fewer.
+      num_neighbors: k; all index records if there are fewer than k.
 
     >>> index = np.eye(2, dtype=np.float32)
     >>> knn_rule(index, np.array([0, 1]), num_neighbors=1)(5 * index).tolist()
@@ -241,7 +242,7 @@ def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int 
     """
     classes, class_of_row = np.unique(index_labels, return_inverse=True)
     index = torch.from_numpy(_unit_rows(index_features))
-    # Between unit rows the squared distance is 2 − 2·cosine, to a zero row 1: as to a cosine of 1/2.
+    # The squared distance of unit rows is 2 − 2·cosine. To a zero row it is 1, as for a cosine of 1/2.
     offset = torch.where(index.any(dim=1), 0.0, 0.5)
     row_classes = torch.from_numpy(class_of_row)
     at_once = max(1, _SIMILARITY_BYTES // (4 * len(index)))
@@ -254,7 +255,7 @@ def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int 
             nearest = nearness.topk(min(num_neighbors, len(index)), dim=1, sorted=False).indices
             ones = torch.ones_like(nearest, dtype=torch.int32)
             votes[start : start + len(nearest)].scatter_add_(1, row_classes[nearest], ones)
-        found: Labels = classes[votes.argmax(dim=1).numpy()]  # the first of equals
+        found: Labels = classes[votes.argmax(dim=1).numpy()]  # the first among equals
         return found
 
     return rule
@@ -263,11 +264,11 @@ def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int 
 def linear_probe_scores(
     index_features: Features, index_labels: Labels, features: Features, query_labels: Labels
 ) -> dict[str, Score]:
-    """Return the accuracy on the queries of the linear probe fitted on the index, `linear_probe_accuracy`.
+    """Return `linear_probe_accuracy`: the accuracy on the queries of the linear probe fitted on the index.
 
-    Of the two classes of index and queries `linear_probe_auc`, too. The probe is multinomial logistic
-    regression on standardised features, solved to its optimum: see `trainers.evaluation.linear_probe`. With
-    one class only, that class is the prediction.
+    If index and queries have the same two classes, `linear_probe_auc` is added. The probe is multinomial
+    logistic regression on standardised features, solved to its optimum: see
+    `trainers.evaluation.linear_probe`. If there is only one class, it is the prediction.
 
     Args:
       index_features: `[num_index, feature_dim]`.
@@ -293,7 +294,7 @@ def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
 
 
 def view_retrieval(encoder: AnyEncoder, records: AnyRecords, scoring: Scoring) -> dict[str, float]:
-    """Return how often a record's second view is found by its first: `view_retrieval_top1`, `_top10`.
+    """Return how often a record's first view retrieves its second: `view_retrieval_top1`, `_top10`.
 
     Each record's first view is compared by cosine similarity with the second views of all records. Ties
     are broken at random in expectation, so a network that maps everything to one point scores 1/n.
@@ -322,7 +323,7 @@ def view_retrieval(encoder: AnyEncoder, records: AnyRecords, scoring: Scoring) -
 
 
 def _retrieval_scores(firsts: Features, seconds: Features) -> dict[str, float]:
-    """Top-1 and top-10 shares for unit rows, where row i of both belongs together; in chunks of rows."""
+    """Top-1 and top-10 shares for unit rows, where row i of one matches row i of the other; in chunks."""
     outcomes: dict[int, list[NDArray[np.float64]]] = {1: [], 10: []}
     for start in range(0, len(firsts), _RETRIEVAL_ROWS):
         similarities = firsts[start : start + _RETRIEVAL_ROWS] @ seconds.T

@@ -1,19 +1,19 @@
 """The linear probe: logistic regression on standardised features, solved to its optimum.
 
-The protocol is that of Kornblith et al. (2019, section 3) and Radford et al. (2021, appendix A.3):
-multinomial logistic regression on the frozen features of the whole training set, by L-BFGS. With W
-`[num_classes, feature_dim]` and b `[num_classes]` it is the minimum of
+The protocol follows Kornblith et al. (2019, section 3) and Radford et al. (2021, appendix A.3): multinomial
+logistic regression on the frozen features of the whole training set, by L-BFGS. With W
+`[num_classes, feature_dim]` and b `[num_classes]`, the probe is the minimum of
 
     F(W, b) = Σ_i −log softmax(W x_i + b)_{y_i} + ½ n λ ‖W‖²
 
-over all n records i, x standardised by the training features' own mean and deviation. They choose λ for every
-network on validation records; here it is one constant, so that no score needs a choice. F is convex and its
-minimum one, whatever the order of the records; the same features give the same bits again.
+over all n records i, with x standardised by the training features' own mean and deviation. These authors
+choose λ for every network on validation records. Here λ is a constant, so that no score needs a choice. F is
+convex and has one minimum, whatever the order of the records. The same features always give the same bits.
 
-Features of networks are nearly collinear, where plain L-BFGS stops far from the minimum. So it runs on V = W
-L instead: L Lᵀ = XᵀX/K + n λ I is, of K classes, the curvature of F at W = 0, which bounds it everywhere up
-to a factor of K/2 (Böhning, 1992). That is one Cholesky factor of a `[feature_dim, feature_dim]` matrix. Time
-and memory: benchmarks/results/scoring-2026-11-22.md.
+Features of networks are nearly collinear, and plain L-BFGS then stops far from the minimum. So it runs on
+V = W L instead. For K classes, L Lᵀ = XᵀX/K + n λ I is the curvature of F at W = 0, which bounds the
+curvature everywhere up to a factor of K/2 (Böhning, 1992). L is one Cholesky factor of a
+`[feature_dim, feature_dim]` matrix. Time and memory are in benchmarks/results/scoring-2026-11-22.md.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _MEMORY = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Standardization:
-    """Features less their mean, over their standard deviation.
+    """Subtraction of the features' mean, and division by their standard deviation.
 
     Attributes:
       mean: `[feature_dim]`.
-      deviation: `[feature_dim]`; 1 for a constant feature, which becomes 0.
+      deviation: `[feature_dim]`; 1 for a constant feature, whose standardised value is 0.
     """
 
     mean: Features
@@ -61,9 +61,9 @@ class Standardization:
 
 
 def standardization_of(features: Features) -> Standardization:
-    """Return the standardization by the features' own mean and deviation, `[n, feature_dim]`."""
+    """Return the standardization by the mean and deviation of these features `[n, feature_dim]`."""
     mean, variance = features.mean(axis=0, dtype=np.float64), features.var(axis=0, dtype=np.float64)
-    # A constant feature has no variance but that of rounding its sum, of at most n digits of the mean.
+    # A constant feature's variance is only the error of rounding its sum, at most n digits of the mean.
     rounding = len(features) * np.finfo(np.float64).eps
     is_constant = variance <= rounding * variance + (rounding * mean) ** 2
     deviation = np.where(is_constant, 1.0, np.sqrt(variance))
@@ -76,10 +76,10 @@ class LinearProbe:
 
     Attributes:
       classes: `[num_classes]`, the labels, ascending.
-      scaler: of the training features.
-      weight: W, float32 `[num_classes, feature_dim]`, of standardised features.
+      scaler: the standardization by the training features.
+      weight: W, float32 `[num_classes, feature_dim]`, for standardised features.
       bias: b, float32 `[num_classes]`.
-      num_iterations: that L-BFGS took.
+      num_iterations: the number of iterations of L-BFGS.
     """
 
     classes: Labels
@@ -89,20 +89,20 @@ class LinearProbe:
     num_iterations: int
 
     def logits(self, features: Features) -> Tensor:
-        """Return the logits `[n, num_classes]` of features `[n, feature_dim]`, of each row by itself."""
+        """Return the logits `[n, num_classes]` of features `[n, feature_dim]`, for each row independently."""
         return self.scaler(features) @ self.weight.T + self.bias
 
     def predict(self, features: Features) -> Labels:
-        """Return the label of each row of features `[n, feature_dim]`, by itself; of equals the smallest."""
+        """Return the label of each row of features `[n, feature_dim]`; ties go to the smallest label."""
         found: Labels = self.classes[self.logits(features).argmax(dim=1).numpy()]
         return found
 
 
 def fit_linear_probe(features: Features, labels: Labels) -> LinearProbe:
-    """Return the probe of at least two classes at its optimum.
+    """Return the probe for at least two classes at its optimum.
 
     Args:
-      features: finite, `[n, feature_dim]`; one standardised copy of them is held meanwhile.
+      features: finite features `[n, feature_dim]`; one standardised copy of them is in memory during the fit.
       labels: `[n]`.
     """
     classes, class_of_row = np.unique(labels, return_inverse=True)
@@ -127,7 +127,7 @@ def fit_linear_probe(features: Features, labels: Labels) -> LinearProbe:
 
 
 class _Problem:
-    """F of one training set, as a function of V and b, flat in float64."""
+    """The function F of one training set; its argument holds V and b as one flat float64 array."""
 
     def __init__(self, rows: Tensor, class_of_row: Tensor, num_classes: int) -> None:
         self._rows, self._class_of_row, self._num_classes = rows, class_of_row, num_classes
@@ -135,7 +135,7 @@ class _Problem:
         curvature = (rows.T @ rows).double() / num_classes
         penalty = self._penalty * torch.eye(len(curvature), dtype=torch.float64)
         self._factor = torch.linalg.cholesky(curvature + penalty)
-        # Böhning: of the bias the curvature at zero is n/K.
+        # Böhning: the curvature at zero with respect to the bias is n/K.
         self._bias_scale = (len(rows) / num_classes) ** -0.5
 
     def weights(self, point: NDArray[np.float64]) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,14 @@
-"""Scores that know what each scored record contributed to them.
+"""Scores that keep each scored record's contribution.
 
-The records that are scored are a sample of those that there might be. So a score has chance in it, however
-often the training is repeated. That chance is seen in the score's outcomes: one number for each record, whose
-mean is the score. Of a share they are the hits themselves. Of a ratio of two means they are its influence
-function (Hampel, 1974), centred on the ratio, whose variance over n is that of the ratio for large n. So they
-are of a balanced accuracy, and of an AUC, where these are the components of DeLong et al. (1988).
+The scored records are a sample of all possible records. So a score is random, however often the training is
+repeated. That randomness is visible in the score's outcomes: one number for each record, whose mean is the
+score. The outcomes of a share are the hits themselves. The outcomes of a ratio of two means are its influence
+function (Hampel, 1974), centred on the ratio; for large n, their variance over n is the ratio's variance. The
+same holds for a balanced accuracy, and for an AUC, whose outcomes are the components of DeLong et al. (1988).
 
-Outcomes tell more of the scored records than their mean. They leave a training only where these are public
-(`trainers.tasks.task_scores.public_outcomes`), and where nobody asks for them a score is a plain number.
+Outcomes disclose more about the scored records than their mean does. They leave a training only if the
+records are public (`trainers.tasks.task_scores.public_outcomes`). Unless they are requested, a score is a
+plain number.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Score(float):
     """A score and its outcomes; it is pickled and copied as a plain number.
 
     Attributes:
-      outcomes: float64 `[num_records]`, one of each scored record in their order, whose mean is the score.
+      outcomes: float64 `[num_records]`, one for each scored record in order; their mean is the score.
     """
 
     outcomes: NDArray[np.float64]
@@ -41,7 +42,7 @@ class Score(float):
 
 
 def mean_score(outcomes: ArrayLike) -> Score:
-    """Return the mean of outcomes `[num_records]`, such as whether each record was answered rightly.
+    """Return the mean of outcomes `[num_records]`, such as whether each record was predicted correctly.
 
     >>> score = mean_score([True, False, True, True])
     >>> float(score), score.outcomes.tolist()
@@ -52,9 +53,9 @@ def mean_score(outcomes: ArrayLike) -> Score:
 
 
 def ratio_score(numerators: NDArray[Any], denominators: NDArray[Any]) -> Score:
-    """Return the sum of numerators over that of denominators, both `[num_records]`.
+    """Return the sum of numerators over the sum of denominators, both `[num_records]`.
 
-    Such is the share of captions that are right, where a record is an image with any number of them. With r
+    An example is the share of right captions, where a record is an image with any number of captions. If r is
     the ratio and m the mean denominator, record i has the outcome r + (numerator_i − r · denominator_i) / m.
 
     >>> score = ratio_score(np.array([1.0, 1.0]), np.array([1.0, 3.0]))
@@ -62,13 +63,13 @@ def ratio_score(numerators: NDArray[Any], denominators: NDArray[Any]) -> Score:
     (0.5, [0.75, 0.25])
     """
     ratio = float(numerators.sum() / denominators.sum())
-    with np.errstate(invalid="ignore"):  # a network that diverged
+    with np.errstate(invalid="ignore"):  # the network may have diverged
         outcomes = ratio + (numerators - ratio * denominators) / denominators.mean()
     return Score(ratio, outcomes)
 
 
 def exp_score(score: Score) -> float:
-    """Return exp of a score, with outcomes by the delta method; without where the score is not finite.
+    """Return exp of a score, with outcomes by the delta method; a score that is not finite has no outcomes.
 
     >>> float(exp_score(mean_score([0.0, 0.0]))), exp_score(mean_score([0.0, -np.inf]))
     (1.0, 0.0)
@@ -78,7 +79,7 @@ def exp_score(score: Score) -> float:
 
 
 def needs_balance(labels: NDArray[np.int64]) -> bool:
-    """Return whether the classes are two, or the largest at least twice as large as the smallest.
+    """Return whether there are two classes, or the largest class is at least twice as large as the smallest.
 
     >>> [needs_balance(np.array(labels)) for labels in ([0, 1], [0, 0, 1, 2], [0, 0, 0, 1, 1, 2, 2], [5, 5])]
     [True, True, False, False]
@@ -88,12 +89,12 @@ def needs_balance(labels: NDArray[np.int64]) -> bool:
 
 
 def balanced_score(hits: NDArray[Any], labels: NDArray[np.int64]) -> Score:
-    """Return the balanced accuracy: the mean over K classes of the share of each that was answered rightly.
+    """Return the balanced accuracy: the mean over K classes of each class's share of correct predictions.
 
     A record of class c, with n_c of n records, has the outcome n / (K n_c) · (hit − share of c) + the score.
 
     Args:
-      hits: `[n]`, whether each record was answered rightly.
+      hits: `[n]`, whether each record was predicted correctly.
       labels: `[n]`.
 
     >>> float(balanced_score(np.array([1, 1, 1, 0]), np.array([0, 0, 0, 1])))
@@ -108,14 +109,15 @@ def balanced_score(hits: NDArray[Any], labels: NDArray[np.int64]) -> Score:
 
 
 def auc_score(margins: NDArray[Any], is_positive: NDArray[np.bool_]) -> Score:
-    """Return the area under the ROC curve: how often a positive record is above a negative one.
+    """Return the area under the ROC curve: how often a positive record has a larger margin than a negative.
 
-    Ties count one half. With n_1 of n records positive, such a record has the outcome n / n_1 · (V − AUC) +
-    AUC, V the share of negatives below it, and a negative one likewise (DeLong et al., 1988).
+    Ties count one half. If n_1 of n records are positive, a positive record has the outcome
+    n / n_1 · (V − AUC) + AUC, where V is the share of negatives below it. Negative records have the
+    corresponding outcome (DeLong et al., 1988).
 
     Args:
-      margins: `[n]`, larger for what is more likely positive.
-      is_positive: `[n]`, some and not all.
+      margins: `[n]`, larger for records that are more likely positive.
+      is_positive: `[n]`, true for some records and not for all.
 
     >>> float(auc_score(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True])))
     0.875

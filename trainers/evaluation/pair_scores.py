@@ -1,9 +1,9 @@
-"""Scores of both towers: retrieval in both directions on pairs and, with class names, zero-shot.
+"""Scores of both towers: retrieval in both directions on pairs and, with class names, zero-shot accuracy.
 
-What counts as found is in `trainers.evaluation.retrieval`, by the cosine, for which the image tower's
-features do as well as the unit embeddings; here is how records reach the towers. Stored images are read a
-batch at a time and once: while a batch is in memory it is embedded, and its contents are hashed, for
-identical images count for each other.
+`trainers.evaluation.retrieval` defines which candidates count as found, by cosine similarity, for which the
+image tower's features and the unit embeddings are equivalent. This module passes records to the towers.
+Stored images are read once, a batch at a time: each batch in memory is embedded, and its contents are hashed
+because identical images count for each other.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ PAIRS_AT_ONCE = 64
 def evaluate(encoder: ImageTextEncoder, scoring: Scoring) -> dict[str, float]:
     """Return the scores of a frozen image-text network by metric name, each in [0, 1].
 
-    What `tower_scores` returns and, with labels, k-NN and linear probe on the image tower's features. Of
-    images that have neither captions nor labels the view retrieval.
+    These are the scores of `tower_scores` and, with labels, k-NN and linear probe on the image tower's
+    features. Images that have neither captions nor labels are scored by view retrieval.
 
     Args:
       encoder: the network, already on the device; its train/eval modes are restored.
@@ -60,7 +60,7 @@ def evaluate(encoder: ImageTextEncoder, scoring: Scoring) -> dict[str, float]:
         them at once.
 
     Raises:
-      DataError: there is nothing to score, or a label has no name though others have.
+      DataError: there is nothing to score, or some labels have names and others have none.
     """
     return evaluate_with_captions(encoder, tower_scores, scoring)
 
@@ -70,15 +70,15 @@ def evaluate_with_captions(
     own_scores: Callable[[Any, Scoring], tuple[dict[str, float], Tensor]],
     scoring: Scoring,
 ) -> dict[str, float]:
-    """Return the scores of a network of images and captions, of its features, or the view retrieval.
+    """Return a network's own scores on images and captions and its features' scores, or view retrieval.
 
     Args:
-      network: as of `evaluate`.
-      own_scores: returns the scores of a frozen network, and the queries' features, as `tower_scores` does.
-      scoring: as of `evaluate`.
+      network: as in `evaluate`.
+      own_scores: function like `tower_scores`, from a frozen network to its scores and the queries' features.
+      scoring: as in `evaluate`.
 
     Raises:
-      DataError: as `evaluate`.
+      DataError: as in `evaluate`.
     """
     check_some(scoring.index, scoring.queries)
     queries = first_records(scoring.queries, scoring.config.max_query_records)
@@ -96,11 +96,12 @@ def evaluate_with_captions(
 
 
 def tower_scores(encoder: ImageTextEncoder, scoring: Scoring) -> tuple[dict[str, float], Tensor]:
-    """Return the scores of all images of the queries, by metric name, and their features `[n, feature_dim]`.
+    """Return the scores of all query images, by metric name, and the images' features `[n, feature_dim]`.
 
-    Of pairs `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10, with all their
-    captions; with labels and class names `zero_shot_accuracy`, of images without captions, too. Each image is
-    read, and passed through its tower, once for all of these. Its features are not scaled, for other scores.
+    Pairs give `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10, with all their
+    captions. Labels and class names give `zero_shot_accuracy`, for images without captions, too. Each image
+    is read, and passed through its tower, once for all of these. The features are not scaled, so that other
+    scores can use them.
 
     Args:
       encoder: both towers, on the device and in evaluation mode.
@@ -136,15 +137,15 @@ def tower_scores(encoder: ImageTextEncoder, scoring: Scoring) -> tuple[dict[str,
 
 
 def class_texts(class_names: Sequence[str]) -> list[str]:
-    """Return a text of each template for every class name, class by class."""
-    names = [name.replace("_", " ") for name in class_names]  # of folders: golden_retriever
+    """Return one text for every class name and template, class by class."""
+    names = [name.replace("_", " ") for name in class_names]  # folder names, such as golden_retriever
     return [template.replace("{}", name) for name in names for template in ZERO_SHOT_TEMPLATES]
 
 
 def _features_and_contents(
     encoder: ImageTextEncoder, scoring: Scoring, *, hashed: bool
 ) -> tuple[Tensor, Ids]:
-    """Features `[n, feature_dim]` and, where asked for, content ids `[n]` of all images, of one shape."""
+    """Features `[n, feature_dim]` and, if requested, content ids `[n]` of all images, of one shape."""
     images, contents = scoring.queries.images, [np.zeros(0, dtype=np.uint64)]
 
     def embed(rows: slice) -> Tensor:

@@ -1,8 +1,8 @@
-"""What of a network the scores read: its pooled features, or its feature map on a coarse grid.
+"""The part of a network that the scores read: its pooled features, or its feature map on a coarse grid.
 
-The pooled features are what the projection head sees. The feature map before them keeps more of the places of
-things; averaged over a grid of 4×4 cells it is what linear probes of small CNNs are often fitted on. It is a
-function of the same weights, so it costs no ε.
+The pooled features are the input of the projection head. The feature map before them keeps more information
+about positions. Linear probes of small CNNs are often fitted on this map, averaged over a grid of 4×4 cells.
+It is a function of the same weights, so it costs no ε.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ GRID_SIDE = 4
 
 
 def read_out(encoder: AnyEncoder, images: Tensor, readout: str = POOLED) -> Tensor:
-    """Return what k-NN and probes read of normalised images, `[n, width]`.
+    """Return the features of normalised images that k-NN and probes read, `[n, width]`.
 
     Args:
       encoder: the network.
-      images: `[n, C, H, W]`, normalised.
+      images: normalised images `[n, C, H, W]`.
       readout: "pooled" for the features, of width `feature_dim`; "grid4" for the backbone's feature map
         averaged over 4×4 cells, of width 16 × its channels.
 
@@ -49,10 +49,10 @@ def read_out(encoder: AnyEncoder, images: Tensor, readout: str = POOLED) -> Tens
 
 
 def check_readout(encoder: nn.Module, readout: str) -> None:
-    """Refuse to read a feature map of a network that has none.
+    """Refuse a readout of the feature map for a network that has no feature map.
 
     Raises:
-      ConfigError: says which networks have one.
+      ConfigError: the network has none; the message states which networks have one.
     """
     backbone = encoder.backbone if isinstance(encoder, Encoder) else None
     if readout == GRID4 and not callable(getattr(backbone, "feature_map", None)):

@@ -1,20 +1,21 @@
 """Scores of two towers: retrieval in both directions, and zero-shot classification.
 
-What is right. A record is an image with one or more captions. Identical images count for each other, and so
-do identical captions, by content: a caption is right for an image if a caption of the same content belongs
-to an image of the same content. Of several right candidates the nearest counts.
+Right candidates. A record is an image with one or more captions. Images of identical content count for each
+other, and so do captions: a caption is right for an image if a caption of the same content belongs to an
+image of the same content. If several candidates are right, the nearest counts.
 
-Ties. A query's hit at k needs fewer than k wrong candidates *at least as near* as its nearest right one: ties
-are decided against the network, and similarities within the rounding of float32 are ties. So a network that
-maps everything to one point scores 0 (unless there are fewer than k wrong candidates at all), where chance is
-about k/n; no order of the records or size of a chunk can turn ties into hits.
+Ties. A query is a hit at k if fewer than k wrong candidates are *at least as near* as its nearest right
+candidate. Ties count against the network, and similarities within the rounding of float32 are ties. So a
+network that maps everything to one point scores 0 (unless there are fewer than k wrong candidates at all),
+while chance is about k/n. No order of the records or size of a chunk can turn ties into hits.
 
-Memory. Similarities are taken for a chunk of queries against all candidates, and only the hits are kept:
+Memory. Similarities are computed for a chunk of queries against all candidates, and only the hits are kept:
 24,000 images and captions take `MAX_BYTES` (256 MiB) instead of the 2.3 GB of the whole matrix.
 
 Scores are computed from evaluation records; `dpgcl_core.release.metrics.visible` decides who may see them. A
-recall is not a mean of terms bounded by one record: every record is a candidate of all queries, and one more
-can turn each query's hit into a miss. So it must not be released by noising it as an accuracy is.
+recall is not a mean of terms that each depend on one record: every record is a candidate for all queries, and
+adding one record can turn each query's hit into a miss. So a recall must not be released with an accuracy's
+noise.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Matches:
 
     Attributes:
       image_of_text: `[num_texts]`, the row of each caption's image.
-      image_contents: `[num_images]`, equal for identical images and only for them, as `content_ids` gives.
-      text_contents: `[num_texts]`, the same of captions. Records of pairs have one for every image.
+      image_contents: `[num_images]`, ids from `content_ids`, equal for identical images and only for them.
+      text_contents: `[num_texts]`, the same ids for captions. Records of pairs have one for every image.
     """
 
     image_of_text: Rows
@@ -64,7 +65,7 @@ class Matches:
 def content_ids(contents: Iterable[bytes]) -> Ids:
     """Return one id per content, `[n]`, the same for the same bytes (unlike `ids_from_contents`).
 
-    Of images, give shape and decoded pixels: one picture may be stored as different files.
+    For images, pass the shape and decoded pixels, since one picture may be stored as different files.
 
     >>> a, b, c = content_ids([b"x", b"y", b"x"])
     >>> bool(a == c), bool(a == b)
@@ -77,12 +78,12 @@ def content_ids(contents: Iterable[bytes]) -> Ids:
 def recalls(images: Tensor, texts: Tensor, matches: Matches) -> dict[str, float]:
     """Return the share of queries with a right candidate among the first k, for k = 1, 5, 10.
 
-    `image_to_text_recall_at_K` over all images, `text_to_image_recall_at_K` over all captions; ties count
-    against the network. The outcomes of both are of images, to which the captions that ask for them belong.
+    `image_to_text_recall_at_K` is the share of images, `text_to_image_recall_at_K` the share of captions.
+    Ties count against the network. Both have one outcome for each image; a caption counts for its own image.
 
     Args:
       images: `[num_images, dim]` embeddings of any length; compared by cosine.
-      texts: `[num_texts, dim]`, on the same device. What is not finite counts as zero.
+      texts: `[num_texts, dim]`, on the same device. Values that are not finite count as zero.
       matches: which images and texts belong together.
 
     >>> eye, ids = torch.eye(12), np.arange(12)
@@ -129,8 +130,8 @@ def class_embeddings(
     The text embeddings are normalised, averaged per class, and normalised again.
 
     Args:
-      texts: as many for every label 0, 1, …, class by class.
-      num_classes: how many labels there are.
+      texts: texts class by class, the same number for every label 0, 1, …
+      num_classes: the number of labels.
       embed_texts: the text tower.
       batch_size: texts passed at once.
     """
@@ -139,10 +140,10 @@ def class_embeddings(
 
 
 def check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
-    """Refuse labels `[n]`, of one record at least, without a class.
+    """Refuse labels `[n]`, of at least one record, that have no class.
 
     Raises:
-      DataError: says which labels there may be.
+      DataError: a label has no class; the message states the valid labels.
     """
     if labels.min() < 0 or labels.max() >= num_classes:
         raise DataError(
@@ -157,7 +158,7 @@ def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor) -> Score:
     Args:
       images: `[n, dim]` embeddings of any length.
       labels: `[n]` rows of `classes`.
-      classes: `[num_classes, dim]`, of `class_embeddings`.
+      classes: `[num_classes, dim]`, the result of `class_embeddings`.
 
     Raises:
       DataError: a label has no class.
@@ -172,7 +173,7 @@ def largest_is_own(values: Tensor, labels: Rows, *, tolerance: float) -> Score:
     Args:
       values: `[n, num_classes]`.
       labels: `[n]`.
-      tolerance: values that are no further apart are ties.
+      tolerance: values that differ by no more than this are ties.
 
     >>> largest_is_own(torch.tensor([[-1.0, -2.0], [-2.0, -2.0]]), np.array([0, 1]), tolerance=1e-3)
     0.5
@@ -183,7 +184,7 @@ def largest_is_own(values: Tensor, labels: Rows, *, tolerance: float) -> Score:
 
 
 def unit_rows(embeddings: Tensor) -> Tensor:
-    """Return float32 rows of length 1 `[n, dim]`; zero stays zero, and what is not finite counts as zero."""
+    """Return float32 rows of length 1 `[n, dim]`; zero rows stay, and non-finite values count as zero."""
     finite = embeddings.detach().float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     # Dividing by the largest entry first keeps the squares of very large embeddings finite.
     scaled = finite / finite.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
@@ -194,8 +195,8 @@ def embed_in_batches(embed: Callable[[slice], Tensor], num_rows: int, batch_size
     """Return the embeddings `[num_rows, dim]` of all rows, taken without gradients.
 
     Args:
-      embed: gets the slices 0 to batch_size, batch_size to 2 · batch_size, … in this order.
-      num_rows: at least one.
+      embed: function called with the slices 0 to batch_size, batch_size to 2 · batch_size, … in this order.
+      num_rows: number of rows, at least one.
       batch_size: rows passed at once.
 
     Raises:
@@ -212,7 +213,7 @@ def embed_in_batches(embed: Callable[[slice], Tensor], num_rows: int, batch_size
 
 
 def _linked(query_class: Rows, candidate_class: Rows) -> list[Rows]:
-    """The candidates' classes that are right for each class of queries, from pairs that belong together."""
+    """For each class of queries, the right classes of candidates, from pairs that belong together."""
     pairs = np.unique(np.stack([query_class, candidate_class], axis=1), axis=0)
     starts = np.flatnonzero(np.diff(pairs[:, 0]))
     return np.split(pairs[:, 1], starts + 1)
@@ -225,7 +226,7 @@ def _hits(
     candidate_class: Rows,
     linked: Sequence[Rows],
 ) -> Tensor:
-    """Whether fewer than k wrong candidates are as near as the nearest right one, `[queries, 3]`, by k."""
+    """Whether fewer than k wrong candidates are as near as the nearest right one, by k, `[queries, 3]`."""
     step = max(1, MAX_BYTES // (_BYTES_PER_SIMILARITY * len(candidates)))
     columns = torch.from_numpy(candidate_class).to(queries.device)
     right_classes = [torch.from_numpy(each).to(queries.device) for each in linked]
@@ -235,7 +236,7 @@ def _hits(
         similarities = queries[start : start + step] @ candidates.T
         right = _right(right_classes, query_class[start : start + step], columns)
         nearest = torch.where(right, similarities, -torch.inf).amax(dim=1, keepdim=True)
-        # Not by counting: the sum of a mask takes 8 bytes for each of its entries.
+        # The wrong candidates are not counted: the sum of a mask takes 8 bytes for each of its entries.
         wrong = similarities.masked_fill_(right, -torch.inf).topk(num_kept, dim=1).values
         nearer = nearest - TIE_TOLERANCE > wrong
         hits.append(nearer[:, [min(k, num_kept) - 1 for k in RECALL_AT]])
@@ -243,7 +244,7 @@ def _hits(
 
 
 def _right(right_classes: Sequence[Tensor], query_class: Rows, columns: Tensor) -> Tensor:
-    """Which candidates are right, `[queries, candidates]`, by way of the candidates' classes."""
+    """Which candidates are right, `[queries, candidates]`, computed from the candidates' classes."""
     # Row by row: the positions of all right candidates of a chunk could take 16 bytes each.
     by_class = torch.zeros(len(query_class), len(columns), dtype=torch.bool, device=columns.device)
     for row, each in enumerate(query_class):

@@ -1,4 +1,4 @@
-"""What a frozen network is scored on, and how."""
+"""The data and settings with which a frozen network is scored."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from trainers.data.dataset import AnyRecords
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """All that decides the scores of a network, besides the network.
+    """All inputs of a network's scores other than the network.
 
     Attributes:
-      index: labelled records for k-NN and probe; None where there are none.
-      queries: records scored.
+      index: labelled records for k-NN and probe; None if there are none.
+      queries: the records that are scored.
       config: subset sizes and k.
-      view_config: augmentation, for scores that compare views.
-      seed: public seed of the views; which records are scored does not depend on it.
-      device: where the network is.
-      class_names: of the queries' labels 0, 1, …, for the zero-shot score; empty where unknown.
-      batch_size: records passed at once; changes no score beyond rounding.
+      view_config: the augmentation, for scores that compare views.
+      seed: public seed of the views; it does not affect which records are scored.
+      device: the network's device.
+      class_names: names of the queries' labels 0, 1, …, for the zero-shot score; empty if unknown.
+      batch_size: records passed at once; affects scores only by rounding.
     """
 
     index: AnyRecords | None

@@ -1,12 +1,13 @@
-"""Scores that need no training: of the images' own pixels, and of a descriptor that nobody trained.
+"""Scores that need no training: from the images' own pixels, and from an untrained descriptor.
 
-What a trained network adds is what it scores above these, by the same scorer and on the same records: k-NN
-and linear probe, fitted on the index, asked of the queries (`trainers.evaluation.features.label_scores`).
-HOG is Dalal and Triggs (2005), from scikit-image, which Tramèr and Boneh (2021) also hold private learning
-against: nine orientations, blocks of 2 × 2 cells, `L2-Hys`, cells of an eighth of the smaller side.
+A trained network's gain is the difference between its scores and these. All come from the same scorer and the
+same records: k-NN and linear probe, fitted on the index and evaluated on the queries
+(`trainers.evaluation.features.label_scores`). HOG is by Dalal and Triggs (2005), from scikit-image; Tramèr
+and Boneh (2021) also compare private learning with it. It has nine orientations, blocks of 2 × 2 cells,
+`L2-Hys`, and cells of an eighth of the smaller side.
 
-They are scores like any other: with private training data they are computed from the public records of
-`--evaluate-on` and `--probe-datasets` alone, and there are none without these. They cost no ε.
+They follow the rules of all scores: with private training data they are computed only from the public records
+of `--evaluate-on` and `--probe-datasets`, and without these there are no such scores. They cost no ε.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ _SMALLEST_CELL = 2
 
 
 def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, float]:
-    """Return the scores of raw pixels and of HOG that may be seen, by metric name.
+    """Return the visible scores of raw pixels and of HOG, by metric name.
 
-    `raw_pixels_knn_accuracy`, `raw_pixels_linear_probe_accuracy` and both of `hog_`, and what else fits the
-    labels, of `data.queries`; of every data set in `data.probes` `raw_pixels_transfer_knn_accuracy/NAME` and
-    so on. None without labels, and none where the records of scores are private. Of pairs only images count.
+    For `data.queries` these are `raw_pixels_knn_accuracy`, `raw_pixels_linear_probe_accuracy`, the same with
+    `hog_`, and further scores that the labels allow. For every data set in `data.probes` they are
+    `raw_pixels_transfer_knn_accuracy/NAME` and so on. There are none without labels, and none if the scored
+    records are private. Only the images of pairs are used.
 
     Args:
-      data: what a training may touch.
+      data: the data that a training may access.
       config: subset sizes and k.
 
     Raises:
@@ -86,10 +88,10 @@ def raw_pixels(images: Tensor) -> Features:
 def hog_features(images: Tensor) -> Features:
     """Return the histograms of oriented gradients of uint8 images `[n, channels, height, width]`.
 
-    Of coloured images each pixel counts in the channel of its largest gradient. Images of fewer than four
-    pixels a side are filled up with their edge.
+    In colour images each pixel counts in the channel of its largest gradient. Images with fewer than four
+    pixels a side are padded with their edge.
     """
-    from skimage.feature import hog  # takes a second, which workers should not pay
+    from skimage.feature import hog  # here: the import takes a second, which workers should not pay
 
     side = min(images.shape[-2:])
     cell = max(_SMALLEST_CELL, -(-side // _CELLS_A_SIDE))

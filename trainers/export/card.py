@@ -1,4 +1,4 @@
-"""The model card of an exported model: what its statement says of it, for whoever meets the folder alone."""
+"""The model card of an exported model: its statement's content, for readers who have only the folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _NO_GUARANTEE = "none: what this model tells about its records is not bounded"
 
 
 def model_card(description: ModelDescription, usage: Sequence[str]) -> str:
-    """Return the page, in Markdown; a function of what `model.json` says, which is released.
+    """Return the page in Markdown, as a function of the content of `model.json`, which is released.
 
     Args:
-      description: of the model.
-      usage: lines on how the folder is used.
+      description: the model's description.
+      usage: lines on how to use the folder.
     """
     rows = [f"| {name} | {escaped(value)} |" for name, value in _rows(description)]
     lines = [

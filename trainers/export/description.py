@@ -1,4 +1,4 @@
-"""What `model.json` says of an exported model, and the weights beside it."""
+"""The content of an exported model's `model.json`, and the weights next to it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class ClipDescription:
-    """What `model.json` says of a CLIP model besides; what loads it is this, not a file beside it.
+    """The additional fields of `model.json` for a CLIP model, which is loaded by them and no other file's.
 
     Attributes:
       architecture: open_clip's configuration of the model, as in `open_clip_config.json`.
       mean, std: pixels in [0, 1] are normalised by (pixel − mean) / std, per colour.
-      context_length: tokens per caption; what is longer is cut.
-      pretrained: what the training started from where it has no warm start: "random", or open_clip's name.
-      lora_rank: of the adapters; 0 where every weight was trained.
-      lora_alpha, lora_targets, lora_towers: of the adapters, as in `ClipNetworkConfig`.
-      adapter_sha256: of the adapters' file; None without.
+      context_length: number of tokens per caption; longer captions are cut.
+      pretrained: the starting weights if the training has no warm start: "random", or open_clip's name.
+      lora_rank: rank of the adapters; 0 if every weight was trained.
+      lora_alpha, lora_targets, lora_towers: settings of the adapters, as in `ClipNetworkConfig`.
+      adapter_sha256: hash of the adapters' file; None without adapters.
     """
 
     architecture: Mapping[str, Any]
@@ -54,17 +54,17 @@ class ClipDescription:
 
     @property
     def lora(self) -> ClipLora | None:
-        """The adapters; None without."""
+        """The adapters' settings; None without adapters."""
         return lora_of(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedDescription:
-    """What `model.json` says of a masked auto-encoder besides.
+    """The additional fields of `model.json` for a masked auto-encoder.
 
     Attributes:
       patch_size: side of a patch in pixels.
-      mask_ratio: the share of an image's patches that was hidden.
+      mask_ratio: the share of an image's patches that was masked.
     """
 
     patch_size: int
@@ -77,11 +77,11 @@ class MaskedDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionerDescription:
-    """What `model.json` says of a captioner besides; its tokeniser is that of its size.
+    """The additional fields of `model.json` for a captioner; its size determines its tokeniser.
 
     Attributes:
       patch_size: side of a patch in pixels.
-      tie_embeddings: whether one table serves the tokens that are read and those that are predicted.
+      tie_embeddings: whether input tokens and predicted tokens share one embedding table.
     """
 
     patch_size: int
@@ -94,12 +94,12 @@ class CaptionerDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierDescription:
-    """What `model.json` says of a classifier besides.
+    """The additional fields of `model.json` for a classifier.
 
     Attributes:
-      encoder: the kind of its encoder; what is said of such a model is said of it.
+      encoder: the kind of its encoder, whose additional fields are also present.
       num_classes: K; an answer is one of 0 to K − 1.
-      trained_layers: what the training moved, `head` or `all`.
+      trained_layers: the layers that were trained, `head` or `all`.
     """
 
     encoder: str
@@ -117,36 +117,36 @@ class ClassifierDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """What `model.json` says.
+    """The content of `model.json`.
 
     Attributes:
       promise: the guarantee in words, for people.
-      kind: what the model is; decides how it is loaded and what it can embed.
+      kind: the kind of model; decides how it is loaded and what it can embed.
       network, embedding_dim: as in `NetworkConfig`.
       image_shape: (channels, height, width) of its input.
-      pixel_mean, pixel_std: pixels in [0, 1] are normalised by (pixel − mean) / std; None of a CLIP model,
-        whose are per colour.
-      clip: of a CLIP model; None of others.
-      masked: of a masked auto-encoder; None of others.
-      captioner: of a captioner; None of others.
-      classifier: of a classifier, beside what is said of its encoder; None of others.
-      sha256: of the weights' file.
-      sweep, trial: where it comes from; a sealed sweep's model has no trial.
+      pixel_mean, pixel_std: pixels in [0, 1] are normalised by (pixel − mean) / std; None for a CLIP model,
+        which has a mean and a std per colour.
+      clip: the fields of a CLIP model; None for other models.
+      masked: the fields of a masked auto-encoder; None for other models.
+      captioner: the fields of a captioner; None for other models.
+      classifier: the fields of a classifier, in addition to its encoder's fields; None for other models.
+      sha256: hash of the weights' file.
+      sweep, trial: the model's source; a sealed sweep's model has no trial.
       choice: how it was chosen, in words; `chosen` in the file.
-      method: of the training.
-      dataset: trained on.
+      method: the training's method.
+      dataset: the data set that it was trained on.
       data: `private`, or `research: public data`.
-      guarantee_label: of this training.
-      neighboring_relation: what ε and δ are about.
-      epsilon, delta: of this one training; None without a guarantee.
-      sweep_epsilon, sweep_delta: of all trainings with a guarantee of the sweep, the choice included; None
-        where it is not accounted.
-      num_steps: of the training.
+      guarantee_label: the label of this training's guarantee.
+      neighboring_relation: the neighbouring relation of ε and δ.
+      epsilon, delta: ε and δ of this one training; None without a guarantee.
+      sweep_epsilon, sweep_delta: ε and δ of all trainings of the sweep that have a guarantee, the choice
+        included; None if they are not accounted.
+      num_steps: the training's number of steps.
       averaged: whether the weights are the average over the steps.
-      scores: of the trained network, those that may be seen.
+      scores: the visible scores of the trained network.
       warm_start: sha256 of the weights that the training started from, or None.
-      versions: of the software that exported it.
-      format: of this file.
+      versions: versions of the software that exported the model.
+      format: version of this file's format.
     """
 
     promise: str
@@ -182,7 +182,7 @@ class ModelDescription:
 
     @property
     def encoder_kind(self) -> str:
-        """The kind of the model, or of a classifier's encoder."""
+        """The kind of the model or, for a classifier, the kind of its encoder."""
         return self.kind if self.classifier is None else self.classifier.encoder
 
     @property
@@ -192,22 +192,22 @@ class ModelDescription:
 
 
 def write_description(folder: Path, description: ModelDescription) -> None:
-    """Write what `read_description` reads."""
+    """Write `model.json` in the form that `read_description` reads."""
     values = dataclasses.asdict(description)
     values = {"chosen" if name == "choice" else name: value for name, value in values.items()}
     (folder / DESCRIPTION).write_text(as_json(values), encoding="utf-8")
 
 
 def as_json(values: Mapping[str, Any]) -> str:
-    """Return the text of a file of an exported model."""
+    """Return values as the text of a JSON file of an exported model."""
     return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_description(folder: Path | str) -> ModelDescription:
-    """Return what an exported folder says of its model.
+    """Return an exported folder's description of its model.
 
     Raises:
-      StorageError: there is no exported model, or it is of a format or kind that this version cannot read.
+      StorageError: there is no exported model, or this version cannot read its format or kind.
     """
     path = Path(folder) / DESCRIPTION
     try:
@@ -245,10 +245,10 @@ def read_description(folder: Path | str) -> ModelDescription:
 
 
 def _clip_description(values: Mapping[str, Any]) -> ClipDescription:
-    """List back to tuples.
+    """Convert JSON values to a description, with lists as tuples.
 
     Raises:
-      TypeError, KeyError, ValueError: something is missing, or of no such kind.
+      TypeError, KeyError, ValueError: a value is missing or has the wrong type.
     """
     red, green, blue = (float(each) for each in values["mean"])
     reds, greens, blues = (float(each) for each in values["std"])
@@ -261,7 +261,7 @@ def read_model_weights(folder: Path, description: ModelDescription) -> Mapping[s
     """Return the weights of an exported folder.
 
     Raises:
-      StorageError: they are missing, damaged, or not those that were exported.
+      StorageError: the weights are missing, damaged, or differ from the exported ones.
     """
     file = folder / description.weights_file
     weights = read_weights(file)

@@ -1,21 +1,21 @@
-"""The folder of an exported model: weights, what they are, and what they promise.
+"""The folder of an exported model: its weights, their description, and their guarantee.
 
     model.safetensors          the weights of an encoder of images
     model.json                 a `ModelDescription`: network, input, training, ε, and the hash of the weights
     privacy_statement.json     the sweep's statement, with a first entry on this model
     privacy_statement.md       the same as a page
-    README.md                  the model card: what the statement says of this model, and how it is used
+    README.md                  the model card: the statement on this model, and how to use the model
 
-Of a CLIP model, in place of `model.safetensors`, what open_clip and peft read by themselves
+For a CLIP model, `model.safetensors` is replaced by files that open_clip and peft read directly
 (`trainers.models.clip.clip_files`):
 
     open_clip_model.safetensors    both towers, the adapters merged into them
-    open_clip_config.json          what open_clip builds them from
-    merges.txt.gz, tokenizer*.json of a vocabulary smaller than CLIP's
-    adapter/                       the adapters alone, where the training had some
+    open_clip_config.json          the configuration from which open_clip builds them
+    merges.txt.gz, tokenizer*.json for a vocabulary smaller than CLIP's
+    adapter/                       only the adapters, if the training had any
 
-Nothing that lies in such a folder is run: weights are plain tensors, and a network of the user's own,
-which is imported by name, must be named again by whoever loads it.
+No content of such a folder is run as code. Weights are plain tensors. The user's own network is imported by
+name, and the user who loads the model must give this name again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ImageNetwork: TypeAlias = Encoder | MaskedAutoEncoder | Captioner | Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """A sweep's privacy statement as it was written: JSON values and page."""
+    """A sweep's privacy statement as written: its JSON values and its page."""
 
     values: Mapping[str, Any]
     page: str
@@ -57,16 +57,16 @@ class Statement:
 def write_model(
     folder: Path, description: ModelDescription, state: Mapping[str, Tensor], statement: Statement
 ) -> ModelDescription:
-    """Write the folder, whole or not at all, and return the description with the hash of the weights.
+    """Write the folder atomically, and return the description with the hash of the weights.
 
     Args:
-      folder: a new one.
-      description: of the model.
-      state: its weights as the training left them; of a CLIP model with the adapters apart.
-      statement: of its sweep.
+      folder: a folder that does not exist yet.
+      description: the model's description.
+      state: the weights at the end of the training; for a CLIP model, with separate adapters.
+      statement: the sweep's statement.
 
     Raises:
-      StorageError: the folder exists, or cannot be written, or the weights are of another model.
+      StorageError: the folder exists, or cannot be written, or the weights belong to another model.
       ConfigError: the CLIP model cannot be built here.
     """
     if folder.exists():
@@ -74,7 +74,7 @@ def write_model(
     building = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         building.mkdir(parents=True)
-        # Every file keeps saying whose data it comes from, even when it is copied away from this folder.
+        # Every file states the source of its data, even after it is copied out of this folder.
         note = json.dumps({"data": description.data, "promise": description.promise}, ensure_ascii=False)
         description = KINDS[description.kind].write_weights(building, description, state, note)
         write_description(building, description)
@@ -98,16 +98,16 @@ def write_model(
 def load_encoder(
     folder: Path | str, *, own_network: str | None = None
 ) -> tuple[ImageNetwork, ModelDescription]:
-    """Return an exported encoder of images on the CPU, in evaluation mode, and what it is.
+    """Return an exported encoder of images on the CPU, in evaluation mode, and its description.
 
     Args:
-      folder: as `python -m trainers.export` wrote it.
-      own_network: the `package.module:factory` that the folder may name; to import what a file names,
-        without being told to, would run code of the file's choice.
+      folder: folder written by `python -m trainers.export`.
+      own_network: the `package.module:factory` that the folder may name; importing a module that only the
+        file names would run code of the file's choice.
 
     Raises:
-      StorageError: the folder is none, damaged, or its weights do not fit its network.
-      ConfigError: it holds a CLIP model, or names a network of the user's own that was not given, or that
+      StorageError: the folder holds no model, is damaged, or its weights do not fit its network.
+      ConfigError: the folder holds a CLIP model, or names the user's own network, which was not given or
         cannot be built.
     """
     description = read_description(folder)
@@ -120,27 +120,27 @@ def load_encoder(
 
 
 def load_clip(folder: Path | str) -> tuple[ImageTextEncoder, ModelDescription]:
-    """Return an exported CLIP model on the CPU, in evaluation mode and frozen, and what it is.
+    """Return an exported CLIP model on the CPU, in evaluation mode and frozen, and its description.
 
     Args:
-      folder: as `python -m trainers.export` wrote it.
+      folder: folder written by `python -m trainers.export`.
 
     Raises:
-      StorageError: the folder is none, damaged, or its weights do not fit its model.
-      ConfigError: it holds an encoder of images, or the model cannot be built.
+      StorageError: the folder holds no model, is damaged, or its weights do not fit its model.
+      ConfigError: the folder holds an encoder of images, or the model cannot be built.
     """
     return _load_kind(CLIP_MODELS, folder, "a CLIP model, which embeds texts, too")
 
 
 def load_captioner(folder: Path | str) -> tuple[Captioner, ModelDescription]:
-    """Return an exported captioner on the CPU, in evaluation mode, and what it is.
+    """Return an exported captioner on the CPU, in evaluation mode, and its description.
 
     Args:
-      folder: as `python -m trainers.export` wrote it.
+      folder: folder written by `python -m trainers.export`.
 
     Raises:
-      StorageError: the folder is none, damaged, or its weights do not fit its network.
-      ConfigError: it holds a model of another kind.
+      StorageError: the folder holds no model, is damaged, or its weights do not fit its network.
+      ConfigError: the folder holds a model of another kind.
     """
     return _load_kind(CAPTIONERS, folder, "a captioner, which dp_cap trains")
 
@@ -148,15 +148,15 @@ def load_captioner(folder: Path | str) -> tuple[Captioner, ModelDescription]:
 def load_classifier(
     folder: Path | str, *, own_network: str | None = None
 ) -> tuple[Classifier, ModelDescription]:
-    """Return an exported classifier on the CPU, in evaluation mode, and what it is.
+    """Return an exported classifier on the CPU, in evaluation mode, and its description.
 
     Args:
-      folder: as `python -m trainers.export` wrote it.
-      own_network: as of `load_encoder`.
+      folder: folder written by `python -m trainers.export`.
+      own_network: as in `load_encoder`.
 
     Raises:
-      StorageError: the folder is none, damaged, or its weights do not fit its network.
-      ConfigError: it holds a model of another kind, or as `load_encoder`.
+      StorageError: the folder holds no model, is damaged, or its weights do not fit its network.
+      ConfigError: the folder holds a model of another kind, or as in `load_encoder`.
     """
     return _load_kind(CLASSIFIERS, folder, "a classifier, which dp_classifier trains", own_network)
 

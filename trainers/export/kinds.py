@@ -1,6 +1,6 @@
 """Kinds of exported models: how each is described, written, opened and used.
 
-A model's kind is that of its network and not of its training: every task that trains an encoder of images
+A model's kind depends on its network and not on its training: every task that trains an encoder of images
 exports an `image_encoder`. `model.json` names the kind.
 """
 
@@ -69,8 +69,8 @@ class ModelKind(ABC, Generic[NetworkT]):
     """One kind of model.
 
     Attributes:
-      name: in `model.json`.
-      programs: of `PROGRAMS`, that take it.
+      name: the kind's name in `model.json`.
+      programs: the programs of `PROGRAMS` that accept this kind.
     """
 
     name: str
@@ -81,22 +81,22 @@ class ModelKind(ABC, Generic[NetworkT]):
         """Return the fields of `ModelDescription` on the network, from a trial's params.
 
         Raises:
-          ConfigError: the model is unknown here.
+          ConfigError: the model is unknown to this version.
         """
 
     def write_weights(
         self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
     ) -> ModelDescription:
-        """Write the weights, all as they are, and return the description with their hashes.
+        """Write all weights unchanged, and return the description with their hashes.
 
         Args:
-          folder: of the model.
-          description: of it.
-          state: its weights as the training left them.
-          note: what every file says of itself, even when it is copied away.
+          folder: the model's folder.
+          description: the model's description.
+          state: the weights at the end of the training.
+          note: note that is stored in every file and copied with it.
 
         Raises:
-          StorageError: the weights are of another model.
+          StorageError: the weights belong to another model.
           ConfigError: the model cannot be built here.
         """
         sha256 = write_weights(folder / description.weights_file, state, note=note)
@@ -104,10 +104,10 @@ class ModelKind(ABC, Generic[NetworkT]):
 
     @abstractmethod
     def build(self, description: ModelDescription) -> NetworkT:
-        """Return the network that is described, at weights of no meaning, on the CPU.
+        """Return the described network on the CPU, with arbitrary weights.
 
         Raises:
-          ConfigError: it cannot be built.
+          ConfigError: the network cannot be built.
         """
 
     def open(
@@ -116,8 +116,8 @@ class ModelKind(ABC, Generic[NetworkT]):
         """Return the network of a folder on the CPU, in evaluation mode.
 
         Args:
-          folder: of the model.
-          description: what `read_description` returned; of this kind.
+          folder: the model's folder.
+          description: the result of `read_description`, for a model of this kind.
           own_network: the `package.module:factory` that the folder may name.
 
         Raises:
@@ -142,7 +142,7 @@ class ModelKind(ABC, Generic[NetworkT]):
         return network
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
-        """Return lines on how the folder is used."""
+        """Return lines on how to use the folder."""
         return [f"{PROGRAMS[program]} with it: {_command(program, folder)}" for program in self.programs]
 
 
@@ -179,7 +179,7 @@ class ClipKind(ModelKind[ImageTextEncoder]):
             lora_targets=clip.lora_targets,
             lora_towers=clip.lora_towers,
         )
-        # Grey images were shown in three colours, so the input is the model's own and not that of the data.
+        # Grey images were converted to three colours, so the input shape is the model's and not the data's.
         return {
             "embedding_dim": int(spec.architecture["embed_dim"]),
             "image_shape": (3, *spec.image_size),
@@ -192,7 +192,7 @@ class ClipKind(ModelKind[ImageTextEncoder]):
         self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
     ) -> ModelDescription:
         clip = description.clip
-        assert clip is not None  # as of every model of this kind
+        assert clip is not None  # true for every model of this kind
         encoder = trained_encoder(_spec(description), clip.lora, state)
         sha256 = export_merged(encoder, folder, note=note)
         if clip.lora is not None:
@@ -223,9 +223,9 @@ class PatchKind(ModelKind[PatchNetworkT]):
     """A transformer of patches with its decoder, so that another training can start from it.
 
     Attributes:
-      config: of its network.
-      description: of what `model.json` says besides, in the field `field_name`.
-      build_network: of its configuration.
+      config: class of the network's configuration.
+      description: class of the additional fields of `model.json`, in the field `field_name`.
+      build_network: function that builds the network from its configuration.
     """
 
     name: str
@@ -254,7 +254,7 @@ class PatchKind(ModelKind[PatchNetworkT]):
 
 
 class ClassifierKind(ModelKind[Classifier]):
-    """A classifier: an encoder of another kind, with a linear layer that tells the classes."""
+    """A classifier: an encoder of another kind, with a linear layer that predicts the class."""
 
     name = CLASSIFIER
     programs = ("embed", "classify")
@@ -272,13 +272,13 @@ class ClassifierKind(ModelKind[Classifier]):
     def write_weights(
         self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
     ) -> ModelDescription:
-        if description.clip is not None:  # a training that goes on from it compares this with its own model
+        if description.clip is not None:  # a training that starts from it compares this with its own model
             write_config(_spec(description), folder)
         return super().write_weights(folder, description, state, note)
 
     def build(self, description: ModelDescription) -> Classifier:
         about = description.classifier
-        assert about is not None  # `read_description` sees to it
+        assert about is not None  # ensured by `read_description`
         encoder = KINDS[about.encoder].build(description)
         if isinstance(encoder, ImageTextEncoder):  # as it is trained: see `trained_encoder`
             make_trainable(encoder.clip, None, seed=0, train_logit_scale=False)
@@ -325,7 +325,7 @@ def encoder_kind_of(params: Mapping[str, Any]) -> AnyKind:
 
 
 def refuse_unknown_network(folder: Path, description: ModelDescription, own_network: str | None) -> None:
-    """Refuse to import what a folder names, without being told to.
+    """Refuse to import a network that a folder names and the caller does not.
 
     Raises:
       ConfigError: the network is the user's own, and was not given.
@@ -350,5 +350,5 @@ def _clip_config(params: Mapping[str, Any]) -> ClipNetworkConfig:
 
 def _spec(description: ModelDescription) -> ClipSpec:
     clip = description.clip
-    assert clip is not None  # `read_description` sees to it
+    assert clip is not None  # ensured by `read_description`
     return ClipSpec(name=description.network, architecture=clip.architecture, mean=clip.mean, std=clip.std)

@@ -1,12 +1,14 @@
 """Exported models in MLflow's model registry: what `--register` writes.
 
-A version holds the exported folder as it is, the code that loads it (`trainers` and `dpgcl_core`) and the
-versions of the packages that this code needs; so `mlflow.pyfunc.load_model("models:/NAME/1")` works where
-this project is not installed. Its description is the model card, its tags are what `model.json` promises.
+A version holds the unchanged exported folder, the code that loads it (`trainers` and `dpgcl_core`) and the
+versions of the packages that this code needs. So `mlflow.pyfunc.load_model("models:/NAME/1")` works even if
+this project is not installed. The version's description is the model card, and its tags are the guarantees in
+`model.json`.
 
-*What it tells.* All of it stands in the exported folder, which is released (`trainers.export.export_folder`).
-A model of a sealed sweep is there from the sweep's moment of publication on, and not before; its version
-hangs on a run of its own, made now, so that the sweep's one run keeps its masked times and gets no files.
+*What a version discloses.* All of its content is in the exported folder, which is released
+(`trainers.export.export_folder`). A sealed sweep's model exists only from the sweep's publication on. Its
+version is attached to its own run, created at registration, so that the sweep's one run keeps its masked
+times and gets no files.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ class Registered:
     """A version of a registered model.
 
     Attributes:
-      name: of the registered model.
-      version: its number.
-      is_new: whether it was registered now.
+      name: name of the registered model.
+      version: the version's number.
+      is_new: whether this call registered it.
     """
 
     name: str
@@ -65,7 +67,7 @@ class Registered:
 
     @property
     def uri(self) -> str:
-        """What `mlflow.pyfunc.load_model` takes."""
+        """The address for `mlflow.pyfunc.load_model`."""
         return f"models:/{self.name}/{self.version}"
 
 
@@ -73,14 +75,14 @@ def register(folder: Path, tracking_uri: str, name: str | None = None) -> Regist
     """Register an exported model, unless a version of the name holds these weights already.
 
     Args:
-      folder: as `python -m trainers.export` wrote it.
-      tracking_uri: of the MLflow that has the sweep.
-      name: of the registered model; `dpgcl-SWEEP` unless given.
+      folder: folder written by `python -m trainers.export`.
+      tracking_uri: address of the MLflow server or database that has the sweep.
+      name: name of the registered model; `dpgcl-SWEEP` by default.
 
     Raises:
       ConfigError: the network is the user's own, which MLflow would have to import by name.
       TrackingError: the server failed, or does not have the sweep.
-      StorageError: the folder is no exported model.
+      StorageError: the folder is not an exported model.
     """
     description = read_description(folder)
     if description.network not in NETWORKS and description.network.count(":") == 1:
@@ -102,7 +104,7 @@ def register(folder: Path, tracking_uri: str, name: str | None = None) -> Regist
 
 
 def registered_name(sweep: str) -> str:
-    """Return the name that a sweep's models are registered under.
+    """Return the name under which a sweep's models are registered.
 
     >>> registered_name("scans: first/second")
     'dpgcl-scans-first-second'
@@ -114,7 +116,7 @@ def write_pyfunc(folder: Path, target: Path) -> None:
     """Write an exported model as MLflow's pyfunc: data, code and requirements.
 
     Args:
-      folder: of the exported model.
+      folder: folder of the exported model.
       target: a new folder.
     """
     import mlflow.pyfunc
@@ -150,18 +152,18 @@ def requirements_of(description: ModelDescription) -> list[str]:
 
 
 def _pinned(names: tuple[str, ...] | list[str]) -> list[str]:
-    """Return packages with versions; what stands behind a + is of one index alone."""
+    """Return packages with versions, without the suffix after a +, which only one package index has."""
     return [f"{name}=={importlib.metadata.version(name).partition('+')[0]}" for name in names]
 
 
 def tags_of(description: ModelDescription) -> dict[str, str]:
-    """Return what the model promises, for the tags of its version."""
+    """Return the model's guarantees as tags of its version."""
     values = {name: getattr(description, name) for name in _TAGS}
     return {f"dpgcl.{name}": "none" if value is None else str(value) for name, value in values.items()}
 
 
 def card_of(folder: Path, description: ModelDescription) -> str:
-    """Return the model card, as long as a description may be; the promise comes first in any case."""
+    """Return the model card, cut to the longest allowed description; the guarantee always comes first."""
     try:
         card = (folder / CARD).read_text(encoding="utf-8")
     except OSError:  # an older version wrote none
@@ -189,7 +191,7 @@ def _version_of(client: MlflowClient, name: str, description: ModelDescription) 
 
 
 def _run_of(client: MlflowClient, description: ModelDescription) -> str:
-    """Return the run that the version hangs on: the trial's, or one of its own where the sweep is sealed."""
+    """Return the run that the version is attached to: the trial's run, or its own if the sweep is sealed."""
     experiments = [each.experiment_id for each in client.search_experiments()]
 
     def runs_of(role: str, **tags: str) -> list[Run]:

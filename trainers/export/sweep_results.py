@@ -1,9 +1,9 @@
-"""What a sweep has left on disk, read for export: trials, weights, and the statement that goes with them.
+"""A sweep's results on disk, read for export: its trials, their weights, and the statement about them.
 
-Of a sealed sweep only `release/` is read. What lies under its `trusted/`, other trials and how many there
-were, is not covered by the published ε and must not leave.
+Only `release/` of a sealed sweep is read. The content of its `trusted/`, including other trials and their
+number, is not covered by the published ε and must not leave.
 
-An open sweep's statement is there only while it is true: the driver takes it away before it draws more.
+An open sweep's statement exists only while it is true: the driver removes it before it draws more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PUBLISHED = "model.safetensors"
 """The weights that a sealed sweep publishes, in its folder `release/`."""
 ANSWER = "answer.json"
 """The answer of a sweep, beside its statement."""
-_PREDICTOR = "predictor."  # of methods that regress onto a target: a part of the loss, not of the model
+_PREDICTOR = "predictor."  # in methods that regress onto a target: a part of the loss, not of the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,12 @@ class FinishedTrial:
     """One trained model.
 
     Attributes:
-      name: of the trial; None in a sealed sweep, where it would tell its place.
+      name: the trial's name; None in a sealed sweep, where it would disclose the trial's position.
       params: its choices, as MLflow shows them.
-      metrics: its final values that may be seen.
-      attempts_lost: whether attempts of it may have drawn steps that its own ε does not know of.
-      doubt: what the sweep's answer says against a gain of its setting over the network before training; None
-        where that is distinguishable, or there is no answer.
+      metrics: its visible final values.
+      attempts_lost: whether attempts at it may have drawn steps that its own ε does not include.
+      doubt: the sweep's objection to a gain of the trial's setting over the network before training; None if
+        the gain is distinguishable, or if there is no answer.
       file: the checkpoint, or the published weights.
     """
 
@@ -51,11 +51,11 @@ class FinishedTrial:
     doubt: str | None = None
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the weights that were scored and released: the average, where the training keeps one.
+        """Return the weights that were scored and released: the average, if the training keeps one.
 
         Raises:
-          ConfigError: it was never trained.
-          StorageError: they are missing, damaged, or not those of the finished training.
+          ConfigError: the model was never trained.
+          StorageError: the weights are missing, damaged, or not the finished training's weights.
         """
         found = read_weights(self.file).tensors if self.name is None else self._checkpointed()
         return {name: value for name, value in found.items() if not name.startswith(_PREDICTOR)}
@@ -83,12 +83,13 @@ class FinishedTrial:
 
 
 def released_state(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Tensor]:
-    """Return the weights that were scored: with `ema_decay` the average, and the last ones else.
+    """Return the weights that were scored: with `ema_decay` the average, else the last weights.
 
-    A method may keep an average that it regresses onto; that one is not released in place of the weights.
+    A method may keep an average as its regression target; that average is not released in place of the
+    weights.
 
     Raises:
-      StorageError: there should be an average, and there is none.
+      StorageError: there should be an average, but there is none.
     """
     if not averaged:
         return checkpoint.model
@@ -102,12 +103,12 @@ def released_state(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class TakenSetting:
-    """A setting that a sweep's answer takes.
+    """A setting that a sweep's answer recommends.
 
     Attributes:
-      name: for readers, for example "S = 8".
-      score: that the answer is decided by, a metric.
-      trials: names of its trainings, one a repeat.
+      name: the name for readers, for example "S = 8".
+      score: the metric that decides the answer.
+      trials: names of its trainings, one per repeat.
     """
 
     name: str
@@ -120,11 +121,11 @@ class FinishedSweep:
     """A sweep with a statement.
 
     Attributes:
-      name: of the sweep.
-      is_sealed: whether one model alone was published.
+      name: the sweep's name.
+      is_sealed: whether only one model was published.
       statement: its privacy statement.
       trials: its exportable trainings, in the order of their names.
-      choices: the settings that its answer takes, one for each ε; empty without an answer.
+      choices: the settings that its answer recommends, one for each ε; empty without an answer.
     """
 
     name: str
@@ -138,12 +139,12 @@ def read_sweep(root: Path, name: str) -> FinishedSweep:
     """Return a sweep of the storage folder `root`.
 
     Raises:
-      StorageError: there is none of this name, it is unfinished, or it published nothing.
+      StorageError: there is no sweep of this name, it is unfinished, or it published nothing.
     """
     names = sorted(plan.parent.name for plan in (root / "sweeps").glob("*/plan.json"))
     if not names:
         raise StorageError(f"there are no sweeps in {root}: give --storage the folder that they were run in")
-    if name not in names:  # a path into a sweep's folder is no name either
+    if name not in names:  # a path into a sweep's folder is not a name either
         raise StorageError(unknown_choice(f"sweep in {root}", name, names))
     folder = root / "sweeps" / name
     is_sealed = (folder / "trusted").is_dir()
@@ -206,9 +207,10 @@ def _published(release: Path, doubts: Mapping[str, str]) -> FinishedTrial:
 
 
 def _read_answer(place: Path) -> tuple[Mapping[str, str], tuple[TakenSetting, ...]]:
-    """Return the doubts of a sweep's answer about its trials, by name, and the settings that it takes.
+    """Return the answer's doubts about trials, by name, and the settings that the answer recommends.
 
-    A published model has the empty name. An answer that is missing, damaged or of another version is empty.
+    A published model has the empty name. Both results are empty if the answer is missing, damaged or of
+    another version.
     """
     doubts, choices = dict[str, str](), list[TakenSetting]()
     try:

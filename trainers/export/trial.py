@@ -34,7 +34,7 @@ from trainers.config.removed_options import removed_option_line
 from trainers.files.storage import storage_root
 from trainers.tracking.mlflow_server import database_address
 
-if TYPE_CHECKING:  # the command loads torch, not its help
+if TYPE_CHECKING:  # only the command loads torch, its help does not
     from trainers.export.description import ModelDescription
     from trainers.export.sweep_results import FinishedSweep, FinishedTrial, TakenSetting
 
@@ -126,7 +126,7 @@ def export_command(
 
 
 def tracking_address(root: Path) -> str:
-    """Return where the sweeps of a storage folder log unless told otherwise."""
+    """Return the default tracking address of the sweeps of a storage folder."""
     return os.environ.get("MLFLOW_TRACKING_URI") or database_address(root)
 
 
@@ -139,7 +139,7 @@ def _register(folder: Path, tracking_uri: str, name: str | None) -> None:
 
 
 def _is_export_of(folder: Path, about: ModelDescription) -> bool:
-    """Whether a folder holds the export of this very model already."""
+    """Whether a folder already holds the export of exactly this model."""
     from trainers.export.description import read_description
 
     if not folder.exists():
@@ -154,14 +154,14 @@ def choose_trial(
     """Return the model to export, and how it was chosen, in words.
 
     Args:
-      sweep: with at least one model.
-      trial: its name.
-      best: the score to choose by. Without a name or a score it is the median repeat of the setting that the
-        sweep's answer takes; where there is no answer, the best by the first of `DEFAULT_SCORES`.
+      sweep: a sweep with at least one model.
+      trial: the trial's name.
+      best: the score to choose by. Without a name or a score, the choice is the median repeat of the setting
+        that the sweep's answer recommends or, without an answer, the best by the first of `DEFAULT_SCORES`.
 
     Raises:
-      ConfigError: there is no such trial or score, a sealed sweep is asked for either, or the answer takes a
-        setting at each of several ε.
+      ConfigError: there is no such trial or score, either is requested from a sealed sweep, or the answer
+        recommends a setting at each of several ε.
     """
     if sweep.is_sealed:
         if trial is not None or best is not None:
@@ -190,7 +190,7 @@ def choose_trial(
 
 
 def _median(sweep: FinishedSweep, setting: TakenSetting) -> tuple[FinishedTrial, TakenSetting]:
-    """Return the repeat of a setting with the median score; the lower one of two."""
+    """Return the repeat of a setting with the median score; of two middle scores, the lower."""
     trials = [trial for trial in sweep.trials if trial.name in setting.trials]
     if not trials:
         raise ConfigError(f"the answer of {sweep.name} takes {setting.name}, of which no trial is there")
@@ -217,10 +217,10 @@ def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tupl
 
 
 def describe(sweep: FinishedSweep, trial: FinishedTrial, choice: str) -> ModelDescription:
-    """Return what `model.json` says of a model; the hashes come with writing the weights.
+    """Return the content of a model's `model.json`; the hashes are added when the weights are written.
 
     Raises:
-      ConfigError: its CLIP model is unknown here.
+      ConfigError: its CLIP model is unknown to this version.
     """
     from trainers.export.description import ModelDescription
     from trainers.export.kinds import kind_of
@@ -251,13 +251,13 @@ def describe(sweep: FinishedSweep, trial: FinishedTrial, choice: str) -> ModelDe
 
 
 def _figures(sweep: FinishedSweep, trial: FinishedTrial) -> dict[str, Any]:
-    """ε and δ of the one training and of the whole sweep, each None where there is none."""
+    """ε and δ of the one training and of the whole sweep, with None for missing values."""
     cost = sweep.statement.values["cost"]
     if trial.params["guarantee_label"] != PROVEN or cost is None:
         return dict.fromkeys(("epsilon", "delta", "sweep_epsilon", "sweep_delta"))
     whole = cost["tuned_epsilon"] if cost["accounted"] else None
     epsilon = cost["training_epsilon"] if sweep.is_sealed else trial.metrics["epsilon"]
-    if trial.attempts_lost:  # its own ε does not know them; a part of the sweep costs no more than the whole
+    if trial.attempts_lost:  # its own ε omits them; a part of the sweep costs no more than the whole
         epsilon = whole
     return {
         "epsilon": epsilon,
@@ -268,7 +268,7 @@ def _figures(sweep: FinishedSweep, trial: FinishedTrial) -> dict[str, Any]:
 
 
 def _promise(sweep: FinishedSweep, trial: FinishedTrial, figures: Mapping[str, Any]) -> str:
-    """The guarantee in words: that of the training and that of the whole sweep, never one for the other."""
+    """The guarantees of the training and of the whole sweep in words, never one in place of the other."""
     statement, label = sweep.statement.values, trial.params["guarantee_label"]
     place = f"sealed sweep {sweep.name}" if sweep.is_sealed else f"sweep {sweep.name}, trial {trial.name}"
     data = f"{statement['dataset']} ({statement['data']})"
@@ -291,7 +291,7 @@ def _promise(sweep: FinishedSweep, trial: FinishedTrial, figures: Mapping[str, A
 
 
 def _beside(statement: Mapping[str, Any]) -> str:
-    """What else the same records paid for, where the training starts from a model of theirs."""
+    """Further costs to the same records, if the training starts from a model trained on them."""
     starts, ledger = statement.get("starts") or (), statement.get("ledger")
     if not starts or ledger is None:
         return ""
@@ -303,7 +303,7 @@ def _beside(statement: Mapping[str, Any]) -> str:
 
 
 def _among(statement: Mapping[str, Any]) -> str:
-    """What the guarantee asks of both neighbours besides, as the statement says it."""
+    """The guarantee's further conditions on both neighbours, as worded in the statement."""
     conditions = statement.get("conditions") or ()
     return f", among {' and '.join(conditions)}" if conditions else ""
 

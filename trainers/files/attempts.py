@@ -1,25 +1,25 @@
-"""The attempts at one training: numbered, each with a count of its own, and outdated by the next one.
+"""The attempts at one training: numbered, each with its own count, and outdated by the next attempt.
 
-A node that is cut off goes on training while its training is restarted elsewhere, and a lock of the shared
-folder may hold on one node alone. So no attempt relies on being the only one:
+A node that loses its connection continues to train while its training is restarted elsewhere, and a lock on
+the shared folder may be effective on only one node. So no attempt relies on being the only one:
 
-*A number.* An attempt, and a driver that charges a restart, first takes the next number, by creating a file
-that did not exist. Of two that try, one gets it.
+*A number.* An attempt, and a driver that charges a restart, first takes the next number by creating a file
+that did not exist. If two try, only one succeeds.
 
-*A count of its own.* An attempt counts what it may draw in its own file, which nobody else writes, before it
-draws it. No writer takes another's count back, as two that read and write one file do.
+*A separate count.* An attempt counts the draws that it may make in its own file, which nobody else writes,
+before it makes them. So no writer can undo another's count, as two writers of one file could.
 
-*Fencing.* An attempt looks for higher numbers **after** it has counted and before it draws, and before every
-step and checkpoint. One that finds a higher number, or that cannot look, draws nothing more.
+*Fencing.* An attempt checks for higher numbers **after** it has counted and before it draws, and before every
+step and checkpoint. An attempt that finds a higher number, or that cannot check, draws nothing more.
 
-*Proposition.* On a file system where a file that was created, or written and closed, is seen by whoever looks
-later, each step that any attempt draws is counted in what the next attempt reads before its own first step,
-or in what is counted afterwards by an attempt whose number is the highest. *Sketch.* Attempt a counts, then
-looks; attempt b > a creates its file, then reads. If a's look does not find b, it came before b's file was
-created, so its count came before b's reading, which includes it. If it does, a draws nothing of what it
-counted last.
+*Proposition.* Assume a file system on which every later reader sees a file that was created, or written and
+closed. Then each step that any attempt draws is included in the counts that the next attempt reads before its
+own first step, or in the counts written afterwards by an attempt whose number is the highest. *Sketch.*
+Attempt a counts, then checks. Attempt b > a creates its file, then reads. If a's check does not find b, the
+check came before b's file was created, so a's count came before b's reading, which includes it. If the check
+finds b, a draws nothing of what it counted last.
 
-What a cut-off attempt draws after it was outdated is at most the step that it is in. This was counted before.
+After it was outdated, a disconnected attempt draws at most its current step, which was counted before.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _NAME = re.compile(r"(\d{6})\.json")
 
 @dataclass(frozen=True, kw_only=True)
 class DrawCounts:
-    """Upper bounds on what attempts of a training have drawn, each counted before it is drawn.
+    """Upper bounds on the draws of a training's attempts, each counted before the draw.
 
     Attributes:
-      num_attempts: attempts begun.
-      num_steps: steps.
-      num_scorings: drawings of noised scores.
+      num_attempts: number of attempts begun.
+      num_steps: number of steps.
+      num_scorings: number of draws of noised scores.
 
     >>> DrawCounts(num_attempts=1, num_steps=5) + DrawCounts(num_steps=2)
     DrawCounts(num_attempts=1, num_steps=7, num_scorings=0)
@@ -56,7 +56,7 @@ class DrawCounts:
     num_scorings: int = 0
 
     def __add__(self, counts: DrawCounts) -> DrawCounts:
-        """Return the counts of both."""
+        """Return the sums of both counts."""
         return DrawCounts(**{name: value + vars(counts)[name] for name, value in vars(self).items()})
 
     def at_least(self, counts: DrawCounts) -> DrawCounts:
@@ -68,7 +68,8 @@ class Attempts:
     """The numbered attempts at one training.
 
     Args:
-      folder: of their files, on the storage that all nodes share; made with the first.
+      folder: the folder of the attempts' files, on the storage that all nodes share; the first attempt
+        creates it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,10 +86,10 @@ class Attempts:
         return number
 
     def refuse_outdated(self, number: int) -> None:
-        """Refuse to go on with an attempt that is not the newest.
+        """Refuse to continue an attempt that is not the newest.
 
         Raises:
-          StorageError: there is a newer one, or it cannot be known whether there is.
+          StorageError: there is a newer attempt, or this cannot be determined.
         """
         try:
             newest = self._newest()
@@ -104,9 +105,9 @@ class Attempts:
             )
 
     def count(self, number: int, counts: DrawCounts) -> None:
-        """Note durably all that an attempt may have drawn, and see that it may draw it.
+        """Record durably all that an attempt may have drawn, then check that it may still draw.
 
-        One that may not draws nothing of it, and takes it back.
+        An attempt that may not draws none of it, and the new count is undone.
 
         Raises:
           StorageError: as `refuse_outdated`.
@@ -121,10 +122,10 @@ class Attempts:
             raise
 
     def of(self, number: int) -> DrawCounts:
-        """Return what one attempt has counted.
+        """Return the counts of one attempt.
 
         Raises:
-          StorageError: its file is damaged.
+          StorageError: the attempt's file is damaged.
         """
         path = self._file(number)
         try:
@@ -137,7 +138,7 @@ class Attempts:
             ) from error
 
     def total(self) -> DrawCounts:
-        """Return what all attempts have counted.
+        """Return the sum of all attempts' counts.
 
         Raises:
           StorageError: a file is damaged.
@@ -161,7 +162,7 @@ class Attempts:
         return max(self._numbers(), default=0)
 
     def _numbers(self) -> list[int]:
-        """Return the numbers taken, from the folder's list: that a name is missing may come from a cache."""
+        """Return the numbers taken, from the folder's list: a cache may wrongly report a name as missing."""
         found = map(_NAME.fullmatch, os.listdir(self.folder))
         return sorted(int(match[1]) for match in found if match)
 

@@ -1,24 +1,24 @@
 """Checkpoints: model, optimizer, average and step, written atomically, and **no** random state.
 
-After a resume sampling, permutation and noise draw fresh entropy, so a step repeated since the last
+After a resume, sampling, permutation and noise draw fresh entropy. So a step that is repeated since the last
 checkpoint is an independent draw and is charged once more.
 
-*The count.* Steps are counted *before* they are drawn, a checkpoint interval at a time, in a file that is
+*The count.* Steps are counted *before* they are drawn, one checkpoint interval at a time, in a file that is
 durable when its interval begins. So at every moment, and after a kill at any moment, no more steps were drawn
-than are counted: a kill wastes what is left of its interval, and nothing else. A stop that is asked for
-wastes nothing: the attempt saves, and takes back what it counted and will not draw. The file lies outside the
-folder of the checkpoints, so an older checkpoint that somebody puts back does not take the count back; an
-older copy of both, or a disk that loses what it said to have written, does. Every attempt has a number and a
-count of its own as well, so that one that goes on unseen ends, and stays counted, even where the folder's
-lock holds on one node alone (`trainers.files.attempts`).
+than are counted. A kill wastes only the rest of its interval. A requested stop wastes nothing: the attempt
+saves, and subtracts the steps that it counted and will not draw. The file is outside the folder of the
+checkpoints, so restoring an older checkpoint does not reset the count. Restoring an older copy of both resets
+it, and so does a disk that loses data that it reported as written. Every attempt also has its own number and
+count, so that an attempt that continues unseen ends, and stays counted, even if the folder's lock is
+effective on only one node (`trainers.files.attempts`).
 
-*Charged in advance.* Where R steps for restarts are (`num_restart_steps`), an attempt that could bring the
-count beyond T + R is refused before its first step. What all attempts draw together is then at most T + R
-steps, whoever stops and resumes them and after seeing what (docs/theory/restarts.md).
+*Charged in advance.* If R steps for restarts are charged in advance (`num_restart_steps`), an attempt that
+could bring the count beyond T + R is refused before its first step. All attempts together then draw at most
+T + R steps, whoever stops and resumes them and whatever they have seen (docs/theory/restarts.md).
 
-*A grant.* A training that a budget ledger pays for has one beside its checkpoint: the number of steps that
-the driver has reserved. It draws no step beyond the grant, and stops at the next checkpoint once the driver,
-which has lost the ledger, has taken it back.
+*A grant.* A training that a budget ledger pays for has a grant next to its checkpoint: the number of steps
+that the driver has reserved. The training draws no step beyond the grant. If the driver loses the ledger and
+takes the grant back, the training stops at the next checkpoint.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Checkpoint:
     """The state of a training after `step` steps.
 
     Attributes:
-      step: steps done.
+      step: number of steps done.
       model, optimizer: state dictionaries.
       series: the per-step metrics recorded so far that may leave the training.
-      final: values that exist once (scores of the untrained network, SNR of the first step), likewise.
-      average: averaged weights by name, where the training keeps an average; older files hold none.
+      final: values that exist once (scores of the untrained network, SNR of the first step) and may leave it.
+      average: averaged weights by name, if the training keeps an average; older files hold none.
     """
 
     step: int
@@ -63,7 +63,7 @@ class Checkpoint:
 
 
 def holds_noised_scores(final: dict[str, float]) -> bool:
-    """Whether a training's final values have its noised scores, which are drawn together."""
+    """Whether a training's final values include its noised scores, which are drawn together."""
     return "noised_knn_accuracy" in final
 
 
@@ -71,11 +71,11 @@ class CheckpointFolder:
     """The durable state of one training in one folder.
 
     Args:
-      folder: created if missing.
-      every_steps: steps between checkpoints.
+      folder: the training's folder, created if missing.
+      every_steps: number of steps between checkpoints.
       is_paid: whether a ledger pays for the training, so that it needs a grant.
-      count_file: of the drawn steps, kept by whoever starts the training; a file beside the folder unless
-        given.
+      count_file: file with the count of the drawn steps, kept by the caller that starts the training; by
+        default a file next to the folder.
     """
 
     def __init__(
@@ -97,15 +97,16 @@ class CheckpointFolder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the folder for a new attempt, which outdates the earlier ones; wait for one that still runs.
+        """Lock the folder for a new attempt, which outdates earlier attempts; wait for one that still runs.
 
-        It ends at its next step, where it finds itself outdated. The system releases a dead one's folder.
+        The earlier attempt ends at its next step, where it finds itself outdated. The operating system
+        releases the lock of a dead process.
 
         Raises:
-          StorageError: another process still trains here; or it has begun a newer attempt.
+          StorageError: another process still trains here, or it has begun a newer attempt.
         """
-        # A soft lock would stay behind a process that was killed: a folder without flock is refused.
-        # It lies beside the count: folders of checkpoints are put in the place of others.
+        # A soft lock would remain after a process is killed, so a folder without flock is refused.
+        # The lock file is next to the count, because folders of checkpoints may replace each other.
         lock = FileLock(
             self.count_file.with_suffix(".lock"),
             timeout=_WAIT_SECONDS,
@@ -130,7 +131,7 @@ class CheckpointFolder:
             self._number, self._own_counts = None, DrawCounts()
 
     def outdate(self) -> None:
-        """Outdate the attempts so far: what is counted when this returns bounds what they may still draw.
+        """Outdate the attempts so far; the counts when this returns bound what these may still draw.
 
         Raises:
           StorageError: the folder cannot be written.
@@ -144,19 +145,20 @@ class CheckpointFolder:
         """Refuse to draw more once a newer attempt has begun.
 
         Raises:
-          StorageError: it has, or it cannot be known.
+          StorageError: a newer attempt has begun, or this cannot be determined.
         """
         if self._number is not None:
             self._attempts.refuse_outdated(self._number)
 
     def save(self, checkpoint: Checkpoint, *, is_last: bool = False) -> None:
-        """Replace the checkpoint; a crash leaves the old one or the new one, never a part.
+        """Replace the checkpoint; a crash leaves the old checkpoint or the new one, never a part.
 
-        Then the steps up to the next one are counted: it must be durable before any of them is drawn. After
-        the last one of an attempt nothing more is drawn: what it has counted beyond it is taken back.
+        Then the steps up to the next checkpoint are counted: the count must be durable before any of them is
+        drawn. After an attempt's last checkpoint nothing more is drawn, and steps counted beyond it are
+        subtracted again.
 
         Raises:
-          LedgerError: the grant was taken back; what has been drawn is saved.
+          LedgerError: the grant was taken back; the steps drawn so far are saved.
           StorageError: a newer attempt has begun, or with its steps more than T + R would be drawn.
         """
         self.refuse_outdated()
@@ -178,7 +180,7 @@ class CheckpointFolder:
         self._counted_to = checkpoint.step + num_ahead
 
     def _take_back(self, step: int) -> None:
-        """Count no more than was drawn, by an attempt that ends after `step` steps and draws nothing more."""
+        """Reduce the count to the steps drawn, for an attempt that ends after `step` steps."""
         if (num_undrawn := self._counted_to - step) > 0:
             self._count(DrawCounts(num_steps=-num_undrawn))
             self._counted_to = step
@@ -188,13 +190,13 @@ class CheckpointFolder:
 
         Raises:
           StorageError: the file is damaged; starting over silently would hide a spend.
-          ConfigError: it is of a training in a public subspace, which an earlier version made.
+          ConfigError: the file is from a training in a public subspace, written by an earlier version.
         """
         path = self.folder / "checkpoint.pt"
         if not path.is_file():
             return None
         try:
-            # A GPU's checkpoint is read by machines without one, too, and needs no second place on a GPU.
+            # A GPU's checkpoint must also load on machines without a GPU, and needs no second copy on one.
             content = torch.load(path, weights_only=True, map_location="cpu")
             basis = content.pop("basis", None)  # files of 0.1 hold one, mostly None
             checkpoint = Checkpoint(**content)
@@ -207,17 +209,17 @@ class CheckpointFolder:
         return checkpoint
 
     def begin_attempt(self, start_step: int, num_steps: int, num_restart_steps: int | None = None) -> Attempt:
-        """Count one more attempt and its first steps, before any is drawn.
+        """Count one more attempt and its first steps, before any of them is drawn.
 
         Args:
-          start_step: steps in the checkpoint that this attempt starts from (0 without one).
-          num_steps: T; no attempt goes beyond it.
+          start_step: number of steps in the checkpoint that this attempt starts from (0 without one).
+          num_steps: T; no attempt goes beyond step T.
           num_restart_steps: R, charged in advance; None for no limit.
 
         Raises:
-          StorageError: earlier attempts cannot be counted any more, or with this one more than T + R steps
+          StorageError: earlier attempts can no longer be counted, or with this attempt more than T + R steps
             could be drawn.
-          LedgerError: the grant does not cover it.
+          LedgerError: the grant does not cover the attempt.
         """
         if refusal := self.refusal(num_steps, num_restart_steps, start_step=start_step):
             raise StorageError(refusal)
@@ -237,11 +239,11 @@ class CheckpointFolder:
     def refusal(
         self, num_steps: int, num_restart_steps: int | None, *, start_step: int | None = None
     ) -> str | None:
-        """Return why no further attempt may begin, in a sentence; None where one may.
+        """Return the reason why no further attempt may begin, as a sentence; None if one may.
 
         Args:
-          num_steps, num_restart_steps: as of `begin_attempt`.
-          start_step: likewise; that of the checkpoint unless given.
+          num_steps, num_restart_steps: as in `begin_attempt`.
+          start_step: as in `begin_attempt`; the checkpoint's step by default.
         """
         counts = read_drawn(self.count_file)
         if start_step is None:
@@ -263,7 +265,7 @@ class CheckpointFolder:
         )
 
     def goes_on_text(self, num_restart_steps: int) -> str:
-        """Return where the next attempt would begin, and how much of R is left by then.
+        """Return a text with the next attempt's first step and the part of R that is left by then.
 
         Args:
           num_restart_steps: R, the repeated steps that are charged in advance.
@@ -273,38 +275,38 @@ class CheckpointFolder:
         return f"goes on from step {saved}; {num_remaining} of R = {num_restart_steps} left"
 
     def read_counts(self) -> DrawCounts:
-        """Return what may have been drawn so far."""
+        """Return upper bounds on all draws so far."""
         return read_drawn(self.count_file) or DrawCounts()
 
     def check_grant(self, num_steps: int) -> None:
         """Refuse a training whose next attempt the grant does not cover.
 
         Raises:
-          LedgerError: the steps that all attempts may draw are more than the ledger grants.
+          LedgerError: all attempts together may draw more steps than the ledger grants.
         """
         self._check_grant(self.steps_if_resumed(num_steps))
 
     def steps_if_resumed(self, num_steps: int) -> int:
-        """Return an upper bound on the steps drawn by all attempts, if one more began now."""
+        """Return an upper bound on the steps drawn by all attempts, if another attempt began now."""
         saved = self.saved_step()
         return max(self.read_counts().num_steps, saved) + num_steps - saved
 
     def saved_step(self) -> int:
-        """Return the steps in the checkpoint; 0 without one. Raises as `load`."""
+        """Return the number of steps in the checkpoint; 0 without one. Raises as `load` does."""
         saved = self.load()
         return saved.step if saved is not None else 0
 
     def _steps_until_saved(self, step: int) -> int:
-        """Return the steps from `step` to the next checkpoint."""
+        """Return the number of steps from `step` to the next checkpoint."""
         return max(0, min(self.every_steps - step % self.every_steps, self._num_steps - step))
 
     def begin_scoring(self) -> int:
-        """Count one more drawing of noised scores, before it is made; return how many there may have been.
+        """Count one more draw of noised scores, before it is made; return how many there may have been.
 
-        Scores that a lost checkpoint held are drawn again, with other noise, and cost as much again.
+        Scores in a lost checkpoint are drawn again, with fresh noise, and cost the same again.
 
         Raises:
-          LedgerError: the grant does not cover it.
+          LedgerError: the grant does not cover the draw.
         """
         counts = self.read_counts() + DrawCounts(num_scorings=1)
         if self._num_restart_steps is not None and counts.num_scorings > 1:
@@ -324,7 +326,7 @@ class CheckpointFolder:
         return counts.num_scorings
 
     def scorings_if_resumed(self) -> int:
-        """Return an upper bound on the drawings of noised scores by all attempts, if one more began now."""
+        """Return an upper bound on all attempts' draws of noised scores, if another attempt began now."""
         saved = self.load()
         is_drawn = saved is not None and holds_noised_scores(saved.final)
         return self.read_counts().num_scorings + (0 if is_drawn else 1)
@@ -341,10 +343,10 @@ class CheckpointFolder:
             )
 
     def _count(self, draws: DrawCounts) -> None:
-        """Count what this attempt draws next, in its own file and in the sum of all.
+        """Count this attempt's next draws, in its own file and in the sum of all attempts.
 
         Raises:
-          StorageError: a newer attempt has begun: it may not draw this.
+          StorageError: a newer attempt has begun, so this one may not make these draws.
         """
         if self._number is None:
             self._number = self._attempts.claim()
@@ -356,11 +358,11 @@ class CheckpointFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What an attempt to train begins with.
+    """The state with which an attempt to train begins.
 
     Attributes:
-      num_restarts: attempts before this one.
-      num_steps_repeated: upper bound on the steps that are drawn more than once when it comes to its end.
+      num_restarts: number of attempts before this one.
+      num_steps_repeated: upper bound on the steps drawn more than once by the end of this attempt.
     """
 
     num_restarts: int = 0
@@ -368,7 +370,7 @@ class Attempt:
 
 
 def read_drawn(count_file: Path) -> DrawCounts | None:
-    """Return what a training may have drawn; None where nothing was counted.
+    """Return upper bounds on a training's draws; None if nothing was counted.
 
     Raises:
       StorageError: the file is damaged.
@@ -385,12 +387,12 @@ def read_drawn(count_file: Path) -> DrawCounts | None:
 
 
 def attempts_of(count_file: Path) -> Attempts:
-    """Return the attempts whose steps are counted in a file: they lie beside it."""
+    """Return the attempts whose steps are counted in a file; their files are next to it."""
     return Attempts(count_file.with_suffix(".attempts"))
 
 
 def write_drawn(count_file: Path, counts: DrawCounts) -> None:
-    """Note durably what a training may have drawn, before it draws it."""
+    """Record durably upper bounds on a training's draws, before it makes them."""
     if not count_file.parent.is_dir():
         make_folder(count_file.parent)
         sync_folder(count_file.parent.parent)
@@ -404,12 +406,12 @@ GRANT_FILE = "grant.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """What a ledger pays for.
+    """The draws that a ledger pays for.
 
     Attributes:
-      num_steps: steps reserved, lost ones included; 0 takes the grant back.
-      num_steps_lost: of these, steps of attempts that no file here knows of any more.
-      num_scorings: drawings of noised scores, where the training draws any.
+      num_steps: number of steps reserved, including lost ones; 0 takes the grant back.
+      num_steps_lost: how many of these steps belong to attempts that are no longer in any file here.
+      num_scorings: number of draws of noised scores, if the training makes any.
     """
 
     num_steps: int
@@ -431,7 +433,7 @@ def read_grant(folder: Path) -> Grant | None:
 
 
 def write_grant(folder: Path, grant: Grant) -> None:
-    """Note a grant durably, in place of an earlier one."""
+    """Record a grant durably, in place of an earlier one."""
     make_folder(folder)
     with replacing(folder / GRANT_FILE) as file:
         file.write(json.dumps(vars(grant)).encode())

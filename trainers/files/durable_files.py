@@ -1,6 +1,6 @@
-"""Files that are replaced as a whole, stay after a power failure, and are no more open than their folder.
+"""Files that are replaced atomically, survive a power failure, and are no more accessible than their folder.
 
-The folder of a sweep on private data lets in its owner alone. So does all that is made in it, at any umask.
+Only its owner can access the folder of a sweep on private data, and everything created in it, at any umask.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import IO
 
 
 def make_folder(folder: Path, *, mode: int = 0o777) -> None:
-    """Make a folder, and what is missing above it, that lets in nobody whom the one above keeps out.
+    """Make a folder and its missing parents, accessible to nobody who cannot access the existing parent.
 
     Args:
-      folder: left as it is where it stands.
-      mode: of the folder itself, as of `os.mkdir`.
+      folder: the folder; an existing one is not changed.
+      mode: the folder's own mode, as in `os.mkdir`.
     """
     if not folder.is_dir():
         make_folder(folder.parent)
@@ -27,22 +27,22 @@ def make_folder(folder: Path, *, mode: int = 0o777) -> None:
 
 
 def new_file(path: str | Path, flags: int, *, mode: int = 0o666) -> int:
-    """Open a file as `os.open` does; where that makes it, only those whom its folder lets in may read it."""
+    """Open a file as `os.open` does; a new file is readable only by those who can access its folder."""
     return os.open(path, flags, mode & _mode_in(Path(path)))
 
 
 def _mode_in(path: Path) -> int:
-    """Return what the folder of a path leaves to group and others, and all to the owner."""
+    """Return a mode with all rights for the owner, and the folder's rights for group and others."""
     return 0o700 | path.parent.stat().st_mode
 
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces `path` at the end, durably and at once; `mode` is as of `os.open`.
+    """Yield a file that replaces `path` at the end, durably and atomically; `mode` is as in `os.open`.
 
-    Where that fails, on a full disk for example, the old one stays, and nothing lies beside it.
+    If that fails, on a full disk for example, the old file stays, and no temporary file remains.
     """
-    temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # of two nodes, processes may share a number
+    temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # processes on two nodes may share a number
     try:
         with open(temporary, "xb", opener=partial(new_file, mode=mode)) as file:
             yield file
@@ -55,7 +55,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a renaming in `folder` survive a power failure."""
+    """Make renames in `folder` survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
-"""Sweeps that can be continued: what their folders keep of how they were started, and the line that goes on.
+"""Sweeps that can be continued: the record of how they were started, and the command line that resumes them.
 
-The line is whole, for a shell: it names the script, the storage folder where it is not the default, and the
+The line is complete, for a shell. It names the script, the storage folder if it is not the default, and the
 sweep. Its options are in the sweep's folder (`sweeps.service.options.resume_options`).
 """
 
@@ -23,13 +23,13 @@ _RUNNING, _WELL = "RUNNING", "FINISHED"
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """How a sweep was started, as its plan keeps it.
+    """How a sweep was started, as recorded in its plan.
 
     Attributes:
-      name: of the sweep; where a script runs two, of both.
-      words: what starts the script, without options; none where a program of the user's started it.
-      options: the class of its options, by which a script knows its own sweeps.
-      addresses: options that config.yaml leaves out, and that every run of this one sweep needs.
+      name: the sweep's name; if a script runs two sweeps, the name of both.
+      words: the words that start the script, without options; none if the user's own program started it.
+      options: the class of the script's options, by which a script recognises its own sweeps.
+      addresses: options that config.yaml omits and that every run of this one sweep needs.
     """
 
     name: str
@@ -43,8 +43,8 @@ class ResumableSweep:
     """One sweep in a storage folder.
 
     Attributes:
-      folder: of the sweep, or of the first of two.
-      command: how it was started; None of an earlier version.
+      folder: the folder of the sweep, or of the first of two.
+      command: how it was started; None if an earlier version started it.
       is_finished: whether it ended with all its results.
     """
 
@@ -54,7 +54,7 @@ class ResumableSweep:
 
     @property
     def name(self) -> str:
-        """The name that it is continued by."""
+        """The name with which the sweep is continued."""
         return self.folder.name if self.command is None else self.command.name
 
 
@@ -71,7 +71,7 @@ def resume_line(folder: Path) -> str:
 
 
 def resumable_sweeps(root: Path) -> list[ResumableSweep]:
-    """Return the sweeps of a storage folder, the one that was charged last first."""
+    """Return the sweeps of a storage folder, the most recently charged first."""
     files = [path for path in (root / "sweeps").glob("*/plan.json") if path.is_file()]
     sweeps: dict[str, ResumableSweep] = {}
     for file in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
@@ -83,9 +83,9 @@ def resumable_sweeps(root: Path) -> list[ResumableSweep]:
 
 
 def last_status(folder: Path) -> str:
-    """Return how an open sweep ended, in MLflow's words.
+    """Return the status with which an open sweep ended, in MLflow's terms.
 
-    "RUNNING" where it has begun since, also of a driver that was killed; "" without a log.
+    It is "RUNNING" if the sweep has begun since, even if its driver was killed; "" without a log.
     """
     events = _events(folder, _BEGUN, _ENDED)
     if not events:
@@ -94,7 +94,7 @@ def last_status(folder: Path) -> str:
 
 
 def _has_finished(folder: Path) -> bool:
-    """Whether a sweep has ended well: a sealed one in its release, an open one by its log."""
+    """Whether a sweep ended successfully, from its release if sealed, or from its log if open."""
     if (folder / "trusted").is_dir():
         return (folder / "release" / "result.json").exists()
     events = _events(folder, _ENDED)
@@ -102,7 +102,7 @@ def _has_finished(folder: Path) -> bool:
 
 
 def _events(folder: Path, *names: str) -> list[dict[str, Any]]:
-    """Return the events of these names in a sweep's log; half a line, of a killed driver, is no event."""
+    """Return a sweep's log events of these names; an incomplete line of a killed driver is ignored."""
     try:
         lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

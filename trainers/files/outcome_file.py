@@ -1,7 +1,7 @@
-"""The outcomes of a finished training's scores, record by record: a file beside its checkpoint.
+"""The outcomes of a finished training's scores, record by record: a file next to its checkpoint.
 
-There are such files of public evaluation records alone (`trainers.tasks.task_scores.public_outcomes`). They
-stay in the folder of the sweep: neither MLflow nor the release of a sealed sweep gets any.
+Such files exist only for public evaluation records (`trainers.tasks.task_scores.public_outcomes`). They stay
+in the sweep's folder: neither MLflow nor the release of a sealed sweep contains them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _RECORD_IDS = "record_ids"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """What each scored record contributed to the final scores of one training.
+    """Each scored record's contribution to the final scores of one training.
 
     Attributes:
-      record_ids: uint64 `[num_records]`, of the score set; the same records in the same order for all
+      record_ids: uint64 `[num_records]`, ids of the score set; the same records in the same order for all
         trainings on the same data with the same number of scored records.
-      scores: by metric name float32 `[num_records]`, whose mean is the score. A score of a probing data set,
-        such as `transfer_knn_accuracy/digits`, has one for each record of that set instead.
+      scores: for each metric name, float32 `[num_records]` whose mean is the score. A score on a probe data
+        set, such as `transfer_knn_accuracy/digits`, has one entry for each record of that set instead.
     """
 
     record_ids: Ids
@@ -39,7 +39,7 @@ class Outcomes:
 
 
 def write_outcomes(folder: Path, outcomes: Outcomes) -> None:
-    """Write a training's outcomes into the folder of its checkpoint, durably and at once."""
+    """Write a training's outcomes into its checkpoint's folder, durably and atomically."""
     arrays: dict[str, Any] = {_RECORD_IDS: outcomes.record_ids, **outcomes.scores}
     make_folder(folder)
     with replacing(folder / OUTCOMES_FILE) as file:
@@ -47,7 +47,7 @@ def write_outcomes(folder: Path, outcomes: Outcomes) -> None:
 
 
 def read_outcomes(folder: Path) -> Outcomes | None:
-    """Return the outcomes in the folder of a checkpoint; None where there are none.
+    """Return the outcomes in a checkpoint's folder; None if there are none.
 
     Raises:
       StorageError: the file is damaged.

@@ -1,8 +1,8 @@
-"""Whether a training goes on: what it and its sweep's driver tell each other, in files beside its count.
+"""Decides whether a training continues, by messages between it and its driver in files next to its count.
 
-A training looks before each step whether it must stop. One whose sweep stops early by scores tells its driver
-each score on the way, and waits for the answer before it draws any more: so the number of its steps follows
-what has been released, and not how quick a driver or a file system was.
+Before each step a training checks whether it must stop. If its sweep stops early by scores, the training
+sends each intermediate score to its driver, and waits for the answer before it draws any more. So the number
+of its steps depends on the released values, and not on the speed of a driver or a file system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOK_EVERY_SECONDS = 0.05
 
 
 class TrainingStopped(Exception):  # noqa: N818 (an answer, not a fault)
-    """The sweep's time is over; the training's checkpoint has all that it has drawn."""
+    """The sweep's time is over; the training's checkpoint contains all steps that it has drawn."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -30,12 +30,12 @@ class TrainingStopped(Exception):  # noqa: N818 (an answer, not a fault)
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A training's question whether to go on.
+    """A training's question whether to continue.
 
     Attributes:
-      token: random, of this one question.
-      step: steps that it has made.
-      scores: of the iterate after them, those that leave the training.
+      token: random identifier of this question.
+      step: number of steps done.
+      scores: the scores of the iterate after these steps that may leave the training.
     """
 
     token: str
@@ -45,45 +45,45 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Oversight:
-    """One training's side and its driver's, of the same files.
+    """Both sides of the same files: a training's and its driver's.
 
     Attributes:
-      count_file: where the training's steps are counted.
-      by_scores: whether it asks after each score on the way.
+      count_file: the file in which the training's steps are counted.
+      by_scores: whether the training asks after each intermediate score.
     """
 
     count_file: Path
     by_scores: bool = False
 
     def must_stop(self) -> bool:
-        """Whether the driver has told the training to stop."""
+        """Whether the driver has requested the training to stop."""
         return self._file("stop").exists()
 
     def stop(self) -> None:
-        """Tell the training to stop before its next step."""
+        """Request the training to stop before its next step."""
         make_folder(self.count_file.parent)
         self._file("stop").touch(mode=0o600)
 
     def ended_at(self) -> int | None:
-        """Return the step at which the driver ended the training for its scores; None where it has not.
+        """Return the step at which the driver ended the training for its scores; None if it has not.
 
-        It stands for every later attempt, under another driver, too: one that went on would draw steps that
-        were to be left out, and give its final network scores that were drawn of an earlier one.
+        The end also holds for every later attempt, even under another driver. An attempt that continued would
+        draw steps that were to be omitted, and give its final network scores drawn from an earlier one.
         """
         step = _read(self._file("ended")).get("step")
         return None if step is None else int(step)
 
     def begin(self) -> None:
-        """Forget what was told to earlier attempts, but for the end that scores have decided."""
+        """Delete the messages to earlier attempts, except an end that was decided by scores."""
         for name in ("stop", "asked", "answer"):
             self._file(name).unlink(missing_ok=True)
 
     def goes_on(self, step: int, scores: Mapping[str, float], look: Callable[[], None]) -> bool:
-        """Ask the driver whether the training goes on, and wait for its answer.
+        """Ask the driver whether the training continues, and wait for the answer.
 
         Args:
-          step, scores: as of `Question`.
-          look: called while it waits; raises where a newer attempt has taken the training over.
+          step, scores: as in `Question`.
+          look: function called while waiting; it raises if a newer attempt has taken over the training.
         """
         token = secrets.token_hex(8)
         _write(self._file("asked"), {"token": token, "step": step, "scores": dict(scores)})
@@ -93,17 +93,17 @@ class Oversight:
                 return bool(answer["goes_on"])
             look()
             time.sleep(_LOOK_EVERY_SECONDS)
-        return True  # the loop sees for itself
+        return True  # the training loop checks this itself
 
     def question(self) -> Question | None:
-        """Return the training's question; None where it has asked nothing that is unanswered."""
+        """Return the training's unanswered question, or None."""
         asked = _read(self._file("asked"))
         if not asked or asked["token"] == _read(self._file("answer")).get("token"):
             return None
         return Question(token=asked["token"], step=asked["step"], scores=asked["scores"])
 
     def answer(self, question: Question, *, goes_on: bool) -> None:
-        """Answer a question; an end is noted before it is told."""
+        """Answer a question; an end is recorded before the answer is sent."""
         if not goes_on:
             _write(self._file("ended"), {"step": question.step})
         _write(self._file("answer"), {"token": question.token, "goes_on": goes_on})

@@ -1,9 +1,9 @@
-"""How far a training is: a small file beside its checkpoint, for whoever looks on.
+"""The progress of a training: a small file next to its checkpoint, for observers.
 
-It holds two public numbers, the steps done and those planned, and no time: how long a step takes depends on
-how many records are drawn. Whoever wants a rate looks twice; so others than the operator of a training on
-private data are told tenths (`Progress.in_tenths`). Nothing is read back by a training, and a file
-that cannot be written costs nothing. A training of a sealed sweep writes none.
+It holds two public numbers, the steps done and the steps planned. It holds no time, because a step's duration
+depends on the number of records drawn. An observer can derive a rate from two readings, so only the operator
+of a training on private data gets exact steps; others get tenths (`Progress.in_tenths`). A training never
+reads the file back, and a failure to write it has no effect. A training of a sealed sweep writes none.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LEAST_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a training is.
+    """The progress of a training.
 
     Attributes:
-      step: steps done.
-      num_steps: T.
+      step: number of steps done.
+      num_steps: T, the number of steps planned.
     """
 
     step: int
@@ -35,7 +35,7 @@ class Progress:
 
     @property
     def in_tenths(self) -> Progress:
-        """The same, its steps rounded down to a tenth of all: what is told where no rate may be.
+        """The same progress with its steps rounded down to a tenth of all, so that it discloses no rate.
 
         >>> Progress(step=57, num_steps=100).in_tenths
         Progress(step=50, num_steps=100)
@@ -58,12 +58,12 @@ def fraction_done(progress: Progress | None) -> float:
 
 
 class ProgressWriter:
-    """Replace a training's file as it goes on, once a second at most, besides the first and the last time.
+    """Replaces a training's progress file at most once a second, in addition to the first and the last time.
 
     Args:
-      path: of the file; its folder is there.
-      num_steps: T.
-      clock: seconds.
+      path: path of the file, in an existing folder.
+      num_steps: T, the number of steps planned.
+      clock: function that returns seconds.
     """
 
     def __init__(self, path: Path, num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,20 +71,20 @@ class ProgressWriter:
         self._next = -float("inf")
 
     def __call__(self, step: int) -> None:
-        """Note that `step` steps are done."""
+        """Record that `step` steps are done."""
         now = self._clock()
         if now < self._next and step < self._num_steps:
             return
         self._next = now + _LEAST_SECONDS
         part = self._path.with_suffix(".part")
-        with suppress(OSError):  # what is only looked at stops no training
+        with suppress(OSError):  # a file that is only for observers must not stop a training
             with open(part, "w", opener=new_file) as file:
                 json.dump(vars(Progress(step=step, num_steps=self._num_steps)), file)
             part.replace(self._path)
 
 
 def read_progress(path: Path) -> Progress | None:
-    """Return what a file tells; None where there is none, or it is of another version."""
+    """Return the progress in a file; None if there is no file, or if it has another version."""
     try:
         found = json.loads(path.read_text())
         return Progress(step=int(found["step"]), num_steps=int(found["num_steps"]))

@@ -1,6 +1,6 @@
-"""The storage folder: where sweeps lie, the same for everything that writes and reads them.
+"""The storage folder, which contains the sweeps; all code that writes or reads them uses the same folder.
 
-`--storage`, else `$DPGCL_STORAGE`, else `~/dpgcl-results`, inside a submitted Ray job as outside.
+It is `--storage`, else `$DPGCL_STORAGE`, else `~/dpgcl-results`, both inside and outside a submitted Ray job.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def storage_root(option: Path | None) -> Path:
     """Return the absolute storage folder; nothing is created.
 
     Args:
-      option: what `--storage` gives.
+      option: the value of `--storage`.
 
     Raises:
-      StorageError: it is an address, or lies in a job's throw-away copy of the code.
+      StorageError: the folder is an address, or is in a job's temporary copy of the code.
     """
     environment = os.environ.get("DPGCL_STORAGE")
     path = option or (Path(environment) if environment else default_root())
@@ -37,7 +37,7 @@ def storage_root(option: Path | None) -> Path:
             f"{masked(str(path))}: give a folder, and let MLflow's server keep artifacts at an address "
             "(mlflow server --artifacts-destination)"
         )
-    path = Path.cwd() / path.expanduser()  # where the command was typed, whatever folder is entered later
+    path = Path.cwd() / path.expanduser()  # resolved now, before the process may change its folder
     if in_throw_away_copy(path):
         raise StorageError(
             f"the storage folder {path} lies in the job's throw-away copy of the code and would be lost; "
@@ -47,19 +47,19 @@ def storage_root(option: Path | None) -> Path:
 
 
 def default_root() -> Path:
-    """Return the storage folder of whoever gives none."""
+    """Return the storage folder that is used if none is given."""
     return Path.home() / "dpgcl-results"
 
 
 def check_writable(root: Path) -> None:
-    """Refuse a storage folder that cannot be written; what is missing of its path would be created.
+    """Refuse a storage folder that cannot be written; missing parts of its path would be created later.
 
     Raises:
-      StorageError: as said.
+      StorageError: the folder cannot be written.
     """
     existing = next(parent for parent in (root, *root.parents) if parent.exists())
     try:
-        with tempfile.TemporaryFile(dir=existing) as file:  # permissions alone do not tell
+        with tempfile.TemporaryFile(dir=existing) as file:  # permissions are not sufficient evidence
             file.write(b"a sweep")
             file.flush()
     except OSError as error:
@@ -70,10 +70,10 @@ def check_writable(root: Path) -> None:
 
 @contextmanager
 def details_kept(root: Path) -> Iterator[None]:
-    """Write what an error says of the records themselves where no log of a job has it.
+    """Write an error's details about the records themselves to a place that no job log includes.
 
-    In a terminal it is shown, and nothing is written. Elsewhere it goes to `trusted/` of the storage folder,
-    for this user alone (modes 0700 and 0600), under a name that tells nothing of it.
+    In a terminal the details are shown, and nothing is written. Elsewhere they are written to `trusted/` of
+    the storage folder, for only this user (modes 0700 and 0600), under a name that discloses nothing.
 
     Args:
       root: the storage folder.
@@ -87,13 +87,13 @@ def details_kept(root: Path) -> Iterator[None]:
 
 
 def _kept_details(folder: Path, error: DpgclError) -> Path | None:
-    """The new file with an error and its details; None where it cannot be written."""
+    """Write an error and its details to a new file and return its path; None if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        number, name = tempfile.mkstemp(prefix="refused-", suffix=".txt", dir=folder)  # of mode 0600
+        number, name = tempfile.mkstemp(prefix="refused-", suffix=".txt", dir=folder)  # has mode 0600
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(f"{line}\n" for line in (str(error), *detail_lines(error.details)))
-    except OSError:  # the refusal itself is what must be told
+    except OSError:  # the refusal itself must still be reported
         return None
     return Path(name)
 
@@ -104,12 +104,12 @@ def inside_ray_job() -> bool:
 
 
 def runs_uploaded_copy() -> bool:
-    """Whether this code was uploaded with a job: Ray puts it on every node and first on every path."""
+    """Whether this code was uploaded with a job; Ray copies it to every node and first in every path."""
     return "_ray_pkg_" in str(CODE_ROOT)
 
 
 def in_throw_away_copy(path: Path) -> bool:
-    """Whether a path lies in the copy of the code that a Ray job runs in, which is deleted afterwards."""
+    """Whether a path is in the copy of the code that a Ray job runs in, which is deleted afterwards."""
     if not inside_ray_job():
         return False
     resolved = path.resolve()

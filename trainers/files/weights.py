@@ -1,7 +1,7 @@
-"""State dictionaries as files: read without running anything that lies in them, written plainly, hashed.
+"""State dictionaries as files: read without running any code in them, written as plain tensors, and hashed.
 
-The hash is that of the file's bytes, what `sha256sum` prints. A file is read once: what is hashed is what
-is loaded.
+The hash covers the file's bytes and equals the output of `sha256sum`. A file is read once, so that the hashed
+bytes are the loaded bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Weights:
     """A file of named tensors.
 
     Attributes:
-      tensors: by name, on the CPU.
-      sha256: of the file.
+      tensors: the tensors by name, on the CPU.
+      sha256: the file's hash.
     """
 
     tensors: Mapping[str, Tensor]
@@ -38,12 +38,12 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the tensors of a `.safetensors` file, or of what `torch.save` wrote of a state dictionary.
+    """Return the tensors of a `.safetensors` file, or of a state dictionary written by `torch.save`.
 
-    Nothing is run: torch files are loaded with `weights_only=True`, pickled classes are refused.
+    No code is run: torch files are loaded with `weights_only=True`, and pickled classes are refused.
 
     Raises:
-      StorageError: there is no such file, it is damaged, or it holds something else than named tensors.
+      StorageError: there is no such file, it is damaged, or it holds anything other than named tensors.
     """
     try:
         content = path.read_bytes()
@@ -87,14 +87,14 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], *, note: str) -> st
     """Write a `.safetensors` file and return its sha256.
 
     Args:
-      path: of the file.
+      path: path of the file.
       tensors: a state dictionary.
-      note: what the file says of itself, wherever it is copied; see `read_note`.
+      note: a note on the file that is stored in it and copied with it; see `read_note`.
 
     Raises:
-      StorageError: the state dictionary holds something else than tensors.
+      StorageError: the state dictionary holds anything other than tensors.
     """
-    # Clones, each in plain memory order: tensors that share memory are refused by the format.
+    # Clones in plain memory order, because the format refuses tensors that share memory.
     plain = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in _named_tensors(tensors, path).items()
@@ -105,7 +105,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], *, note: str) -> st
 
 
 def read_note(path: Path) -> str | None:
-    """Return what a file says of itself; None where it says nothing, or is no `.safetensors` file."""
+    """Return the note stored in a file; None if it has none, or if it is not a `.safetensors` file."""
     if path.suffix != SAFETENSORS:
         return None
     try:
@@ -116,7 +116,7 @@ def read_note(path: Path) -> str | None:
 
 
 def misfits(tensors: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> str | None:
-    """Return where two state dictionaries differ in names and shapes, the first few; None where nowhere.
+    """Return the first differences in names and shapes of two state dictionaries; None if there are none.
 
     >>> misfits({"w": torch.zeros(2), "c": torch.zeros(1)}, {"w": torch.zeros(3), "b": torch.zeros(1)})
     'b: missing, needs [1]; c: has [1], not needed; w: has [2], needs [3]'

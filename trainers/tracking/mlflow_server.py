@@ -1,4 +1,4 @@
-"""Reaching MLflow: which addresses are taken, quick refusals, errors in one line, searches by tag."""
+"""Connections to MLflow: accepted addresses, fast refusals, one-line errors, and searches by tag."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from urllib.parse import quote, unquote, urlencode
 from dpgcl_core.addresses import has_secret, masked, masked_text, text_of_error
 from dpgcl_core.errors import ConfigError, DpgclError, TrackingError
 
-# Before MLflow is imported anywhere: it reads this once. MLflow itself is imported in functions, for it
-# takes two seconds that `--help` and the workers should not pay.
+# This is set before MLflow is imported anywhere, because MLflow reads it once. MLflow itself is imported in
+# functions, because the import takes two seconds that `--help` and the workers should not pay.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 DATABASE_SCHEMES = ("sqlite", "postgresql", "mysql", "mssql")
 HEALTH_CHECK_SECONDS = 5
 _OWN_SERVER = "http://127.0.0.1:5000"  # where `mlflow ui` listens
-# The driver repeats what failed, so MLflow's own default of seven retries (minutes) only stalls a sweep.
-# Nor does MLflow repeat a request by itself: a run whose creation was answered too late would be there twice.
+# The driver repeats failed calls, so MLflow's own default of seven retries (minutes) only stalls a sweep.
+# MLflow must not retry requests: a run whose creation was answered too late would then exist twice.
 _HTTP_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-# What is said of a server that is away, slow, being started, or behind a proxy that finds it so.
+# The messages for a server that is unreachable, slow or starting, or behind a proxy that reports this.
 _NO_ANSWER = re.compile(
     r"timed out|timeout=|timeout exception|Connection (?:refused|reset|aborted)|RemoteDisconnected"
     r"|error code 50[234]|too many 50[234]|starting up",
@@ -41,10 +41,10 @@ _NO_ANSWER = re.compile(
 
 
 class NoAnswer(TrackingError):  # noqa: N818 (what it is)
-    """The server does not answer; it may later.
+    """The server does not answer now, but may answer later.
 
     Attributes:
-      reason: why, in few words.
+      reason: the reason in a few words.
     """
 
     reason = ""
@@ -65,12 +65,12 @@ def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
     for name, value in _HTTP_DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = (
-        "true"  # its links repeat the user and the password
+        "true"  # its links contain the user and the password
     )
 
     from mlflow.tracking import MlflowClient
 
-    # What it says of a database that does not answer quotes the address, and is raised in the end.
+    # Its message about a database that does not answer quotes the address; the error is raised anyway.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     address = masked(tracking_uri)
     fix = "" if is_database(tracking_uri) else _SERVER_FIX.format(address=address.rstrip("/"))
@@ -83,10 +83,10 @@ def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
 
 
 def check_address(tracking_uri: str) -> None:
-    """Refuse an address that is of no kind that MLflow takes, without connecting.
+    """Refuse an address of a kind that MLflow does not accept, without connecting.
 
     Raises:
-      TrackingError: as said.
+      TrackingError: MLflow does not accept the address.
     """
     scheme = tracking_uri.partition(":")[0].partition("+")[0].lower()
     if scheme not in (*DATABASE_SCHEMES, "http", "https") or "://" not in tracking_uri:
@@ -107,14 +107,14 @@ _SERVER_FIX = (
 def runs_link(
     tracking_uri: str, experiment_id: str, tags: Mapping[str, str], score: str | None = None
 ) -> str:
-    """Return the page of MLflow with all runs that carry all `tags`, in its mode for training models.
+    """Return the address of MLflow's page of all runs that have all `tags`, in its mode for training models.
 
-    Of a database it is the page of the server that `mlflow ui` starts on this machine.
+    For a database it is the page of the server that `mlflow ui` starts on this machine.
 
     Args:
-      tracking_uri, experiment_id: of the runs.
-      tags: of the runs. MLflow folds a run below its parent, unless the parent lacks one of them.
-      score: metric that sorts the runs, the highest first; the newest first without one.
+      tracking_uri, experiment_id: tracking address and experiment of the runs.
+      tags: tags of the runs. MLflow folds a run below its parent, unless the parent lacks one of them.
+      score: metric that sorts the runs, the highest first; without it, the newest run is first.
 
     >>> runs_link("http://host:5000/", "7", {"dpgcl.sweep": "one"})[:60]
     'http://host:5000/#/experiments/7/runs?workflowType=machine_l'
@@ -129,7 +129,7 @@ def runs_link(
 
 
 def run_link(tracking_uri: str, experiment_id: str, run_id: str) -> str:
-    """Return the page of one run, on the server that `runs_link` names.
+    """Return the address of the page of one run, on the server that `runs_link` names.
 
     >>> run_link("https://host:5000/", "7", "ab")
     'https://host:5000/#/experiments/7/runs/ab?workflowType=machine_learning'
@@ -139,7 +139,7 @@ def run_link(tracking_uri: str, experiment_id: str, run_id: str) -> str:
 
 
 def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[str, str]) -> list[Run]:
-    """Return all runs that carry all `tags`, newest first, deleted ones left out.
+    """Return all runs that have all `tags`, newest first, without deleted runs.
 
     Raises:
       ConfigError: a tag's value holds both kinds of quotes, which MLflow cannot search for.
@@ -148,7 +148,7 @@ def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[s
     runs: list[Run] = []
     token: str | None = None
     was_collecting = gc.isenabled()
-    gc.disable()  # it walks through all rows again as more come: two thirds of the time that 2,000 runs take
+    gc.disable()  # it rescans all rows as more arrive, two thirds of the time for 2,000 runs
     try:
         while True:
             page = client.search_runs(
@@ -165,16 +165,16 @@ def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[s
 
 @contextlib.contextmanager
 def server_errors(uri: str, action: str, fix: str = "", *, every: bool = False) -> Iterator[None]:
-    """Turn what MLflow and the libraries below it raise into one line of `TrackingError`.
+    """Convert exceptions of MLflow and the libraries below it into a `TrackingError` with one line.
 
-    The line shows `uri` as far as it holds no secret. Where it holds one, the error comes without its cause,
-    which a traceback would print.
+    The line shows only the parts of `uri` that hold no secret. If `uri` holds a secret, the error has no
+    cause, because a traceback would print it.
 
     Args:
-      uri: of the server or database.
-      action: what was tried.
-      fix: what would help.
-      every: turn every exception: an address that was never used may be refused with any class.
+      uri: address of the server or database.
+      action: the action that failed.
+      fix: a possible remedy.
+      every: convert every exception, since an address that was never used may be refused with any class.
     """
     from mlflow.exceptions import MlflowException
     from requests.exceptions import RequestException
@@ -196,7 +196,7 @@ def server_errors(uri: str, action: str, fix: str = "", *, every: bool = False) 
 
 
 def database_address(folder: Path) -> str:
-    """Return the address of the database in a storage folder; SQLAlchemy decodes %, and ends a path at ?.
+    """Return the address of the database in a storage folder, with % and ? encoded as SQLAlchemy requires.
 
     >>> database_address(Path("/my results #1/50%"))
     'sqlite:////my results #1/50%25/mlflow.db'
@@ -225,7 +225,7 @@ def _quoted(value: str) -> str:
 
 
 def _reason(error: Exception, uri: str) -> str:
-    """The first line of an error, or the part of it that says why a connection failed."""
+    """The first line of an error, or its part with the reason why a connection failed."""
     text = next(iter(str(error).splitlines()), type(error).__name__)
     network = re.search(r"\[Errno -?\d+\] ([\w ]+)|(?:read|connect) timeout=[\d.]+|timed out", text)
     said = network.group(network.lastindex or 0) if network else text
@@ -233,7 +233,7 @@ def _reason(error: Exception, uri: str) -> str:
 
 
 def _sqlite_file(uri: str, *, create: bool) -> Path:
-    """The file of an SQLite address, which must be there unless it may be made."""
+    """The file of an SQLite address, which must exist unless `create` is set."""
     path = database_file(uri)
     if path == Path():
         raise TrackingError(
@@ -248,9 +248,9 @@ def _sqlite_file(uri: str, *, create: bool) -> Path:
 
 @contextlib.contextmanager
 def _short_requests() -> Iterator[None]:
-    """Within it, an unreachable server is given up after `HEALTH_CHECK_SECONDS`, without retries."""
+    """In this context, requests to a dead server fail after `HEALTH_CHECK_SECONDS`, without retries."""
     limits = {**_HTTP_DEFAULTS, "MLFLOW_HTTP_REQUEST_TIMEOUT": str(HEALTH_CHECK_SECONDS)}
-    before = {name: os.environ[name] for name in limits}  # `connect` has set what was not
+    before = {name: os.environ[name] for name in limits}  # `connect` has set the missing ones
     os.environ.update(limits)
     try:
         yield

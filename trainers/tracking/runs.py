@@ -1,8 +1,8 @@
 """Stage 12, MLflow: one parent run per sweep and one finished child run per trial.
 
-The sweep driver is the only writer; workers never talk to MLflow. Every call either did its work on the
-server or raises `TrackingError`, and every call may be repeated: a trial that is already there is not
-written twice, so a driver that keeps its results can log them again once the server is back.
+The sweep driver is the only writer; workers never connect to MLflow. Every call either completes on the
+server or raises `TrackingError`. Every call may be repeated: a trial that already exists is not written
+twice, so a driver that keeps its results can log them again once the server is available.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AXIS_PREFIX = "Axis: "
 _COUNTS = ("num_steps_done", "num_steps_charged", "num_restarts")
 """Numbers of a training that MLflow has among its params: nothing to compare runs by."""
 NO_TUNING_COST = "The tuning cost of this sweep was not recorded; each ε is that of one training."
-# Times of a sealed run: a real one would tell how long the sweep took, and so how many trials it had.
+# Times of a sealed run: a real time would disclose the sweep's duration, and so its number of trials.
 SEALED_TIME_MS = 1
 MASKED_TIMES = (
     "The times of this run are masked, 1 January 1970: real ones would tell how long the sweep took, and so "
@@ -54,7 +54,7 @@ MASKED_TIMES = (
 
 _END_OF_ANSWER = "\n\n---\n\n"
 
-# One request of MLflow takes at most 100 params and 1000 params, metrics and tags together.
+# One MLflow request takes at most 100 params, and at most 1000 params, metrics and tags together.
 _PARAMS_PER_REQUEST = 100
 _METRICS_PER_REQUEST = 900
 _TAG_LENGTH = 4000
@@ -68,9 +68,9 @@ class Tracker:
     """Writes one sweep's runs to MLflow; build it with `Tracker.open`.
 
     Attributes:
-      client: of the tracking server.
-      experiment_id: of the MLflow experiment that holds the runs.
-      uri: of the server; no message shows more of it than `masked` does.
+      client: client of the tracking server.
+      experiment_id: id of the MLflow experiment that holds the runs.
+      uri: address of the server; no message shows more of it than `masked` does.
     """
 
     client: MlflowClient
@@ -86,9 +86,9 @@ class Tracker:
         Args:
           tracking_uri: http(s) address of a server or URI of a database; None is `mlflow.db` in
             `artifact_root`.
-          artifact_root: folder for artifacts when MLflow runs on a database; a server has its own.
+          artifact_root: folder for artifacts if MLflow runs on a database; a server has its own.
           experiment: name of the MLflow experiment.
-          description: of a new experiment.
+          description: description of a new experiment.
 
         Raises:
           TrackingError: the address is refused, does not answer, or cannot be written.
@@ -99,7 +99,7 @@ class Tracker:
         with server_errors(uri, f"opening the experiment {experiment!r}"):
             entry = client.get_experiment_by_name(experiment)
             if entry is None:
-                # The kind makes MLflow's pages open on runs and metrics without asking.
+                # With this kind, MLflow's pages open on runs and metrics without a prompt.
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 if description:
                     tags[NOTE_TAG] = escaped(masked_text(description))
@@ -122,19 +122,19 @@ class Tracker:
     ) -> str:
         """Return the parent run of a new sweep, or the existing one of a resumed sweep.
 
-        Params of a run are final in MLflow. When a resumed sweep comes with others, those recorded
-        first stay and the difference is written to the tag `dpgcl.changed_on_resume`.
+        Params of a run are final in MLflow. If a resumed sweep has other params, the first recorded params
+        stay and the difference is written to the tag `dpgcl.changed_on_resume`.
 
         Args:
           name: the sweep's name, unique in the experiment.
           params: settings that all trials share, and the grid.
           tags: further tags, for example `data_is`.
           description: a sentence on the sweep's question, for the run's note.
-          sweep_id: distinguishes it from a sweep of the same name in another storage folder.
+          sweep_id: distinguishes the sweep from one of the same name in another storage folder.
 
         Raises:
-          TrackingError: the server failed; nothing is lost, call again. Or it has trials of another sweep of
-            this name.
+          TrackingError: the server failed, and the call can be repeated without loss; or the server has
+            trials of another sweep of this name.
         """
         run_id = self.find_sweep(name, sweep_id)
         with server_errors(self.uri, f"starting the sweep {name!r}"):
@@ -161,12 +161,12 @@ class Tracker:
         return str(run.info.run_id)
 
     def find_sweep(self, name: str, sweep_id: str = "") -> str | None:
-        """Return the parent run of this very sweep, or an orphan of its name; None without one.
+        """Return the parent run of exactly this sweep, or an orphan of its name; None without either.
 
-        An orphan is a run without trials, of a driver that was killed before it had a folder.
+        An orphan is a run without trials, left by a driver that was killed before it had a folder.
 
         Args:
-          name, sweep_id: as of `start_sweep`; without the id any run of the name is taken.
+          name, sweep_id: as in `start_sweep`; without the id, any run of the name is returned.
         """
         with server_errors(self.uri, f"looking for the sweep {name!r}"):
             runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
@@ -196,13 +196,13 @@ class Tracker:
         times_ms: tuple[int, int] | None = None,
         is_new: bool = False,
     ) -> str:
-        """Return the child run of a finished trial, written unless it is already there.
+        """Return the child run of a finished trial, and write it if it does not exist yet.
 
-        A run that an earlier, interrupted call left unfinished is deleted and written anew: MLflow
-        cannot take back what such a run already holds.
+        A run that an earlier, interrupted call left unfinished is deleted and written again, because MLflow
+        cannot remove data from such a run.
 
         Args:
-          parent_run_id: from `start_sweep`.
+          parent_run_id: the result of `start_sweep`.
           trial_name: identifies the trial within the sweep, the same after a resume.
           params: the trial's settings.
           metrics: final values, by the names in `dpgcl_core.release.metrics`; at step 0, so that MLflow draws
@@ -210,14 +210,14 @@ class Tracker:
           series: (step, value) pairs by name, for example of `snr`.
           tags: further tags.
           axes: params that the sweep is about; repeated under names that come first.
-          run_name: shown in MLflow; by default see `trial_run_name`.
-          times_ms: when the training began and ended, in milliseconds since the epoch; now unless given, with
-            no duration, for how long it takes to log a run tells nothing of the training.
-          is_new: whether no call can have begun its run; else it is searched for, among all there are.
+          run_name: the name shown in MLflow; by default the result of `trial_run_name`.
+          times_ms: start and end of the training, in milliseconds since the epoch; by default both are now,
+            because the duration of logging a run is unrelated to the training.
+          is_new: whether no earlier call can have begun its run; otherwise all runs are searched for it.
 
         Raises:
           ConfigError: a name is in both `metrics` and `series`.
-          TrackingError: the server failed; the trial is not finished there, call again.
+          TrackingError: the server failed; the trial is not finished there, so call again.
         """
         points = _metric_points(metrics, series)
         with server_errors(self.uri, f"logging the trial {trial_name!r}"):
@@ -226,7 +226,7 @@ class Tracker:
             for earlier in () if is_new else self._search(key_tags):
                 if earlier.info.status == "FINISHED":
                     run_id = str(earlier.info.run_id)
-                else:  # also one whose creation was answered too late
+                else:  # also a run whose creation was answered too late
                     self.client.delete_run(earlier.info.run_id)
             if run_id is not None:
                 return run_id
@@ -254,7 +254,7 @@ class Tracker:
         return str(run.info.run_id)
 
     def trial_statuses(self, parent_run_id: str) -> dict[str, str]:
-        """Return the statuses of a sweep's trials that have runs, by name. Raises as `log_artifact`."""
+        """Return the status of each of a sweep's trials that has a run, by name. Raises as `log_artifact`."""
         with server_errors(self.uri, "looking for the trials of a sweep"):
             runs = self._search({PARENT_TAG: parent_run_id})
         return {run.data.tags[TRIAL_TAG]: str(run.info.status) for run in runs}
@@ -270,16 +270,16 @@ class Tracker:
         sweep_id: str,
         first: Sequence[str] = (),
     ) -> str:
-        """Return the one run of a sealed sweep, written unless it is already there.
+        """Return the one run of a sealed sweep, and write it if it does not exist yet.
 
-        It has no parent, no series, no times and no artifacts, whose times a server notes by itself: nothing
-        that shows how many trials there were.
+        The run has no parent, no series, no times and no artifacts, whose times a server records
+        automatically. So nothing in it discloses the number of trials.
 
         Args:
-          name, params, metrics, tags: as of `log_trial` and `start_sweep`.
+          name, params, metrics, tags: as in `log_trial` and `start_sweep`.
           first: sentences that come first in the description.
-          sweep_id: distinguishes sweeps of one name; random.
-          texts: documents by name, as tags of the run; a long one in several, `NAME`, `NAME.2`, ….
+          sweep_id: random id that distinguishes sweeps of one name.
+          texts: documents by name, as tags of the run; a long one takes several, `NAME`, `NAME.2`, ….
 
         Raises:
           TrackingError: the server failed; call again.
@@ -312,7 +312,7 @@ class Tracker:
                     self.client.set_tag(run_id, name, masked_text(str(value)))
 
     def set_note(self, parent_run_id: str, first: Sequence[str]) -> None:
-        """Put sentences first in a sweep's description, not those before. Raises as `log_artifact`."""
+        """Put sentences first in a sweep's description, replacing earlier ones. Raises as `log_artifact`."""
         with server_errors(self.uri, "describing the sweep"):
             known = self.client.get_run(parent_run_id).data.tags.get(NOTE_TAG, "")
             rest = known.rpartition(_END_OF_ANSWER)[2]
@@ -320,12 +320,12 @@ class Tracker:
             self.client.set_tag(parent_run_id, NOTE_TAG, f"{said}{_END_OF_ANSWER}{rest}")
 
     def metrics_of(self, run_id: str) -> dict[str, float]:
-        """Return the last values of a run's metrics. Raises `TrackingError`: the server failed."""
+        """Return the last values of a run's metrics. Raises `TrackingError` if the server failed."""
         with server_errors(self.uri, "reading the metrics of a run"):
             return dict(self.client.get_run(run_id).data.metrics)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float]) -> None:
-        """Write final values that are no trial's, such as scores of raw pixels. Raises as `log_artifact`."""
+        """Write final values of no single trial, such as raw pixels' scores. Raises as `log_artifact`."""
         with server_errors(self.uri, "logging the metrics of the sweep"):
             self._log(run_id, {}, _metric_points(metrics, {}))
 
@@ -348,11 +348,11 @@ class Tracker:
             self.client.set_terminated(parent_run_id, status)
 
     def _search(self, tags: Mapping[str, str]) -> list[Run]:
-        """Run of the experiment with all `tags`, newest first."""
+        """The experiment's runs that have all `tags`, newest first."""
         return search_runs(self.client, [self.experiment_id], tags)
 
     def _log(self, run_id: str, params: Mapping[str, str], points: Sequence[Metric]) -> None:
-        """Params and metrics in as few requests as MLflow allows: one for an ordinary trial."""
+        """Log params and metrics in as few requests as MLflow allows: one for an ordinary trial."""
         from mlflow.entities import Param
 
         entries = [Param(name, value) for name, value in params.items()]
@@ -363,9 +363,10 @@ class Tracker:
 
 
 def trial_run_name(trial_name: str, params: Mapping[str, Any]) -> str:
-    """Return the name a trial has in MLflow's tables and plots.
+    """Return a trial's name in MLflow's tables and plots.
 
-    It begins with the trial's own, which tells the swept setting and the repeat, as tables cut the end off.
+    It begins with the trial's own name, which contains the swept setting and the repeat, because tables cut
+    the end.
 
     >>> trial_run_name("Q+V-private-r0", {"group_size": 8, "target_epsilon": 10.0, "num_augmentations": 1})
     'Q+V-private-r0: S=8 ε=10 Na=1'
@@ -391,7 +392,7 @@ def _short(value: Any) -> str:
 
 
 def _params(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return params as strings, those that do not apply left out.
+    """Return params as strings, without params that do not apply.
 
     >>> _params({"group_size": 8, "warm_start": None})
     {'group_size': '8'}
@@ -400,7 +401,7 @@ def _params(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _created(client: MlflowClient, name: str, location: str | None, tags: Mapping[str, str]) -> Experiment:
-    """Return a new experiment, or the one that another user made at the same moment."""
+    """Return a new experiment, or the experiment that another user created at the same moment."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -415,9 +416,9 @@ def _created(client: MlflowClient, name: str, location: str | None, tags: Mappin
 
 
 def _origin() -> dict[str, str]:
-    """Return MLflow's tags of who started a run, and by what."""
+    """Return MLflow's tags for the user and the program that started a run."""
     tags = {"mlflow.source.name": Path(sys.argv[0]).name or "python", "mlflow.source.type": "LOCAL"}
-    with contextlib.suppress(OSError, KeyError, ImportError):  # a container may know no user
+    with contextlib.suppress(OSError, KeyError, ImportError):  # a container may have no user
         tags["mlflow.user"] = getpass.getuser()
     return tags
 
@@ -427,7 +428,7 @@ def _strings(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _in_parts(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return texts cut to the length that a tag may have.
+    """Return texts split into parts of at most a tag's maximum length.
 
     >>> sorted(_in_parts({"page": "x" * 5000}))
     ['page', 'page.2']
@@ -483,7 +484,7 @@ def _metric_points(metrics: Mapping[str, float], series: Series, time_ms: int | 
 
 
 def _place(name: str) -> tuple[bool, bool, str]:
-    """Scores first, then what they are held against: MLflow compares by the metric that was logged first.
+    """Sort scores first, then their references: MLflow compares runs by the metric that was logged first.
 
     >>> sorted(["privacy.epsilon", "untrained_view_retrieval_top1", "view_retrieval_top1"], key=_place)
     ['view_retrieval_top1', 'untrained_view_retrieval_top1', 'privacy.epsilon']
@@ -492,7 +493,7 @@ def _place(name: str) -> tuple[bool, bool, str]:
 
 
 def _counts(metrics: Mapping[str, float]) -> dict[str, int]:
-    """Return those of the metrics that MLflow has as params.
+    """Return the metrics that MLflow stores as params.
 
     >>> _counts({"num_steps_charged": 12.0, "epsilon": 1.0})
     {'num_steps_charged': 12}
