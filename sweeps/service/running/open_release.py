@@ -138,7 +138,7 @@ class OpenRelease:
         return _stop_note(self.plan.trials[0].config, is_saved=stop.is_saved)
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
-        """Write statement, answer, figure, report; return 1 if there is more to resume or nothing finished."""
+        """Write statement, answer, figure, report; return 1 if a resume has work or nothing finished."""
         for name, why in self._excluded.items():
             warn(f"{name}: {why}")
         self.trials.finish()
