@@ -2,9 +2,9 @@
 
 Room is requested from Ray by placement groups, with W bundles for each training that would run if there were
 room. They end with the driver, even if it is killed, and the groups of two sweeps add up. An autoscaler's
-resource request would outlast its driver, and replace the request of another driver. A granted group holds its
-room until it is released. So groups exist only while all existing room is taken: otherwise they would compete
-with the trainings themselves, whose workers Ray places at its own time.
+resource request would outlast its driver, and replace the request of another driver. A granted group holds
+its room until it is released. So groups exist only while all existing room is taken: otherwise they would
+compete with the trainings themselves, whose workers Ray places at its own time.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Scaling:
 
     Attributes:
       has_report: whether an autoscaler has reported.
-      is_refused: whether it will start no node for the request: no type is large enough, or it is at its limit.
+      is_refused: whether it will start no node for the request: no type is large enough, or the limit is met.
       starting: nodes that are being started, by type.
       failed: the reasons why other nodes were not started.
     """
@@ -198,7 +198,7 @@ class Cluster:
 
 
 def _scaling_of_report(report: Mapping[str, Any]) -> Scaling:
-    """Return the report of an autoscaler of Ray's first version, which does not list what it refuses."""
+    """Return the report of an autoscaler of Ray's first version, which does not list refused requests."""
     kinds = set((report.get("node_type_mapping") or {}).values())
     if all(kind.startswith("node_") for kind in kinds):  # it watches nodes that it has not started
         return Scaling(is_refused=bool(report))
@@ -235,7 +235,7 @@ class Capacity:
         self._last_warning_time = clock()
 
     def trials_at_once(self) -> int:
-        """Return how many trainings fit, at least one, because the sweep waits for a lost last node to return."""
+        """Return how many trainings fit; at least one, as the sweep waits until the last node returns."""
         fits = self.needs.trials_on(self._look())
         return max(1, fits if self._limit is None else min(fits, self._limit))
 

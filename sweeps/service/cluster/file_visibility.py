@@ -21,7 +21,7 @@ _ANSWER_SECONDS = 60.0
 
 
 NeededFile = tuple[str, int, int | None]
-"""A file as the driver sees it: absolute path, size in bytes, and time of last change (None if irrelevant)."""
+"""A file as the driver sees it: absolute path, size in bytes, time of last change (None if irrelevant)."""
 
 
 def files_of_workers(plan: SweepPlan) -> list[NeededFile]:

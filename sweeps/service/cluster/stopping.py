@@ -145,7 +145,7 @@ class Stopping:
         return score is None or self._rule_for(trial, name).goes_on(trial.name, question.step, score)
 
     def _rule_for(self, trial: Trial, score: str) -> TuneRule:
-        """Return the rule for trainings like this one; private trainings are compared only with each other."""
+        """Return the rule for trainings like this one; private ones are compared only with private ones."""
         config = trial.config
         last, every = config.mechanism.num_steps, config.evaluation.score_every_steps
         key = (config.guarantee_label, score, last, every)
