@@ -5,8 +5,8 @@
     found = search(SweepOptions(), {"learning_rate": Between(1e-3, 1e-1)}, "knn_accuracy", num_trials=10)
     print(found.best, found.epsilon, found.tuned_epsilon)
 
-What is imported from here is the interface; everything else may change. A name is loaded when it is asked
-for.
+The names that this package exports are the interface; everything else may change. A name is loaded at its
+first use.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __getattr__, __dir__ = lazy_names(
 
 
 class _Package(ModuleType):
-    """Keeps `search` the function: an import of the script of that name puts its module in the place."""
+    """Keeps `search` the function: importing the script `search` would replace it by the script's module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in __all__ or not isinstance(value, ModuleType):

@@ -4,8 +4,8 @@
     python sweeps/ablation.py --dataset fashion-mnist --epsilon 3
     ray job submit --working-dir . -- python sweeps/ablation.py --dataset fashion-mnist --epsilon 3
 
-Ends in accuracy for every option, and its paired difference to none. `--ema-decay` and the like say with
-which value an option is tried. A warm start is tried where --warm-start names public weights.
+Reports the accuracy of every option, and its paired difference to none. `--ema-decay` and similar options set
+the value that an option is tried with. A warm start is tried if --warm-start names public weights.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class AblationOptions(SweepOptions):
     """The axes of this sweep."""
 
     options: tuple[str, ...] = ()
-    """Of plain, ema, schedule, automatic-clipping, warm-start, all; each of them unless given."""
+    """Any of plain, ema, schedule, automatic-clipping, warm-start, all; every one by default."""
     learning_rates: tuple[str, ...] = ()
-    """OPTION=RATE, such as ema=0.03: another learning rate than --learning-rate for that option."""
+    """OPTION=RATE, such as ema=0.03: a learning rate for that option in place of --learning-rate."""
 
     def tiny(self) -> Self:
         return replace_options(super().tiny(), options=("plain", "all"))
 
 
 def points(options: AblationOptions) -> list[Point]:
-    """Return one point per option; none of them costs any ε."""
+    """Return one point per option; no option costs any ε."""
     found = free_options(options, options.options, options.learning_rates)
     return [Point(label=name, changes=found[name], params={"option": name}) for name in found]
 

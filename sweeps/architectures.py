@@ -5,9 +5,9 @@
     python sweeps/architectures.py --full --networks ViT-L-14-336 --image-size 336
     ray job submit --working-dir . -- python sweeps/architectures.py --dataset shapes
 
-Ends in the scores of every network, private and not, beside those of the network before training. A sweep has
-one image size: networks of 224 pixels share one, and one of 336 needs a sweep of its own. From published
-weights those of open_clip's name --pretrained are taken, or files: --networks ViT-B-32=/models/b32 …
+Reports the scores of every network, private and non-private, next to its scores before training. A sweep has
+one image size: networks of 224 pixels share a sweep, and a network of 336 needs its own. --pretrained names
+the published weights in open_clip; files are given as --networks ViT-B-32=/models/b32 …
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ArchitecturesOptions(PairSweepOptions):
     """The axes of this sweep."""
 
     networks: tuple[str, ...] = field(default=(), metadata=varies("network"))
-    """Networks, of pairs CLIP models, as NAME or NAME=WEIGHTS; small ones for the data unless given."""
+    """Networks (CLIP models for pairs) as NAME or NAME=WEIGHTS; small ones for the data by default."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 

@@ -5,9 +5,9 @@
     python sweeps/augmentations.py --image-augmentations none crop crop+jitter --text-augmentations none
     ray job submit --working-dir . -- python sweeps/augmentations.py --dataset shapes
 
-Ends in scores for every combination of both, private and not; images without captions have those of images
-alone. Strengths are the setting's; where it has an augmentation off, the paper's or SimCLR's. Flips go with
-crops, where the setting has them.
+Reports scores for every combination of both, private and non-private; images without captions have only image
+augmentations. Strengths are the setting's; if it has an augmentation off, the paper's or SimCLR's. Flips are
+on together with crops if the setting has them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class AugmentationsOptions(PairSweepOptions):
     """The axes of this sweep."""
 
     image_augmentations: tuple[str, ...] = tuple(IMAGE_AUGMENTATIONS)
-    """Of images: crop, jitter, blur, several joined by +, or none."""
+    """Image augmentations: crop, jitter, blur, several joined by +, or none."""
     text_augmentations: tuple[str, ...] = tuple(TEXT_AUGMENTATIONS)
-    """Of captions: sentence_swap, word_swap, word_delete, several joined by +, or none."""
+    """Caption augmentations: sentence_swap, word_swap, word_delete, several joined by +, or none."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 

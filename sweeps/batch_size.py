@@ -4,7 +4,7 @@
     python sweeps/batch_size.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/batch_size.py --dataset fashion-mnist
 
-Ends in accuracy against B. The target ε stays, so σ grows with B.
+Reports accuracy against B. The target ε is fixed, so σ grows with B.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BatchSizeOptions(SweepOptions):
     expected_batch_sizes: tuple[float, ...] = field(
         default=(64, 128, 256, 512, 1024, 2048), metadata=varies("expected_batch_size", "B")
     )
-    """Values of B = q·n; with --sampling records the group size is at most a quarter of the smallest."""
+    """Values of B = q·n; with --sampling records the group size is at most a quarter of the smallest B."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 

@@ -4,7 +4,7 @@
     python sweeps/classify.py --dataset fashion-mnist --network wide_cnn --warm-start synthetic:1200
     ray job submit --working-dir . -- python sweeps/classify.py --dataset fashion-mnist
 
-Ends in accuracy against ε for the layers trained, with ε = ∞ and the start beside it on public data.
+Reports accuracy against ε for the layers trained; on public data also at ε = ∞ and before training.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClassifyOptions(SweepOptions):
     epsilons: tuple[float, ...] = field(default=(1.0, 3.0, 10.0), metadata=varies("epsilon"))
     """Values of the target ε."""
     layers: tuple[str, ...] = field(default=TRAINED_LAYERS, metadata=varies("trained_layers"))
-    """What trains: head (a linear layer on frozen features), all (the encoder, too)."""
+    """Layers to train: head (a linear layer on frozen features), all (the encoder, too)."""
     non_private: bool = True
     """Also train without noise and clipping (ε = ∞); public data only."""
 
@@ -52,7 +52,7 @@ class ClassifyOptions(SweepOptions):
 
 
 def points(options: ClassifyOptions) -> list[Point]:
-    """Return one point per layers trained and ε."""
+    """Return one point per choice of trained layers and ε."""
     points_at = partial(at, options.mechanism, non_private=options.non_private, epsilons=options.epsilons)
     choices = dict.fromkeys(options.layers)
     return [point for layers in choices for point in points_at(layers, {"trained_layers": layers})]

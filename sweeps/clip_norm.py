@@ -4,7 +4,7 @@
     python sweeps/clip_norm.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/clip_norm.py --dataset fashion-mnist
 
-Ends in accuracy against C: the noise grows with C, and what C cuts off is lost.
+Reports accuracy against C: the noise grows with C, and the part of a gradient beyond C is lost.
 """
 
 from __future__ import annotations

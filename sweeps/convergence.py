@@ -4,7 +4,7 @@
     python sweeps/convergence.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/convergence.py --dataset fashion-mnist
 
-Ends in the paper's Figures 2 and 8 for your data: accuracy and relative loss against the step.
+Draws the paper's Figures 2 and 8 for your data: accuracy and relative loss against the step.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SCORED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceOptions(SweepOptions):
-    """The axes of this sweep. Scores and loss are taken every tenth of the steps unless given otherwise."""
+    """The axes of this sweep. By default, scores and loss are taken at every tenth of the steps."""
 
     methods: tuple[str, ...] = field(default=("dp_gcl",), metadata=varies("method"))
     """Methods to train with; `python -m dpgcl_core.methods` lists them."""
     group_sizes: tuple[GroupSize, ...] = field(default=(4, 32), metadata=varies("group_size"))
-    """Values of S, for methods that take one; "batch" makes the whole realised batch one group."""
+    """Values of S, for methods that take a group size; "batch" makes the whole realised batch one group."""
     non_private: bool = True
     """Also train without noise and clipping (ε = ∞); public data only."""
 

@@ -4,8 +4,8 @@
     python sweeps/group_size.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/group_size.py --dataset fashion-mnist
 
-Ends in the paper's Figure 4 for your data: score and gradient SNR against S, for every N_a. Without options
-it trains on generated pairs of images and captions, half of whose words the public start has not seen.
+Draws the paper's Figure 4 for your data: score and gradient SNR against S, for every N_a. Without options it
+trains on synthetic pairs of images and captions; the public warm start has not seen half of their words.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class GroupSizeOptions(SweepOptions):
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
     num_augmentations_grid: tuple[int, ...] = ()
-    """Values of N_a; the one of --num-augmentations unless given."""
+    """Values of N_a; the value of --num-augmentations by default."""
     epsilon_grid: tuple[float, ...] = ()
-    """Values of the target ε instead of the one of --epsilon."""
+    """Values of the target ε, in place of --epsilon."""
     sampling_grid: tuple[str, ...] = ()
-    """Values of --sampling to compare, groups and records; the one of --sampling unless given."""
+    """Values of --sampling to compare, groups and records; the value of --sampling by default."""
 
     def tiny(self) -> Self:
         return replace_options(super().tiny(), dataset="digits", group_sizes=(4,))

@@ -4,8 +4,8 @@
     python sweeps/lora_layers.py --dataset shapes --warm-start /models/public
     ray job submit --working-dir . -- python sweeps/lora_layers.py --dataset shapes
 
-Ends in recall of both directions for Q, K, V and their combinations, private and not. Adapters steer what a
-model knows already: give --warm-start or --pretrained, for from random weights they learn little.
+Reports recall in both directions for Q, K, V and their combinations, private and non-private. Adapters steer
+a model's existing knowledge: give --warm-start or --pretrained, as they learn little from random weights.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ RANK, RANK_OF_SMALL = 16, 4
 
 @dataclass(frozen=True, kw_only=True)
 class LoraLayersOptions(PairSweepOptions):
-    """The axes of this sweep. The rank is 16, of the small models 4, unless --lora-rank gives another."""
+    """The axes of this sweep. --lora-rank sets the rank; by default it is 16, or 4 for the small models."""
 
     always_adapts: ClassVar[bool] = True
 
     layers: tuple[str, ...] = LAYERS
-    """Projections of every attention block that are adapted: Q, K, V, or some of them joined by +."""
+    """Projections to adapt in every attention block: Q, K, V, or some of them joined by +."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 

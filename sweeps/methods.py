@@ -4,7 +4,7 @@
     python sweeps/methods.py --dataset fashion-mnist --epsilon 10
     ray job submit --working-dir . -- python sweeps/methods.py --dataset fashion-mnist --epsilon 10
 
-Ends in the paper's Table 1 for your data, with a guarantee label on every row.
+Prints the paper's Table 1 for your data, with a guarantee label on every row.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class MethodsOptions(SweepOptions):
     """The axes of this sweep."""
 
     methods: tuple[str, ...] = field(default=(), metadata=varies("method"))
-    """Methods to compare; all that the data can be trained with unless given."""
+    """Methods to compare; by default all methods that can train on the data."""
     epsilon_grid: tuple[float, ...] = ()
-    """Values of ε; the one of --epsilon unless given."""
+    """Values of ε; the value of --epsilon by default."""
     l2_clip_norm_grid: tuple[float, ...] = (0.1, 1.0)
     """Values of C that every method is tuned over."""
     learning_rate_grid: tuple[float, ...] = ()
-    """Learning rates that every method is tuned over; a third of --learning-rate and itself unless given."""
+    """Learning rates that every method is tuned over; by default --learning-rate and a third of it."""
     whole_batch_size: float = 256
-    """B of methods whose terms each need the whole batch, for their time or noise grows with it."""
+    """B of methods whose terms each need the whole batch, because their time or noise grows with B."""
 
     def tiny(self) -> Self:
         index = self.evaluation.max_index_records
@@ -51,7 +51,7 @@ class MethodsOptions(SweepOptions):
 
 
 def candidates(options: MethodsOptions) -> list[Point]:
-    """Return one candidate per private method and ε, and one for each of the others."""
+    """Return one candidate per private method and ε, and one for each non-private method."""
     from sweeps.service.running.two_stage_policy import select_methods  # here, with Ray
 
     points, mechanism, total = [], options.mechanism, options.service.total_epsilon

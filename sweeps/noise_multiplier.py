@@ -4,7 +4,7 @@
     python sweeps/noise_multiplier.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/noise_multiplier.py --dataset fashion-mnist
 
-Ends in accuracy against σ.
+Reports accuracy against σ.
 """
 
 from __future__ import annotations

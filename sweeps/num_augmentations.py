@@ -4,7 +4,7 @@
     python sweeps/num_augmentations.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/num_augmentations.py --dataset fashion-mnist
 
-Ends in accuracy against N_a, private and not.
+Reports accuracy against N_a, private and non-private.
 """
 
 from __future__ import annotations

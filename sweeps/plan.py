@@ -4,7 +4,7 @@
     python sweeps/plan.py --num-records-public 60000 --epsilon 1 --dataset fashion-mnist --core-hours 1
     ray job submit --working-dir . -- python sweeps/plan.py --num-records-public 60000
 
-Ends in a table, or with `--json` in one JSON object; `--output` draws ε against N and epochs against B.
+Prints a table, or one JSON object with `--json`; `--output` draws ε against N and epochs against B.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python sweeps/privacy_budget.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/privacy_budget.py --dataset fashion-mnist
 
-Ends in accuracy against ε, with ε = ∞ beside it on public data.
+Reports accuracy against ε; on public data also at ε = ∞.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class PrivacyBudgetOptions(SweepOptions):
     """The axes of this sweep."""
 
     epsilons: tuple[float, ...] = field(default=(0.2, 1.0, 5.0, 10.0, 15.0, 20.0), metadata=varies("epsilon"))
-    """Values of the target ε; inf trains without noise and clipping, on public data only."""
+    """Values of the target ε; inf trains without noise and clipping (public data only)."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
     sampling_grid: tuple[str, ...] = ()
-    """Values of --sampling to compare, groups and records; the one of --sampling unless given."""
+    """Values of --sampling to compare, groups and records; the value of --sampling by default."""
 
     def tiny(self) -> Self:
         return replace_options(super().tiny(), epsilons=(10.0,))

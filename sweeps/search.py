@@ -5,8 +5,8 @@
     python sweeps/search.py --epsilon-range 1 10 --objectives knn_accuracy epsilon
     ray job submit --working-dir . -- python sweeps/search.py --dataset fashion-mnist
 
-Ends in the best settings, and in utility against ε with its Pareto front, at the ε of one training and at
-that of the whole search. Optuna's own figures draw history and importance from the kept study.
+Reports the best settings, and draws utility against ε with its Pareto front, both at the ε of one training
+and at the ε of the whole search. Optuna's own figures can draw history and importance from the stored study.
 """
 
 from __future__ import annotations

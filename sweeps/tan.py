@@ -4,9 +4,9 @@
     python sweeps/tan.py --dataset fashion-mnist --epsilon 1
     ray job submit --working-dir . -- python sweeps/tan.py --dataset fashion-mnist --epsilon 1
 
-Ends in the score at every k against that of the full training, k = 1. With the noise over the batch held
-fixed a training is expected to go the same way (Sander, Stock and Sablayrolles 2023), so settings may be
-searched at a large k. Each k has an ε of its own, much larger than the target: search on public data.
+Compares the score at every k with the score of the full training, k = 1. If the ratio of noise to batch is
+fixed, trainings are expected to behave alike (Sander, Stock and Sablayrolles 2023), so settings may be
+searched at a large k. Each k has its own ε, much larger than the target: search on public data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TanOptions(SweepOptions):
     """The axes of this sweep."""
 
     tan_factors: tuple[float, ...] = field(default=(1.0, 2.0, 4.0), metadata=varies("tan_factor"))
-    """Values of k; 1 is the full training. A large σ, of a small ε, allows larger ones."""
+    """Values of k; 1 is the full training. A large σ (a small ε) allows larger values."""
 
     def tiny(self) -> Self:
         return replace_options(super().tiny(), tan_factors=(1.0, 2.0))

@@ -4,7 +4,7 @@
     python sweeps/temperature.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/temperature.py --dataset fashion-mnist
 
-Ends in accuracy against τ, private and not.
+Reports accuracy against τ, private and non-private.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python sweeps/transfer.py --dataset fashion-mnist --probe-datasets digits cifar10
     ray job submit --working-dir . -- python sweeps/transfer.py --dataset fashion-mnist
 
-Ends in accuracy on every data set, for each method and ε, and of the untrained network.
+Reports accuracy on every data set, for each method and ε, and for the untrained network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
 from trainers.config.tree import replace_options
 
-# Probed unless others are named: for all but digits itself nothing has to be downloaded.
+# Probed by default. Except for training on digits, nothing has to be downloaded.
 PROBED = {"digits": ("fashion-mnist",)}
 PROBED_ELSE = ("digits",)
 

@@ -1,1 +1,1 @@
-"""`python -m sweeps.doctor`: whether a cluster, its services and its folders are ready for a sweep."""
+"""`python -m sweeps.doctor`: check whether a cluster, its services and its folders are ready for a sweep."""

@@ -1,4 +1,4 @@
-"""`python -m sweeps.doctor`: what keeps a sweep from running on a cluster, and how to put it right.
+"""`python -m sweeps.doctor`: report problems that keep a sweep from running on a cluster, with their fixes.
 
 python -m sweeps.doctor --dataset npz:/data/scans.npz --storage /shared/results
 ray job submit --working-dir . -- python -m sweeps.doctor --json
@@ -26,14 +26,14 @@ def doctor(
     dataset: str = "digits",
     json: bool = False,
 ) -> int:
-    """Check everything that a sweep needs of a cluster, and print what to fix; exit code 1 if anything.
+    """Check everything that a sweep needs of a cluster, and print the fixes; exit code 1 if there are any.
 
     Args:
-      ray_address: host:port of the cluster; $RAY_ADDRESS or the job's own, else a private Ray, unless given.
-      tracking_uri: MLflow server; $MLFLOW_TRACKING_URI or a database under the storage folder unless given.
-      ledger: budget ledger, a path or URL; $DPGCL_LEDGER unless given.
-      storage: folder for results; $DPGCL_STORAGE or ~/dpgcl-results unless given.
-      dataset: that sweeps will train on; only whether it can be read is looked at.
+      ray_address: host:port of the cluster; by default $RAY_ADDRESS or the job's cluster, else a private Ray.
+      tracking_uri: MLflow server; by default $MLFLOW_TRACKING_URI or a database under the storage folder.
+      ledger: budget ledger, a path or URL; $DPGCL_LEDGER by default.
+      storage: folder for results; $DPGCL_STORAGE or ~/dpgcl-results by default.
+      dataset: data set that sweeps will train on; only its readability is checked.
       json: print one JSON object.
     """
     from sweeps.doctor.checks import check_ledger, check_machines, check_tracking  # here, with Ray
@@ -52,7 +52,7 @@ def doctor(
 
 
 def main() -> int:
-    """Look, and return the exit code."""
+    """Run the checks, and return the exit code."""
     code: int = run_command(doctor, prog="python -m sweeps.doctor")
     return code
 

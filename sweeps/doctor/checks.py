@@ -1,4 +1,4 @@
-"""The checks: each turns what was seen into a finding, and says what to do."""
+"""The checks: each turns the observed facts into a finding with its fix."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trainers.tracking.mlflow_server import connect, database_file, is_database
 
 
 def check_machines(data_path: str | None, root: Path) -> list[Finding]:
-    """Return what is found on the nodes; on this machine alone where Ray cannot be reached.
+    """Return the findings on the nodes; on this machine only, if Ray cannot be reached.
 
     Args:
-      data_path: of the data, where they are files.
+      data_path: the path of the data, if they are files.
       root: the storage folder.
     """
     driver = this_machine()
@@ -56,7 +56,7 @@ def check_nodes(nodes: Sequence[NodeFacts], silent: Sequence[str]) -> Finding:
 
 
 def check_versions(nodes: Sequence[NodeFacts], driver: NodeFacts) -> Finding:
-    """Refuse programs of other versions than the driver's, and other copies of this code."""
+    """Refuse nodes whose program versions or copy of this code differ from the driver's."""
     odd = [
         f"{program} is {version or 'missing'} here, and {node.versions[program] or 'none'} on {node.name}"
         for program, version in driver.versions.items()
@@ -96,11 +96,11 @@ def check_data(data_path: str | None) -> Finding:
 
 
 def check_storage(root: Path, num_nodes: int) -> list[Finding]:
-    """Refuse a folder that cannot be written or locked here; on several nodes it must be shared.
+    """Refuse a folder that cannot be written or locked here; with several nodes it must be shared.
 
     Args:
-      root: the storage folder; what is missing of its path would be created.
-      num_nodes: of the connected Ray, that must share it.
+      root: the storage folder; missing parts of its path would be created.
+      num_nodes: the number of nodes of the connected Ray, which must share the folder.
     """
     existing = next(parent for parent in (root, *root.parents) if parent.exists())
     try:
@@ -117,7 +117,7 @@ def check_storage(root: Path, num_nodes: int) -> list[Finding]:
 
 
 def findings_of(probe: StorageProbe) -> list[Finding]:
-    """Return what the nodes see of the folder, or of the one that it would be created in."""
+    """Return findings on how the nodes see the folder, or the folder that it would be created in."""
     if apart := probe.apart():
         return [Finding("storage", "wrong", apart, TO_SHARE)]
     locks = [Finding("storage", "note", text, TO_LOCK)] if (text := probe.unlocked()) else []
@@ -126,7 +126,7 @@ def findings_of(probe: StorageProbe) -> list[Finding]:
 
 
 def check_tracking(uri: str) -> Finding:
-    """Refuse an MLflow that does not answer; a database that is not there yet will be made."""
+    """Refuse an MLflow that does not answer; a database that does not exist yet will be created."""
     if uri.lower().startswith("sqlite") and not database_file(uri).exists():
         return Finding("mlflow", "ok", "a database of this machine's, which the first sweep makes")
     kind = "database" if is_database(uri) else "server"
@@ -134,7 +134,7 @@ def check_tracking(uri: str) -> Finding:
 
 
 def check_ledger(url: str | None) -> Finding:
-    """Refuse a ledger, a file or in PostgreSQL, that does not answer."""
+    """Refuse a ledger, in a file or in PostgreSQL, that does not answer."""
     if url is None:
         return Finding("ledger", "skipped", "none was given (--ledger, $DPGCL_LEDGER); private data need one")
     return _connection("ledger", lambda: Ledger.open(url).head(), "it answers", "see docs/ledger.md")

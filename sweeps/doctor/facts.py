@@ -16,10 +16,10 @@ class NodeFacts:
     """The facts of one machine.
 
     Attributes:
-      name: of the node; `this machine` for the driver's own.
-      versions: by program, and a digest of this package's source as it is imported there; "" where missing.
-      num_cpus, num_gpus: that Ray counts.
-      num_gpus_seen: that torch sees; not looked at where Ray counts none.
+      name: the node's name; `this machine` for the driver's own.
+      versions: versions by program, and a digest of the source of this package imported there; "" if missing.
+      num_cpus, num_gpus: the numbers that Ray counts.
+      num_gpus_seen: the number that torch sees; not checked if Ray counts none.
     """
 
     name: str
@@ -56,7 +56,7 @@ def facts_of_nodes() -> tuple[list[NodeFacts], list[str]]:
 
 
 def versions_function() -> Callable[[tuple[str, ...]], dict[str, str]]:
-    """Return the function that a node runs: a local one, which Ray sends along, as it may lack this code."""
+    """Return the function for a node to run; it is local, so that Ray sends it to nodes without this code."""
 
     def look(packages: tuple[str, ...]) -> dict[str, str]:
         import hashlib
@@ -84,7 +84,7 @@ def versions_function() -> Callable[[tuple[str, ...]], dict[str, str]]:
 
 
 def gpus_function() -> Callable[[], int]:
-    """Return a function that counts torch's GPUs in a new process, for Ray hides them from a task."""
+    """Return a function that counts torch's GPUs in a new process, because Ray hides them from a task."""
 
     def look() -> int:
         import os

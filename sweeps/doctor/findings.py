@@ -1,4 +1,4 @@
-"""What a check found, and what to do about it; as text and as JSON, with no number of any record in it."""
+"""The findings of the checks and their fixes, as text and as JSON, with no number of any record in them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dpgcl_core.addresses import masked_text
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-      check: what, in a word.
+      check: the name of the check, one word.
       status: `wrong` keeps a sweep from running, or from keeping its promises; a `note` does not.
-      text: what was found.
-      fix: what to do; "" where there is nothing to do.
+      text: the finding.
+      fix: the action to take; "" if there is none.
     """
 
     check: str
@@ -28,12 +28,12 @@ class Finding:
 
 
 def is_ready(findings: Sequence[Finding]) -> bool:
-    """Whether nothing is wrong."""
+    """Whether no finding is `wrong`."""
     return all(finding.status != "wrong" for finding in findings)
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Return a line for each finding, and one below it for what to do.
+    """Return a line for each finding, and below it a line for its fix.
 
     >>> print(as_text([Finding("clock", "ok", "2 ms apart"), Finding("data", "wrong", "gone", "mount it")]))
     ok       clock: 2 ms apart
@@ -51,7 +51,7 @@ def as_text(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Return one object: whether all is ready, and the findings.
+    """Return one JSON object: whether everything is ready, and the findings.
 
     >>> as_json([Finding("clock", "ok", "right")])
     '{"ready": true, "findings": [{"check": "clock", "status": "ok", "text": "right", "fix": ""}]}'

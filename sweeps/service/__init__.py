@@ -1,1 +1,1 @@
-"""What all sweeps share: options, storage, the plan of trials, their execution, and the ending."""
+"""The parts that all sweeps share: options, storage, the plan of trials, their execution, and their end."""

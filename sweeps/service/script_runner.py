@@ -1,4 +1,4 @@
-"""What the script of a question runs, loaded once its command line was read."""
+"""The functions that a question's script runs, loaded after its command line was read."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def run_script(
     *,
     description: str | None,
 ) -> int:
-    """Run a question's sweep as its script's command line says, and return the exit code.
+    """Run a question's sweep with the options on its script's command line, and return the exit code.
 
     Args:
-      question: its name.
-      kind: of the script's options.
-      points_of: what is compared, by the options.
-      description: for `--help`.
+      question: the question's name.
+      kind: the class of the script's options.
+      points_of: returns the points to compare for given options.
+      description: the text for `--help`.
     """
     options = parse_options(kind, description=description)
     return run_question(question, options, points_of(options))
@@ -42,8 +42,8 @@ def run_question(
     """Run a question's sweep from plan to figure and return the exit code.
 
     Args:
-      question, options, points: as of `sweeps.service.running.sweep.execute`.
-      policy: which trials it has; every point unless given.
+      question, options, points: as in `sweeps.service.running.sweep.execute`.
+      policy: decides the sweep's trials; every point by default.
     """
     from dashboards.figures import draw  # here, with pandas, torch and Ray
     from sweeps.service.running.sweep import execute
@@ -56,7 +56,7 @@ def run_question(
 def run_tuned_question(
     question: str, options: SweepOptions, candidates: Sequence[Point], grid: Sequence[Mapping[str, Any]]
 ) -> int:
-    """Tune every candidate, run the best of each and return the exit code, see `run_tuned_sweep`."""
+    """Tune every candidate, run the best setting of each and return the exit code, see `run_tuned_sweep`."""
     from dashboards.figures import draw
     from sweeps.service.console.display import show_progress
     from sweeps.service.running.two_stage_policy import run_tuned_sweep

@@ -1,1 +1,1 @@
-"""`python -m sweeps.settle`: close what an unfinished sweep has reserved in a budget ledger."""
+"""`python -m sweeps.settle`: close the reservations of an unfinished sweep in a budget ledger."""

@@ -1,10 +1,10 @@
-"""`python -m sweeps.settle`: close what a sweep that nobody will resume has reserved in a budget ledger.
+"""`python -m sweeps.settle`: close a budget ledger's reservations of a sweep that nobody will resume.
 
     python -m sweeps.settle --name NAME --ledger sqlite:////safe/ledger.db
     python -m sweeps.settle --name NAME --storage FOLDER --give-back-unstarted
 
-Finished trainings are charged what they took, and all others stay charged in full. With --give-back-unstarted
-those that never began are given back: only where the folder is no older copy of itself.
+Finished trainings are charged the steps that they took, and all others stay charged in full. Trainings that
+never began are given back with --give-back-unstarted: use it only if the folder is no older copy of itself.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def settle_command(
     """Settle, print a line for each reservation, and return 0.
 
     Args:
-      name: the sweep's name, that of its folder in STORAGE/sweeps.
-      storage: folder for results; $DPGCL_STORAGE or ~/dpgcl-results unless given.
-      ledger: budget ledger, a path or URL; $DPGCL_LEDGER unless given.
-      give_back_unstarted: give back what was reserved for trainings that never began; the folder must be the
+      name: the sweep's name, which is the name of its folder in STORAGE/sweeps.
+      storage: folder for results; $DPGCL_STORAGE or ~/dpgcl-results by default.
+      ledger: budget ledger, a path or URL; $DPGCL_LEDGER by default.
+      give_back_unstarted: give back the reservations of trainings that never began; the folder must be the
         one that the sweep ran in, not a copy from before they began.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Trials on a Ray cluster: its session and capacity, and what follows trainings while they run."""
+"""Trials on a Ray cluster: its session and capacity, and the monitoring of running trainings."""

@@ -1,10 +1,10 @@
-"""How many trainings a cluster holds: now, as nodes join and leave, and with those an autoscaler may start.
+"""The number of trainings that a cluster holds: now, as nodes change, and with nodes of an autoscaler.
 
-Ray is asked for room by placement groups, W bundles for each training that would run if there were room. They
-go with the driver, even one that is killed, and those of two sweeps add up; a resource request of the
-autoscaler's would outlast its driver, and take the place of another one's. A group that is granted holds its
-room until it is let go, so there are groups only while all that is there is taken: otherwise they would take
-turns with the trainings themselves, whose workers Ray places as it comes to it.
+Room is requested from Ray by placement groups, with W bundles for each training that would run if there were
+room. They end with the driver, even if it is killed, and the groups of two sweeps add up. An autoscaler's
+resource request would outlast its driver, and replace the request of another driver. A granted group holds
+its room until it is released. So groups exist only while all existing room is taken: otherwise they would
+compete with the trainings themselves, whose workers Ray places at its own time.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from sweeps.service.options.service import ServiceOptions
 from trainers.config.nodes import PerformanceConfig
 
 Node = Mapping[str, float]
-"""What one node has, by kind of resource; `CPU` and `GPU` are looked at."""
+"""The resources of one node, by kind; only `CPU` and `GPU` are used."""
 
 _LOOK_EVERY_SECONDS = 1.0
 _WARN_AFTER_SECONDS = 60.0
-_SILENT_LOOKS = 15  # after so many looks without a report there is no autoscaler
+_SILENT_LOOKS = 15  # after this number of looks without a report, no autoscaler is assumed
 _MAX_REQUESTS = 16
 _KINDS = ("CPU", "GPU")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialNeeds:
-    """What is set aside for one training.
+    """The resources reserved for one training.
 
     Attributes:
-      worker: of one worker, by kind of resource, without zeros; a worker is on one node.
-      num_workers: W.
+      worker: the resources of one worker, by kind, without zeros; a worker is on one node.
+      num_workers: W, the number of workers.
     """
 
     worker: Mapping[str, float]
@@ -44,13 +44,13 @@ class TrialNeeds:
 
     @staticmethod
     def of(service: ServiceOptions, performance: PerformanceConfig) -> TrialNeeds:
-        """Return what the options ask for."""
+        """Return the resources that the options request."""
         amounts = {"CPU": float(performance.threads_per_worker), "GPU": service.gpus_per_worker}
         worker = {kind: amount for kind, amount in amounts.items() if amount}
         return TrialNeeds(worker=worker, num_workers=performance.num_workers)
 
     def workers_on(self, node: Node) -> int:
-        """Return how many workers one node holds; a worker's fraction of a GPU is all of one GPU.
+        """Return how many workers one node holds; a worker's fraction of a GPU is on a single GPU.
 
         >>> needs = TrialNeeds(worker={"CPU": 1.0, "GPU": 0.4}, num_workers=1)
         >>> needs.workers_on({"CPU": 8.0, "GPU": 2.0}), needs.workers_on({"CPU": 3.0, "GPU": 2.0})
@@ -59,7 +59,7 @@ class TrialNeeds:
         return min(_times(node.get(kind, 0.0), amount, kind) for kind, amount in self.worker.items())
 
     def trials_on(self, nodes: Sequence[Node]) -> int:
-        """Return how many trainings the nodes hold, the workers of one wherever there is room.
+        """Return how many trainings the nodes hold; a training's workers may be on any nodes with room.
 
         >>> needs = TrialNeeds(worker={"CPU": 2.0}, num_workers=2)
         >>> needs.trials_on([{"CPU": 1.0}] * 8), needs.trials_on([{"CPU": 5.0}, {"CPU": 4.0}])
@@ -83,7 +83,7 @@ def max_concurrent_trials(
     """Return how many trainings the nodes hold at once, or the user's smaller number.
 
     Raises:
-      ConfigError: not even one fits.
+      ConfigError: not even one training fits.
 
     >>> max_concurrent_trials(ServiceOptions(), PerformanceConfig(), [{"CPU": 2.0}])
     2
@@ -96,7 +96,7 @@ def max_concurrent_trials(
 
 
 def no_room_text(needs: TrialNeeds, nodes: Sequence[Node]) -> str:
-    """Return why no training fits, by the shapes of the nodes.
+    """Return a message why no training fits, with the shapes of the nodes.
 
     >>> print(no_room_text(TrialNeeds(worker={"CPU": 2.0}, num_workers=1), [{"CPU": 1.0}] * 3))
     one training needs 1 worker with 2 CPUs and 0 GPUs, and no node of the cluster holds a worker (3 of 1 CPU and 0 GPUs)
@@ -122,7 +122,7 @@ def _shape(resources: Node) -> str:
 
 
 def _times(has: float, amount: float, kind: str) -> int:
-    """How often an amount fits; a hair more than it has is what sums of fractions leave."""
+    """Return how often an amount fits; a tiny tolerance covers rounding in sums of fractions."""
     if kind == "GPU" and amount < 1:
         return int(has) * int(1 / amount + 1e-6)
     return int(has / amount + 1e-6)
@@ -130,13 +130,13 @@ def _times(has: float, amount: float, kind: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """What an autoscaler reports of a request.
+    """An autoscaler's report on a request.
 
     Attributes:
       has_report: whether an autoscaler has reported.
-      is_refused: whether it will start no node for the request: no type holds it, or the most are there.
-      starting: nodes that are on their way, by type.
-      failed: why others were not started.
+      is_refused: whether it will start no node for the request: no type is large enough, or the limit is met.
+      starting: nodes that are being started, by type.
+      failed: the reasons why other nodes were not started.
     """
 
     has_report: bool = False
@@ -154,13 +154,13 @@ class Scaling:
 
 
 class Cluster:
-    """The Ray that this process is connected to, as far as capacity goes."""
+    """The capacity of the Ray that this process is connected to."""
 
     def __init__(self) -> None:
         self._requests: list[Any] = []
 
     def nodes(self) -> list[Node]:
-        """Return what living nodes have."""
+        """Return the resources of running nodes."""
         import ray
 
         untyped_ray: Any = ray
@@ -198,7 +198,7 @@ class Cluster:
 
 
 def _scaling_of_report(report: Mapping[str, Any]) -> Scaling:
-    """Return the report of an autoscaler of Ray's first version, which does not list what it refuses."""
+    """Return the report of an autoscaler of Ray's first version, which does not list refused requests."""
     kinds = set((report.get("node_type_mapping") or {}).values())
     if all(kind.startswith("node_") for kind in kinds):  # it watches nodes that it has not started
         return Scaling(is_refused=bool(report))
@@ -212,11 +212,11 @@ class Capacity:
     """The trainings that a cluster holds at a time.
 
     Args:
-      needs: of one training.
-      limit: the most that may run at once; None for no limit.
-      cluster: where.
-      grows: whether nodes may join; those of a private Ray never do.
-      clock: seconds.
+      needs: the resources of one training.
+      limit: the most trainings that may run at once; None for no limit.
+      cluster: the cluster that runs them.
+      grows: whether nodes may join; nodes never join a private Ray.
+      clock: returns seconds.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Capacity:
         self._last_warning_time = clock()
 
     def trials_at_once(self) -> int:
-        """Return how many trainings fit, at least one: the last node's return is waited for."""
+        """Return how many trainings fit; at least one, as the sweep waits until the last node returns."""
         fits = self.needs.trials_on(self._look())
         return max(1, fits if self._limit is None else min(fits, self._limit))
 
@@ -248,8 +248,8 @@ class Capacity:
         """Request the room of one training, and return once it fits.
 
         Raises:
-          ConfigError: no node holds a worker, and none that does will be started.
-          ClusterError: the minutes are over.
+          ConfigError: no node holds a worker, and no node that does will be started.
+          ClusterError: the time is over.
         """
         began, looks = self._clock(), 0
         while self.needs.trials_on(nodes := self._look()) < 1:
@@ -274,12 +274,12 @@ class Capacity:
     def follow(self, num_begun: int, num_pending: int, num_left: int) -> None:
         """Request room for the remaining trainings, and warn once a minute while none begins.
 
-        On a private Ray this is a no-op: its room is fixed.
+        On a private Ray this is a no-op, because its room is fixed.
 
         Args:
-          num_begun: trainings that run.
-          num_pending: those that have been handed to Ray, and wait for room that there should be.
-          num_left: all others.
+          num_begun: running trainings.
+          num_pending: trainings that were handed to Ray, and wait for room that should exist.
+          num_left: all other trainings.
         """
         if not self._grows or self._clock() - self._last_follow_time < _LOOK_EVERY_SECONDS:
             return
@@ -293,7 +293,7 @@ class Capacity:
             self._warn_each_minute(self._pending_text(num_pending))
 
     def let_go(self) -> None:
-        """Withdraw all requests: a training that has ended leaves room for the next one."""
+        """Withdraw all requests, because an ended training leaves room for the next training."""
         if self._grows:
             self._cluster.request(self.needs, 0)
 
@@ -320,7 +320,7 @@ class Capacity:
         return f"{scaling_text}: fewer --num-workers, --threads-per-worker or --gpus-per-worker may fit"
 
     def _look(self) -> list[Node]:
-        """Return what living nodes have, updated once a second."""
+        """Return the resources of running nodes, updated once a second."""
         if self._clock() - self._last_look_time >= _LOOK_EVERY_SECONDS:
             self._nodes, self._last_look_time = self._cluster.nodes(), self._clock()
         return self._nodes

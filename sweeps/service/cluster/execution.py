@@ -1,4 +1,4 @@
-"""What follows the trainings of a sweep while they run."""
+"""The parts that monitor a sweep's trainings while they run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ OnResult = Callable[[str, dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """What follows the trainings of a sweep while they run.
+    """The parts that monitor a sweep's trainings while they run.
 
     Attributes:
-      folder: of the sweep.
-      queue: the trials that are left, and those that are with Ray.
-      on_result: takes a trial's name and result.
-      budget: the ledger's part; None without a ledger.
-      supervisor: follows attempts, and ends those that hang.
+      folder: the sweep's folder.
+      queue: the remaining trials, and the trials that are with Ray.
+      on_result: called with a trial's name and result.
+      budget: the sweep's reservations; None without a ledger.
+      supervisor: monitors attempts, and ends attempts that hang.
       stopping: ends trainings before their last step.
       watch: counts steps for the terminal; None in a sealed sweep.
-      is_open: whether trials are shown and may be stopped; those of a sealed sweep are neither.
+      is_open: whether trials are shown and may be stopped; neither applies to a sealed sweep's trials.
     """
 
     folder: SweepFolder

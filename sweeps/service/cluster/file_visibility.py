@@ -1,8 +1,8 @@
-"""Whether all nodes of a Ray cluster see the files that trainings read by themselves: shards and weights.
+"""A check that all nodes of a Ray cluster see the files that trainings read directly: shards and weights.
 
-Records are sent through Ray's object store, but those of a webdataset, which a step reads when it draws
-them, and a warm start's weights, are read where the training runs. What a worker finds wrong with private
-records is withheld, and comes after the charge; so the nodes are asked before.
+Most records are sent through Ray's object store. But a webdataset's records, which a step reads when it draws
+them, and a warm start's weights are read on the training's node. A worker's findings about private records
+are withheld, and come after the charge. So the nodes are checked before.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ANSWER_SECONDS = 60.0
 
 
 NeededFile = tuple[str, int, int | None]
-"""A file as the driver sees it: absolute path, size in bytes, when it was changed last (None: no matter)."""
+"""A file as the driver sees it: absolute path, size in bytes, time of last change (None if irrelevant)."""
 
 
 def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
-    """Return the files that the trainings of a plan read by themselves."""
+    """Return the files that the trainings of a plan read directly."""
     files: dict[str, NeededFile] = {}
     for images in _shards(plan.data):
         for file, (size, modified_ns) in zip(images.files, images.stamps.tolist(), strict=True):
@@ -33,7 +33,7 @@ def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
             files[place] = (place, size, modified_ns)
     starts = [trial.config.warm_start for trial in plan.trials]
     for path in {Path(start.path) for start in starts if start is not None}:
-        if path.is_file():  # others are made, or are found wrong as they are read
+        if path.is_file():  # other paths are synthetic weights, or fail when they are read
             files[str(path)] = (str(path), path.stat().st_size, None)
     return list(files.values())
 
@@ -41,10 +41,10 @@ def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
 def check_seen(files: Sequence[NeededFile]) -> None:
     """Raise DataError if a node of the connected Ray does not see the files as this machine does.
 
-    A node that does not answer in time is left out.
+    A node that does not answer in time is ignored.
 
     Raises:
-      DataError: a node misses files. The message names nodes and no files, for there may be many.
+      DataError: a node misses files. The message names nodes but no files, because there may be many.
     """
     if not files:
         return
@@ -59,7 +59,7 @@ def check_seen(files: Sequence[NeededFile]) -> None:
 
 
 def _shards(value: Any) -> Iterator[ShardImages]:
-    """Yield all images below a value that are read from shards."""
+    """Yield all images in a nested value that are read from shards."""
     if isinstance(value, ShardImages):
         yield value
     elif isinstance(value, tuple):
@@ -71,7 +71,7 @@ def _shards(value: Any) -> Iterator[ShardImages]:
 
 
 def _count_missing(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
-    """Yield the nodes that answer, each with the number of files that it does not see."""
+    """Yield each node that answers, with the number of files that it does not see."""
     nodes = living_nodes()
     answers = answers_of_nodes(look_function(), list(files), nodes=nodes, seconds=_ANSWER_SECONDS)
     for node in nodes:
@@ -80,7 +80,7 @@ def _count_missing(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
 
 
 def look_function() -> Callable[[list[NeededFile]], int]:
-    """Return what a node does: a local function, which Ray sends along, as the node may lack this code."""
+    """Return the function for a node to run; it is local, so that Ray sends it to nodes without this code."""
 
     def look(files: list[NeededFile]) -> int:
         import os

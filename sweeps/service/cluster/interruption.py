@@ -1,4 +1,4 @@
-"""What ends a sweep before its trainings have: a signal, or a disk that is full."""
+"""The events that end a sweep before its trainings end: a signal, or a full disk."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.files.launch_record import resume_line
 
 _PATIENCE_SECONDS = {signal.SIGINT: math.inf, signal.SIGTERM: 2.0}
-"""How long a stop waits until trainings have saved: who presses Ctrl-C can do so again; who sends SIGTERM
-kills soon, a Ray job after three seconds."""
+"""How long a stop waits until trainings have saved. After Ctrl-C, the user can press it again; a sender of
+SIGTERM kills soon, a Ray job after three seconds."""
 
 
 class StopRequest(BaseException):
     """A request of the user or the system to stop the sweep.
 
     Attributes:
-      signal_number: of the signal that came.
+      signal_number: the number of the received signal.
       is_saved: whether every training has saved all that it drew.
     """
 
@@ -38,11 +38,11 @@ class StopRequest(BaseException):
 
 
 class DiskFull(BaseException):
-    """No space is left for what must last: the sweep ends, and a resume continues it."""
+    """No space is left for durable files: the sweep ends, and a resume continues it."""
 
 
 def stopping_text(num_drawing: int) -> str:
-    """Return the line for a stop that waits for trainings.
+    """Return the line to print for a stop that waits for trainings.
 
     >>> stopping_text(2)
     'stopping once the step in flight of 2 trainings is saved; Ctrl-C again stops at once'
@@ -61,7 +61,7 @@ def no_room_text(folder: SweepFolder) -> str:
 
 @contextmanager
 def full_disk_ends_sweep() -> Iterator[None]:
-    """End the sweep where no space is left; Tune would take the error for that of a training."""
+    """End the sweep if no space is left; otherwise Tune would treat the error as a training's error."""
     try:
         yield
     except (DpgclError, OSError) as error:
@@ -71,21 +71,21 @@ def full_disk_ends_sweep() -> Iterator[None]:
 
 
 def stop_trainings(queue: TrialQueue, stopping: Stopping, *, must_end: bool = False) -> None:
-    """Answer trainings that ask whether they go on; end all, and begin none, when the time is over."""
+    """Answer trainings' questions whether to continue; end all, and begin none, when the time is over."""
     stopping.look(queue.running, must_end=must_end)
     if stopping.is_over:
         queue.close()
 
 
 class Interruption:
-    """End a sweep that a signal asks to stop: an open one once its trainings have saved.
+    """Ends a sweep after a signal; an open sweep ends after its trainings have saved.
 
     Args:
-      queue, supervisor, stopping: of the sweep.
-      saves: whether anything is gained by waiting; not in a sealed sweep, whose interrupted trials are over.
+      queue, supervisor, stopping: the sweep's parts.
+      saves: whether waiting is useful; it is not in a sealed sweep, whose interrupted trials are over.
 
     Attributes:
-      signals: those that came; after a second one nothing is waited for.
+      signals: the received signals; after a second signal there is no more waiting.
     """
 
     def __init__(self, queue: TrialQueue, supervisor: Supervisor, stopping: Stopping, *, saves: bool) -> None:
@@ -111,10 +111,10 @@ class Interruption:
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Within it, SIGINT and SIGTERM end the sweep at Tune's next step, fractions of a second later.
+        """Within this context, SIGINT and SIGTERM end the sweep at Tune's next step, in less than a second.
 
-        Raising in the handler itself would break whatever call into Ray's core it interrupts. A third signal
-        ends the process at once; `--resume` copes with that, too.
+        Raising in the handler itself would break any call into Ray's core that it interrupts. A third signal
+        ends the process at once; `--resume` handles that, too.
         """
 
         def note(number: int, frame: Any) -> None:

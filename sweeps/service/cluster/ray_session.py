@@ -32,7 +32,7 @@ from sweeps.service.storage.probe import check_shared
 from trainers.config.nodes import PerformanceConfig
 from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy
 
-# Before Ray is imported: it reads these once.
+# Set before Ray is imported, because Ray reads these variables once.
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -44,7 +44,7 @@ _QUIET = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "TUNE_MAX_PENDING_TRIALS_PG": "200",  # how many there are, the driver decides
+    "TUNE_MAX_PENDING_TRIALS_PG": "200",  # the driver decides on the actual number
 }
 
 _TRIES = 2
@@ -54,11 +54,11 @@ _AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 @dataclass(frozen=True)
 class RaySession:
-    """A Ray that is connected and large enough.
+    """A connected Ray that is large enough.
 
     Attributes:
-      scratch: a folder for what Ray writes and nobody needs later.
-      capacity: how many trainings it holds.
+      scratch: a folder for Ray's temporary files.
+      capacity: the number of trainings that it holds.
       service: resources and limits of the trainings.
     """
 
@@ -74,22 +74,22 @@ def ray_session(
     storage: Path | None = None,
     files: Sequence[NeededFile] = (),
 ) -> Iterator[RaySession]:
-    """Connect to Ray and wait for room; nothing of the sweep is started yet.
+    """Connect to Ray and wait for room, before anything of the sweep is started.
 
     Args:
       service: resources of the sweep.
-      performance: of every training.
+      performance: performance options of every training.
       storage: a folder that all nodes must share; None for none.
-      files: that trainings read by themselves.
+      files: the files that trainings read directly.
 
     Raises:
       ConfigError: the nodes are too small for one training.
-      ClusterError: Ray did not start, or too few nodes came in time.
+      ClusterError: Ray did not start, or too few nodes joined in time.
       StorageError: the nodes do not share the folder.
       DataError: a node does not see the files.
     """
     with connected_ray() as scratch:
-        for name in ("ray.tune", "ray.train"):  # the driver says itself what failed
+        for name in ("ray.tune", "ray.train"):  # the driver itself reports failures
             logging.getLogger(name).setLevel(logging.CRITICAL)
         capacity = capacity_of(service, performance)
         capacity.wait_for_room(service.wait_for_resources)
@@ -102,10 +102,10 @@ def ray_session(
 
 @contextmanager
 def connected_ray() -> Iterator[Path]:
-    """Connect to the Ray that a sweep would use, or start its private one; yields the scratch folder.
+    """Connect to the Ray that a sweep would use, or start a private Ray, and yield the scratch folder.
 
     Raises:
-      ConfigError: `RAY_ADDRESS` leads nowhere.
+      ConfigError: `RAY_ADDRESS` names no cluster that answers.
       ClusterError: Ray did not start, or refuses this process.
     """
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
@@ -127,7 +127,7 @@ def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) 
     """Raise ConfigError if the cluster does not answer, or a private Ray could not hold one training.
 
     Raises:
-      ConfigError: `RAY_ADDRESS` leads nowhere, or this machine is too small for one training.
+      ConfigError: `RAY_ADDRESS` names no cluster that answers, or this machine is too small for one training.
     """
     _check_address()
     if not joins_cluster():
@@ -135,12 +135,12 @@ def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) 
 
 
 def trials_at_once(service: ServiceOptions, performance: PerformanceConfig) -> int:
-    """Return how many trainings run side by side, as far as known before Ray is started: at least one."""
+    """Return how many trainings run in parallel, as far as known before Ray is started; at least one."""
     if joins_cluster():
         return service.max_concurrent_trials or 1
     try:
         return max_concurrent_trials(service, performance, [_this_machine()])
-    except ConfigError:  # refused when it is started
+    except ConfigError:  # starting Ray raises it again
         return 1
 
 
@@ -150,10 +150,10 @@ def _this_machine() -> Node:
 
 @contextmanager
 def _scratch_folder() -> Iterator[Path]:
-    """A folder for what Ray writes and nobody needs later; its path is short, for sockets lie in it.
+    """Yield a folder for Ray's temporary files; its path is short, because it contains sockets.
 
-    Ray's logs and Tune's state hold names, scores and times of trials, so it is for this user alone (mode
-    0700), and goes with the sweep; what a killed one left goes when the next one starts.
+    Ray's logs and Tune's state contain names, scores and times of trials. So only this user can access the
+    folder (mode 0700), and it is removed with the sweep, or after a killed sweep when the next sweep starts.
     """
     base = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
     _remove_left_folders(base)
@@ -164,7 +164,7 @@ def _scratch_folder() -> Iterator[Path]:
 
 
 def _remove_left_folders(base: Path) -> None:
-    """Remove the scratch folders of this user whose drivers have ended: a living one holds a lock."""
+    """Remove this user's scratch folders whose drivers have ended; a running driver holds a lock."""
     for path in base.glob(f"{_SCRATCH}*"):
         with suppress(OSError, Timeout):
             if path.lstat().st_uid != os.getuid() or path.is_symlink() or not (path / _OWNER_LOCK).is_file():
@@ -175,12 +175,12 @@ def _remove_left_folders(base: Path) -> None:
 
 @contextmanager
 def _connected(scratch: Path) -> Iterator[None]:
-    """Join the cluster that `RAY_ADDRESS` or a job names, else start a private Ray; discover none."""
+    """Join the cluster that `RAY_ADDRESS` or a job names, else start a private Ray; never search for one."""
     shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     folder = Path.cwd()
     authentication = {name: os.environ.get(name) for name in _AUTHENTICATION}
     if not runs_uploaded_copy():
-        os.chdir(CODE_ROOT)  # Ray puts the driver's folder first on its workers' path
+        os.chdir(CODE_ROOT)  # Ray puts the driver's folder first on its workers' import path
         user_paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # the user's network may be there
         paths = [str(CODE_ROOT), *(str(folder / path) for path in user_paths if path)]
         shared["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
@@ -208,10 +208,10 @@ def _connected(scratch: Path) -> Iterator[None]:
 
 
 def _shut_down() -> None:
-    """End this process's part in Ray, its garbage first; none is collected meanwhile.
+    """Disconnect this process from Ray, after collecting garbage, and without collection in the meantime.
 
-    Ray ends the whole process, at once and with code 1, where the collector of another thread comes upon a
-    handle of Ray's while it shuts down: with a node that is cut off that takes seconds.
+    Ray ends the whole process, at once and with code 1, if the collector of another thread finds one of Ray's
+    handles during the shutdown, which takes seconds if a node is disconnected.
     """
     import ray
 
@@ -226,10 +226,10 @@ def _shut_down() -> None:
 
 
 def _start(options: Mapping[str, Any], scratch: Path) -> None:
-    """Start or join Ray, at the second try if need be; what a failed start has begun is ended.
+    """Start or join Ray, with a second try if necessary; the processes of a failed start are ended.
 
     Raises:
-      ClusterError: it did not start in the time that Ray gives its own processes, or not at all.
+      ClusterError: Ray did not start within the time that it allows its own processes, or not at all.
     """
     import ray
 
@@ -263,7 +263,7 @@ def _refuse_other_versions(message: str) -> None:
 
 
 def _end_processes_of(scratch: Path) -> None:
-    """End this process's children that a private Ray has started: their command lines name its folder."""
+    """End this process's children that a private Ray started; their command lines name its folder."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):
@@ -277,7 +277,7 @@ def joins_cluster() -> bool:
 
 
 def _check_address() -> None:
-    """Raise ConfigError if `RAY_ADDRESS` names no cluster that answers; Ray itself would wait for good."""
+    """Raise ConfigError if `RAY_ADDRESS` names no cluster that answers; Ray itself would wait forever."""
     address = os.environ.get("RAY_ADDRESS", "")
     if inside_ray_job() or not joins_cluster():
         return
@@ -296,8 +296,8 @@ def _check_address() -> None:
 
 @functools.cache
 def _private_token() -> str:
-    """Return the token of this process's private Rays; Ray would write one under the home folder for good.
+    """Return the token of this process's private Rays; Ray would leave a token under the home folder.
 
-    There is one for all of them, for Ray keeps the first one in mind.
+    All of them have the same token, because Ray remembers the first one.
     """
     return secrets.token_hex(32)

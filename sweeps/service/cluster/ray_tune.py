@@ -1,6 +1,6 @@
-"""Ray Tune's part of a sweep: it asks for trials, starts their processes, and hands their results over.
+"""Ray Tune's part of a sweep: it requests trials, starts their processes, and returns their results.
 
-Imported once Ray is connected, for Tune reads its environment when it is imported.
+Import this module after Ray is connected, because Tune reads its environment when it is imported.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from trainers.ray_worker import (
 
 
 class QueueSearcher(Searcher):
-    """Tune's searcher: takes every trial from the queue, and reports to it which ones ended.
+    """Tune's searcher, which takes every trial from the queue and reports ended trials to it.
 
     Args:
-      queue: of the sweep's trials.
-      worker_input: what the processes of a trial get.
+      queue: the queue of the sweep's trials.
+      worker_input: returns the input for the processes of a trial.
     """
 
     def __init__(self, queue: TrialQueue, worker_input: Callable[[Trial], RayTrial]) -> None:
@@ -50,11 +50,11 @@ class QueueSearcher(Searcher):
         self._queue, self._worker_input = queue, worker_input
 
     def __reduce__(self) -> tuple[type[Any], tuple[()]]:
-        """Tune writes its searcher down; what this one holds stays here, and lasts by itself."""
+        """Keep the content out of Tune's stored searcher, as the sweep stores it separately."""
         return Searcher, ()
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the next trial; None where the cluster has no room for one more."""
+        """Return the next trial; None if the cluster has no room for another trial."""
         if self._queue.is_closed:
             return Searcher.FINISHED
         trial = self._queue.next_trial(trial_id)
@@ -67,16 +67,16 @@ class QueueSearcher(Searcher):
         self._queue.note_end(trial_id)
 
     def save(self, checkpoint_path: str) -> None:
-        """Save nothing: what was proposed and found is in the sweep's folder."""
+        """Save nothing, because proposals and results are in the sweep's folder."""
 
 
 class TrialCallback(tune.Callback):
-    """Hands every trial's one result to the driver, and follows its attempts.
+    """Hands every trial's single result to the driver, and monitors its attempts.
 
     Attributes:
-      finished_names: of the trials with a result.
-      failures: of trials that failed for good, by name.
-      interruption: the signals that came, and what they end.
+      finished_names: the names of the trials with a result.
+      failures: the failures of trials that will not be tried again, by name.
+      interruption: handles the received signals.
     """
 
     def __init__(self, execution: Execution) -> None:
@@ -88,7 +88,7 @@ class TrialCallback(tune.Callback):
         )
 
     def __reduce__(self) -> tuple[type[Any], tuple[()]]:
-        """Tune writes its callbacks down; what this one holds, records and ledger, stays here."""
+        """Keep the content, records and ledger, out of Tune's stored callbacks."""
         return tune.Callback, ()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -123,7 +123,7 @@ class TrialCallback(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Hand a result over once, or keep the failure; a full disk ends the sweep."""
+        """Hand over a result once, or store the failure; a full disk ends the sweep."""
         name = trial.config["trial"].name
         if "error" in result:
             failure = TrialFailure.of_worker(result["error"])
@@ -136,11 +136,11 @@ class TrialCallback(tune.Callback):
             self.finished_names.add(name)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Stop following the trial."""
+        """Stop monitoring the trial."""
         self._note_end(trial.config["trial"].name)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Keep the failure of a training that was lost for good."""
+        """Store the failure of a lost training that will not be restarted."""
         name, supervisor = trial.config["trial"].name, self._execution.supervisor
         self.failures[name] = supervisor.give_up(name, supervisor.note_loss(name, _last_words(trial)))
         self._note_end(name)
@@ -167,7 +167,7 @@ def tune_trials(
             search_alg=QueueSearcher(execution.queue, worker_input),
             num_samples=len(trials),
             reuse_actors=True,
-            trial_name_creator=_nameless,  # by itself it has the trial's own name, and so its place
+            trial_name_creator=_nameless,  # the default contains the trial's own name, and so its position
             trial_dirname_creator=_nameless,
         ),
         run_config=tune.RunConfig(
@@ -185,15 +185,15 @@ def tune_trials(
     if signals := callback.interruption.signals:
         raise StopRequest(signals[0], is_saved=True)
     names = [trial.name for trial in trials if trial.name not in callback.finished_names]
-    if execution.queue.is_closed:  # the time was over: what did not end has not failed
+    if execution.queue.is_closed:  # the time was over: trials that did not end have not failed
         names = [name for name in names if name in callback.failures]
     return {name: callback.failures.get(name, UNKNOWN) for name in names}
 
 
 def ray_trial(execution: Execution, session: RaySession, trial: Trial, *, data_are_public: bool) -> RayTrial:
-    """Return what the processes of a trial get.
+    """Return the input for the processes of a trial.
 
-    Trainings of a sealed sweep write no progress, and nothing ends them early.
+    Trainings of a sealed sweep write no progress, and are never ended early.
     """
     folder, is_open = execution.folder, execution.is_open
     return RayTrial(

@@ -1,25 +1,24 @@
-"""Ending trainings before their last step: by scores on the way, by the clock, and when the user says so.
+"""Ending trainings before their last step: by scores during training, by the clock, or on the user's request.
 
 *By scores* (`--early-stopping`, open sweeps). Ray Tune's own rules, asynchronous successive halving and the
-median rule, decide after each score on the way whether a training goes on.
+median rule, decide after each score during training whether a training continues.
 
-Guarantee: ε of the sweep, as it is planned and stated, and that of each training hold, and what a ledger
-charges stays within its cap. Sketch: both ε count all T steps of every training, fixed in advance. The scores
-are of public records, so they are functions of released iterates (`dpgcl_core.release.metrics`): a rule that
-ends trainings by them reads each draw at most once, and fewer of them, so all that is released is
-post-processing of the planned product of draws (docs/theory/ledger.md, *Step quotas*). How far a training
-came is such an outcome itself; so no ε is ever computed of the steps that were made. Only the ledger, whose
-filter bounds executed steps whatever ended them, gets unused steps back, and to the same sum. A training
-waits for the answer, so the number of its steps follows the scores, and in which order they came, alone.
+Guarantee: the planned and stated ε of the sweep and the ε of each training hold, and a ledger's charges stay
+within its cap. Sketch: both ε count all T steps of every training, fixed in advance. The scores are of public
+records, so they are functions of released iterates (`dpgcl_core.release.metrics`). A rule that ends trainings
+by these scores reads each draw at most once, and fewer draws, so all that is released is post-processing of
+the planned product of draws (docs/theory/ledger.md, *Step quotas*). A training's number of steps is itself
+such an outcome, so no ε is ever computed from the steps that were made. Only the ledger, whose filter bounds
+executed steps whatever ended them, gets unused steps back, to the same sum. A training waits for the answer,
+so the number of its steps depends only on the scores and their order.
 
-*By the clock* (`--time-budget`). No training begins any more, and each that runs stops at its next step and
-saves. Nothing of it is released, and none of its charge is given back: at which step a clock stopped it may
-follow how long its records take. `--resume` continues it, and repeats no step. What never began stays
-reserved for that; where nobody will resume, `python -m sweeps.settle` gives it back.
+*By the clock* (`--time-budget`). No further training begins, and each running training stops at its next step
+and saves. Nothing of it is released, and none of its charge is given back: the step at which a clock stopped
+it may depend on the time that its records take. `--resume` continues it, and repeats no step. Trainings that
+never began stay reserved for a resume; if nobody will resume, `python -m sweeps.settle` gives them back.
 
-*By the user* (Ctrl-C, SIGTERM; open sweeps). The same, and then the driver ends. Whoever does not want to
-wait for the step in flight asks again: then the processes are ended, and a resume repeats steps, which are
-charged.
+*By the user* (Ctrl-C, SIGTERM; open sweeps). The same happens, and then the driver ends. A second request
+does not wait for the step in flight: the processes are ended, and a resume repeats steps, which are charged.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ASHA = "asha"
 _REDUCTION = 3
 _LOOK_EVERY_SECONDS = 0.2
 _NOBODY = SimpleNamespace(get_live_trials=tuple)
-"""In the place of Tune's controller: the median rule asks it whom to make room for."""
+"""A substitute for Tune's controller, which the median rule queries for trials that need room."""
 
 
 class TuneRule:
@@ -49,7 +48,7 @@ class TuneRule:
     Args:
       name: `asha` or `median`.
       first: the step of the first score that may end a training.
-      last: T.
+      last: T, the last step.
     """
 
     def __init__(self, name: str, first: int, last: int) -> None:
@@ -65,7 +64,7 @@ class TuneRule:
         self._trials: dict[str, _TuneTrial] = {}
 
     def goes_on(self, trial: str, step: int, score: float) -> bool:
-        """Return whether a training goes on after a score; the score counts for the others from now on."""
+        """Return whether a training continues after a score; later decisions on others use the score, too."""
         if trial not in self._trials:
             self._trials[trial] = _TuneTrial(trial_id=trial)
             self._scheduler.on_trial_add(_NOBODY, self._trials[trial])
@@ -83,13 +82,13 @@ class Stopping:
     """Answers the trainings of one sweep, and ends them when its time is over.
 
     Args:
-      folder: of the sweep.
-      service: its limits.
-      modality: of the records, which decides by what score trainings are compared.
-      clock: seconds.
+      folder: the sweep's folder.
+      service: the sweep's limits.
+      modality: the records' modality, which decides on the score that trainings are compared by.
+      clock: returns seconds.
 
     Attributes:
-      is_over: whether the sweep's time is.
+      is_over: whether the sweep's time is over.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Stopping:
         self.is_over = False
 
     def oversight(self, trial: str) -> Oversight:
-        """Return the files by which a training asks and is answered."""
+        """Return the files for a training's questions and their answers."""
         by_scores = self._service.early_stopping != "none"
         return Oversight(count_file=self._folder.count_file(trial), by_scores=by_scores)
 
@@ -118,7 +117,7 @@ class Stopping:
         """Answer the trainings' questions, and end all trainings when the time is over.
 
         Args:
-          running: the trainings that run.
+          running: the running trainings.
           must_end: whether the user ends the sweep.
         """
         now = self._clock()
@@ -136,7 +135,7 @@ class Stopping:
     def _answer(self, trial: Trial, oversight: Oversight) -> None:
         if (question := oversight.question()) is None:
             return
-        ended = oversight.ended_at()  # an earlier attempt, maybe under an earlier driver
+        ended = oversight.ended_at()  # by an earlier attempt, possibly under an earlier driver
         goes_on = question.step < ended if ended is not None else self._should_go_on(trial, question)
         oversight.answer(question, goes_on=goes_on)
 
@@ -146,7 +145,7 @@ class Stopping:
         return score is None or self._rule_for(trial, name).goes_on(trial.name, question.step, score)
 
     def _rule_for(self, trial: Trial, score: str) -> TuneRule:
-        """Return the rule for trainings like this one: private ones are compared with private ones alone."""
+        """Return the rule for trainings like this one; private ones are compared only with private ones."""
         config = trial.config
         last, every = config.mechanism.num_steps, config.evaluation.score_every_steps
         key = (config.guarantee_label, score, last, every)
@@ -158,7 +157,7 @@ class Stopping:
 def stopped_at(trial: Trial, metrics: Mapping[str, float]) -> int | None:
     """Return the step at which a finished training was ended by its scores; None if it made all steps.
 
-    A result without a number of steps is of a version that ended no training.
+    A result without a number of steps is from a version that ended no trainings early.
     """
     num_done = metrics.get("num_steps_done")
     return int(num_done) if num_done is not None and num_done < trial.config.mechanism.num_steps else None

@@ -1,7 +1,7 @@
-"""The attempts at trainings that run: whether each goes on, and what is said of those that are lost.
+"""Monitors running attempts at trainings: whether each one continues, and the messages on lost attempts.
 
-What is said is made of fixed sentences and of counts that the sweep keeps itself. Ray's own words about a
-death, which a network of the user's could have composed, stay in its logs.
+Messages consist of fixed sentences and of the sweep's own counts. Ray's own message about a process's death,
+which code of the user's neural network could have composed, stays in Ray's logs.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Attempt:
     """One attempt at a training.
 
     Attributes:
-      trial_input: what its processes were given.
-      end: ends them.
-      checkpoints: of the training.
-      num_before: attempts that had begun to draw before this one.
-      since: when it was started, in seconds; it cannot hang before it has its processes.
+      trial_input: the input of its processes.
+      end: ends its processes.
+      checkpoints: the training's checkpoints.
+      num_before: the number of attempts that had begun to draw before this attempt.
+      since: its start, in seconds; it cannot hang before it has its processes.
       has_begun: whether it has its processes.
       mark: the last state of its files; a change is progress.
-      progressed: when they changed.
-      ended_for: why this driver ended it.
+      progressed: the time of their last change.
+      ended_for: the reason why this driver ended it.
     """
 
     trial_input: RayTrial
@@ -53,20 +53,20 @@ class Attempt:
     ended_for: str = ""
 
     def has_counted(self, counts: DrawCounts | None) -> bool:
-        """Whether it is among the attempts that have counted their first steps."""
+        """Return whether this attempt has counted its first step."""
         return counts is not None and counts.num_attempts > self.num_before
 
 
 class Supervisor:
-    """Follow all attempts of one sweep.
+    """Monitors all attempts of one sweep.
 
     Args:
-      folder: of the sweep.
-      service: its limits.
-      log: also gets the lines. None for a sealed sweep, whose files and printed lines, which a job's log
-        keeps, may show nothing of its trials.
-      ray_logs: where Ray keeps its own account of what died.
-      clock: seconds.
+      folder: the sweep's folder.
+      service: the sweep's limits.
+      log: the log, which also gets the printed lines. None for a sealed sweep, whose files and printed lines
+        (which a job's log stores) must not reveal anything about its trials.
+      ray_logs: the folder of Ray's own logs on dead processes.
+      clock: returns seconds.
     """
 
     def __init__(
@@ -85,22 +85,22 @@ class Supervisor:
 
     @property
     def num_begun(self) -> int:
-        """The attempts that have their processes."""
+        """The number of attempts that have their processes."""
         return sum(attempt.has_begun for attempt in self._running.values())
 
     @property
     def drawing(self) -> list[str]:
-        """The trainings whose attempts have counted steps, and may be drawing them, as of now."""
+        """The trainings whose attempts have counted steps, and may currently be drawing them."""
         running = self._running.items()
         return [name for name, attempt in running if attempt.has_counted(self._folder.read_counts(name))]
 
     def note_start(self, trial_input: RayTrial, end: Callable[[], None], *, in_place: bool) -> None:
-        """Follow a training that was started, and log the restart of a lost one.
+        """Monitor a started training, and log the restart of a lost training.
 
         Args:
-          trial_input: what its processes get.
-          end: ends them.
-          in_place: whether the process that was started trains itself, and waits for no workers.
+          trial_input: the input of its processes.
+          end: ends its processes.
+          in_place: whether the started process itself trains, and waits for no workers.
         """
         name, now = trial_input.name, self._clock()
         every = trial_input.config.performance.checkpoint_every_steps
@@ -112,7 +112,7 @@ class Supervisor:
         self._running[name] = Attempt(trial_input, end, checkpoints, num_before, now, in_place, None, now)
 
     def note_loss(self, name: str, error: object) -> str:
-        """Keep and return the reason why a training's process died."""
+        """Store and return the reason why a training's process died."""
         attempt = self._running.pop(name, None)
         reason = attempt.ended_for if attempt is not None and attempt.ended_for else why_lost(error)
         self._loss_reasons[name] = reason
@@ -122,7 +122,7 @@ class Supervisor:
         return reason
 
     def note_end(self, name: str) -> None:
-        """Forget a training that has ended for good."""
+        """Stop monitoring a training that has ended and will not be restarted."""
         self._running.pop(name, None)
         self._loss_reasons.pop(name, None)
 
@@ -160,7 +160,7 @@ class Supervisor:
             attempt.end()
 
     def _mark_of(self, name: str, attempt: Attempt) -> tuple[DrawCounts | None, int]:
-        """Return the count of steps and the checkpoint's time: they change when a training goes on."""
+        """Return the count of steps and the checkpoint's time, which change when a training progresses."""
         checkpoint = attempt.trial_input.checkpoint_folder / "checkpoint.pt"
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         return self._folder.read_counts(name), saved
@@ -172,10 +172,10 @@ class Supervisor:
     def _log_restart(
         self, name: str, reason: str, checkpoints: CheckpointFolder, num_in_advance: int | None
     ) -> None:
-        """Log where a lost training goes on, and what that costs."""
+        """Log the step at which a lost training continues, and the cost of the restart."""
         try:
             step, num_drawn = checkpoints.saved_step(), checkpoints.read_counts().num_steps
-        except DpgclError:  # the training itself will report what is damaged
+        except DpgclError:  # the training itself will report the damage
             return
         num_repeated = max(0, num_drawn - step)
         cost = f"{count(num_repeated, 'step')} charged"

@@ -1,9 +1,9 @@
-"""The trainings of a sweep that run: how far each is, and when all will have ended.
+"""The progress of a sweep's running trainings, and the time until all will have ended.
 
-Steps done are public. How long a step takes depends on how many records are drawn: with private ones the time
-left is told in a terminal, to its operator, and in no line that a log may keep, nor steps from whose times it
-would follow: there they are in tenths. Of a sealed sweep's trainings nothing
-is looked at.
+The number of steps done is public. But the time of a step depends on the number of records drawn. So for
+private records the time left is shown only in a terminal, to the operator. Lines that a log may store do not
+contain it, nor exact steps, whose times would reveal it: such lines give progress in tenths. A sealed sweep's
+trainings are not watched at all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Running:
         return fraction_done(self.latest)
 
     def stage(self, *, in_tenths: bool = False) -> str:
-        """Return in words what the training does."""
+        """Return the training's current stage in words."""
         if self.latest is None:
             return "starting"
         step = (self.latest.in_tenths if in_tenths else self.latest).step
@@ -46,12 +46,12 @@ class _Running:
 
 
 class SweepWatch:
-    """The trainings of one open sweep.
+    """The progress of one open sweep's trainings.
 
     Args:
-      num_trials: of the sweep.
-      num_over: of these, ones that will not run any more.
-      tells_times: whether a line may say the time left, or from what it would follow.
+      num_trials: the sweep's number of trials.
+      num_over: how many of these trials will not run any more.
+      tells_times: whether a line may contain the time left, or values that would reveal it.
     """
 
     def __init__(self, num_trials: int, num_over: int, *, tells_times: bool = False) -> None:
@@ -67,21 +67,21 @@ class SweepWatch:
         """Watch a training that was started.
 
         Args:
-          name: of the training.
-          num_steps: T.
-          file: where it writes its steps; one of an earlier attempt is removed.
+          name: the training's name.
+          num_steps: T, its number of steps.
+          file: the file where it writes its steps; a file of an earlier attempt is removed.
         """
         if file is None:
             return
         share = fraction_done(read_progress(file))
         file.unlink(missing_ok=True)
         with self._lock:
-            if name not in self._running:  # what an attempt that was lost had done counts for this watch
+            if name not in self._running:  # for this watch, a lost attempt's progress counts
                 self._shares_before += share
             self._running[name] = _Running(num_steps, file)
 
     def note_end(self, name: str) -> None:
-        """Count a training that ended for good."""
+        """Count a training that has ended and will not be restarted."""
         with self._lock:
             if self._running.pop(name, None) is not None:
                 self._num_over += 1
@@ -91,14 +91,14 @@ class SweepWatch:
         shares = [run.share for _, run in self._look()]
         num_done = self._num_over - self._num_before + sum(shares) - self._shares_before
         if num_done > 0 and self._first is None:
-            self._first = now, num_done  # from here on: Ray's start and imports come once
+            self._first = now, num_done  # time from here on, because Ray's start and imports happen once
         if self._first is None:
             return None
         waiting = self._num_trials - self._num_over - len(shares)
         return sweep_seconds_left(now - self._first[0], num_done - self._first[1], shares, waiting)
 
     def line(self, now: float) -> str:
-        """Return how far the sweep is, in a line."""
+        """Return a line with the sweep's progress."""
         running, in_tenths = self._look(), not self._tells_times
         stages = [f"{name}: {run.stage(in_tenths=in_tenths)}" for name, run in running[:_MOST_NAMED]]
         rest = [f"{len(running) - _MOST_NAMED} more run"] if len(running) > _MOST_NAMED else []
@@ -107,7 +107,7 @@ class SweepWatch:
         return "; ".join([over, *(stages or ["waiting for Ray's first process"]), *rest, *end])
 
     def summary(self, now: float) -> str:
-        """Return how far the sweep is, without its trainings."""
+        """Return the sweep's progress, without its single trainings."""
         return "; ".join(self._summary(now))
 
     def _summary(self, now: float) -> list[str]:
@@ -116,7 +116,7 @@ class SweepWatch:
         return [f"{self._num_over} of {count(self._num_trials, 'trial')} done", *end]
 
     def table(self, now: float) -> Table | None:
-        """Return the trainings that run, as a table."""
+        """Return the running trainings as a table."""
         running = self._look()
         if not running:
             return None
@@ -140,15 +140,15 @@ class SweepWatch:
 def sweep_seconds_left(
     elapsed: float, num_done: float, running: Sequence[float], num_waiting: int
 ) -> float | None:
-    """Return the seconds until all trainings of a sweep have ended, at the rate so far; None without one.
+    """Return the seconds until all trainings of a sweep have ended, at the rate so far; None without a rate.
 
-    All trainings count as much as each other.
+    All trainings count equally.
 
     Args:
-      elapsed: seconds since the first of them was started.
-      num_done: trainings done in that time, parts of running ones included.
-      running: the share of its steps that each running one has done.
-      num_waiting: trainings that have not begun.
+      elapsed: seconds since the first training was started.
+      num_done: number of trainings done in that time, including parts of running trainings.
+      running: each running training's share of steps done.
+      num_waiting: number of trainings that have not begun.
 
     >>> sweep_seconds_left(60.0, 1.5, [0.5, 0.0], 3)
     180.0

@@ -1,4 +1,4 @@
-"""Why a training has no result: one type, from the worker's words to what is printed and kept."""
+"""The reasons why a training has no result: one type, from the worker's message to the stored text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SMALLER = (
     "a smaller microbatch takes less memory and gives the same results: --resume with "
     "--max-views-per-microbatch, for instance 32, or with fewer --max-concurrent-trials"
 )
-# Ray's words for its own kill; in those for any death it names memory among other causes.
+# Ray's messages for its own kill; its message for any other death lists memory among possible causes.
 _RAY_FOUND_NO_MEMORY = re.compile(r"running low on memory|OutOfMemoryError")
 _KILLED_FOR_MEMORY = "killed for want of memory"
 _NO_MEMORY = re.compile(
@@ -21,12 +21,12 @@ _NO_MEMORY = re.compile(
 
 
 class FailureKind(Enum):
-    """How a training failed, and what becomes of it. Whatever it drew stays charged.
+    """The kind of a training's failure, and its consequence. All draws of the training stay charged.
 
     Attributes:
-      RAISED: it raised an exception, and would again: it is not repeated.
+      RAISED: it raised an exception, and would raise it again, so it is not repeated.
       LOST: its processes died more often than `--max-restarts` allows; `--resume` tries again.
-      DISK_FULL: no space was left for what it must save: the whole sweep ends, and `--resume` goes on.
+      DISK_FULL: no space was left for its files, so the whole sweep ends, and `--resume` continues it.
       INTERRUPTED: a trial of a sealed sweep had begun when the driver ended; it is never repeated.
     """
 
@@ -38,11 +38,11 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFailure:
-    """Why a training has no result, in words that may be told of it (`trainers.failures`).
+    """The reason why a training has no result, in text that may be disclosed (`trainers.failures`).
 
     Attributes:
-      kind: how it failed.
-      reason: what its worker told, where it raised; why its last process died, where it was lost.
+      kind: the kind of failure.
+      reason: the worker's message if it raised; the reason of its last process's death if it was lost.
     """
 
     kind: FailureKind
@@ -50,11 +50,11 @@ class TrialFailure:
 
     @classmethod
     def of_worker(cls, text: str) -> TrialFailure:
-        """Return the failure that a worker told, by `trainers.failures.describe_error`."""
+        """Return the failure that a worker reported, by `trainers.failures.describe_error`."""
         return cls(kind=FailureKind.DISK_FULL if text == NO_ROOM else FailureKind.RAISED, reason=text)
 
     def __str__(self) -> str:
-        """Return it for the operator, with what helps where memory was short.
+        """Return the failure's text for the operator, with a remedy if memory was short.
 
         >>> str(TrialFailure.of_worker("MemoryError"))[:47]
         'MemoryError; a smaller microbatch takes less me'
@@ -68,14 +68,14 @@ class TrialFailure:
 
 
 UNKNOWN = TrialFailure(kind=FailureKind.RAISED, reason="unknown error")
-"""Of a training that ended without a result and without words."""
+"""The failure of a training that ended without a result and without a message."""
 INTERRUPTED = TrialFailure(
     kind=FailureKind.INTERRUPTED, reason="interrupted; a repetition would not be independent"
 )
 
 
 def why_lost(error: object) -> str:
-    """Return why a process was lost, by what Ray says of its last one.
+    """Return the reason why a process was lost, from Ray's message on the last process.
 
     >>> why_lost("Task was killed due to the node running low on memory."), why_lost("maybe the OOM killer")
     ('killed for want of memory', 'worker lost')

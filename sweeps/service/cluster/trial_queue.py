@@ -1,4 +1,4 @@
-"""The trials of a sweep, one after the other, as the cluster has room for them."""
+"""The queue of a sweep's trials, handed out one by one as the cluster has room for them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sweeps.service.planning.trials import Trial
 
 
 class TrialSource(Protocol):
-    """Decide trial after trial what is trained next."""
+    """Decides on the next trial, one trial at a time."""
 
     def next_trial(self) -> Trial:
-        """Return the next trial, which has been written down by then."""
+        """Return the next trial, after it has been stored."""
 
     def note_end(self, name: str) -> None:
-        """Note that a trial ended; its result was handed over before, or there is none."""
+        """Record that a trial ended; its result was handed over before, or it has none."""
 
 
 class ListedTrials:
-    """A source of trials that are all known."""
+    """A source of trials that are all known in advance."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._trials = iter(trials)
@@ -29,18 +29,18 @@ class ListedTrials:
         return next(self._trials)
 
     def note_end(self, name: str) -> None:
-        """No-op: no trial depends on another one's result."""
+        """No-op: no trial depends on another trial's result."""
 
 
 class TrialQueue:
-    """The trials of one sweep: those that are left, and those that have been handed to Ray.
+    """The trials of one sweep: the remaining trials, and the trials that have been handed to Ray.
 
     Args:
-      source: of the trials.
-      number: of them.
-      capacity: how many may be with Ray at once.
-      tells_left: whether Ray, whose requests all users of a cluster see, may know how many are left; not of a
-        sealed sweep, whose number of trials is secret: it uses nodes that join, and asks for none.
+      source: the source of the trials.
+      number: the number of trials.
+      capacity: the number of trials that may be with Ray at once.
+      tells_left: whether Ray, whose requests all users of a cluster see, may get the number of remaining
+        trials. Not for a sealed sweep, whose number is secret: it uses nodes that join, but requests none.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TrialQueue:
         self._is_closed = True
 
     def next_trial(self, trial_id: str) -> Trial | None:
-        """Return the next trial; None where the cluster has no room for one more."""
+        """Return the next trial; None if the cluster has no room for another trial."""
         if len(self._live) >= self._capacity.trials_at_once():
             return None
         trial = self._source.next_trial()
@@ -79,10 +79,10 @@ class TrialQueue:
         self._source.note_end(self._live.pop(trial_id).name)
 
     def look(self, num_begun: int) -> None:
-        """Let the cluster follow what is left.
+        """Update the capacity's requests with the number of remaining trials.
 
         Args:
-          num_begun: trials that run, of those that have been handed to Ray.
+          num_begun: the number of trials handed to Ray that are running.
         """
         num_left = self._num_left if self._tells_left else 0
         self._capacity.follow(num_begun, len(self._live) - num_begun, num_left)

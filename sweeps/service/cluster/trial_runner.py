@@ -31,17 +31,17 @@ def run_trials(
 ) -> dict[str, TrialFailure]:
     """Run `trials` and call `on_result(name, result)` in this process as each one ends.
 
-    Every start is counted in `folder` before it can draw. With a budget, the ledger is asked all along
-    whether it still stands, and charged before a restart. `trials` are the names that the source gives its
-    trials, and what each may cost at most.
+    Every start is counted in `folder` before it can draw. With a budget, the driver regularly checks that the
+    ledger confirms the reservations, and charges the ledger before a restart. `trials` has the names that the
+    source gives its trials, and the largest cost that each may have.
 
     Returns:
-      The trials that failed for good, and why; their checkpoints stay. When the sweep's time is over, those
-      that were stopped or did not begin are in it neither, nor have they a result.
+      The failures of trials that will not be tried again; their checkpoints stay. When the sweep's time is
+      over, trials that were stopped or did not begin are not included, and have no result either.
 
     Raises:
-      StopRequest: a signal came; everything finished has been reported.
-      DiskFull: no space is left; every result that could be kept has been.
+      StopRequest: a signal was received; all finished results have been reported.
+      DiskFull: no space is left; every result that could be stored has been stored.
     """
     from sweeps.service.cluster.ray_tune import tune_trials
     from trainers.ray_internals import logs_folder
@@ -67,12 +67,12 @@ def run_trials(
 
 
 def _watch(plan: SweepPlan, num_over: int) -> SweepWatch | None:
-    """Return who looks at the trainings; of a sealed sweep's, nobody."""
+    """Return the watch of the trainings; None for a sealed sweep."""
     if not plan.release.is_open:
         return None
     return SweepWatch(len(plan.trials), num_over, tells_times=plan.data.train_is_public)
 
 
 def log_of(plan: SweepPlan, folder: SweepFolder) -> SweepLog | None:
-    """Return the log of an open sweep; None for a sealed one, of which a file's time would tell."""
+    """Return the log of an open sweep; None for a sealed sweep, which the log file's time would reveal."""
     return SweepLog(folder.path) if plan.release.is_open else None

@@ -1,1 +1,1 @@
-"""The terminal: lines, the region that is redrawn, and the plan of a sweep."""
+"""The terminal output: lines, the redrawn region, and the plan of a sweep."""

@@ -1,8 +1,8 @@
-"""What a sweep shows while it works: its lines, and what it is doing meanwhile.
+"""The output of a sweep while it works: its lines, and its current activity.
 
-In a terminal a region below the lines is redrawn: what is being done, and of an open sweep a table of the
-trainings that run. Elsewhere a line says the same whenever nothing else was said for a while, so that nobody
-waits in silence. With `--quiet` there is neither: of the lines, only those that must be seen.
+In a terminal, a region below the lines is redrawn with the current activity, and for an open sweep a table of
+the running trainings. Elsewhere, a line reports the activity if nothing else was printed for a while, so that
+nobody waits without output. With `--quiet` there is neither, and only essential lines are printed.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 SILENCE_SECONDS = 10.0
-"""After so long a line is due, in the first minute of what is being done."""
+"""The time after which a line is due, in the first minute of an activity."""
 LATER_SECONDS = 60.0
-"""And afterwards."""
+"""The time after which a line is due, after the first minute."""
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Watch(Protocol):
-    """Trainings that are being run."""
+    """The progress of running trainings."""
 
     def line(self, now: float) -> str:
-        """Return how far they are, in a line."""
+        """Return a line with their progress."""
 
     def summary(self, now: float) -> str:
-        """Return how far the sweep is, without them."""
+        """Return the sweep's progress, without its single trainings."""
 
     def table(self, now: float) -> RenderableType | None:
-        """Return the same as a table; None where nothing of them may be shown."""
+        """Return the trainings as a table; None if nothing about them may be shown."""
 
 
 class Display:
-    """What one process shows.
+    """The output of one process.
 
     Args:
-      quiet: show only what must be seen.
+      quiet: show only essential lines.
       in_terminal: redraw a region.
-      clock: seconds.
+      clock: returns seconds.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Display:
 
         Args:
           text: the line.
-          always: also where the user asked for quiet.
+          always: show the line even if the user requested quiet.
         """
         if self.quiet and not always:
             return
@@ -78,37 +78,37 @@ class Display:
                 print(text, flush=True, file=sys.stdout)
 
     def put_result(self, text: str) -> None:
-        """Show what a training has come to: in the region, until the next one has ended."""
+        """Show a training's result; in the region, it stays until the next training ends."""
         self._latest = text
         if self._live is None:
             self.put(text)
 
     def doing(self, text: str, *, aloud: bool = True) -> None:
-        """Show what begins now; `""` for nothing.
+        """Show the activity that begins now; `""` for none.
 
         Args:
-          text: what it is.
-          aloud: print it as a line where there is no region.
+          text: the activity.
+          aloud: print it as a line if there is no region.
         """
         self._doing, self._since = text, self._clock()
         if text and aloud and self._live is None:
             self.put(f"{text} …")
 
     def beat(self) -> None:
-        """Print what goes on if a line is due."""
+        """Print the current activity if a line is due."""
         now = self._clock()
         due = SILENCE_SECONDS if now - self._since <= LATER_SECONDS else LATER_SECONDS
         if now - self._last_line_time >= due and (text := self.text(now)):
             self.put(f"… {text}")
 
     def text(self, now: float) -> str:
-        """Return what goes on, in a line."""
+        """Return a line with the current activity."""
         if self.watch is not None:
             return self.watch.line(now)
         return f"{self._doing}, {now - self._since:.0f} s" if self._doing else ""
 
     def region(self) -> RenderableType:
-        """Return what stands below the lines."""
+        """Return the region below the lines."""
         now = self._clock()
         parts: list[RenderableType] = []
         if self.watch is not None and (table := self.watch.table(now)) is not None:
@@ -122,7 +122,7 @@ class Display:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within it, the region is redrawn, or lines come by themselves."""
+        """Within this context, redraw the region, or print due lines automatically."""
         if self._console is not None:
             with self._redrawn(self._console):
                 yield
@@ -139,7 +139,7 @@ class Display:
 
     @contextmanager
     def watching(self, watch: Watch) -> Iterator[None]:
-        """Within it, trainings run."""
+        """Within this context, show the progress of running trainings."""
         self.doing("")
         self.watch = watch
         try:
@@ -164,12 +164,12 @@ class Display:
 
 
 _CURRENT: list[Display] = [Display()]
-"""The last one shows: that of a sweep, or one whose lines come by themselves."""
+"""The last display is used: the display of a sweep, or the default, which only prints lines."""
 
 
 @contextmanager
 def show_progress(*, quiet: bool) -> Iterator[None]:
-    """Show within it what this process does; an inner call leaves the display to the outer one."""
+    """Within this context, show this process's activity; a nested call uses the outer display."""
     if len(_CURRENT) > 1:
         yield
         return
@@ -189,18 +189,18 @@ def put(text: str, *, always: bool = False) -> None:
 
 
 def put_result(text: str) -> None:
-    """Show what a training has come to, see `Display.put_result`."""
+    """Show a training's result, see `Display.put_result`."""
     _CURRENT[-1].put_result(text)
 
 
 def doing(text: str, *, aloud: bool = True) -> None:
-    """Show what begins now, see `Display.doing`."""
+    """Show the activity that begins now, see `Display.doing`."""
     _CURRENT[-1].doing(text, aloud=aloud)
 
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Within it, trainings run that are shown."""
+    """Within this context, show the progress of running trainings."""
     with _CURRENT[-1].watching(watch):
         yield
 

@@ -1,4 +1,4 @@
-"""What a sweep prints: its plan, an estimate, and each trial's scores."""
+"""The text that a sweep prints: its plan, an estimate, and each trial's scores."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _RESTARTS = " for restarts (charged though not drawn; --restart-steps 0 turns it
 
 
 def print_line(text: str) -> None:
-    """Print a line at once, without the secrets of its addresses; with `--quiet` print none."""
+    """Print a line at once, without secrets in addresses; with `--quiet` print nothing."""
     put(masked_text(text))
 
 
 def warn(text: str) -> None:
-    """Print a line also with `--quiet`: an answer, a warning or an error."""
+    """Print a line even with `--quiet`: an answer, a warning or an error."""
     put(masked_text(text), always=True)
 
 
 def print_link(text: str, link: str) -> None:
-    """Print a line that ends in a link without its secrets, which `print_line` would cut short."""
+    """Print a line that ends in a link without secrets; `print_line` would truncate the link."""
     put(masked_text(text) + link)
 
 
 def print_notes(plan: SweepPlan, *, in_full: bool) -> None:
-    """Print the notes of a plan; those that every sweep has are in the docs, and in full alone."""
+    """Print the notes of a plan; notes that every sweep has (see the docs) are printed only in full mode."""
     for note in plan.notes:
         if in_full or note not in plan.usual_notes:
             print_line(f"note: {note}")
@@ -48,7 +48,7 @@ def print_notes(plan: SweepPlan, *, in_full: bool) -> None:
 
 
 def print_plan(plan: SweepPlan, *, in_full: bool) -> None:
-    """Print notes, numbers and points of a plan: in full every point, else one line per label."""
+    """Print notes, numbers and points of a plan: in full mode every point, else one line per label."""
     print_notes(plan, in_full=in_full)
     mechanism = plan.trials[0].config.mechanism
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
@@ -95,7 +95,7 @@ def _lines_of_labels(points: Mapping[str, Trial]) -> Iterator[str]:
 
 
 def _epsilon_of_one(trials: Sequence[Trial]) -> str:
-    """Return the largest ε of trials of one label, in brackets if it is only a claim."""
+    """Return the largest ε of trials of one label, in brackets if this ε is only a claim."""
     label = trials[0].config.guarantee_label
     if label == "none":
         return "none"
@@ -104,7 +104,7 @@ def _epsilon_of_one(trials: Sequence[Trial]) -> str:
 
 
 def estimate_text(plan: SweepPlan) -> str:
-    """Return how long a plan will take, in a sentence."""
+    """Return a sentence on a plan's estimated duration."""
     seconds = estimate_seconds(plan)
     threads = count(plan.trials[0].config.performance.threads_per_worker, "thread")
     scope = "" if plan.release.is_open else "for one trial of every setting, "
@@ -131,7 +131,7 @@ def _score_text(name: str, value: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     >>> count(1, "trial"), count(2, "trial")
     ('1 trial', '2 trials')
@@ -140,7 +140,7 @@ def count(number: int, noun: str) -> str:
 
 
 def steps_text(mechanism: Mechanism) -> str:
-    """Return T, and R where steps for restarts are charged in advance."""
+    """Return T, and also R if steps for restarts are charged in advance."""
     restarts = mechanism.num_restart_steps
     return f"T = {mechanism.num_steps}" + (f", R = {restarts}{_RESTARTS}" if restarts else "")
 
@@ -153,24 +153,24 @@ def duration(seconds: float) -> str:
 
 
 def run_name(trial: Trial) -> str:
-    """Return a trial's name in MLflow: that of the terminal, and its settings."""
+    """Return a trial's name in MLflow: its name in the terminal, and its settings."""
     name = trial_run_name(trial.name, trial.params)
     return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
 
 
 def question_text(plan: SweepPlan) -> str:
-    """Return the sweep's question in a sentence."""
+    """Return a sentence with the sweep's question."""
     return f"Sweep {plan.question} on {plan.source.dataset}."
 
 
 def name_suffix(release: ReleaseOptions) -> str:
-    """Timestamp suffix of a name; random for sealed sweeps, to hide when they ran."""
+    """Return the suffix of a name: a timestamp, or a random one for sealed sweeps to hide their time."""
     if release.is_open:
         return f"{datetime.now():%Y%m%d-%H%M%S}"
     return f"{release.mode}-{secrets.token_hex(3)}"
 
 
 def short_name(dataset: str) -> str:
-    """Return a data set's name, fit for a file name."""
+    """Return a data set's name in a form that is valid in file names."""
     scheme, _, path = dataset.partition(":")
     return fit_for_name(f"{scheme}-{Path(path).stem}") if path else dataset

@@ -1,4 +1,4 @@
-"""Which data a sweep trains and scores on, and whether they are private."""
+"""The options of the data that a sweep trains and scores on, and whether they are private."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class DataOptions:
     evaluate_on: str | None = None
     """A public data set to score on, labelled or with captions; needed when the training data are private."""
     probe_datasets: tuple[str, ...] = ()
-    """Other public labelled data sets whose frozen features are scored, too: resized, in grey or colour."""
+    """Other public labelled data sets to score the frozen features on, too: resized, in grey or colour."""
     unit_column: str | None = None
-    """Column of your own data that names the privacy unit: all rows of one are one record."""
+    """Column of your own data that names the privacy unit: all rows of one unit are one record."""
     pairs: PairOptions = field(default_factory=PairOptions)
     class_captions: str | None = None
-    """Caption labelled images by their class, for methods of pairs: a text with {} for its name, such as
-    "a photo of a {}."; the class then is a part of the record."""
+    """Caption labelled images by their class, for methods of pairs: a text with {} for the class name, such
+    as "a photo of a {}."; the class is then part of the record."""
     image_size: int | None = None
     """Resize images to this square, in pixels."""
     max_image_pixels: int = MAX_IMAGE_PIXELS
-    """Most pixels of one image of your own data as stored, 1 to 178000000; a larger one is not decoded."""
+    """Most pixels of one stored image of your own data, 1 to 178000000; larger images are not decoded."""
     test_fraction: float = 0.2
-    """Share held out for scoring where public data have no test split of their own; by record id. Of
-    --evaluate-on without labels all records are scored."""
+    """Share held out for scoring, by record id, if public data have no test split. All records of an
+    --evaluate-on without labels are scored."""
 
     def __post_init__(self) -> None:
         for name in (self.dataset, *self.probe_datasets):
@@ -66,11 +66,11 @@ class DataOptions:
 
     @property
     def modality(self) -> Modality:
-        """What a record is, as far as it shows before the data are loaded."""
+        """The kind of a record, as far as it is known before the data are loaded."""
         return modality_of_name(self.dataset, self.pairs_of(self.dataset))
 
     def pairs_of(self, name: str) -> PairOptions:
-        """How the training data, or others of their kind, are read as images with captions."""
+        """Return the options to read the training data, or similar data, as images with captions."""
         own = self.pairs.fitting(name)
         if self.class_captions is None or modality_of_name(name, own) == "image-text":  # has its own captions
             return own
@@ -78,20 +78,20 @@ class DataOptions:
 
     @property
     def pairs_of_training(self) -> PairOptions:
-        """How images with captions are read of the training data: labels only where these are scored, too."""
+        """The options to read training images with captions; labels only if these data are scored, too."""
         fitting = self.pairs_of(self.dataset)
         scored = self.evaluate_on is None and not self.are_private
         return fitting if scored else dataclasses.replace(fitting, label=None)
 
 
 def data_path(dataset: str) -> Path | None:
-    """Return the file or folder of a data set of one's own; None for a built-in one."""
+    """Return the file or folder of the user's own data set; None for a built-in data set."""
     _, colon, path = dataset.partition(":")
     return Path(path).expanduser() if colon and not is_builtin_name(dataset) else None
 
 
 def _check_pair_options(data: DataOptions) -> None:
-    """Refuse what means nothing for any of the data sets that are named."""
+    """Refuse options that have no meaning for any of the named data sets."""
     given = data.pairs
     names = {leaf.path[-1]: leaf.option for leaf in leaves(PairOptions).values()}
     others = (data.evaluate_on or "", *data.probe_datasets)

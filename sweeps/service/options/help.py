@@ -24,7 +24,7 @@ FIRST = (
     "storage",
     "dry_run",
 )
-"""What most people need first, besides the axes of a sweep."""
+"""The options that most people need first, in addition to the axes of a sweep."""
 
 
 _Section = list[tuple[Leaf, Any]]
@@ -41,12 +41,12 @@ def show_help(
     """Print options in groups, with their values as defaults.
 
     Args:
-      trees: of options, by the title of what is in no node of theirs, such as the axes of a sweep.
-      description: of the program.
-      varied: options that are left out, for axes take their place.
-      is_full: all options, not only axes and those of `FIRST`.
+      trees: trees of options, by the title of the options outside their nodes, such as the axes of a sweep.
+      description: the program's description.
+      varied: options to leave out, because axes take their place.
+      is_full: print all options, not only axes and the options in `FIRST`.
     """
-    import tyro  # here, for it is needed by command lines alone
+    import tyro  # here, because only command lines need it
 
     groups, total = list[Any](), 0
     for title, tree in trees.items():
@@ -81,7 +81,7 @@ def _group(name: str, options: _Section, description: str) -> type:
 
 
 def _sections(title: str, tree: Any) -> list[tuple[str, object, _Section]]:
-    """Return the options of a tree by its nodes; options of no node come first."""
+    """Return the options of a tree by its nodes; options outside all nodes come first."""
     sections: dict[str, tuple[str, object, _Section]] = {"": (title, tree, [])}
     for leaf in leaves(type(tree)).values():
         name = "" if len(leaf.path) == 1 else leaf.path[0]
@@ -100,7 +100,7 @@ def _comes_first(leaf: Leaf) -> bool:
 
 
 def mark_type(option_type: Any) -> Any:
-    """Return a type with tyro's mark: a flag that may be None is typed --name or --no-name."""
+    """Return a type with tyro's mark by which a flag that may be None is typed --name or --no-name."""
     import tyro
 
     return Annotated[option_type, tyro.conf.DisallowNone] if option_type == bool | None else option_type

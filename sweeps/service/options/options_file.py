@@ -1,16 +1,16 @@
 """Options from a YAML or JSON file, and the file that repeats a sweep.
 
-A file has one section per node of the options, named as its field, and in it one key per option; the axes
-of a sweep stand beside the sections:
+A file has one section per node of the options, named as the node's field, with one key per option. The axes
+of a sweep are next to the sections:
 
     version: 1
     mechanism: {epsilon: 3.0, num_steps: 200}
     data: {dataset: fashion-mnist}
     group_sizes: [2, 8, batch]
 
-What a file leaves out has the default of the option. With `setting: auto` (or another name) it has that of
-the named setting instead. An option of an earlier version may still stand in it with the value at which it
-did nothing (`trainers.config.removed_options`). JSON is YAML, so one reader does for both.
+An option that a file leaves out has its default. With `setting: auto` (or another name) it has the value of
+the named setting instead. A file may still have an option of an earlier version, with the value at which it
+did nothing (`trainers.config.removed_options`). JSON is YAML, so one reader is enough for both.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ OF_ONE_RUN = (
     *("storage", "name", "resume", "tracking_uri", "ledger", "no_ledger", "dry_run"),
     *("quiet", "time_budget", "listener"),
 )
-"""Where results of one run go, perhaps with passwords, how it goes on and how long, and whether private data
-are trained on without a ledger: a repetition says that anew."""
+"""Options on the places of one run's results (perhaps with passwords), on its resuming and duration, and on
+training on private data without a ledger. A repetition must give them again."""
 _SECRET = ("ledger", "tracking_uri")
-"""May hold a password: no message repeats a value of theirs."""
+"""Options that may hold a password: no message repeats their values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionsFile:
-    """The content of a file of options.
+    """The content of an options file.
 
     Attributes:
       setting: name of the setting that its options start from; None for the plain defaults.
-      values: by option.
+      values: the values by option.
     """
 
     setting: str | None
@@ -56,10 +56,10 @@ class OptionsFile:
 
 
 def read_options(kind: type[SweepOptions], path: Path) -> OptionsFile:
-    """Return the options of a file, each of its declared type.
+    """Return the options of a file, converted to their declared types.
 
     Raises:
-      ConfigError: the file cannot be read, is of another version, or has a key or a value that is not one;
+      ConfigError: the file cannot be read, is of another version, or has an unknown key or an invalid value;
         the message names the key with its path.
     """
     try:
@@ -69,7 +69,7 @@ def read_options(kind: type[SweepOptions], path: Path) -> OptionsFile:
     except yaml.YAMLError as error:
         raise ConfigError(
             f"the configuration {path} must be YAML or JSON{_place(error)}"
-        ) from None  # no line of it
+        ) from None  # the message must quote no line of the file
     if not isinstance(content, dict):
         raise ConfigError(f"the configuration {path} must hold sections of options, the first key version")
     try:
@@ -79,9 +79,9 @@ def read_options(kind: type[SweepOptions], path: Path) -> OptionsFile:
 
 
 def options_text(options: SweepOptions) -> str:
-    """Return the file that repeats a sweep: axes, data set, and all options that differ from the defaults.
+    """Return the text of the file that repeats a sweep: axes, data set, and options that are not defaults.
 
-    Where results go, credentials, and whether it is a dry run or a resume, are no part of it.
+    The places of results, credentials, and whether it is a dry run or a resume are not part of it.
     """
     defaults = values_of(type(options)())
     content: dict[str, Any] = {"version": VERSION}
@@ -97,7 +97,7 @@ def options_text(options: SweepOptions) -> str:
 
 
 def is_same(value: Any, recorded_value: Any) -> bool:
-    """Return whether a value is the one in a file, which has no secrets of addresses."""
+    """Return whether a value equals the recorded value of a file, where addresses have no secrets."""
     return bool(_plain(value) == _plain(recorded_value))
 
 
@@ -111,7 +111,7 @@ def _place(error: yaml.YAMLError) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(part) for part in value]
-    if isinstance(value, (str, Path)):  # an address has no place in it, whichever option holds one
+    if isinstance(value, (str, Path)):  # an address is masked, whichever option holds it
         return masked(str(value)) if "://" in str(value) else str(value)
     return value
 
@@ -153,7 +153,7 @@ def _values(
 def _unknown_key(
     options: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], place: str, key: str, below: set[str]
 ) -> str:
-    """Name the nearest key of the section, or where the option of this name belongs."""
+    """Return a message with the section's nearest key, or with the place where this option belongs."""
     matches = [leaf.key for leaf in options.values() if key in (leaf.option, leaf.path[-1])]
     if matches:
         return f"unknown key {place!r}; did you mean {matches[0]!r}?"
@@ -172,7 +172,7 @@ def _typed(leaf: Leaf, value: Any) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without a key twice, and with 1e-3 as a number."""
+    """A YAML loader that refuses repeated keys, and reads 1e-3 as a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

@@ -1,4 +1,4 @@
-"""The options of the planner: those of a sweep, grids for some, and what a training may take."""
+"""The options of the planner: a sweep's options, grids for some of them, and limits of a training."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class PlannerOptions(SweepOptions):
     """Grid, budget and machine of a plan."""
 
     batch_sizes: tuple[int, ...] = field(default=(), metadata=varies("expected_batch_size"))
-    """Values of B; powers of two up to an eighth of N unless given."""
+    """Values of B; by default powers of two up to an eighth of N."""
     num_steps_grid: tuple[int, ...] = field(default=NUM_STEPS, metadata=varies("num_steps"))
     """Values of T."""
     group_sizes: tuple[GroupSize, ...] = field(default=GROUP_SIZES, metadata=varies("group_size"))
     """Values of S."""
     core_hours: float | None = None
-    """Budget of one training in hours of a core; any unless given."""
+    """Budget of one training in hours of a core; no limit by default."""
     gpu_hours: float | None = None
-    """Budget of one training in hours of a GPU, with --records-per-second of one; any unless given."""
+    """Budget of one training in hours of a GPU, with a GPU's --records-per-second; no limit by default."""
     records_per_second: float | None = None
-    """Records that one core (or GPU, with --gpu-hours) trains on in a second; measured here unless given."""
+    """Records that one core (or GPU, with --gpu-hours) trains on in a second; measured here by default."""
     memory_gib: float | None = None
-    """Memory of one worker, in GiB; any unless given."""
+    """Memory of one worker, in GiB; no limit by default."""
     num_weights: int | None = None
-    """d, trained weights; those of the network, which is then built, unless given."""
+    """d, the number of trained weights; by default the network is built, and its weights are counted."""
     image_shape: tuple[int, int, int] | None = None
-    """Channels, height and width of the images; those of the named public data set unless given."""
+    """Channels, height and width of the images; by default the shape in the named public data set."""
     num_trials: int = 10
-    """m, trainings among which the settings are chosen, for the cost of tuning."""
+    """m, the number of trainings among which the settings are chosen, for the cost of tuning."""
     json: bool = False
     """Print one JSON object."""
     output: Path | None = None
@@ -87,5 +87,5 @@ class PlannerOptions(SweepOptions):
 
     @property
     def unit(self) -> str:
-        """What an hour is an hour of."""
+        """The unit whose hours are counted."""
         return "core-hours" if self.gpu_hours is None else "GPU-hours"

@@ -1,8 +1,8 @@
-"""Release modes: what leaves of a sweep, and what it may do in each.
+"""Release modes: the results that a sweep releases, and its permitted options in each mode.
 
-*Open* is the default, for a tracking page that shows trials is a release of them. *Sealed* and
-*sealed-threshold* publish one trial, each a random draw from the grid's settings; how many there were stays
-secret (`sweeps.service.running.sealed`).
+*Open* is the default, because a tracking page that shows trials is a release of them. *Sealed* and
+*sealed-threshold* publish one trial. Each trial is a random draw from the grid's settings, and the number of
+trials stays secret (`sweeps.service.running.sealed`).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ MODES = (OPEN, SEALED, SEALED_THRESHOLD)
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOptions:
-    """Results that a sweep releases, and the choice of a sealed sweep."""
+    """Results that a sweep releases, and the selection in a sealed sweep."""
 
     mode: Literal["open", "sealed", "sealed-threshold"] = field(default=OPEN, metadata=option("release"))
-    """What leaves: every trial (open), or one trial out of a secret number (sealed, sealed-threshold)."""
+    """Results to release: every trial (open), or one of a secret number (sealed, sealed-threshold)."""
     mean_trials: float = 10.0
     """Sealed: mean of the secret number of trials."""
     eta: float = 1.0
-    """Sealed: shape of the law of that number; 1 geometric, 0 logarithmic."""
+    """Sealed: shape of the law of the secret number; 1 geometric, 0 logarithmic."""
     bound: str = "profile"
     """Sealed: the theorem that bounds the cost: profile, pointwise or ps22."""
     halting_prob: float = 0.1
-    """Sealed-threshold: probability to halt after each miss; the number of trials has mean 1 over it."""
+    """Sealed-threshold: probability to halt after each miss; its inverse is the mean number of trials."""
     min_score: float | None = None
     """Sealed-threshold: the public score that a trial must reach."""
     publish_after_seconds: float | None = field(default=None, metadata=option("publish_after"))
-    """Sealed: seconds from the start to publication; as most draws of the number need unless given."""
+    """Sealed: seconds from the start to publication; by default enough for most draws of the number."""
     select_by: str = "auto"
-    """Sealed: the public score that the released trial is chosen by; auto: k-NN accuracy, of pairs recall."""
+    """Sealed: the public score that selects the released trial; auto: k-NN accuracy, for pairs recall."""
 
     @property
     def is_open(self) -> bool:
@@ -51,7 +51,7 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
     """Refuse options that contradict the release mode.
 
     Args:
-      options: of the release; `select_by` names a score.
+      options: the release options; `select_by` names a score.
       scores_held_out: whether private records are held out and scored with noise.
       seeded_non_private: whether the trainings have no guarantee.
 
@@ -94,8 +94,8 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
 def trial_law(options: ReleaseOptions, max_trials: int | None = None) -> TrialCountLaw:
     """Return the public law of the secret number of trials, given that it is at most `max_trials`.
 
-    For a threshold, halting with probability γ after each miss is a geometric number of trials of which
-    the first good one is released: the number can be drawn first.
+    With a threshold, halting with probability γ after each miss is the same as drawing a geometric number of
+    trials and releasing the first good one. So the number can be drawn first.
 
     Raises:
       ConfigError: a parameter is out of range.

@@ -1,8 +1,8 @@
-"""How many steps of a training restarts may repeat, and whether ε has them in advance.
+"""The number of a training's steps that restarts may repeat, and whether ε includes them in advance.
 
-What is charged as it comes is no (ε, δ) statement once somebody restarts because of what was seen: the number
-of steps then follows the results. So private data are charged R steps in advance (docs/theory/restarts.md),
-except
+Charging repeated steps as they come gives no (ε, δ) statement once somebody restarts because of seen results:
+the number of steps then depends on the results. So private data are charged R steps in advance
+(docs/theory/restarts.md), except
 
 - with a budget ledger, whose filter holds for adaptive steps and refuses at its cap;
 - in a sealed sweep, which resumes no training: R = 0.
@@ -22,7 +22,7 @@ def num_restart_steps(options: SweepOptions) -> int | None:
     whose restarts spend nothing.
 
     Raises:
-      ConfigError: R is given, and negative or of no use.
+      ConfigError: the given R is negative or has no use.
     """
     requested_steps = options.mechanism.restart_steps
     if requested_steps is not None and requested_steps < 0:

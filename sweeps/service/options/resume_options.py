@@ -1,8 +1,8 @@
-"""Resuming a sweep by its name: its folder has its options, and options given besides must agree.
+"""Resuming a sweep by its name: its folder has its options, and other given options must agree with them.
 
-Options that no result depends on may differ: where, how fast and how long it runs. Addresses are
-in the sweep's plan, for config.yaml is published; those with a password are kept nowhere, and are given
-again.
+Options that no result depends on may differ: where, how fast and how long it runs. Addresses are in the
+sweep's plan, because config.yaml is published. Addresses with a password are stored nowhere, and must be
+given again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _OF_RESOURCES = (
     *("gpus_per_worker", "max_concurrent_trials", "wait_for_resources", "max_restarts"),
     *("trial_timeout", "stall_timeout", "references", "dataset_id"),
 )
-"""Options of the sweep as a whole that no result depends on; another data set's id is refused by the plan."""
+"""Options of the whole sweep that no result depends on; the plan refuses another data set's id."""
 OptionsOf = Callable[[Path], SweepOptions]
 
 
 def command_of(options: SweepOptions, name: str) -> Command:
-    """Return the command that a sweep's plan keeps.
+    """Return the command to store in a sweep's plan.
 
     Args:
-      options: the user's.
-      name: of the sweep, by which it is continued.
+      options: the user's options.
+      name: the name by which the sweep is continued.
     """
     script: tuple[str, ...] = () if options.overrides is None else ("python", sys.argv[0])
     if script and inside_ray_job():
@@ -60,18 +60,18 @@ def passes(kind: type[SweepOptions], option: str) -> bool:
 def resumed_sweep(
     kind: type[SweepOptions], overrides: Mapping[str, Any], changes: Mapping[str, Any], options_of: OptionsOf
 ) -> ResumableSweep | None:
-    """Return the sweep that a command line resumes; None where the storage folder keeps no options of it.
+    """Return the sweep that a command line resumes; None if the storage folder has no options of it.
 
     Args:
-      kind: of the script's options.
+      kind: the class of the script's options.
       overrides: values of the command line, by option.
-      changes: these, and the values of a file, a setting or a preset, by option.
+      changes: the overrides and the values of a file, a setting or a preset, by option.
       options_of: returns the options of a config.yaml.
 
     Raises:
       ConfigError: a change differs from the options that the sweep was started with.
-      StorageError: the sweep of this name is another script's or not there, or no name is given and none is
-        unfinished.
+      StorageError: the sweep of this name is another script's or does not exist, or no name is given and no
+        sweep is unfinished.
     """
     root = storage_root(overrides.get("storage"))
     sweeps = [sweep for sweep in resumable_sweeps(root) if (sweep.folder / CONFIG_FILE).is_file()]

@@ -1,4 +1,4 @@
-"""Scores that trials are compared and chosen by: which there are, and which counts where none is named."""
+"""Scores that trials are compared and chosen by: the available scores, and the default one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _OF_TASKS = {
 
 
 def default_score(modality: Modality, method: str) -> str:
-    """Return the score that counts where none is named.
+    """Return the default score.
 
     Args:
-      modality: of the records.
-      method: that is trained; some have networks that are scored by other means. "" where it is open.
+      modality: the modality of the records.
+      method: the trained method, because some methods' networks have other scores; "" if undecided.
 
     >>> [default_score(*each) for each in (("image", "dp_gcl"), ("image-text", "dp_gcl"))]
     ['knn_accuracy', 'image_to_text_recall_at_10']
@@ -46,7 +46,7 @@ def _task(method: str) -> str:
 def final_scores() -> list[str]:
     """Return every score, bare or noised, that a finished trial may have of its own network.
 
-    Scores on the way and before training are histories and references: no trial ends with them.
+    Scores during and before training are histories and references: they are not a trial's final scores.
 
     >>> [name in final_scores() for name in ("knn_accuracy", "knn_accuracy_during", "noised_knn_accuracy")]
     [True, False, True]
@@ -55,7 +55,7 @@ def final_scores() -> list[str]:
 
 
 def visible_scores(data: TrainingData, method: str) -> list[str]:
-    """Return the scores by which a method may be chosen on these data: of public records, or noised."""
+    """Return the scores to choose a method by on these data: scores of public records, or noised scores."""
     scores: list[str] = []
     index, queries = data.index, data.queries
     if queries is not None and (data.evaluation_is_public or data.train_is_public):
@@ -71,9 +71,9 @@ def visible_scores(data: TrainingData, method: str) -> list[str]:
 
 
 def scores_to_compare(data: TrainingData, methods: Sequence[str]) -> dict[str, str]:
-    """Return by which score each of several methods is tuned: the first that all have, else its own first.
+    """Return each method's score for tuning: the first that all methods have, else the method's own first.
 
-    A method without any score on these data has none here.
+    A method without any score on these data is left out.
     """
     possible = {method: visible_scores(data, method) for method in methods}
     common = [

@@ -1,4 +1,4 @@
-"""How often, where and on what a sweep runs, and which ledger it is charged to."""
+"""The options of a sweep's repeats, resources and storage, and of the ledger that it is charged to."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ class ServiceOptions:
     repeats: int = 3
     """Trainings per point, each with its own public seed."""
     total_epsilon: float | None = None
-    """Most ε of the whole sweep: finds the largest ε of one training or, where that is given, the most
+    """Most ε of the whole sweep: finds the largest ε of one training or, if that is given, the most
     repeats up to --repeats."""
     seed: int = 0
-    """Public seed of the first repeat: initialisation, views, evaluation subsets. Never of noise."""
+    """Public seed of the first repeat, for initialisation, views and evaluation subsets, never for noise."""
     gpus_per_worker: float = 0.0
     """GPUs of one worker; a fraction lets several trials share one."""
     max_concurrent_trials: int | None = None
-    """Trainings at once; as many as the cluster's nodes hold, and as join later, unless given."""
+    """Trainings at once; by default as many as the cluster's nodes hold, including nodes that join later."""
     wait_for_resources: float = 15.0
-    """Minutes to wait for a cluster's nodes to have room for one training; 0 refuses at once."""
+    """Minutes to wait until a cluster has room for one training; 0 refuses at once."""
     max_restarts: int = 2
-    """Times a crashed training is restarted from its checkpoint; what it repeats is charged."""
+    """Times a crashed training is restarted from its checkpoint; the steps that it repeats are charged."""
     trial_timeout: float | None = None
-    """Minutes that one attempt at a training may take; then it is ended, and counts as a crash."""
+    """Minutes that one attempt at a training may take; then it is ended and counts as a crash."""
     stall_timeout: float | None = None
-    """Minutes without a checkpoint after which an attempt is ended, and counts as a crash."""
+    """Minutes without a checkpoint after which an attempt is ended and counts as a crash."""
     time_budget: float | None = None
-    """Minutes of training, then no training starts and those that run save and stop; --resume goes on."""
+    """Minutes of training; then no training starts, and running ones save and stop. --resume continues."""
     early_stopping: Literal["none", "asha", "median"] = "none"
-    """End trainings by their scores on the way: successive halving or the median rule; ε counts all steps."""
+    """End trainings early by their scores: successive halving or the median rule; ε counts all steps."""
     references: bool = True
-    """Also score raw pixels and HOG, once per sweep, as the trainings are: on public records, at no ε."""
+    """Also score raw pixels and HOG, once per sweep, like the trainings: on public records, at no ε."""
     dry_run: bool = False
     """Print the trials, their ε and an estimate of time, and stop."""
     listener: str | None = None
-    """A listener of your own, `package.module:Class`: told of the beginning, each result and the end."""
+    """Your own listener, `package.module:Class`: called at the beginning, with each result and at the end."""
     quiet: bool = False
-    """Print the answer, warnings and errors alone, as for a log; a dry run prints its plan all the same."""
+    """Print only the answer, warnings and errors, as for a log; a dry run still prints its plan."""
 
     def __post_init__(self) -> None:
         for name, least in (("repeats", 1), ("max_restarts", 0), ("seed", 0)):
@@ -68,7 +68,7 @@ class ServiceOptions:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether only what must be seen is printed."""
+        """Whether only essential lines are printed."""
         return self.quiet and not self.dry_run
 
 
@@ -79,11 +79,11 @@ class StorageOptions:
     folder: Path | None = field(default=None, metadata=option("storage"))
     """Absolute folder for results, MLflow database, calibrations and checkpoints ($DPGCL_STORAGE)."""
     name: str | None = None
-    """Name of the sweep; made from question, data set and time unless given."""
+    """Name of the sweep; by default made from question, data set and time."""
     resume: bool = False
     """Continue the named sweep; without a name a script continues its last unfinished one."""
     tracking_uri: str | None = None
-    """MLflow server ($MLFLOW_TRACKING_URI); a SQLite database under the storage folder unless given."""
+    """MLflow server ($MLFLOW_TRACKING_URI); by default a SQLite database under the storage folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +95,13 @@ class LedgerOptions:
     dataset_id: str | None = None
     """The data set's id in the ledger."""
     no_ledger: bool = False
-    """Train on private data with no budget ledger; the privacy statement will say so."""
+    """Train on private data without a budget ledger; the privacy statement will report it."""
 
 
 def ledger_url(data: DataOptions, options: LedgerOptions) -> str | None:
     """Return the ledger's address; None without one.
 
-    `$DPGCL_LEDGER` alone does not charge public data, which need no ledger: an id decides.
+    `$DPGCL_LEDGER` without a data set's id does not charge public data, which need no ledger.
     """
     if options.no_ledger:
         if options.url is not None:

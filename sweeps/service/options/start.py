@@ -1,4 +1,4 @@
-"""What the options of a sweep start from: a file, a named setting, or a preset."""
+"""The starting values of a sweep's options: a file, a named setting, or a preset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Start:
     setting: str | None = None
     """Named defaults of all training options: auto (CPU-sized for the data set), cpu, paper, …"""
     tiny: bool = False
-    """Two small trials, to see that everything works."""
+    """Two small trials, to check that everything works."""
     full: bool = False
     """The paper's grid at the paper's setting (a GPU is advised)."""
 

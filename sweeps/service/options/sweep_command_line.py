@@ -1,4 +1,4 @@
-"""The command line of a sweep: what it starts from, what is given, and what contradicts itself."""
+"""The command line of a sweep: its starting values, the given options, and contradictions among them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainers.files.launch_record import CONFIG_FILE
 Options = TypeVar("Options", bound=SweepOptions)
 
 
-# One of each pair stands in the other's place: given on the command line, it replaces the file's other one.
+# The options of a pair exclude each other: one given on the command line replaces the other one in a file.
 _INSTEAD = {
     "epsilon": "noise_multiplier",
     "noise_multiplier": "epsilon",
@@ -36,9 +36,9 @@ _INSTEAD = {
     "pretrained": "warm_start",
 }
 _OF_ONE_DATASET = ("data_is", "unit_column", "num_records_public", "delta", "dataset_id", "no_ledger")
-"""Options that a file gives for its own data set; for another data set they must be given anew.
+"""Options that a file gives for its own data set; for another data set they must be given again.
 
-That one data set is public implies nothing of another one; private records would be trained on as public.
+One data set's being public implies nothing about another; private records would be trained on as public.
 """
 _OF_TRAININGS = (*(each.name for each in dataclasses.fields(TrainingOptions)), "data")
 
@@ -50,17 +50,17 @@ def parse_options(
     arguments: Sequence[str] | None = None,
     announces: bool = True,
 ) -> Options:
-    """Return a sweep's options: a named setting or a file, replaced by what the command line gives.
+    """Return a sweep's options: a named setting or a file, overridden by the command line.
 
     Args:
-      kind: the sweep's options.
-      description: for `--help`.
+      kind: the class of the sweep's options.
+      description: the text for `--help`.
       arguments: the command line without the program; None for this process's own.
-      announces: print a line before torch is loaded, where the command line is this process's own.
+      announces: print a line before torch is loaded, if the command line is this process's own.
 
     Raises:
       ConfigError: an option is unknown, or a value or a combination breaks a rule.
-      SystemExit: help was asked for, and is printed.
+      SystemExit: help was requested, and is printed.
     """
     with errors_in_flags(kind):
         words = list(sys.argv[1:] if arguments is None else arguments)
@@ -93,7 +93,7 @@ def _parse_words(
 
 
 def _resumed(kind: type[Options], start: Start, overrides: Mapping[str, Any]) -> Options | None:
-    """Return the options of the sweep that is resumed, from its folder; None where it keeps none."""
+    """Return the options of the resumed sweep, from its folder; None if the folder has none."""
 
     def options_of(path: Path) -> Options:
         return _completed(kind, Start(config=path), {})
@@ -121,11 +121,11 @@ def _collect_changes(kind: type[Options], start: Start, overrides: Mapping[str, 
 
 
 def words_of_options(options: SweepOptions, values: Mapping[str, Any]) -> list[str]:
-    """Return the words by which another sweep on these data trains with these options.
+    """Return the command-line words for another sweep on these data with these options.
 
     Args:
-      options: of the trainings and the data.
-      values: of the other sweep's options, by name, which come first; ε is among them, or on an axis.
+      options: the options of the trainings and the data.
+      values: the other sweep's values by option, which come first; ε is among them, or on an axis.
     """
     data, method = options.data.dataset, options.mechanism.method
     start = _completed(SweepOptions, Start(), {"dataset": data, "method": method})
@@ -142,7 +142,7 @@ def words_of_options(options: SweepOptions, values: Mapping[str, Any]) -> list[s
 
 
 def _typed_words(name: str, value: Any) -> list[str]:
-    """Return the words that give an option.
+    """Return the command-line words that set an option.
 
     >>> _typed_words("group_sizes", (4, "batch")), _typed_words("non_private", False)
     (['--group-sizes', '4', 'batch'], ['--no-non-private'])
@@ -164,7 +164,7 @@ def _completed(kind: type[Options], start: Start, overrides: Mapping[str, Any]) 
 def _starting_point(
     kind: type[Options], start: Start, file: OptionsFile | None, overrides: Mapping[str, Any]
 ) -> Options:
-    """Return the options of setting, file and preset; each overrides those before it."""
+    """Return the options of setting, file and preset; each overrides the ones before it."""
     file_values = {} if file is None else dict(file.values)
     for name in overrides:
         file_values.pop(_INSTEAD.get(name, ""), None)
@@ -197,7 +197,7 @@ def _starting_point(
         options = replace_options(options, num_augmentations=0)
     if "network" not in names and method.task in OWN_NETWORKS:
         options = replace_options(options, network=OWN_NETWORKS[method.task])
-        if "pretrained" not in names:  # what the setting names are another network's weights
+        if "pretrained" not in names:  # the setting names another network's weights
             options = replace_options(options, pretrained=TrainingOptions().network.pretrained)
     return options
 
@@ -222,7 +222,7 @@ def _dataset(
 def _setting(
     start: Start, file: OptionsFile | None, dataset: str, option_values: Mapping[str, Any]
 ) -> TrainingOptions | None:
-    """Return the named setting to start from; None for the plain defaults, which are those of a file."""
+    """Return the named setting to start from; None for the plain defaults, which a file has, too."""
     name = start.setting or (file.setting if file is not None else None)
     if name in (None, "auto") and start.full:
         name = "paper"
@@ -238,11 +238,11 @@ def _setting(
 
 
 def _parse_values(kind: type[SweepOptions], words: list[str]) -> dict[str, Any]:
-    """Parse the options that the command line gives, by name, each to its declared type.
+    """Return the options on the command line, by name, parsed to their declared types.
 
-    Tyro parses them, and its boxed messages become one line.
+    Tyro parses them, and its boxed messages are reduced to one line.
     """
-    import tyro  # here, for it is needed by command lines alone
+    import tyro  # here, because only command lines need it
 
     fields = {name: mark_type(leaf.type) for tree in (Start, kind) for name, leaf in leaves(tree).items()}
     typed_dict: Any = TypedDict  # its fields are known only here
@@ -270,7 +270,7 @@ def _refuse_unknown_options(kind: type[SweepOptions], words: Sequence[str]) -> N
 
 
 def _unknown_option(name: str, valid: Collection[str]) -> str:
-    """Name the nearest option; there are too many to list.
+    """Return a message with the nearest option; there are too many options to list.
 
     >>> _unknown_option("--group-sise", ["--group-size", "--epsilon"])
     "unknown option '--group-sise'; did you mean '--group-size'? Valid: what --help-all lists"

@@ -1,4 +1,4 @@
-"""The options that every sweep has; a sweep adds its own axes to them."""
+"""The options that every sweep has; each sweep adds its own axes to them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def varies(option: str, symbol: str = "") -> Mapping[str, Any]:
     For example, `temperatures: tuple[float, ...] = field(default=(0.5,), metadata=varies("temperature"))`.
 
     Args:
-      option: its name.
-      symbol: of its values in trial names, where this axis alone makes the points of the sweep.
+      option: the option's name.
+      symbol: the symbol of its values in trial names, if only this axis makes the points of the sweep.
     """
     return MappingProxyType({VARIES: option, SYMBOL: symbol})
 
@@ -46,7 +46,7 @@ def varied_by(kind: type[SweepOptions]) -> dict[str, str]:
 
 
 def flags_of(kind: type[SweepOptions]) -> dict[str, str]:
-    """Return how every option is typed, by name; of one that the sweep varies, its axis.
+    """Return every option's flag by its name; for an option that the sweep varies, the flag of its axis.
 
     >>> flags_of(SweepOptions)["num_steps"]
     '--num-steps'
@@ -57,11 +57,11 @@ def flags_of(kind: type[SweepOptions]) -> dict[str, str]:
 
 @contextmanager
 def errors_in_flags(kind: type[SweepOptions]) -> Iterator[None]:
-    """Make errors name options as a command line has them."""
+    """Make errors name options by their command-line flags."""
     try:
         yield
     except DpgclError as error:
-        if str(error).startswith("in the configuration "):  # a file's keys are what they are
+        if str(error).startswith("in the configuration "):  # a file's keys are no flags
             raise
         flags = flags_of(kind)
         error.args = tuple(in_flags(part, flags) if isinstance(part, str) else part for part in error.args)
@@ -70,10 +70,10 @@ def errors_in_flags(kind: type[SweepOptions]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(TrainingOptions):
-    """Options of a sweep: of its trainings, of the sweep as a whole, and its axes.
+    """Options of a sweep: of its trainings, of the whole sweep, and its axes.
 
     Attributes:
-      always_adapts: whether every trial has adapters, of a rank that the sweep chooses where none is given.
+      always_adapts: whether every trial has adapters; the sweep chooses their rank if none is given.
       overrides: names of the options that the command line or a file gives; None if unknown, as from Python.
     """
 
@@ -116,12 +116,12 @@ class SweepOptions(TrainingOptions):
         )
 
     def training(self) -> TrainingOptions:
-        """Return the options of its trainings alone."""
+        """Return only the options of its trainings."""
         names = [node.name for node in dataclasses.fields(TrainingOptions)]
         return TrainingOptions(**{name: getattr(self, name) for name in names})
 
     def tiny(self) -> Self:
-        """Return the options of a small run of the sweep, to see that everything works."""
+        """Return the options of a small run of the sweep, to check that everything works."""
         return replace_options(
             self,
             repeats=1,
@@ -132,15 +132,15 @@ class SweepOptions(TrainingOptions):
         )
 
     def full(self) -> Self:
-        """Return the options of the paper's grid; the paper's setting goes with it."""
+        """Return the options of the paper's grid, to be used with the paper's setting."""
         return replace_options(self, dataset="fashion-mnist", repeats=5)
 
     def of_dataset(self) -> Self:
-        """Return the options with the grid of their data set, where a sweep has one."""
+        """Return the options with the grid of their data set, if the sweep has one."""
         return self
 
     def completed(self, overrides: Collection[str]) -> Self:
-        """Return the options, completed by those that follow from others.
+        """Return the options, completed by options that are derived from others.
 
         Args:
           overrides: names of the options that the user gives.

@@ -1,1 +1,1 @@
-"""What a sweep will train, checked and calibrated before anything is spent."""
+"""Planning a sweep's trainings: they are checked and calibrated before anything is spent."""

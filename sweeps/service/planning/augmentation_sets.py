@@ -1,4 +1,4 @@
-"""Combinations of augmentations, as the values of a training's options that switch them on and off."""
+"""Combinations of augmentations, as the option values of a training that switch them on and off."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trainers.views.caption_views import TEXT_AUGMENTATIONS
 
 NONE = "none"
 
-# On where the setting has it off: the paper's crop, and SimCLR's colours and blur (Chen et al. 2020, at half
-# strength; appendix A).
+# Strengths for augmentations that the setting has off: the paper's crop, and SimCLR's colours and blur (Chen
+# et al. 2020, at half strength; appendix A).
 _ON: dict[str, dict[str, float]] = {
     "crop": {"min_crop_area": 0.8, "max_crop_area": 0.8},
     "jitter": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
@@ -29,15 +29,15 @@ IMAGE_AUGMENTATIONS = tuple(_ON)
 def combinations(
     views: ViewConfig, text_views: TextViewConfig, images: Sequence[str], texts: Sequence[str] | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the changes of every combination of image and text augmentations, by its name.
+    """Return the changed options of every combination of image and text augmentations, by its name.
 
     Args:
-      views, text_views: their strengths are taken, if they have an augmentation on.
+      views, text_views: the source of the strengths, if they have an augmentation on.
       images: names of image augmentations, several joined by +, or "none".
-      texts: likewise; None where there are no captions.
+      texts: names of text augmentations in the same form; None if there are no captions.
 
     Raises:
-      ConfigError: a name is unknown or given twice, or two would be the same training.
+      ConfigError: a name is unknown or given twice, or two combinations would be the same training.
 
     >>> sets = combinations(ViewConfig(), TextViewConfig(), ["none", "crop+blur"], ["word_swap"])
     >>> list(sets), sets["none, word_swap"]["max_crop_area"], sets["crop+blur, word_swap"]["blur_prob"]
@@ -54,7 +54,7 @@ def combinations(
 
 
 def _parts(kind: str, combination: str, augmentations: Collection[str]) -> list[str]:
-    """The augmentations of one name, in the order of `augmentations`."""
+    """Return the augmentations in a combination's name, in the order of `augmentations`."""
     parts = [] if combination == NONE else combination.split("+")
     for part in parts:
         if part not in augmentations:

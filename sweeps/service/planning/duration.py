@@ -1,4 +1,4 @@
-"""How long a plan will take, measured on synthetic images of the data's shape before anything is spent."""
+"""Estimates of a plan's duration, timed on synthetic images of the data's shape before anything is spent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainers.views.image_views import normalise
 
 
 def estimate_seconds(plan: SweepPlan) -> float:
-    """Return the seconds of all steps and of embedding for the scores, one worker at a time.
+    """Return the seconds for all steps and for embedding the scored records, with one worker at a time.
 
     One microbatch per distinct kind of step is timed, without private records.
     """
@@ -33,7 +33,7 @@ def estimate_seconds(plan: SweepPlan) -> float:
 
 
 def seconds_of_trials(plan: SweepPlan) -> list[float]:
-    """Return the seconds of every trial, as `estimate_seconds`."""
+    """Return the seconds of every trial, measured as in `estimate_seconds`."""
     shape = image_shape_of(plan.data.train)
     rates: dict[Any, float] = {}
     trial_seconds = []
@@ -68,7 +68,7 @@ def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
 
 
 def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
-    """Return the seconds of one record in a step: of a microbatch of whole groups, the second of two."""
+    """Return the seconds per record of a step, timed on the second of two microbatches of whole groups."""
     config = trial.config
     torch.set_num_threads(config.performance.threads_per_worker)
     task, num_views = task_of(config), _num_views(config)

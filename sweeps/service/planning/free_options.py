@@ -1,4 +1,4 @@
-"""Options that cost no ε, each with the value that an ablation switches it on with."""
+"""Options that cost no ε, each with its value for an ablation."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ _PLAIN: dict[str, Any] = {
 def free_options(
     options: SweepOptions, names: Sequence[str] = (), learning_rates: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Return what each option changes; "plain" has none of them, "all" has all.
+    """Return the changes that each option makes; "plain" has none of the options, "all" has all of them.
 
-    An option takes the value that the sweep was given for it, else one that suits most data.
+    An option has the value that the sweep's options give it, else a value that suits most data.
 
     Args:
-      options: of the sweep.
-      names: the options to return; all of them unless given, a warm start only where there are public
-        weights.
-      learning_rates: `OPTION=RATE`, where an option has another learning rate than the sweep's.
+      options: the sweep's options.
+      names: the options to return; by default all, with a warm start only if there are public weights.
+      learning_rates: `OPTION=RATE`, for an option with another learning rate than the sweep's.
 
     Raises:
       ConfigError: a name is unknown, or a warm start is named without public weights; a learning rate is not
-        of that form, of no option that is tried, or given twice.
+        of that form, belongs to no option that is tried, or is given twice.
     """
     changes = _option_changes(options)
     changes[ALL] = {name: value for values in changes.values() for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""What a plan is made of, and the sweep before it that chose its settings."""
+"""The inputs of a plan, and the earlier sweep that chose its settings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainers.data.dataset import TrainingData
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierSweep:
-    """A sweep on the same records whose results chose the settings of another one.
+    """A sweep on the same records whose results chose the settings of another sweep.
 
     Attributes:
-      sweep: its name.
-      sweep_id: random; a sweep that it chose the settings of belongs to it alone.
+      sweep: the sweep's name.
+      sweep_id: its random id; a sweep whose settings it chose belongs only to the sweep of this id.
       trials: its trials.
-      draws: what each of them may have drawn, by name.
-      grid: the settings among which was chosen, in words.
+      draws: the draws that each trial may have made, by the trial's name.
+      grid: the settings that were chosen among, in words.
     """
 
     sweep: str
@@ -32,14 +32,14 @@ class EarlierSweep:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    """What a plan is made of.
+    """The inputs of a plan.
 
     Attributes:
       question: name of the sweep.
-      options: the user's; a point replaces some of them.
+      options: the user's options; a point replaces some of them.
       points: the settings to compare.
       data: the records, as `load_training_data` returns them.
-      calibration_folder: of stored calibrations; None for none.
+      calibration_folder: the folder of stored calibrations; None for none.
       notes: sentences about the data.
       earlier: the sweep that chose the points' settings; None without one.
     """
@@ -54,10 +54,10 @@ class PlanInputs:
 
     @property
     def num_records_public(self) -> int:
-        """N: declared, or else the number of records, which is public then."""
+        """N: the declared number, or else the number of records, which is then public."""
         return self.options.mechanism.num_records_public or num_records(self.data)
 
 
 def num_records(data: TrainingData) -> int:
-    """The records that the guarantee is about: those trained on, and those held out."""
+    """Return the number of records that the guarantee is about: trained on or held out."""
     return len(data.train) + (len(data.held_out_records) if data.held_out_records is not None else 0)

@@ -1,4 +1,4 @@
-"""The notes of a plan: sentences for statement, figure and reports, from public numbers alone."""
+"""The notes of a plan: sentences for statement, figure and reports, from public numbers only."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _TAKEN_FROM_DATA = (
 def plan_notes(
     inputs: PlanInputs, configs: Sequence[TrainingConfig]
 ) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the notes of a plan, and those among them that every sweep of its kind has.
+    """Return the notes of a plan, and the subset of notes that every sweep of its kind has.
 
     Args:
-      inputs: of the plan.
+      inputs: the plan's inputs.
       configs: the trainings at its points.
     """
     options, data, earlier = inputs.options, inputs.data, inputs.earlier
@@ -60,7 +60,7 @@ def plan_notes(
 
 
 def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
-    """Return a note on the error of noised scores, so that nobody pays for noise alone."""
+    """Return a note on the error of noised scores, so that nobody pays for scores that are only noise."""
     errors = [
         noise / config.num_scored_public
         for config in configs
@@ -74,7 +74,7 @@ def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
 
 
 def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
-    """Return what sampling groups costs in empty steps and slots, at the largest S: from public numbers."""
+    """Return notes on the empty steps and slots of group sampling, at the largest S, from public numbers."""
     mechanisms = [config.mechanism for config in configs if config.mechanism.sampling == GROUPS]
     if not mechanisms:
         return []
@@ -96,7 +96,7 @@ def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
 
 
 def _noised_notes(config: TrainingConfig, num_records_public: int) -> list[str]:
-    """Sentences about noised releases, from public numbers alone."""
+    """Return sentences about noised releases, from public numbers only."""
     notes = []
     if share := config.evaluation.score_on_held_out:
         _, held_out = split_public(num_records_public, share)
@@ -110,7 +110,7 @@ def _noised_notes(config: TrainingConfig, num_records_public: int) -> list[str]:
 
 
 def _unit_notes(source: DataOptions, data: TrainingData, configs: Sequence[TrainingConfig]) -> list[str]:
-    """Return what a record is, if it is not one row or more than its image is learned."""
+    """Return a note on the kind of a record, if it is not one row or if more than its image is learned."""
     labelled = any(config.mechanism.rules.takes_labels for config in configs)
     if source.unit_column is not None:
         rows = "rows, images and labels," if labelled else "rows"

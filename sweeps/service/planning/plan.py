@@ -43,11 +43,11 @@ from trainers.evaluation.features import first_by_hash
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What was planned for a total ε, and is planned again on a resume.
+    """The values that were planned for a total ε, and are used again on a resume.
 
     Attributes:
-      total_epsilon: most ε of the whole sweep, as given.
-      epsilon: of one training; None where options or points give it.
+      total_epsilon: the given maximum ε of the whole sweep.
+      epsilon: ε of one training; None if options or points give it.
       repeats: trainings per point.
     """
 
@@ -56,13 +56,13 @@ class Fit:
     repeats: int
 
     def params(self) -> dict[str, Any]:
-        """Return it as params of the parent run, which `read` finds in a sweep's folder."""
+        """Return the fit as params of the parent run, which `read` finds in a sweep's folder."""
         fit_params = {"fitted_epsilon": self.epsilon, "fitted_repeats": self.repeats}
         return {"total_epsilon": self.total_epsilon} | {n: v for n, v in fit_params.items() if v is not None}
 
     @classmethod
     def read(cls, params: Mapping[str, Any]) -> Fit | None:
-        """Return what a sweep's params say of it; None where it was fitted to no total."""
+        """Return the fit in a sweep's params; None if the sweep was not fitted to a total."""
         if "total_epsilon" not in params:
             return None
         epsilon, repeats = params.get("fitted_epsilon"), params["fitted_repeats"]
@@ -75,19 +75,19 @@ class SweepPlan:
 
     Attributes:
       question: the sweep's name in scripts and folders, for example `group-size`.
-      source: where the data come from, and whether they are private.
-      release: what leaves of the sweep.
+      source: the origin of the data, and whether they are private.
+      release: the results that the sweep releases.
       repeats: trainings per point.
-      num_records_public: n, declared public; those held out for noised scores are among them.
+      num_records_public: n, declared public; it includes the records held out for noised scores.
       data: the records.
-      trials: in the order they are started; of a sealed sweep, the candidates that it draws from.
+      trials: the trials in the order of their starts; for a sealed sweep, the candidates that it draws from.
       notes: sentences for statement, figure and reports; the terminal leaves out the usual ones.
-      usual_notes: notes that every sweep of the kind has: docs/sweeps.md describes them.
-      advice: sentences for the terminal alone, before anything is spent: they promise nothing.
-      earlier: the sweep that chose the settings, whose cost is part of this one's.
-      later: trials of a sweep that will follow this one, checked against a ledger in advance.
-      publication: when a sealed sweep is published, and the cap on its trials; None before that is fixed.
-      fit: how it was fitted to a total ε; None where none was given.
+      usual_notes: notes that every sweep of the kind has; docs/sweeps.md describes them.
+      advice: sentences only for the terminal, before anything is spent; they promise nothing.
+      earlier: the sweep that chose the settings, whose cost is part of this sweep's cost.
+      later: trials of a sweep that will follow this sweep, checked against a ledger in advance.
+      publication: the time of a sealed sweep's publication, and the cap on its trials; None until fixed.
+      fit: the fit to a total ε; None if no total was given.
     """
 
     question: str
@@ -117,14 +117,14 @@ class SweepPlan:
 
     @cached_property
     def hashes(self) -> dict[str, str]:
-        """What tells each trial's configuration from others, by its name."""
+        """The hash that identifies each trial's configuration, by the trial's name."""
         return {trial.name: config_hash(trial.config) for trial in self.trials}
 
     @property
     def fingerprint(self) -> str:
-        """Identify everything that decides the results; performance and storage do not.
+        """Return a hash of everything that decides the results; performance and storage do not.
 
-        It is written down, so the true number of private records must not move it; n does.
+        It is stored, so it must not depend on the true number of private records; it depends on n.
         """
         source, release = self.source, self.release
         pairs = {name: getattr(source.pairs, name) for name in source.pairs.changed_fields}
@@ -145,7 +145,7 @@ class SweepPlan:
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def params(self) -> dict[str, Any]:
-        """Return the params of the parent run: what all trials share, and where they differ."""
+        """Return the params of the parent run: the values that all trials share, and the varied options."""
         shared = dict(self.trials[0].params)
         for trial in self.trials[1:]:
             shared = {k: v for k, v in shared.items() if trial.params.get(k) == v}
@@ -155,13 +155,13 @@ class SweepPlan:
 
     @property
     def private_starts(self) -> dict[Path, PrivateStart]:
-        """Models of the same records that trainings start from, by the file of their weights."""
+        """Models trained on the same records that trainings start from, by the file of their weights."""
         starts = [trial.config.warm_start for trial in self.trials]
         return {Path(start.path): start.private for start in starts if start is not None and start.private}
 
     @property
     def row(self) -> str:
-        """What a row of the data is, in words."""
+        """The kind of a row of the data, in words."""
         if modality_of(self.data.train) == "image-text":
             return "image with all its captions"
         labelled = any(trial.config.mechanism.rules.takes_labels for trial in self.trials)
@@ -169,12 +169,12 @@ class SweepPlan:
 
     @cached_property
     def cost(self) -> TuningCost | None:
-        """The cost of the whole sweep, set in advance; None where no trial has a guarantee."""
+        """The cost of the whole sweep, fixed in advance; None if no trial has a guarantee."""
         draws = self.earlier.draws if self.earlier is not None else None
         return cost_of(self.release, self.charged_trials, draws, self.max_trials)
 
     def tags(self, cost: TuningCost | None = None) -> dict[str, str]:
-        """Return the tags of every run, with the cost in advance or the one given."""
+        """Return the tags of every run, with the given cost, or by default the cost fixed in advance."""
         tags = cost_tags(self.release, self.charged_trials, cost or self.cost) | {
             "data_is": "private" if self.source.are_private else "public",
             "notes": " ".join(self.notes),
@@ -233,7 +233,7 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
 
 
 def _check_sealed_plan(plan: SweepPlan) -> None:
-    """Raise ConfigError if candidates lack a guarantee, or a public or noised score to select by."""
+    """Raise ConfigError if candidates lack a guarantee, or lack a public or noised score for selection."""
     for trial in plan.trials:
         if not is_proven(trial):
             raise ConfigError(
@@ -260,7 +260,7 @@ def _check_sealed_plan(plan: SweepPlan) -> None:
 
 
 def planned_trials(inputs: PlanInputs) -> list[Trial]:
-    """Return the calibrated trials of a sweep, with their networks unchecked: for a search among plans.
+    """Return the calibrated trials of a sweep without checking their networks, for a search among plans.
 
     Raises:
       ConfigError: an option breaks a rule.
@@ -282,7 +282,7 @@ def _trials(
 
 
 def trial_at(inputs: PlanInputs, point: Point) -> Trial:
-    """Return the training at one point, named after it: for sweeps that choose while they run."""
+    """Return the training at one point, named after it, for sweeps that choose points while they run."""
     ((_, config),) = trial_configs(dataclasses.replace(inputs, points=[point]))
     check_networks([config], inputs.data)
     params = _params(config, inputs.options, point, 0) | _data_params(inputs.data, config.evaluation)
@@ -290,7 +290,7 @@ def trial_at(inputs: PlanInputs, point: Point) -> Trial:
 
 
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
-    """Return a trial's params: every setting, the target, and the cross-checks of its ε."""
+    """Return a trial's params: all settings, the target, and the cross-checks of its ε."""
     mechanism = config.mechanism
     training, source = replace_options(options.training(), **point.changes), options.data
     target = training.mechanism.target_epsilon() if mechanism.is_private else math.inf
@@ -318,9 +318,10 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
 
 
 def _data_params(data: TrainingData, evaluation: EvaluationConfig) -> dict[str, Any]:
-    """Return a trial's params about the records: their images' shape, and the number of public scored ones.
+    """Return a trial's params about the records: the images' shape, and the number of public scored records.
 
-    `num_scored_records`, and with labels `scored_majority_share`, the share of the most frequent class.
+    The number is `num_scored_records`. With labels, `scored_majority_share` is the share of the most frequent
+    class.
     """
     params: dict[str, Any] = {"image_shape": list(data.train.images.shape[1:])}
     queries = data.queries
@@ -335,7 +336,7 @@ def _data_params(data: TrainingData, evaluation: EvaluationConfig) -> dict[str, 
 
 
 def cross_checks(trial: TrialClass, delta: float) -> dict[str, float]:
-    """Return ε of all that one trial releases by the two other accountants; PRV knows plain steps only."""
+    """Return ε of all that one trial releases by the two other accountants; PRV handles only plain steps."""
     events = [composed_event(steps) for (steps,) in cases_of([trial])]
     checks = {"epsilon_rdp": max(epsilon_rdp(event, delta) for event in events)}
     if trial.joint_noise_multiplier is None and trial.score_noise_multiplier is None:

@@ -1,4 +1,4 @@
-"""Points along one axis and points of several methods, private and, where asked for, without privacy."""
+"""Points along one axis and points of several methods, private and, on request, without privacy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_NOISE = "epsinf"
 def along(options: SweepOptions) -> list[Point]:
     """Return one point per distinct value of the axis that has a symbol.
 
-    Where the sweep has the option `non_private`, it decides on points without noise and clipping.
+    If the sweep has the option `non_private`, that option decides on points without noise and clipping.
 
     >>> from dataclasses import dataclass, field
     >>> from sweeps.service.options.sweep_options import SweepOptions, varies
@@ -55,15 +55,15 @@ def at(
     non_private: bool = False,
     epsilons: Sequence[float] = (),
 ) -> list[Point]:
-    """Return the points of one setting: private, and where asked for without noise and clipping.
+    """Return the points of one setting: private, and on request without noise and clipping.
 
     Args:
-      mechanism: the sweep's; at ε = ∞ it has a point without noise and clipping, and no private one.
-      label: short name of the setting, made fit for a file name.
+      mechanism: the sweep's mechanism; ε = ∞ gives a point without noise and clipping, and no private point.
+      label: short name of the setting, changed to fit in a file name.
       changes: option values of the setting.
-      params: what MLflow shows of it besides.
-      non_private: also without noise and clipping.
-      epsilons: target ε of one private point each, instead of the sweep's own.
+      params: additional values that MLflow shows for the setting.
+      non_private: also return a point without noise and clipping.
+      epsilons: a target ε for each private point, in place of the sweep's own ε.
 
     >>> [point.label for point in at(MechanismOptions(), "ViT/B", {"network": "ViT/B"}, non_private=True)]
     ['ViT-B-private', 'ViT-B-eps-inf']
@@ -78,13 +78,13 @@ def at(
 
 
 def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Point]:
-    """Return the points under each way of sampling; unchanged if there is none.
+    """Return the points under each way of sampling; unchanged if no way is given.
 
-    The whole Poisson batch as one group always samples records, so it stays one point. So does a point
-    without noise, under the first way: without noise the two differ by little.
+    The whole Poisson batch as one group always samples records, so it stays one point. A point without noise
+    also stays one point, under the first way: without noise the ways differ little.
 
     Args:
-      points: of a sweep.
+      points: the points of a sweep.
       samplings: values of --sampling.
 
     >>> points = [Point(label=f"S{size}", changes={"group_size": size}) for size in (2, "batch")]
@@ -107,9 +107,10 @@ def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Poin
 
 
 def changes_for(method: Method) -> dict[str, Any]:
-    """Return the options with which a method is trained beside others.
+    """Return the option changes to train a method in a comparison with others.
 
-    No augmented keys where it has no place for them; groups of one where they may be; a network of its task.
+    It has no augmented keys if it cannot use them, groups of one record if it permits them, and a network for
+    its task.
     """
     changes: dict[str, Any] = {"method": method.name}
     if not method.takes_augmented_keys:
@@ -118,7 +119,7 @@ def changes_for(method: Method) -> dict[str, Any]:
         changes["group_size"] = 1
     if method.task in OWN_NETWORKS:
         changes["network"] = OWN_NETWORKS[method.task]
-        if method.takes_pairs:  # weights that a setting names are of another network
+        if method.takes_pairs:  # weights that a setting names belong to another network
             changes["pretrained"] = NetworkOptions().pretrained
     return changes
 
@@ -131,17 +132,17 @@ def of_methods(
     group_sizes: Sequence[GroupSize] = (),
     non_private: bool = False,
 ) -> list[Point]:
-    """Return one point per method, ε and, where the method takes one, group size.
+    """Return one point per method, ε and, if the method takes one, group size.
 
-    A method with no place for augmented keys gets none; one whose groups may be single records gets such;
-    one without noise is trained at ε = ∞ alone.
+    A method that cannot use augmented keys has none. A method whose groups may be single records has groups
+    of one. A method without noise is trained only at ε = ∞.
 
     Args:
-      mechanism: the sweep's.
-      methods: names, see `dpgcl_core.methods`.
-      epsilons: target ε; the sweep's own noise unless given.
-      group_sizes: values of S; the sweep's own unless given.
-      non_private: also without noise and clipping.
+      mechanism: the sweep's mechanism.
+      methods: names of methods, see `dpgcl_core.methods`.
+      epsilons: values of the target ε; the sweep's own noise by default.
+      group_sizes: values of S; the sweep's own value by default.
+      non_private: also return points without noise and clipping.
 
     Raises:
       ConfigError: there is no such method.
@@ -168,7 +169,7 @@ def of_methods(
 def _noises(
     mechanism: MechanismOptions, epsilons: Sequence[float], *, non_private: bool
 ) -> dict[str, dict[str, float]]:
-    """Changes of each privacy to train under, by a short name; without noise comes last."""
+    """Return the changes for each ε to train at, by a short name; ε = ∞ (no noise) comes last."""
     noises = {f"eps{value:g}": {"epsilon": value} for value in epsilons if value != math.inf}
     if mechanism.epsilon != math.inf and not epsilons:
         noises["private"] = {}
@@ -178,7 +179,7 @@ def _noises(
 
 
 def check_groups(method: str) -> None:
-    """Raise ConfigError if a method takes the whole batch, for it has no groups to vary.
+    """Raise ConfigError if a method takes the whole batch, because it has no groups to vary.
 
     >>> check_groups("dp_gcl")
     """

@@ -1,12 +1,12 @@
-"""When a sealed sweep is published: at a moment that is fixed before its number of trials is drawn.
+"""The time of a sealed sweep's publication: a moment that is fixed before its number of trials is drawn.
 
-The time that a sealed sweep takes tells how many trials it had. So the moment is public and comes first: it
+The duration of a sealed sweep would reveal its number of trials. So the moment is public and fixed first: it
 is `interval_seconds` after the start, and the law of the number of trials K is cut off at `max_trials`, the
 number that fits before the moment with a margin. Given K ≤ `max_trials` the sweep costs no more than without
-(`dpgcl_core.accounting.tuning.bounds`), and what is charged and stated is the law that is drawn.
+the cap (`dpgcl_core.accounting.tuning.bounds`). Charge and statement use the law that K is drawn from.
 
-Should the trials take longer all the same, everything waits for a whole number of intervals more: this much
-of an overrun is seen.
+If the trials still take longer, everything waits for a whole number of further intervals. Of an overrun, only
+this number is visible.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from dpgcl_core.errors import ConfigError, StorageError
 from sweeps.service.options.release_options import ReleaseOptions, trial_law
 
 _MARGIN = 2.0
-"""How much longer than estimated a trial may take: on another machine, or beside others."""
+"""The factor by which a trial may exceed its estimate, on another machine or next to other trials."""
 _SECONDS_TO_START = 30.0
 _SECONDS_PER_TRIAL = 10.0
-"""Starting its process, probing its network, and scoring on small data."""
+"""The time to start a trial's process, probe its network, and score on small data."""
 _SHARE_THAT_FITS = 0.95
-"""Of the law without a cap, where no moment is given."""
+"""The share of the uncapped law's draws that must fit, if no moment is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """When a sealed sweep is published, and the cap on its trials that follows.
+    """The time of a sealed sweep's publication, and the resulting cap on its trials.
 
     Attributes:
-      interval_seconds: from the start of the sweep to the moment, and from one possible moment to the next.
+      interval_seconds: time from the sweep's start to the moment, and from one possible moment to the next.
       max_trials: M, at which the law of the number of trials is cut off.
     """
 
@@ -44,12 +44,12 @@ class Publication:
 
     @classmethod
     def planned(cls, release: ReleaseOptions, trial_seconds: float, at_once: int) -> Self:
-        """Return when to publish: after the time in the options, or a time that most draws of the law need.
+        """Return the publication: after the time in the options, or by default a time enough for most draws.
 
         Args:
-          release: the law, and the time if the user gives one.
-          trial_seconds: of the longest trial, as estimated without private records.
-          at_once: trials that run side by side.
+          release: the law of the number of trials, and the time if the user gives one.
+          trial_seconds: duration of the longest trial, estimated without private records.
+          at_once: number of trials that run in parallel.
 
         Raises:
           ConfigError: not even one trial fits.
@@ -70,10 +70,10 @@ class Publication:
 
     @classmethod
     def read(cls, values: Any) -> Self:
-        """Return what a sweep's plan keeps.
+        """Return the publication from the values in a sweep's plan.
 
         Raises:
-          StorageError: it is missing or damaged.
+          StorageError: the values are missing or damaged.
         """
         try:
             return cls(
@@ -86,11 +86,11 @@ class Publication:
             ) from error
 
     def as_dict(self) -> Mapping[str, Any]:
-        """Return what a sweep's plan keeps, for `read`."""
+        """Return the values to store in a sweep's plan, for `read`."""
         return asdict(self)
 
     def note(self) -> str:
-        """Return the sentence of the statement."""
+        """Return the sentence for the privacy statement."""
         return (
             f"Published {self.interval_seconds:g} seconds after its start, or whole multiples of that later, "
             f"with at most {self.max_trials} trials: both were fixed before their number was drawn."
@@ -100,7 +100,7 @@ class Publication:
         """Return the line before the first trial: the moment, and the cap on the trials; both are public.
 
         Args:
-          start_time: of the sweep, in seconds since the epoch; None in a dry run.
+          start_time: start of the sweep, in seconds since the epoch; None in a dry run.
 
         >>> Publication(interval_seconds=70, max_trials=6).text()
         'published 70 s after the start, later by multiples of 70 s if trials overrun; at most 6 trials'
@@ -112,7 +112,7 @@ class Publication:
         return f"published {f'at {at}' if at else ''}{seconds} after the start, {overrun}; at most {trials}"
 
     def moment(self, start_time: float, now: float) -> float:
-        """Return the first possible moment from `now` on, of a sweep that began at `start_time`.
+        """Return the first possible moment from `now` on, for a sweep that began at `start_time`.
 
         >>> Publication(interval_seconds=60, max_trials=9).moment(1000, 1059), 1000 + 2 * 60
         (1060, 1120)
@@ -122,7 +122,7 @@ class Publication:
 
 
 def most_trials(release: ReleaseOptions) -> int:
-    """Return the cap that all but a twentieth of the uncapped draws stay within.
+    """Return the cap that all but 5 % of the uncapped draws stay within.
 
     >>> most_trials(ReleaseOptions(mode="sealed", mean_trials=10))
     29

@@ -36,11 +36,11 @@ _TIMED_STEPS = 6
 def request_of(options: PlannerOptions) -> PlanRequest:
     """Return the planner's request, with the weights, throughput and memory of a training.
 
-    The network is built unless its weights and the throughput are stated. Seconds of a step besides its
-    records, for sample, noise and optimizer, are 0 if nothing was measured. The memory of a worker, by S, is
-    weights, the sum of the groups in float64, the gradients, the optimizer's state, and one pass
+    The network is built unless its weights and the throughput are stated. The fixed seconds of a step, for
+    sampling, noise and optimizer, are 0 if nothing was measured. The memory of a worker, by S, is the sum of
+    weights, the groups' sum in float64, the gradients, the optimizer's state, and one pass
     (`trainers.training.microbatch.pass_bytes`). Libraries and the records, which all processes of a machine
-    share, are not counted. It is unknown if the weights were stated.
+    share, are not counted. The memory is unknown if the weights were stated.
 
     Raises:
       ConfigError: the shape of the images is unknown, or an option breaks a rule.
@@ -80,9 +80,9 @@ def request_of(options: PlannerOptions) -> PlanRequest:
 
 
 def _step_seconds(options: PlannerOptions, config: TrainingConfig, shape: ImageShape) -> tuple[float, float]:
-    """Return the seconds of a record, and the rest of a step's, by real trainings on synthetic records.
+    """Return the seconds per record and the fixed seconds of a step, from trainings on synthetic records.
 
-    They are a straight line through the steps of a small and of a large batch.
+    They are the slope and the offset of a straight line through the steps of a small and a large batch.
     """
     task, size = task_of(config), config.mechanism.group_size
     large = round(config.mechanism.expected_batch_size)
@@ -132,7 +132,7 @@ def image_shape_of(options: PlannerOptions) -> ImageShape:
 
 
 def num_records_of(options: PlannerOptions) -> int:
-    """Return N as the options state it. Raises ConfigError without it: the planner reads no records."""
+    """Return N from the options. Raises ConfigError if they lack it, because the planner reads no records."""
     if options.mechanism.num_records_public is None:
         raise ConfigError("the planner reads no records: give their number, --num-records-public")
     return options.mechanism.num_records_public
@@ -144,7 +144,7 @@ def _sizes(options: PlannerOptions) -> tuple[GroupSize, ...]:
 
 
 def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
-    """Return a training of this group size, with stand-ins for the plan's noise and batch."""
+    """Return a training of this group size, with placeholders for the plan's noise and batch."""
     num_records = num_records_of(options)
     batch = min(num_records, max(_BATCH, 4 * int(size)) if size != BATCH else _BATCH)
     training = replace_options(

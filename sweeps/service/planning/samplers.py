@@ -1,4 +1,4 @@
-"""What proposes the settings of a search: one entry each; Optuna is imported when one is built."""
+"""The samplers that propose the settings of a search; Optuna is imported when a sampler is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_RANDOM_STARTS = 10
 
 
 def _tpe(num_trials: int, seed: int) -> BaseSampler:
-    """Learn from the scores of earlier trials."""
+    """Return a sampler that learns from the scores of earlier trials."""
     import optuna
 
     starts = min(_MOST_RANDOM_STARTS, max(2, num_trials // 4))
@@ -25,11 +25,11 @@ def _tpe(num_trials: int, seed: int) -> BaseSampler:
 
 
 def _random(num_trials: int, seed: int) -> BaseSampler:
-    """Look at no score."""
+    """Return a sampler that uses no scores."""
     import optuna
 
     return optuna.samplers.RandomSampler(seed=seed)
 
 
 SAMPLERS: dict[str, Callable[[int, int], BaseSampler]] = {"tpe": _tpe, "random": _random}
-"""Makes a sampler anew for each trial: from the number of trials, and a public seed of this one's own."""
+"""Functions that make a new sampler for each trial, from the number of trials and the trial's public seed."""

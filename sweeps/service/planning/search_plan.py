@@ -1,25 +1,25 @@
-"""An adaptive search: each trial is chosen by what earlier ones scored, and all of it is paid in advance.
+"""An adaptive search: earlier trials' scores choose each trial, and the whole search is paid in advance.
 
 Guarantee. Let σ be the smallest noise multiplier that any trial of the space may have. All that an open
-search of K trials releases, the choices among them included, is (ε, δ)-DP for adding or removing one record,
-with the ε of K·T steps of the Poisson-subsampled Gaussian of (q, σ). That is what `SearchPlan.cost` states
-and what a ledger reserves before the first trial starts.
+search of K trials releases, including the choices among them, is (ε, δ)-DP for adding or removing one record,
+with the ε of K·T steps of the Poisson-subsampled Gaussian of (q, σ). `SearchPlan.cost` states this cost, and
+a ledger reserves it before the first trial starts.
 
 Proof. The settings of a trial are a function of public numbers, the public seed and earlier trials' visible
-scores: what public records say of released models, or noised scores, which are charged themselves. Given all
-that was released before,
-1. the next step is one of a training with this q (all trials share q and T), some sensitivity Δ and some
+scores. These are scores of released models on public records, or noised scores, which are charged themselves.
+Given all that was released before,
+1. the next step is a step of a training with this q (all trials share q and T), some sensitivity Δ and some
    noise multiplier σ' ≥ σ. Its divergences are those of the pair of `dpgcl_core.mechanism.mechanism`,
    whatever S, N_a, C, τ and learning rate are: ((1 − q)·N(0, σ'²) + q·N(1, σ'²), N(0, σ'²)), in units of Δ.
 2. Adding an independent N(0, σ'² − σ²) to both sides of the pair of σ gives the pair of σ'. So the pair of σ
-   dominates it, for adding and for removing alike: the other one is post-processing.
+   dominates the pair of σ', for adding and for removing alike: the pair of σ' is its post-processing.
 3. Mechanisms that one fixed pair dominates, whatever came before, are dominated together by its K·T-fold
-   product (adaptive composition of dominating pairs, Zhu, Dong and Wang 2022). K and T are set in advance,
-   and a trial that fails or never starts only takes away.
-A step that also releases its noised norm has the joint noise multiplier of σ', which rises with σ'; noised
-counts have the same noise in all trials. So 2 holds for them, too. The methods are those whose steps are of
-this kind (`Method.plain_event`); `searched_trial` takes no less noise than σ, and steps that restarts
-repeat are charged on top at σ.
+   product (adaptive composition of dominating pairs, Zhu, Dong and Wang 2022). K and T are fixed in advance,
+   and a trial that fails or never starts only removes steps.
+A step that also releases its noised norm has the joint noise multiplier of σ', which rises with σ'. Noised
+counts have the same noise in all trials. So 2 holds for both, too. Permitted methods are those whose steps
+are of this kind (`Method.plain_event`). `searched_trial` uses no less noise than σ, and steps that restarts
+repeat are charged additionally at σ.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from trainers.data.dataset import TrainingData
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan(SweepPlan):
-    """A search before it runs: `trials` are as many as it will have, each one the costliest of the space.
+    """A search before it runs; `trials` holds its number of trials, each the costliest of the space.
 
     Attributes:
-      options: of the search.
-      inputs: what each of its trials is planned from.
-      space: of its settings.
+      options: the search's options.
+      inputs: the inputs that each of its trials is planned from.
+      space: the space of its settings.
     """
 
     options: SearchOptions
@@ -59,13 +59,13 @@ class SearchPlan(SweepPlan):
 
     @property
     def fingerprint(self) -> str:
-        """As of every sweep; the space, the sampler and the objectives decide the results, too."""
+        """Return the fingerprint of the sweep, including the space, the sampler and the objectives."""
         space = [dataclasses.astuple(axis) for axis in self.space.axes]
         text = json.dumps([super().fingerprint, space, self.options.sampler, self.options.objectives])
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def params(self) -> dict[str, Any]:
-        """Return the params of the parent run: shared by all trials, and of the search."""
+        """Return the params of the parent run: those shared by all trials, and those of the search."""
         varied = {*self.space.columns, "sensitivity", "sampling"}
         if self.space.moves_epsilon:
             varied |= {"noise_multiplier", "target_epsilon"}
@@ -81,12 +81,12 @@ class SearchPlan(SweepPlan):
 
 
 def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequence[str] = ()) -> SearchPlan:
-    """Return the plan of a search: every setting it may reach is valid, and all are paid for.
+    """Return the plan of a search: every setting that it may reach is valid, and all trials are paid for.
 
     Args:
-      inputs: of the search, with `SearchOptions`.
-      space: to search, in place of the options' own lists and ranges.
-      own_scores: names of scores that the caller computes of each trial's visible metrics.
+      inputs: the search's inputs, with `SearchOptions`.
+      space: the space to search, in place of the options' own lists and ranges.
+      own_scores: names of scores that the caller computes from each trial's visible metrics.
 
     Raises:
       ConfigError: an option breaks a rule, no trial has an objective, or the guarantee does not cover the
@@ -105,7 +105,7 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
             f"record, and {mechanism.method} has others: give another method, or a grid sweep"
         )
     for axis in space.axes:
-        if axis.option == EPSILON:  # the largest one is met: see whether the smallest one is
+        if axis.option == EPSILON:  # the largest ε can be met: check that the smallest ε can be, too
             trial_at(inputs, Point(label="trial", changes=space.corner(epsilon=axis.low)))
         for value in axis.choices if axis.option in leaves(NetworkOptions) else ():
             trial_at(inputs, Point(label="trial", changes=space.corner(**{axis.option: value})))
@@ -123,7 +123,7 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
 
 
 def costliest_trials(inputs: PlanInputs, space: Space) -> list[Trial]:
-    """Return what a search costs at most: its number of trials, each the costliest of its space."""
+    """Return the trials that bound a search's cost: its number of trials, each the costliest of its space."""
     assert isinstance(inputs.options, SearchOptions)
     space, _ = without_invalid(space, inputs.options, num_records(inputs.data))
     return _repeat_trial(trial_at(inputs, Point(label="trial", changes=space.costliest())), inputs.options)
@@ -139,7 +139,7 @@ def check_objectives(
     """Raise ConfigError for objectives that no trial will have.
 
     Raises:
-      ConfigError: there is none, one is named twice or unknown, or ε is one and does not differ.
+      ConfigError: there is no objective, one is repeated or unknown, or ε is an objective but does not vary.
     """
     objectives = options.objectives
     if len(set(objectives)) != len(objectives) or not set(objectives) - {EPSILON}:
@@ -161,10 +161,10 @@ def check_objectives(
 
 
 def searched_trial(plan: SearchPlan, number: int, values: Mapping[str, Any]) -> Trial:
-    """Return trial `number` at these values, with no less noise than the budget is for.
+    """Return trial `number` at these values, with at least the noise that was budgeted.
 
-    A calibration is exact to its tolerance only, so a target just below the largest one may get less noise;
-    such a trial takes the noise of the largest one.
+    A calibration is exact only to its tolerance, so a target just below the largest may get less noise. Such
+    a trial uses the noise of the largest target.
     """
     least = plan.trials[0].config.mechanism.noise_multiplier
     changes, params = plan.space.changes(values), {"trial_number": number, **plan.space.extra_params(values)}
@@ -183,7 +183,7 @@ def searched_trial(plan: SearchPlan, number: int, values: Mapping[str, Any]) -> 
 
 
 def _before_division(noise_multiplier: float, factor: float) -> float:
-    """Return the σ that, divided by k, is this one or more by a rounding.
+    """Return the σ that, divided by k, is this σ or larger by a rounding.
 
     >>> _before_division(0.3, 3.0) / 3.0 >= 0.3
     True

@@ -1,4 +1,4 @@
-"""Batches and groups of a data set that is smaller than the defaults are for."""
+"""Batches and groups for a data set that is too small for the defaults."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SizedSweep = tuple[SweepOptions, Sequence[Point], list[str]]
 
 
 def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: int) -> _SizedSweep:
-    """Return options and points whose batches and groups fit the number of records, and what was lowered.
+    """Return options and points whose batches and groups fit the number of records, and the lowered options.
 
-    Only options that nobody gave are lowered, by the public N: the declared or registered number, or that of
-    the data if none is declared (`sweeps.service.planning.plan`). Options that were given and do not fit
-    are refused together.
+    Only options that were not given are lowered, by the public N: the declared or registered number, or the
+    number in the data if none is declared (`sweeps.service.planning.plan`). Given options that do not fit are
+    refused together.
 
     Args:
-      options: of the sweep.
+      options: the sweep's options.
       points: the settings to compare.
-      num_records: of the data; used only if no number is declared.
+      num_records: the number of records in the data; used only if no number is declared.
 
     Raises:
       ConfigError: given options do not fit.
@@ -63,7 +63,7 @@ def _with_smaller_batch(
 
 
 def _power_of_two_below(value: float) -> int:
-    """The largest power of two at or below a value, 1 at least.
+    """Return the largest power of two at or below a value, at least 1.
 
     >>> _power_of_two_below(15.5), _power_of_two_below(0.5)
     (8, 1)
@@ -78,7 +78,7 @@ def _fits(point: Point, n: int, max_group_size: float) -> bool:
 
 
 def _refuse_given(options: SweepOptions, points: Sequence[Point], n: int, names: frozenset[str]) -> None:
-    """Raise ConfigError if given batches or groups do not fit, with all of them in one message."""
+    """Raise ConfigError if given batches or groups do not fit; one message names all of them."""
     faults, axes = [], varied_by(type(options))
     for option in (_BATCH, _GROUP):
         axis = axes.get(option, option)

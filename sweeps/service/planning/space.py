@@ -1,4 +1,4 @@
-"""What a search varies: its options, and the space that they span, checked before anything starts."""
+"""The options that a search varies and the space that they span, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainers.config.tree import leaves, replace_options
 EPSILON = "epsilon"
 _CHOICES = {"group_sizes": "group_size", "num_augmentations_grid": "num_augmentations"}
 _RANGES = ("l2_clip_norm", "epsilon", "noise_multiplier", "learning_rate", "temperature")
-# What is searched where nothing is given to vary.
+# The default search space, if no option to vary is given.
 _DEFAULT: dict[str, Any] = {
     "group_sizes": (2, 4, 8, 16),
     "num_augmentations_grid": (0, 1, 3),
@@ -34,7 +34,7 @@ _DEFAULT: dict[str, Any] = {
     "temperature_range": (0.1, 1.0),
 }
 
-_ANY_CLASSES = 2  # stands in for those of the data, which break no rule
+_ANY_CLASSES = 2  # a placeholder for the number of classes in the data, which breaks no rule
 
 Range = tuple[float, float] | None
 
@@ -45,21 +45,21 @@ class SearchOptions(SweepOptions):
 
     service: ServiceOptions = field(default_factory=partial(ServiceOptions, repeats=1))
     sampler: str = "tpe"
-    """What proposes settings: tpe learns from earlier trials; random does not."""
+    """Sampler that proposes settings: tpe learns from earlier trials; random does not."""
     num_trials: int = 20
-    """Trainings, fixed in advance: what they all cost in privacy is, too."""
+    """Number of trainings, fixed in advance, as is their total privacy cost."""
     objectives: tuple[str, ...] = ()
-    """Scores to raise, k-NN accuracy (of pairs recall at 10) unless given; with epsilon a Pareto front."""
+    """Scores to maximise, by default k-NN accuracy (for pairs recall at 10); with epsilon a Pareto front."""
     group_sizes: tuple[GroupSize, ...] = field(default=(), metadata=varies("group_size"))
     """Values of S to choose from."""
     num_augmentations_grid: tuple[int, ...] = ()
-    """Values of N_a to choose from; the one of --num-augmentations unless given."""
+    """Values of N_a to choose from; the value of --num-augmentations by default."""
     l2_clip_norm_range: Range = None
     """Smallest and largest C."""
     epsilon_range: Range = None
-    """Smallest and largest target ε; every trial is budgeted at the largest."""
+    """Smallest and largest target ε; every trial is budgeted at the largest ε."""
     noise_multiplier_range: Range = None
-    """Smallest and largest σ, in place of ε; every trial is budgeted at the smallest."""
+    """Smallest and largest σ, in place of ε; every trial is budgeted at the smallest σ."""
     learning_rate_range: Range = None
     """Smallest and largest learning rate."""
     temperature_range: Range = None
@@ -100,7 +100,7 @@ class SearchOptions(SweepOptions):
         return replace_options(self, dataset="fashion-mnist", num_trials=50)
 
     def completed(self, given_names: Collection[str]) -> Self:
-        """Return the options with a score to raise and something to vary, where they name none.
+        """Return the options with a default score to maximise and default axes, if they name none.
 
         Args:
           given_names: options that the user gives; none of them is varied.
@@ -127,9 +127,9 @@ class Axis:
     """An option that a search varies: over a list, in its order, or over a range, by its logarithm.
 
     Attributes:
-      option: its name.
+      option: the option's name.
       choices: the list; empty for a range.
-      low, high: the range.
+      low, high: the ends of the range.
     """
 
     option: str
@@ -139,30 +139,30 @@ class Axis:
 
     @property
     def column(self) -> str:
-        """Its param in MLflow."""
+        """The axis's param in MLflow."""
         return "target_epsilon" if self.option == "epsilon" else self.option
 
     @property
     def text(self) -> str:
-        """Its values, for people."""
+        """The axis's values as text for people."""
         return ", ".join(map(str, self.choices)) if self.choices else f"{self.low:g} to {self.high:g}"
 
     @property
     def first(self) -> Any:
-        """The head of the list, or the low end of the range as it was given."""
+        """The first entry of the list, or the low end of the range as given."""
         return self.choices[0] if self.choices else self.low
 
     def value(self, proposed: float) -> Any:
-        """Return the option's value for what a sampler proposes: a place in the list, or a number.
+        """Return the option's value for a sampler's proposal: an index in the list, or a number.
 
-        Numbers are rounded to three digits, for people to type them again, and stay in the range.
+        Numbers are rounded to three digits, so that people can type them again, and stay in the range.
         """
         if self.choices:
             return self.choices[int(proposed)]
         return min(self.high, max(self.low, float(f"{proposed:.3g}")))
 
     def proposal(self, value: Any) -> float:
-        """Return what a sampler proposes for a value. Raises ValueError where it is none."""
+        """Return a sampler's proposal for a value. Raises ValueError if the axis has no such value."""
         if self.choices:
             return self.choices.index(value)
         if not self.low <= value <= self.high:
@@ -172,11 +172,11 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """What a search may choose, every combination of it.
+    """The settings that a search may choose: every combination of its axes' values.
 
     Attributes:
-      axes: what varies.
-      constants: values of options that the search gives one value.
+      axes: the options that vary.
+      constants: values of the options that the search fixes to one value.
     """
 
     axes: tuple[Axis, ...]
@@ -187,7 +187,7 @@ class Space:
         """Return the space of the options.
 
         Raises:
-          ConfigError: a range is none, or nothing varies.
+          ConfigError: a range is invalid, or nothing varies.
         """
         lists = {option: tuple(dict.fromkeys(getattr(options, name))) for name, option in _CHOICES.items()}
         if not method_named(options.mechanism.method).takes_group_size:
@@ -223,24 +223,24 @@ class Space:
 
     @property
     def moves_epsilon(self) -> bool:
-        """Whether trials differ in ε: by their noise alone, for q and T are the same in all."""
+        """Whether trials differ in ε; only their noise can differ, because all trials share q and T."""
         return any(axis.option in ("epsilon", "noise_multiplier") for axis in self.axes)
 
     def extra_params(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that no option of a search names: MLflow shows them besides."""
+        """Return the values of options that `SearchOptions` cannot search: MLflow shows them additionally."""
         searchable = {*_CHOICES.values(), *_RANGES}
         return {option: value for option, value in values.items() if option not in searchable}
 
     def changes(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the changes of the point with these values of the searched options."""
+        """Return the changes for the point with these values of the searched options."""
         return {**self.constants, **_with_target(values)}
 
     def corner(self, **values: Any) -> dict[str, Any]:
-        """Return the changes at the first values, except for these values."""
+        """Return the changes for the axes' first values, overridden by these values."""
         return self.changes({axis.option: axis.first for axis in self.axes} | values)
 
     def costliest(self) -> dict[str, Any]:
-        """Return the changes of a point of the smallest noise of all, and of the longest step."""
+        """Return the changes for a point with the smallest noise of the space and the longest step."""
         values = {}
         for axis in self.axes:
             if axis.option == EPSILON:
@@ -255,10 +255,10 @@ class Between:
     """A range of numbers, searched by its logarithm.
 
     Attributes:
-      low, high: both positive and finite.
+      low, high: the ends, both positive and finite.
 
     Raises:
-      ConfigError: they are no range.
+      ConfigError: the ends form no valid range.
     """
 
     low: float
@@ -269,10 +269,10 @@ class Between:
 
 
 def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
-    """Return the space of a caller's own lists and ranges, by option.
+    """Return the space of a caller's own lists and ranges, given by option.
 
-    Any option of network, objective, views and optimizer may vary. Options of the mechanism may, if they
-    leave q and T as they are: the guarantee of a search is about trials that share them.
+    Any option of network, objective, views and optimizer may vary. Options of the mechanism may vary if they
+    do not change q and T: the guarantee of a search is about trials that share q and T.
 
     Raises:
       ConfigError: an option is unknown or must not vary, a list holds no plain values, or nothing varies.
@@ -301,17 +301,17 @@ def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
 
 
 def _free() -> list[str]:
-    """The options that trials of one search may differ in."""
+    """Return the options that trials of one search may differ in."""
     nodes = (ObjectiveConfig, ViewConfig, TextViewConfig, NetworkOptions, OptimizerConfig)
     of_mechanism = ("group_size", "l2_clip_norm", "clipping", "epsilon", "noise_multiplier")
     return [*of_mechanism, *(name for node in nodes for name in leaves(node))]
 
 
 def without_invalid(space: Space, options: SearchOptions, num_records: int) -> tuple[Space, list[str]]:
-    """Return the space without list entries that no training may have, and a note on each of them.
+    """Return the space without list entries that no training may have, and a note on each removed entry.
 
-    Every combination of list entries is built, and both ends of every range, so that a trial can break no
-    rule once the search is under way.
+    Every combination of list entries is built, and both ends of every range, so that no trial can break a
+    rule while the search runs.
 
     Raises:
       ConfigError: an end of a range, or every entry of a list, breaks a rule.
@@ -352,14 +352,15 @@ def without_invalid(space: Space, options: SearchOptions, num_records: int) -> t
 
 
 def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: int) -> str | None:
-    """Return why no training may have these settings; None if it may.
+    """Return the reason why no training may have these settings; None if a training may.
 
-    The check leaves out ε, for it builds σ. It leaves out warm start and classes, which each plan checks.
+    The check leaves out ε, because σ would have to be calibrated from it. It also leaves out warm start and
+    classes, which each plan checks.
     """
-    from trainers.training.resolve import training_config  # here, for the options need no network
+    from trainers.training.resolve import training_config  # here, because the options need no network
 
     noise = {"epsilon": None, "noise_multiplier": changes.get("noise_multiplier") or 1.0}
-    if method_named(options.mechanism.method).label == "none":  # it has neither
+    if method_named(options.mechanism.method).label == "none":  # the method has neither ε nor σ
         noise = {}
     try:
         training = replace_options(options.training(), **{**changes, **noise, "warm_start": None})
@@ -371,7 +372,7 @@ def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: in
 
 
 def _with_target(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of options; a given σ leaves no target ε."""
+    """Return the option values; a given σ removes the target ε."""
     return {**values, "epsilon": None} if "noise_multiplier" in values else dict(values)
 
 

@@ -1,4 +1,4 @@
-"""What the whole of a sweep costs in privacy, in each release mode, and in words."""
+"""The privacy cost of a whole sweep, in each release mode, as numbers and in words."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _NOTHING_DRAWN: Mapping[str, ChargedSteps] = MappingProxyType({})
 
 
 def delta_of(trials: Sequence[Trial]) -> float:
-    """Return the δ of the whole sweep: the smallest one of its trials."""
+    """Return the δ of the whole sweep: the smallest δ of its trials."""
     return min(trial.config.mechanism.target_delta for trial in trials)
 
 
 def trial_classes(
     trials: Sequence[Trial], draws: Mapping[str, ChargedSteps] | None = None
 ) -> list[TrialClass]:
-    """Return the classes of the proven trials: trials of one class cost the same.
+    """Return the classes of the proven trials; trials of one class cost the same.
 
     Args:
-      trials: of an open sweep.
-      draws: what was drawn by trial name, where more than planned.
+      trials: the trials of an open sweep.
+      draws: the counts of draws by trial name, for trials that drew more than planned.
     """
     draws = draws or {}
     counts = Counter(trial_class(trial, draws.get(trial.name)) for trial in filter(is_proven, trials))
@@ -46,7 +46,7 @@ def trial_classes(
 
 
 def candidates_of(trials: Sequence[Trial]) -> tuple[list[TrialClass], list[float]]:
-    """Return the distinct candidates of a sealed sweep and the probability of each."""
+    """Return the distinct candidates of a sealed sweep and their probabilities."""
     classes = trial_classes(trials)
     total = sum(each.count for each in classes)
     return [replace(each, count=1) for each in classes], [each.count / total for each in classes]
@@ -59,14 +59,14 @@ def cost_of(
     max_trials: int | None = None,
     delta: float | None = None,
 ) -> TuningCost | None:
-    """Return what the whole sweep costs; None where no trial has a guarantee.
+    """Return the cost of the whole sweep; None if no trial has a guarantee.
 
     Args:
-      release: the sweep's mode, and the parameters of a sealed one.
-      trials: all trials of an open sweep, or the candidates of a sealed one, equally probable.
-      draws: what was drawn by trial name, where more than planned; for open sweeps.
-      max_trials: at which the law of a sealed one is cut off.
-      delta: δ; the smallest one of the trials unless given.
+      release: the sweep's mode, and the parameters of a sealed sweep.
+      trials: all trials of an open sweep, or the equally probable candidates of a sealed sweep.
+      draws: the counts of draws by trial name, for open sweeps' trials that drew more than planned.
+      max_trials: the number at which the law of a sealed sweep's trials is cut off.
+      delta: δ; the smallest δ of the trials by default.
     """
     proven = [trial for trial in trials if is_proven(trial)]
     if not proven:
@@ -77,7 +77,7 @@ def cost_of(
             return _open_cost(proven, draws or {}, delta)
         relation = proven[0].config.mechanism.neighboring_relation  # plain events, all of them
         return replace(_sealed_cost(release, proven, delta, max_trials), neighboring_relation=relation)
-    except ConfigError as error:  # too much for a finite ε: stated, never hidden
+    except ConfigError as error:  # too much for a finite ε: the statement reports it
         worst = max(trial.config.epsilon() for trial in proven)
         return not_accounted(release.mode, reason=str(error), delta=delta, training_epsilon=worst)
 
@@ -104,14 +104,14 @@ def _sealed_cost(
 
 
 def _open_cost(trials: Sequence[Trial], draws: Mapping[str, ChargedSteps], delta: float) -> TuningCost:
-    """Return the cost of releasing all trials, of whatever methods.
+    """Return the cost of releasing all trials, whatever their methods.
 
-    One relation: add or remove, or zero out, whose dominating pair is the same. Steps are Poisson-subsampled
-    Gaussians and compose as such, at what is left of δ once the δ that caps take (`Method.added_delta`) is
-    set aside for every trial: the probability that any cap ever exchanges a record is at most their sum, and
-    otherwise the steps are what the event says.
-    One relation: replace. (ε, δ/k) of each of k trainings add up, by basic composition. Two relations:
-    nothing is claimed, for neighbours by one are none by the other.
+    One relation, add or remove, or zero out, whose dominating pair is the same: the steps compose as
+    Poisson-subsampled Gaussians. Their δ is the total less the δ that caps take (`Method.added_delta`),
+    summed over all trials. The probability that any cap ever exchanges a record is at most this sum, and
+    otherwise the steps are as in the event.
+    One relation, replace: (ε, δ/k) of each of k trainings add up, by basic composition. Two relations:
+    nothing is claimed, because neighbours by one relation are none by the other.
     """
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in trials})
     worst = max(trial.config.epsilon() for trial in trials)
@@ -166,7 +166,7 @@ def _basic_composition(
 
 
 def cost_tags(release: ReleaseOptions, trials: Sequence[Trial], cost: TuningCost | None) -> dict[str, str]:
-    """Return what every run says of the tuning cost."""
+    """Return the tags about the tuning cost for every run."""
     tags = {
         "release_mode": release.mode,
         "tuning_cost": cost_line(release.mode, cost, open_trials(trials)),
@@ -181,7 +181,7 @@ def cost_tags(release: ReleaseOptions, trials: Sequence[Trial], cost: TuningCost
 
 
 def cost_line(mode: str, cost: TuningCost | None, trials: OpenTrials) -> str:
-    """Return the tuning cost in one sentence, for figures, tags and the terminal."""
+    """Return one sentence on the tuning cost, for figures, tags and the terminal."""
     if cost is None:
         return "Tuning cost: none, for no trial has a guarantee."
     if cost.tuned_epsilon is None:
@@ -204,12 +204,12 @@ def cost_line(mode: str, cost: TuningCost | None, trials: OpenTrials) -> str:
 def open_trials(
     trials: Sequence[Trial], draws: Mapping[str, ChargedSteps] = _NOTHING_DRAWN, num_started: int = 0
 ) -> OpenTrials:
-    """Return the numbers of an open sweep's statement.
+    """Return the numbers of trials for an open sweep's statement.
 
     Args:
-      trials: all that were planned.
-      draws: what was drawn by trial name, where more than planned.
-      num_started: trials that may have drawn a step.
+      trials: all planned trials.
+      draws: the counts of draws by trial name, for trials that drew more than planned.
+      num_started: the number of trials that may have drawn a step.
     """
     proven = [trial for trial in trials if is_proven(trial)]
     planned = {trial.name: trial.config.mechanism.num_steps_charged for trial in proven}

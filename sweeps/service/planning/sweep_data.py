@@ -26,7 +26,7 @@ _IMAGES_AT_ONCE = 1024
 
 
 SlotsFor = Callable[[int, Ids], SlotTable]
-"""Gives the records of these ids their slots, of a capacity."""
+"""Returns the slots of the records with these ids, for a capacity."""
 
 
 def load_training_data(
@@ -38,20 +38,20 @@ def load_training_data(
 ) -> tuple[TrainingData, list[str]]:
     """Return the records of a sweep, and notes about them.
 
-    Public data are split for scoring, by their own split or by record id. Private data are trained on
-    whole, and scored on `evaluate_on` alone, which is public. A share of them may be held out, by slot, to
-    be scored with noise.
+    Public data are split for scoring, by their own split or by record id. Private data are all used for
+    training, and scores use only `evaluate_on`, which is public. A share of private data may be held out, by
+    slot, to be scored with noise.
 
     Args:
-      options: of the data.
-      score_on_held_out: that share, see `trainers.config.training.EvaluationConfig`.
-      num_records_public: N, the number of slots if some are held out; the number of records unless given.
-      slots_for: gives them their slots then; fresh ones, that nobody keeps, unless given.
+      options: the data options.
+      score_on_held_out: the held-out share, see `trainers.config.training.EvaluationConfig`.
+      num_records_public: N, the number of slots if records are held out; by default the number of records.
+      slots_for: returns the slots if records are held out; by default fresh slots, which are not stored.
 
     Raises:
       ConfigError: the options do not fit the data, or each other.
-      DataError: the data cannot be used; of private data any other exception, too, by its type alone, for its
-        text and its traceback may carry a record.
+      DataError: the data cannot be used. For private data it also replaces any other exception, and names
+        only its type, because the exception's text and traceback may carry a record.
     """
     try:
         return _load(options, score_on_held_out, num_records_public, slots_for or _fresh_slots)
@@ -69,7 +69,7 @@ def _fresh_slots(capacity: int, ids: Ids) -> SlotTable:
 
 
 def _load_own(options: DataOptions) -> Dataset:
-    """Load the data to train on; an error about private data has numbers in its details alone."""
+    """Load the data to train on; an error about private data has numbers only in its details."""
     try:
         return load_dataset(
             options.dataset,
@@ -82,11 +82,11 @@ def _load_own(options: DataOptions) -> Dataset:
         if not options.are_private:
             raise
         refusal = error
-    raise _without_counts(refusal)  # out here: an error shows what it was raised in the handling of
+    raise _without_counts(refusal)  # outside `except`: an error shows the error that was being handled
 
 
 def _without_counts(error: RecordsError) -> RecordsError:
-    """Return the error for private records: how many and which break the rule is in its details alone."""
+    """Return the error for private records: only its details have the count and list of bad records."""
     rule, _, facts = str(error).partition(";")
     _, _, fix = facts.partition(". ")
     return RecordsError(
@@ -151,7 +151,7 @@ def _load(
         held_out_records=held_out,
         slots=slots,
         probes=probes,
-        # Of the scored records, which are public: names of private classes go nowhere.
+        # Classes of the scored records, which are public: names of private classes are never passed on.
         class_names=() if queries is None else (scored_set or dataset).class_names,
         train_class_names=() if private else dataset.class_names,
     )
@@ -159,7 +159,7 @@ def _load(
 
 
 def _split_to_score(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords | None, AnyRecords]:
-    """Return the index for k-NN and the probe, and the scored records: all, if an index would be no use."""
+    """Return the index for k-NN and the probe, and the scored records (all, if an index has no use)."""
     if dataset.test is None and dataset.train.labels is None:
         return None, dataset.train
     return split_train_test(dataset, test_fraction)
@@ -180,7 +180,7 @@ def _check_alike(dataset: Dataset, scored_set: Dataset) -> None:
 
 
 def _scorable_notes(data: TrainingData) -> list[str]:
-    """Return a note on the public scored records that no classifier can answer rightly."""
+    """Return a note on the public scored records that no classifier can classify correctly."""
     index, queries = data.index, data.queries
     if index is None or queries is None or index.labels is None or queries.labels is None:
         return []
@@ -199,7 +199,7 @@ _KINDS = {"image": "images", "image-text": "images with captions"}
 
 
 def _skipped_notes(options: DataOptions, dataset: Dataset, scored_set: Dataset | None) -> list[str]:
-    """Return the numbers of corrupt rows, of public data alone: of private data they would reveal records."""
+    """Return notes on numbers of corrupt rows, only for public data: private numbers would reveal records."""
     public = [] if options.are_private else [dataset]
     return [
         f"Of {data_set.name} {data_set.num_skipped} corrupt rows are left out (--skip-corrupt)."
@@ -227,7 +227,7 @@ def _data_notes(options: DataOptions) -> list[str]:
 
 
 def _check_data_options(options: DataOptions, share: float) -> None:
-    """Raise ConfigError if the data cannot be scored by these options, before any are read."""
+    """Raise ConfigError if the data cannot be scored with these options, before any data are read."""
     scored_name = options.evaluate_on
     if share and options.modality != "image":
         raise ConfigError(
@@ -259,12 +259,12 @@ def _check_data_options(options: DataOptions, share: float) -> None:
 
 
 def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRecords]]) -> None:
-    """Raise ConfigError if public data, by their option, hold private images, whatever their names.
+    """Raise ConfigError if public data (given by option) hold private images, whatever the data's names.
 
-    The private test records, which nothing is trained on, are as private as the others.
+    Private test records, which no training uses, are as private as the others.
 
-    Images that are stored are read some at a time, once. Two different images have one digest with a
-    probability of 2^-64; then public data are refused.
+    Stored images are read in parts, once. Two different images have the same digest with a probability of
+    2^-64; in that case public data are refused.
     """
     if not any(public.values()):
         return
@@ -275,7 +275,7 @@ def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRec
 
 
 def _image_digests(parts: Sequence[AnyRecords]) -> NDArray[np.uint64]:
-    """One digest of each image's shape and pixels, `[num_images of all parts]`."""
+    """Return a digest of each image's shape and pixels, `[num_images of all parts]`."""
     digests = (
         hashlib.blake2b(image.tobytes(), digest_size=8, key=str(image.shape).encode()).digest()
         for part in parts
@@ -292,10 +292,10 @@ def _some_at_a_time(records: AnyRecords) -> Iterator[NDArray[np.uint8]]:
 
 
 def _same_source(first: str, second: str) -> bool:
-    """Whether two names lead to the same records, or to parts of them."""
+    """Return whether two names refer to the same records, or to parts of them."""
 
     def place(name: str) -> Path | str | int:
-        if name.startswith("shapes"):  # of one seed the fewer pairs are among the more,
+        if name.startswith("shapes"):  # for one seed, a smaller set is part of a larger one,
             return shapes_name(name).seed  # and a few pairs of both vocabularies are equal
         path = data_path(name)
         return name if path is None else path.resolve()

@@ -1,4 +1,4 @@
-"""The training at each point of a sweep: resolved and checked, and its network tried on made-up inputs."""
+"""The training at each point of a sweep: resolved, checked, and its network tried on synthetic inputs."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
 
 
 def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: TrainingData) -> TrainingConfig:
-    """Return a training with the scores on the way that may end it, at every tenth of its steps.
+    """Return a training with the scores that may end it early, taken at every tenth of its steps.
 
     Raises:
-      ConfigError: none of its scores on the way is visible.
+      ConfigError: none of its scores during training is visible.
     """
     if options.service.early_stopping == "none":
         return config
@@ -108,7 +108,7 @@ def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: Trai
 
 
 def check_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
-    """Build each network once; raise ConfigError for one that no step should see."""
+    """Build each network once; raise ConfigError for a network that must not be trained."""
     for config in _first_of_each(configs, lambda c: (c.network, c.optimizer, c.per_tower_clipping)):
         _check_network(config, data)
     _check_words([config for config in configs if config.network.mixes_no_records], data)
@@ -117,7 +117,7 @@ def check_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> Non
 def _first_of_each(
     configs: Sequence[TrainingConfig], key: Callable[[TrainingConfig], tuple[object, ...]]
 ) -> list[TrainingConfig]:
-    """The first training of every kind."""
+    """Return the first training of every kind."""
     first_configs: dict[tuple[object, ...], TrainingConfig] = {}
     for config in configs:
         first_configs.setdefault(key(config), config)
@@ -125,13 +125,13 @@ def _first_of_each(
 
 
 def _charged_to(options: SweepOptions) -> str | None:
-    """Return the data set's id in the ledger that private trainings are charged to; None without."""
+    """Return the data set's id in the ledger that private trainings are charged to; None without a ledger."""
     is_charged = options.data.are_private and ledger_url(options.data, options.ledger) is not None
     return options.ledger.dataset_id if is_charged else None
 
 
 def _device(options: SweepOptions) -> str:
-    """Return the device of every training: a GPU only where Ray sets one aside."""
+    """Return the device of every training: a GPU only if Ray reserves one."""
     device, gpus = options.performance.device, options.service.gpus_per_worker
     if device == "cuda" and not gpus:
         raise ConfigError("device cuda needs gpus_per_worker, for Ray to set a GPU aside; got 0")
@@ -139,23 +139,23 @@ def _device(options: SweepOptions) -> str:
 
 
 def _check_network(config: TrainingConfig, data: TrainingData) -> None:
-    """Build the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
-    torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
+    """Build the network once, so that no worker finds the network or optimizer unknown or mixing records."""
+    torch.set_num_threads(config.performance.threads_per_worker)  # threads on every core would block others
     shape = image_shape_of(data.train)
     encoder = starting_encoder(config, shape)
     task_of(config).check_network(config, encoder, shape)
-    optimizer_named(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
+    optimizer_named(config.optimizer.name)  # not built: that loads torch's compiler, which takes a second
 
 
 def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
-    """Try networks that mix nothing on their author's word at the sizes of their steps, on made-up inputs.
+    """Try networks whose authors declare that they mix no records, at step size, on synthetic inputs.
 
-    Every worker does so, too, with the memory and the device of its own; but what it finds comes after the
-    charge, and is withheld where the data are private. Here nothing but made-up inputs has been seen, and
-    nothing been reserved.
+    Every worker makes this test, too, with its own memory and device. But a worker's findings come after the
+    charge, and are withheld if the data are private. At this point the networks have seen only synthetic
+    inputs, and nothing has been reserved.
 
     Raises:
-      ConfigError: as `refuse_mixing_network`, or a network fails.
+      ConfigError: as in `refuse_mixing_network`, or a network fails.
     """
 
     def passes(config: TrainingConfig) -> tuple[object, ...]:

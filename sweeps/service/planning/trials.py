@@ -1,4 +1,4 @@
-"""The points of a sweep, its trials, and what each may draw."""
+"""The points of a sweep, its trials, and the draws that each trial may make."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One point of a sweep: the options that differ from the sweep's own.
+    """One point of a sweep: the options that differ from the sweep's own options.
 
     Attributes:
-      label: short name of the point, fit for a file name.
+      label: short name of the point, valid as a file name.
       changes: option values by name; `epsilon = inf` is a trial without noise and clipping.
-      params: what MLflow shows of it besides its settings, for example the name of what is compared.
+      params: values that MLflow shows in addition to its settings, for example the compared item's name.
     """
 
     label: str
@@ -31,9 +31,9 @@ class Trial:
     """One training of a sweep.
 
     Attributes:
-      name: unique in the sweep, fit for a file name.
-      config: the training.
-      params: what MLflow shows of it.
+      name: the trial's name, unique in the sweep and valid as a file name.
+      config: the training's configuration.
+      params: the params that MLflow shows for the trial.
     """
 
     name: str
@@ -42,20 +42,20 @@ class Trial:
 
 
 def is_proven(trial: Trial) -> bool:
-    """Whether a trial has a guarantee."""
+    """Return whether a trial has a guarantee."""
     return trial.config.guarantee_label == "proven"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChargedSteps:
-    """Counts that one training of an open sweep may have drawn, with repeats of restarts.
+    """Counts of draws that one training of an open sweep may have made, including repeats after restarts.
 
-    If R steps for restarts are charged in advance, the charge is T + R of them whatever was drawn.
+    If R steps for restarts are charged in advance, T + R steps are charged whatever was drawn.
 
     Attributes:
-      num_steps: steps.
-      num_first_steps: of these, first ones, whose noised SNR is released where the training releases it.
-      num_scorings: times its noised scores were drawn.
+      num_steps: the number of steps.
+      num_first_steps: how many of them are first steps, whose noised SNR is released if the training does so.
+      num_scorings: the number of times that its noised scores were drawn.
     """
 
     num_steps: int
@@ -64,8 +64,8 @@ class ChargedSteps:
 
 
 def trial_class(trial: Trial, counts: ChargedSteps | None = None) -> TrialClass:
-    """Return what one training releases, for the accountants: its plan, and what is charged on top."""
-    from dpgcl_core.accounting.tuning.trial_release import TrialClass  # here, for a script's points need none
+    """Return one training's releases for the accountants: its planned and its additionally charged draws."""
+    from dpgcl_core.accounting.tuning.trial_release import TrialClass  # here, as a script's points need none
     from dpgcl_core.release import noised_counts
 
     mechanism, evaluation = trial.config.mechanism, trial.config.evaluation

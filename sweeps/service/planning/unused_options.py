@@ -1,4 +1,4 @@
-"""Options with a value of their own that no training of a sweep reads, as adapters of a CNN."""
+"""Options that were given but that no training of a sweep reads, such as adapters of a CNN."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ALWAYS_READ = frozenset({"network", "warm_start"})
 
 
 def unread_options(network: NetworkOptions, params: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the options of the network that were given and do nothing.
+    """Return the network's options that were given and have no effect.
 
-    Those at a value that some setting has are taken for not given.
+    An option whose value is that of some setting counts as not given.
 
     Args:
-      network: the sweep's options.
-      params: of every training, `TrainingConfig.as_params`.
+      network: the sweep's network options.
+      params: every training's params, from `TrainingConfig.as_params`.
 
     >>> unread_options(NetworkOptions(lora_rank=4), [{"method": "dp_gcl", "embedding_dim": 16}])
     ['lora_rank']
@@ -34,7 +34,7 @@ def unread_options(network: NetworkOptions, params: Sequence[Mapping[str, Any]])
 
 
 def unread_note(names: Collection[str]) -> list[str]:
-    """Return the advice about such options; none where there are none.
+    """Return the advice about unread options; empty if there are no such options.
 
     >>> unread_note(["lora_rank", "lora_targets"])
     ['No training of this sweep reads --lora-rank and --lora-targets: the network has no use for them.']

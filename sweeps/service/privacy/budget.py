@@ -1,16 +1,16 @@
 """The budget ledger in a sweep: reserved before any worker starts, extended before a resume, settled after.
 
-The driver alone uses the ledger. A worker reads its *grant*, a file beside its checkpoint with the number of
-reserved steps (`trainers.files.checkpoint`): it draws no step beyond it. The driver checks every few seconds
-that the reservations still stand. If the ledger does not answer, all grants are withdrawn and every training
-stops at its next checkpoint.
+Only the driver uses the ledger. A worker reads its *grant*, a file next to its checkpoint with the number of
+reserved steps (`trainers.files.checkpoint`), and draws no further steps. The driver checks every few seconds
+that the reservations are still valid. If the ledger does not answer, all grants are withdrawn and every
+training stops at its next checkpoint.
 
 *An old copy of the ledger.* Every charge is on disk first, then in the mark on the data, then in the sweep's
 plan, and only then granted to a worker (`dpgcl_core.ledger.ledger` has the proposition). The next start
-refuses a ledger that lacks rows which mark or plan know.
+refuses a ledger that lacks rows recorded in mark or plan.
 
-The plan also keeps the ids of ledger and data set, and a resume with other ids is refused. The charge of
-each trial is described in `sweeps.service.privacy.reservations`.
+The plan also has the ids of ledger and data set, and a resume with other ids is refused. The charge of each
+trial is described in `sweeps.service.privacy.reservations`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class SweepBudget:
     """The reservations of one open sweep.
 
     Attributes:
-      reservations: what each trial has reserved; the folder's plan must hold their id before any charge.
+      reservations: each trial's reservations; the folder's plan must have their id before any charge.
       trials: all trials of the sweep.
-      later: trials that follow in a sweep of their own, which the budget must hold, too, in advance.
-      unit: what one record stands for.
-      source: of the data; None: images that they name are not marked.
-      outage: why the ledger is out of reach; None while it answers.
+      later: trials of a later sweep; the budget must have room for them in advance, too.
+      unit: the unit that one record stands for.
+      source: the data's options; if None, images that the data name are not marked.
+      outage: the reason why the ledger is unreachable; None while it answers.
     """
 
     reservations: TrialReservations
@@ -62,12 +62,12 @@ class SweepBudget:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger that all of it is charged to."""
+        """The ledger that the sweep is charged to."""
         return self.reservations.ledger
 
     @property
     def dataset_id(self) -> str:
-        """The data set whose budget it is."""
+        """The id of the data set whose budget is charged."""
         return self.reservations.dataset_id
 
     @property
@@ -79,8 +79,8 @@ class SweepBudget:
         """Check that the ledger would admit the sweep, before anything is started or charged.
 
         Raises:
-          ConfigError: a trial has no guarantee, or one that a ledger cannot add up.
-          BudgetExceeded, LedgerError: as `Ledger.reserve`.
+          ConfigError: a trial has no guarantee, or a guarantee that a ledger cannot add up.
+          BudgetExceeded, LedgerError: as in `Ledger.reserve`.
         """
         unproven = [trial.name for trial in self.trials if not is_proven(trial)]
         if unproven:
@@ -113,7 +113,7 @@ class SweepBudget:
             ) from error
 
     def text(self) -> str:
-        """Return the line on the sweep's share of the ledger and on its rest, beside the sweep's own ε."""
+        """Return the line on the sweep's share of the ledger and on its rest, next to the sweep's own ε."""
         spending = self.ledger.read_charges(self.dataset_id, with_pld=False)
         planned = self.reservations.plan([*self._unreserved(), *self.later])
         cap = f"cap ε = {spending.cap.epsilon:g} at δ = {spending.cap.delta:.4g}"
@@ -137,13 +137,13 @@ class SweepBudget:
     def begin(self, remaining: Sequence[Trial], data: Path | None) -> None:
         """Charge all planned steps and the steps that resumed trainings may repeat, then write the grants.
 
-        All new trainings are reserved in one transaction. A training that has a reservation already is
-        extended to the largest number of steps that all its attempts may have drawn.
+        All new trainings are reserved in one transaction. The reservation of a training that already has one
+        is extended to the largest number of steps that all its attempts may have drawn.
 
         Args:
           remaining: the trials that are about to run.
-          data: where the records lie, to leave the ledger's mark there; also on the images of a list, where
-            they lie by themselves.
+          data: the place of the records, where the ledger's mark is written; also on the images of a list, if
+            their folders hold nothing else.
 
         Raises:
           BudgetExceeded, LedgerError: nothing may start.
@@ -159,7 +159,7 @@ class SweepBudget:
                     "that cannot be written: another list of them would not be recognised"
                 )
         unreserved = self._unreserved()
-        for trial in unreserved:  # from here on a missing grant tells that a folder was lost
+        for trial in unreserved:  # from here on a missing grant means that a folder was lost
             self.reservations.withdraw_grant(trial.name)
         if unreserved:
             self.ledger.reserve(
@@ -178,7 +178,7 @@ class SweepBudget:
     def restarted(self, name: str) -> None:
         """Charge the steps that a training repeats after its process died, before it starts again.
 
-        If the ledger refuses, the grant is withdrawn, and the training ends when it first reads it.
+        If the ledger refuses, the grant is withdrawn, and the training ends when it first reads the grant.
         """
         try:
             self.reservations.extend(self._trial(name))
@@ -186,7 +186,7 @@ class SweepBudget:
             self.reservations.withdraw_grant(name)
 
     def confirm(self, *, every_seconds: float = CONFIRM_EVERY_SECONDS) -> None:
-        """Check that the reservations stand; withdraw all grants unless the ledger confirms it."""
+        """Check that the reservations are valid; withdraw all grants unless the ledger confirms this."""
         if self.outage is not None or time.monotonic() - self._confirmed < every_seconds:
             return
         try:
@@ -201,10 +201,10 @@ class SweepBudget:
     def settle(self, name: str, metrics: Mapping[str, float]) -> None:
         """Refund the unused steps of a finished training.
 
-        Trainings that failed or never started keep their whole charge: nobody knows how far they came.
+        Trainings that failed or never started keep their whole charge: the number of their steps is unknown.
 
         Raises:
-          LedgerError: the ledger is out of reach (settle again later), or the training overdrew.
+          LedgerError: the ledger is unreachable (settle again later), or the training overdrew.
         """
         self.reservations.settle(self._trial(name), metrics)
 
@@ -213,7 +213,7 @@ class SweepBudget:
         return self.ledger.statement(self.dataset_id)
 
     def remaining_budget(self) -> tuple[float | None, int]:
-        """Return what the ledger has left for such trials: ε and trainings."""
+        """Return the ledger's remaining budget for such trials: ε and number of trainings."""
         return remaining_budget(self.ledger, self.dataset_id, self.trials)
 
     def _unreserved(self) -> list[Trial]:
@@ -225,10 +225,10 @@ class SweepBudget:
 
 
 def remaining_budget(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -> tuple[float | None, int]:
-    """Return what a data set's ledger has left: ε of its filter, and trainings like the costliest of these.
+    """Return a data set's remaining budget: ε of the filter, and trainings like these trials' costliest.
 
-    ε is None with step quotas, which have no common ε. Both follow from the charges, and so from public
-    numbers alone.
+    ε is None with step quotas, which have no common ε. Both values depend only on the charges, and so only on
+    public numbers.
     """
     costliest = max(filter(is_proven, trials), key=lambda trial: trial.config.epsilon())
     spending = ledger.read_charges(dataset_id, with_pld=False)
@@ -239,7 +239,7 @@ def remaining_budget(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -
 def _num_admitted(
     ledger: Ledger, dataset_id: str, trial: Trial, planned: Sequence[PlannedTraining] = ()
 ) -> int:
-    """Return how many trainings like one a ledger would admit now, or after the planned ones."""
+    """Return the number of trainings like a given one that a ledger would admit now, or after a plan."""
 
     def admits(number: int) -> bool:
         more_trainings = planned_trainings({f"more-{new_sweep_id()}": trial}, num_of_each=number)
@@ -253,7 +253,7 @@ def _num_admitted(
 
 
 def largest_admitted(admits: Callable[[int], bool], max_number: int) -> int:
-    """Return the largest number up to `max_number` that is admitted, by bisection; 0 where 1 is not.
+    """Return the largest admitted number up to `max_number`, by bisection; 0 if 1 is not admitted.
 
     >>> [largest_admitted(lambda number: number <= limit, 2**20) for limit in (0, 1, 5, 64, 2**21)]
     [0, 1, 5, 64, 1048576]
@@ -270,17 +270,17 @@ def largest_admitted(admits: Callable[[int], bool], max_number: int) -> int:
 
 
 def new_sweep_id() -> str:
-    """Return a random id, which distinguishes a sweep from another one of the same name."""
+    """Return a random id, which distinguishes a sweep from another sweep of the same name."""
     return secrets.token_hex(6)
 
 
 def sweep_budget(
     plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, folder: SweepFolder
 ) -> SweepBudget | None:
-    """Return the budget of an open sweep; None without a ledger, and of a sealed one, charged as a whole.
+    """Return an open sweep's budget; None without a ledger, or for a sealed sweep, charged as a whole.
 
     Raises:
-      LedgerError: the folder's sweep, whichever it is, was begun otherwise.
+      LedgerError: the folder's sweep was begun with another ledger or data set, or the ledger is an old copy.
     """
     check_account(folder, ledger, dataset_id)
     if ledger is None or dataset_id is None or not plan.release.is_open:

@@ -1,4 +1,4 @@
-"""Which ledger and data set a sweep is charged to: the user's decision, checked before anything is read."""
+"""The ledger and data set that a sweep is charged to: the user's choice, checked before anything is read."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
     """Check the decision about a ledger, which private data need.
 
     Args:
-      data: that the sweep trains and scores on.
-      options: of the ledger.
-      dry_run: nothing will be trained.
+      data: the options of the data that the sweep trains and scores on.
+      options: the ledger options.
+      dry_run: whether nothing will be trained.
 
     Raises:
-      ConfigError: the rule and the fix.
-      LedgerError: the data carry the mark of a ledger, and none is given or they are declared public; or
-        data to score on carry one.
+      ConfigError: the options break a rule; the message has the rule and the fix.
+      LedgerError: the data carry the mark of a ledger, and no ledger is given or they are declared public; or
+        data to score on carry a mark.
     """
     for name in (data.evaluate_on or "", *data.probe_datasets):
         if path := data_path(name):
@@ -69,7 +69,7 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
 
 
 def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
-    """Return the error text for private data without a ledger, None if all is well; a dry run needs none."""
+    """Return the error text for private data without a ledger, None if valid; a dry run needs no ledger."""
     if not data.are_private or ledger_url(data, options) is not None:
         return None
     path, mark = _find_mark(data)
@@ -91,7 +91,7 @@ def _find_mark(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]
     """Return the training data's file or folder, with its mark or a mark on a folder of their images.
 
     A file that names its images is not all of the data: another list of the same images has no mark itself.
-    The places of the images are content of records, and no caller gets them.
+    The places of the images are content of records, and are not returned.
     """
     path = data_path(data.dataset)
     if path is None:
@@ -105,7 +105,7 @@ def _find_mark(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]
 
 
 def marks_note(data: DataOptions, ledger: Ledger | None) -> list[str]:
-    """Return the note of plan and statement on private data in a folder that no mark can be written to."""
+    """Return the note for plan and statement on private data in a folder where no mark can be written."""
     path = data_path(data.dataset)
     if ledger is None or path is None or not data.are_private or not is_read_only(path):
         return []
@@ -117,18 +117,18 @@ def marks_note(data: DataOptions, ledger: Ledger | None) -> list[str]:
 
 
 def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
-    """Leave the ledger's mark on the folders of the images that a list of private data names.
+    """Write the ledger's mark on the folders of the images that a list of private data names.
 
-    A list's own mark is no help against a second list of the same images. A mark on a folder holds for all
-    files in it. So only folders are marked that hold nothing but images of the list (and the list, and
-    hidden files): public data beside them would not be usable any more. Call it before the first charge and
-    after it, for these marks do not follow the ledger by themselves.
+    A list's own mark does not protect against a second list of the same images. A mark on a folder is valid
+    for all files in it. So only folders are marked that contain only images of the list (and the list, and
+    hidden files); otherwise public data in the folder would become unusable. Call it before and after the
+    first charge, because these marks are not updated with the ledger automatically.
 
     Returns:
-      Whether all images are protected so; True if the data are no list.
+      Whether all images are protected in this way; True if the data are no list.
 
     Raises:
-      LedgerError: as `Ledger.bind`; no message names a folder, which is the content of records.
+      LedgerError: as in `Ledger.bind`; no message names a folder, because that is content of records.
     """
     path, pairs = data_path(data.dataset), data.pairs_of_training
     files = {os.path.realpath(file) for file in image_files(data.dataset, pairs)}
@@ -140,7 +140,7 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
         heads = {head for folder in alone for head in heads_of_marks(folder, dataset_id)}
     except (LedgerError, OSError):
         heads = None
-    if heads is None:  # raised out here: the other message names the folder
+    if heads is None:  # raised outside `except`: the other message names the folder
         raise LedgerError(
             f"images of {path} carry a mark of another data set or ledger than {dataset_id!r}, or one that "
             "cannot be read: give the data set that they are charged to, or restore the mark"
@@ -150,7 +150,7 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
     try:
         if alone:
             ledger.bind(dataset_id, *alone, follow=False)
-    except LedgerError:  # a disk that is full, say
+    except LedgerError:  # a full disk, for example
         return False
     return len(alone) == len(folders)
 
@@ -164,7 +164,7 @@ def _holds_only(folder: str, paths: set[str]) -> bool:
 
 
 def unit_of(data: DataOptions) -> str:
-    """Return what one record stands for, as it must be registered in the ledger: the unit column's name.
+    """Return the unit that a record stands for, as to be registered in the ledger: the unit column's name.
 
     Raises:
       ConfigError: the column has the name that stands for single rows.
@@ -177,11 +177,11 @@ def unit_of(data: DataOptions) -> str:
 
 
 def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
-    """Return the sweep's ledger, opened and checked; None without one.
+    """Return the sweep's ledger, opened and checked; None without a ledger.
 
     Raises:
-      LedgerError: it is missing, out of reach or tampered with, or lacks rows that the marks on private data
-        know.
+      LedgerError: the ledger is missing, unreachable or tampered with, or lacks rows that are recorded in the
+        marks on private data.
     """
     url, path = ledger_url(data, options), data_path(data.dataset)
     if url is None:
@@ -206,10 +206,10 @@ def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
 def with_registered_number(
     options: MechanismOptions, ledger: Ledger | None, dataset_id: str | None
 ) -> MechanismOptions:
-    """Return the options with the number of records N that the data set was registered with.
+    """Return the options with the data set's registered number of records N.
 
-    All charges to a data set are stated together, for data sets of at most N records. So they assume one N,
-    which does not depend on the data.
+    All charges to a data set are stated together, for data sets of at most N records. So they assume the same
+    N, which does not depend on the data.
 
     Raises:
       ConfigError: another number is given.
@@ -227,21 +227,21 @@ def with_registered_number(
 
 
 def account_of(ledger: Ledger | None, dataset_id: str | None) -> dict[str, Any] | None:
-    """Return the ids of ledger and data set, which a sweep's plan keeps; None without a ledger."""
+    """Return the ids of ledger and data set to store in a sweep's plan; None without a ledger."""
     if ledger is None:
         return None
     return {"ledger_id": ledger.head().ledger_id, "dataset_id": dataset_id}
 
 
 def check_starts(starts: Mapping[Path, PrivateStart], ledger: Ledger | None) -> None:
-    """Check that models of the private data were charged to this ledger, and that it has these rows.
+    """Check that models trained on the private data were charged to this ledger, and that it has these rows.
 
     Args:
-      starts: by the file of their weights.
-      ledger: that the sweep is charged to.
+      starts: the models, by the file of their weights.
+      ledger: the ledger that the sweep is charged to.
 
     Raises:
-      LedgerError: a model was not, or there is no ledger.
+      LedgerError: a model was not charged to it, or there is no ledger.
     """
     for path, start in starts.items():
         if ledger is None:
@@ -252,8 +252,8 @@ def check_starts(starts: Mapping[Path, PrivateStart], ledger: Ledger | None) -> 
 def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | None) -> None:
     """Check that a sweep is resumed with the ledger and data set that it began with.
 
-    Earlier and later steps would be charged to two accounts. An old copy of the ledger is refused, too, by
-    the head in the plan; a plan of version 0.1.0 has none, and gets one with its next charge.
+    Otherwise earlier and later steps would be charged to two accounts. An old copy of the ledger is refused,
+    too, by the head in the plan. A plan of version 0.1.0 has no head, and gets one with its next charge.
 
     Raises:
       LedgerError: the ledger or the data set is another one, or the ledger is an old copy.

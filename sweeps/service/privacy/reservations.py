@@ -1,21 +1,21 @@
-"""The reservations of each trial in a ledger: their labels and parts, and the grant that follows.
+"""The reservations of each trial in a ledger: their labels and parts, and the resulting grant.
 
-*Whose charge.* Labels are `name-id/trial`. The id is random, drawn with the sweep's folder and kept in its
-plan, so that a sweep of the same name elsewhere, or one begun anew, neither extends nor settles the charges
-of this one. What a deleted folder had charged stays charged.
+*Labels.* Labels are `name-id/trial`. The id is random, drawn with the sweep's folder and stored in its plan.
+So a sweep of the same name elsewhere, or one that was begun again, neither extends nor settles the charges of
+this sweep. The charges of a deleted folder remain.
 
 *Lost checkpoints.* The sweep's folder counts the starts of every trial (`SweepFolder.mark_start`). A start
-without a trace among the checkpoints may have drawn everything: all planned steps are charged once more.
+without a trace among the checkpoints may have drawn all steps, so all planned steps are charged once more.
 
 *Noised releases.* A training that releases its noised norm or noised counts has further reservations,
 labelled `name-id/trial/snr` and `name-id/trial/scores`:
-- The first step of every attempt goes to the class with the joint noise multiplier, all others to the plain
-  class. A joint step dominates a plain one, so where it is not known which of the executed steps were first
-  ones, some plain steps may count as joint, never the other way round.
+- The first step of every attempt is in the class with the joint noise multiplier, all other steps are in the
+  plain class. A joint step dominates a plain step. So if it is unknown which executed steps were first steps,
+  some plain steps may count as joint, but no joint step counts as plain.
 - Each noised count is a step on all held-out records: q = 1 and the count's own noise. Within one sweep the
-  larger of training and scoring would do, for their records are disjoint. The ledger adds them: its filter
-  knows neither records nor splits, and a record that is scored here may be trained on by the next sweep. A
-  sum is at least the larger one, whatever the splits. A restart that may draw them again reserves them
+  larger of training and scoring would be enough, because their records are disjoint. The ledger adds both:
+  its filter has neither records nor splits, and the next sweep may train on a record that is scored here. The
+  sum is at least the larger one, whatever the splits. A restart that may draw counts again reserves them
   again. Counts are not given back.
 """
 
@@ -38,13 +38,13 @@ SNR, SCORES = "/snr", "/scores"
 class TrialReservations:
     """The reservations of a sweep's trials, and the grants that their workers read.
 
-    A charge is in the ledger first, then its head in the sweep's plan, and only then is it granted.
+    A charge is written to the ledger, then the ledger's head to the sweep's plan; only then is it granted.
 
     Attributes:
       ledger: the ledger.
-      dataset_id: whose budget.
-      sweep_id: random; labels are `name-id/trial`.
-      folder: of the sweep.
+      dataset_id: the id of the data set whose budget is charged.
+      sweep_id: the sweep's random id; labels are `name-id/trial`.
+      folder: the sweep's folder.
       by_trial: the open reservations of every trial, by the ends of their labels: "" for its steps, `SNR`
         for its first steps, `SCORES` for noised counts.
     """
@@ -67,7 +67,7 @@ class TrialReservations:
         """Return the reservations of a trial, by the ends of their labels.
 
         Raises:
-          LedgerError: the ledger lacks one.
+          LedgerError: the ledger lacks a reservation.
         """
         if trial.name in self.by_trial:
             return self.by_trial[trial.name]
@@ -83,18 +83,18 @@ class TrialReservations:
         """Reserve all steps that one more attempt of a trial may draw, and grant them.
 
         Raises:
-          BudgetExceeded, LedgerError: nothing more is granted.
+          BudgetExceeded, LedgerError: the ledger refuses, and nothing more is granted.
         """
         parts = self.of_trial(trial)
         path, num_steps = self.folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
         before, starts = read_grant(path), self.folder.starts(trial.name)
         if self.folder.has_begun(trial.name):
-            self._checkpoints(trial).outdate()  # an attempt that was cut off may still draw its counted steps
+            self._checkpoints(trial).outdate()  # a disconnected attempt may still draw its counted steps
         num_extra = dict.fromkeys(parts, 0)
         if SNR in parts:
             num_extra[SNR] = self._more_first_steps(trial.name, parts[SNR], before)
         num_reserved = _num_steps(parts)
-        # Reserved or started, without a trace of an outcome: all of it may have been drawn.
+        # Reserved or started, without a trace of an outcome: all steps may have been drawn.
         num_lost = max(starts.num_lost * num_steps, num_reserved if before is None else before.num_steps_lost)
         num_needed = num_lost + self._checkpoints(trial).steps_if_resumed(num_steps)
         num_extra[""] = max(0, num_needed - num_reserved - num_extra.get(SNR, 0))
@@ -111,7 +111,7 @@ class TrialReservations:
         """Refund the unused steps of a finished training.
 
         Raises:
-          LedgerError: the ledger is out of reach (settle again later), or the training overdrew.
+          LedgerError: the ledger is unreachable (settle again later), or the training overdrew.
         """
         name, parts = trial.name, self.of_trial(trial)
         executed = {part: reservation.num_steps for part, reservation in parts.items()}
@@ -119,7 +119,7 @@ class TrialReservations:
         if grant is not None:
             total = int(metrics["num_steps_charged"]) + grant.num_steps_lost
             counted = self.folder.read_counts(name)
-            if SNR in parts and counted is not None and not grant.num_steps_lost:  # else nobody knows
+            if SNR in parts and counted is not None and not grant.num_steps_lost:  # else it is unknown
                 first = max(counted.num_attempts, total - parts[""].num_steps)
                 executed[SNR] = min(parts[SNR].num_steps, first)
             executed[""] = max(0, total - executed.get(SNR, 0))
@@ -130,18 +130,18 @@ class TrialReservations:
         self.keep_head()
 
     def withdraw_grant(self, name: str) -> None:
-        """Grant no step; the numbers of lost steps and of paid scorings stay."""
+        """Set the granted steps to none; the numbers of lost steps and of paid scorings stay."""
         path = self.folder.checkpoint_folder(name)
         write_grant(path, replace(read_grant(path) or Grant(num_steps=0), num_steps=0))
 
     def keep_head(self) -> None:
-        """Keep the ledger's head in the plan, before anything more may be drawn."""
+        """Store the ledger's head in the plan, before anything more may be drawn."""
         self.folder.keep_head(vars(self.ledger.head_of(self.dataset_id)))
 
     def _more_first_steps(self, name: str, reservation: Reservation, before: Grant | None) -> int:
         """Return the extra first steps that one more attempt needs; attempts that drew nothing had none."""
         if before is None or before.num_steps_lost or self.folder.starts(name).num_lost:
-            return 1  # nobody knows how many there were
+            return 1  # their number is unknown
         counted = self.folder.read_counts(name)
         return max(0, (counted.num_attempts if counted is not None else 0) + 1 - reservation.num_steps)
 
@@ -164,7 +164,7 @@ class TrialReservations:
 
 
 def _num_steps(parts: Mapping[str, Reservation]) -> int:
-    """Return the steps that a trial has reserved, first ones and others."""
+    """Return the number of steps that a trial has reserved, first steps and others."""
     return sum(parts[part].num_steps for part in ("", SNR) if part in parts)
 
 
@@ -172,14 +172,14 @@ def planned_trainings(trials: Mapping[str, Trial], *, num_of_each: int = 1) -> l
     """Return the charges for each trial before it starts, labelled.
 
     Args:
-      trials: by label.
-      num_of_each: trainings like each that one charge is for.
+      trials: the trials by label.
+      num_of_each: the number of equal trainings that each charge is for.
     """
     return [part for label, trial in trials.items() for part in _parts(trial, label, num_of_each)]
 
 
 def _parts(trial: Trial, label: str, num_trials: int) -> list[PlannedTraining]:
-    """Return the charges of so many trials of one kind: for steps, and for further releases."""
+    """Return the charges for a number of equal trials: for steps, and for further releases."""
     trial_release, delta = trial_class(trial), trial.config.mechanism.target_delta
     parts = [("", trial_release.step_class, max(1, trial_release.num_steps - trial_release.num_joint_steps))]
     if trial_release.joint_class is not None:

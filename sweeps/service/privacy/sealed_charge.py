@@ -1,4 +1,4 @@
-"""The charge of a sealed sweep: the ε of the best of K trials, once, before K is drawn."""
+"""The charge of a sealed sweep: the ε of the best of K trials, charged once, before K is drawn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rdp_of_best(
 ) -> Callable[[float], float]:
     """Return the RDP curve of the best of a secret number of trials, by Papernot and Steinke (2022).
 
-    With noised scores it is the larger curve of the two cases of
+    With noised scores it is the larger of the curves for the two cases of
     `dpgcl_core.accounting.tuning.trial_release`.
     """
     candidates, weights = candidates_of(trials)
@@ -54,28 +54,28 @@ def rdp_of_best(
 def charged_curve(
     release: ReleaseOptions, trials: Sequence[Trial], cap: Cap, max_trials: int | None = None
 ) -> Callable[[float], float] | None:
-    """Return the RDP curve that a sealed sweep is charged by; None where its tuned ε is charged as it is."""
+    """Return the RDP curve that a sealed sweep is charged by; None if its tuned ε is charged directly."""
     has_curve = release.mode == SEALED and not cap.quotas
     return rdp_of_best(release, trials, max_trials) if has_curve else None
 
 
 def _rdp(steps: Mapping[StepClass, int], orders: Any) -> Any:
-    if not steps:  # a candidate without noised scores, to a record that is scored
+    if not steps:  # a candidate without noised scores, from the view of a scored record
         return np.zeros(len(orders))
     accountant = RdpAccountant(orders.tolist(), NeighboringRelation.ADD_OR_REMOVE_ONE)
     accountant.compose(composed_event(steps))
     rdp = np.asarray(accountant.rdp, dtype=np.float64)
-    return np.where(rdp > 0, rdp, np.inf)  # what overflowed must not look free
+    return np.where(rdp > 0, rdp, np.inf)  # an overflowed value must not cost nothing
 
 
 def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> LedgerStatement:
     """Charge the tuned bound once, before K is drawn; return the ledger's lines at that moment.
 
-    The charge is by its RDP curve if the cap has an order and the mode a theorem, else by basic composition.
-    A later head would stand among rows with times, and reveal how long the sweep took.
+    The charge uses its RDP curve if the cap has an order and the mode has a theorem, else basic composition.
+    A later head would be among rows with times, and reveal how long the sweep took.
 
     Raises:
-      BudgetExceeded, LedgerError: as `Ledger.reserve_sealed`; or the cost is not accounted.
+      BudgetExceeded, LedgerError: as in `Ledger.reserve_sealed`; or the cost is not accounted.
     """
     cost, source = plan.cost, plan.source
     if cost is None or cost.tuned_epsilon is None:

@@ -1,19 +1,19 @@
-"""Closes the reservations of an unfinished sweep in a ledger, without continuing it.
+"""Closes the reservations of an unfinished sweep in a ledger, without continuing the sweep.
 
-Meant for a sweep that nobody will resume, or that an older version began and this one cannot. Nothing is
-trained, and the sweep's folder only loses its grants.
+Use it for a sweep that nobody will resume, or that an older version began and this version cannot resume.
+Nothing is trained, and the sweep's folder loses only its grants.
 
-*What is charged.* A training that finished is charged the steps in its result and the steps of lost
-attempts, as its own driver would have charged it; its further releases stay charged in full. Every other
-training stays charged in full: how far it came may depend on the records.
+*Charges.* A finished training is charged the steps in its result and the steps of lost attempts, as its own
+driver would have charged it; its further releases stay charged in full. Every other training stays charged in
+full, because the number of its steps may depend on the records.
 
-*What is given back.* Where the operator asks for it, a training that never began. Its grant is there, and
-there is no start, no count, no checkpoint and no result. The folder must be the one that the sweep ran in: a
-copy from before a training began looks the same, and no test of the folder can tell.
+*Refunds.* On the operator's request, a training that never began is given back. Its grant exists, and there
+is no start, no count, no checkpoint and no result. The folder must be the one that the sweep ran in: a copy
+from before a training began looks the same, and no test of the folder can distinguish it.
 
-*Why nothing is drawn later.* The folder is locked, so no driver starts a training meanwhile. Grants are taken
-back and every training's attempt is outdated before anything is settled. So a worker that was cut off draws
-nothing after the step it is in, which was counted before and belongs to a training that began.
+*No later draws.* The folder is locked, so no driver starts a training in the meantime. Grants are withdrawn
+and every training's attempt is outdated before anything is settled. So a disconnected worker draws nothing
+after its current step, which was counted before and belongs to a training that began.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from sweeps.service.storage.sweep_folder import SweepFolder, storage_errors
 from sweeps.service.storage.sweep_lock import hold_sweep
 from trainers.files.checkpoint import GRANT_FILE, Grant, attempts_of, read_grant, write_grant
 
-_PART = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")  # ~2: reserved anew by an earlier version
+_PART = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")  # ~2: reserved again by an earlier version
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """One reservation, before and after.
+    """One reservation, before and after it is settled.
 
     Attributes:
-      label: of the reservation.
-      num_steps_reserved, num_steps_charged: before and after.
+      label: the reservation's label.
+      num_steps_reserved, num_steps_charged: the steps before and after.
     """
 
     label: str
@@ -62,18 +62,18 @@ class _Traces:
 def close_reservations(
     folder: SweepFolder, ledger: Ledger, *, give_back_unstarted: bool = False
 ) -> list[Settlement]:
-    """Settle every open reservation of a sweep that does not run, and return their settlements.
+    """Settle every open reservation of a sweep that is not running, and return their settlements.
 
     Args:
-      folder: of the sweep, of this layout or an older one.
-      ledger: that it was charged to.
-      give_back_unstarted: give back the whole reservations of trainings that never began; for a folder that
-        is no older copy.
+      folder: the sweep's folder, of this layout or an older layout.
+      ledger: the ledger that it was charged to.
+      give_back_unstarted: give back the whole reservations of trainings that never began; only for a folder
+        that is no older copy.
 
     Raises:
       LedgerError: the sweep was charged to another ledger, to none, or as a whole (a sealed sweep, whose one
-        charge stays); the ledger lacks rows that the sweep's plan knows; or a training overdrew.
-      StorageError: the sweep is running, or a count of it is damaged.
+        charge stays); the ledger lacks rows recorded in the sweep's plan; or a training overdrew.
+      StorageError: the sweep is running, or one of its counts is damaged.
     """
     plan = folder.read_plan()
     account = None if plan is None else plan.get("account")
@@ -116,9 +116,9 @@ def _close(
 
 
 def _take_back(folder: SweepFolder, trial: str) -> _Traces:
-    """Grant no step more and outdate every attempt, then look for traces.
+    """Withdraw the grant and outdate every attempt, then return the training's traces.
 
-    A missing grant stays missing: that a folder was lost must show when this is run again.
+    A missing grant stays missing, so that a later run still detects that a folder was lost.
     """
     path = folder.checkpoint_folder(trial)
     grant, attempts = read_grant(path), attempts_of(folder.count_file(trial))
@@ -133,7 +133,7 @@ def _take_back(folder: SweepFolder, trial: str) -> _Traces:
 
 
 def _num_charged(reservation: Reservation, traces: _Traces, reserved: Mapping[str, Reservation]) -> int:
-    """Return the steps to settle a reservation at; the ledger refuses more than was reserved."""
+    """Return the number of steps to settle a reservation at; the ledger refuses more than was reserved."""
     is_extra = reservation.label.endswith((SNR, SCORES))
     if traces.result is None or traces.grant is None or is_extra:
         return reservation.num_steps

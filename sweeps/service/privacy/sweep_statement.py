@@ -1,4 +1,4 @@
-"""The privacy statement of a sweep: put together, written as JSON and as a page, and printed."""
+"""The privacy statement of a sweep: assembled, written as JSON and as a page, and printed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATEMENT = "privacy_statement"
 def count_draws(
     plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, ChargedSteps]:
-    """Return upper bounds on the draws of each begun trial of an open sweep, and of its earlier sweep."""
+    """Return upper bounds on the draws of each begun trial of an open sweep and of its earlier sweep."""
     bounds = {t.name: count_draws_of(t, folder, results.get(t.name)) for t in plan.trials}
     if plan.earlier is not None:
         bounds |= plan.earlier.draws
@@ -37,9 +37,9 @@ def count_draws_of(
 ) -> ChargedSteps | None:
     """Return upper bounds on the draws of a trial; None if it has not begun.
 
-    Of attempts without traces only the number of steps is known: each of them may have been a first step,
-    and as many scorings may have been among them as starts or as whole trainings. A training that was ended
-    early counts as if it had not been (`steps_left_out`).
+    For attempts without traces only the number of steps is known. Each of these steps may have been a first
+    step, and the number of scorings may equal the number of starts or of whole trainings. A training that was
+    ended early counts as if it had made all steps (`steps_left_out`).
     """
     path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
     attempts, grant, starts = folder.read_counts(trial.name), read_grant(path), folder.starts(trial.name)
@@ -50,7 +50,7 @@ def count_draws_of(
         num_restarts = max(0, num_steps - planned) if attempts is None else attempts.num_attempts - 1
     elif attempts is not None:
         num_steps, num_restarts = attempts.num_steps, attempts.num_attempts - 1
-    elif num_lost:  # a grant says that another attempt may have begun since
+    elif num_lost:  # a grant shows that another attempt may have begun since
         num_steps, num_restarts = planned if num_lost_by_grant else 0, 0
     else:
         return None
@@ -63,13 +63,13 @@ def count_draws_of(
 
 
 def steps_left_out(trial: Trial, metrics: Mapping[str, float]) -> int:
-    """Return the planned steps that a finished training left out, for its scores ended it.
+    """Return the number of planned steps that a finished training left out because its scores ended it.
 
-    Every ε counts them beside the drawn steps. Scores chose the step s that a training ended at, so the s + r
-    steps that it made, r of them repeated for a restart, are a number that follows the private data, and no
-    ε of so many is a guarantee. Whatever the scores, it would have made at most T + r: all that it released
-    is a function of so many steps. If R steps for restarts are charged in advance, the T + R in its metrics
-    are that number already.
+    Every ε counts them in addition to the drawn steps. Scores chose the step s at which a training ended. So
+    its number of steps s + r, with r steps repeated for restarts, depends on the private data, and an ε of
+    s + r steps is no guarantee. Whatever the scores, it would have made at most T + r steps, and all that it
+    released is a function of T + r steps. If R steps for restarts are charged in advance, the T + R in its
+    metrics is already that number.
     """
     if trial.config.mechanism.num_restart_steps is not None or "num_steps_done" not in metrics:
         return 0
@@ -94,9 +94,9 @@ def build_statement(
     """Return the statement of a sweep.
 
     Args:
-      plan: the sweep's; of a sealed one, its candidates.
+      plan: the sweep's plan; for a sealed sweep it has the candidates.
       sweep: the sweep's name.
-      draws: what each begun trial may have drawn, for an open sweep.
+      draws: counts of the draws that each begun trial may have made, for an open sweep.
       ledger: the ledger's lines.
     """
     source, is_open = plan.source, plan.release.is_open
@@ -131,7 +131,7 @@ def _weakest_label(plan: SweepPlan) -> str:
 
 
 def _score_text(plan: SweepPlan) -> str:
-    """How scores were evaluated."""
+    """Return a sentence on the evaluation of scores."""
     source, release = plan.source, plan.release
     probes = ", ".join(source.probe_datasets)
     if plan.data.queries is None:
@@ -158,10 +158,10 @@ def _noised_text(plan: SweepPlan) -> str:
 
 
 def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Path]:
-    """Write `privacy_statement.json` and `.md`, in place of earlier ones; return their paths.
+    """Write `privacy_statement.json` and `.md`, replacing earlier files; return their paths.
 
     Raises:
-      StorageError: they cannot be written, on a full disk for example; then none of them is there.
+      StorageError: they cannot be written, on a full disk for example; then neither file exists.
     """
     paths = folder / f"{STATEMENT}.json", folder / f"{STATEMENT}.md"
     try:
@@ -176,9 +176,9 @@ def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Pa
 
 
 def withdraw_statement(folder: Path, question: str | None = None) -> None:
-    """Remove all files that state the sweep's cost before more is drawn: they would promise too little.
+    """Remove all files that state the sweep's cost before more is drawn; the stated cost would be too low.
 
-    These are the statement, the answer, and the figure and tables of its question, by their captions.
+    These are the statement, the answer, and the figure and tables of its question, found by their captions.
     """
     figure_files = () if question is None else folder.glob(f"{question.replace('-', '_')}.*")
     for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER), *filter(_is_figure, figure_files)):

@@ -1,8 +1,8 @@
 """The answer at the end of a sweep: computed from the results on disk, kept in a file, printed.
 
-`answer.json` lies in the sweep's folder, of a sealed sweep in `release/`; export reads it there. It is made
-of released values alone: of an open sweep every trial, of a sealed one the published run, the statement's
-numbers, and what the ledger had left at the moment of the charge, before the number of trials was drawn.
+`answer.json` is in the sweep's folder, or in `release/` for a sealed sweep; export reads it there. It is made
+only of released values. For an open sweep these are all trials. For a sealed sweep they are the published
+run, the statement's numbers, and the ledger's rest at the charge, before the number of trials was drawn.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def sweep_answer(
     remaining_budget: tuple[float | None, int] | None = None,
     outcomes: Mapping[str, Outcomes] | None = None,
 ) -> Answer | None:
-    """Return the answer of a sweep, from results in place of MLflow; None where no trial has a score.
+    """Return the answer of a sweep, from results in place of MLflow; None if no trial has a score.
 
     Args:
-      question: of the sweep.
+      question: the sweep's question.
       rows: `trial`, `guarantee_label`, `params` and `metrics` of each trial.
-      tags: and other values that all of them share.
-      cost: of the sweep; None without a guarantee.
-      remaining_budget: what a ledger has left: ε and trainings; None without one.
-      outcomes: on public test records, by the trial's name.
+      tags: the tags and other values that all trials share.
+      cost: the sweep's cost; None without a guarantee.
+      remaining_budget: the ledger's remaining ε and trainings; None without a ledger.
+      outcomes: outcomes on public test records, by the trial's name.
 
     Raises:
-      DashboardError: as `dashboards.compose.answer.answer_of`.
+      DashboardError: as in `dashboards.compose.answer.answer_of`.
     """
     trial_rows = []
     for row in rows:
@@ -64,14 +64,14 @@ def sweep_answer(
 
 
 def write_answer(answer: Answer, folder: Path) -> Path:
-    """Write `answer.json` in place of an earlier one; return its path."""
+    """Write `answer.json`, replacing an earlier file; return its path."""
     path = folder / ANSWER
     path.write_text(json.dumps(answer.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
 
 def answer_text(answer: Answer) -> str:
-    """Return the answer for the terminal, the privacy statement's numbers left out: they stand above it."""
+    """Return the answer for the terminal, without the privacy statement's numbers, which are above it."""
     first, *further_lines = dataclasses.replace(answer, privacy=None).lines()
     num_remaining = answer.privacy.trainings_remaining if answer.privacy is not None else None
     noun = "training" if num_remaining == 1 else "trainings"

@@ -1,4 +1,4 @@
-"""The clock that a sealed sweep is published by; tests bring another one."""
+"""The clock that times a sealed sweep's publication; tests provide another clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LONGEST_NAP_SECONDS = 60.0
 
 
 class Clock(Protocol):
-    """The time of day, which goes on while no process runs: a resumed sweep keeps its moment."""
+    """The time of day, which continues while no process runs: a resumed sweep keeps its moment."""
 
     def now(self) -> float:
         """Return the seconds since the epoch."""
@@ -26,6 +26,6 @@ class SystemClock:
         return time.time()
 
     def sleep_until(self, moment: float) -> None:
-        """Return when `now` has reached `moment`, whatever sets the clock meanwhile."""
+        """Return when `now` has reached `moment`, even if the clock is set in the meantime."""
         while (remaining_seconds := moment - self.now()) > 0:
             time.sleep(min(remaining_seconds, _LONGEST_NAP_SECONDS))

@@ -1,4 +1,4 @@
-"""The end of an open sweep: its privacy statement, then its answer, its figure, and where to look."""
+"""The end of an open sweep: its privacy statement, then its answer, its figure, and links to its results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainers.tracking.mlflow_server import is_database, runs_link
 from trainers.tracking.runs import ROLE_TAG, SWEEP_TAG, TRIAL_ROLE
 
 Figure = Callable[[str, str, Path], Sequence[Path]]
-"""Draws a sweep's figure from MLflow alone: (tracking uri, sweep name, folder) → files."""
+"""Draws a sweep's figure from MLflow only: (tracking uri, sweep name, folder) → files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class Conclusion:
     """The conclusion of an open sweep.
 
     Attributes:
-      statement: None if MLflow lacks results, or the statement failed.
-      is_stated: False if the storage folder did not take the statement.
-      answer: None without scores.
+      statement: the privacy statement; None if MLflow lacks results, or the statement failed.
+      is_stated: False if the statement could not be written to the storage folder.
+      answer: the sweep's answer; None without scores.
     """
 
     statement: PrivacyStatement | None
@@ -46,13 +46,13 @@ class Conclusion:
 def conclude(
     sweep: PreparedSweep, trials: SweepTrials, mlflow: MlflowListener, figure: Figure | None
 ) -> Conclusion:
-    """State, answer and draw; a failure is a warning, and `--resume` repeats the step.
+    """Write the statement and the answer, and draw; a failure is a warning, and `--resume` repeats the step.
 
     Args:
-      sweep: whose trainings have ended.
-      trials: of it, with their results.
-      mlflow: has the results, or names the missing ones: then nothing is stated or drawn.
-      figure: None for none.
+      sweep: the sweep, whose trainings have ended.
+      trials: the sweep's trials, with their results.
+      mlflow: has the results, or names the missing results; in that case nothing is stated or drawn.
+      figure: draws the figure; None for no figure.
     """
     statement, is_stated, answer = None, True, None
     if not mlflow.untracked:
@@ -72,7 +72,7 @@ def _state(
 ) -> tuple[PrivacyStatement | None, bool]:
     """Write, log and print the privacy statement, with the steps that restarts repeated.
 
-    It comes before the figure, which quotes its tuning cost.
+    The statement comes before the figure, which quotes its tuning cost.
     """
     statement, plan, folder = None, sweep.plan, sweep.folder
     try:
@@ -94,7 +94,7 @@ def _state(
 
 
 def _reference_scores(sweep: PreparedSweep, mlflow: MlflowListener) -> dict[str, float]:
-    """Score references without training, once per sweep, on public records alone: it costs no ε."""
+    """Score references without training, once per sweep, only on public records, which costs no ε."""
     data, evaluation = sweep.plan.data, sweep.plan.trials[0].config.evaluation
     if not sweep.service.references or mlflow.untracked or (data.queries is None and not data.probes):
         return {}
@@ -118,9 +118,9 @@ def _answer(
     statement: PrivacyStatement | None,
     references: Mapping[str, float],
 ) -> Answer | None:
-    """Write, log and print the answer; MLflow gets it where it has all results.
+    """Write, log and print the answer; it is sent to MLflow if MLflow has all results.
 
-    It comes before the figure, which quotes it.
+    The answer comes before the figure, which quotes it.
     """
     answer = None
     try:
@@ -144,7 +144,7 @@ def _answer_of(
     statement: PrivacyStatement | None,
     references: Mapping[str, float],
 ) -> Answer | None:
-    """Return the answer of the trainings that made all their steps; None if there are none."""
+    """Return the answer of the trainings that made all their steps; None if there are no such trainings."""
     results = trials.results()
     rows = [
         {"trial": name, "guarantee_label": trial.config.guarantee_label, **results[name]}
@@ -156,7 +156,7 @@ def _answer_of(
     cost = statement.cost if statement is not None else sweep.plan.cost
     remaining_budget = None
     if sweep.budget is not None:
-        with suppress(LedgerError):  # gone meanwhile: the answer does without
+        with suppress(LedgerError):  # if the ledger is no longer reachable, the answer omits it
             remaining_budget = sweep.budget.remaining_budget()
     tags = {**sweep.plan.tags(), **references}
     return sweep_answer(sweep.plan.question, rows, tags, cost, remaining_budget, sweep.folder.outcomes())
@@ -171,7 +171,7 @@ def _draw(figure: Figure, sweep: PreparedSweep, mlflow: MlflowListener) -> None:
 
 
 def _print_link(sweep: PreparedSweep, mlflow: MlflowListener, answer: Answer | None) -> None:
-    """Print where MLflow shows the sweep's trainings, the best one first."""
+    """Print the link to the sweep's trainings in MLflow, sorted with the best training first."""
     uri, tags = sweep.tracking_uri, {SWEEP_TAG: sweep.folder.name, ROLE_TAG: TRIAL_ROLE}
     link = runs_link(uri, mlflow.tracker.experiment_id, tags, None if answer is None else answer.score)
     ui = f"mlflow ui --backend-store-uri {shlex.quote(uri)}  # then " * is_database(uri)

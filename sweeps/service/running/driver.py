@@ -1,7 +1,7 @@
-"""The one way to run trials: a release policy begins, trains the remaining trials on Ray, and concludes.
+"""The driver of all sweeps: a release policy begins, the remaining trials train on Ray, the policy concludes.
 
-The trial policy decides which trials there are. The release policy, `open_release` or `sealed`, decides what
-is charged, kept and shown of them, and when.
+The trial policy decides on the sweep's trials. The release policy, `open_release` or `sealed`, decides which
+of their values are charged, stored and shown, and when.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from trainers.files.launch_record import resume_line
 
 
 class ReleasePolicy(Protocol):
-    """What is charged, kept and shown of a sweep's trials, and when."""
+    """Decides which values of a sweep's trials are charged, stored and shown, and when."""
 
     @property
     def plan(self) -> SweepPlan:
-        """The plan that Ray runs, with the trials that are charged."""
+        """The plan for Ray to run, with the charged trials."""
 
     @property
     def service(self) -> ServiceOptions:
@@ -39,29 +39,29 @@ class ReleasePolicy(Protocol):
 
     @property
     def folder(self) -> SweepFolder:
-        """Where trials and checkpoints lie."""
+        """The folder of trials and checkpoints."""
 
     @property
     def budget(self) -> SweepBudget | None:
-        """The budget that the ledger confirms while trainings run; None without one."""
+        """The budget that the ledger confirms while trainings run; None without a budget."""
 
     def remaining(self) -> Sequence[Trial]:
-        """Return the trials that have no result yet, before Ray is started."""
+        """Return the trials without a result, before Ray is started."""
 
     def begin(self, remaining: Sequence[Trial]) -> None:
-        """Prepare for the first training, before any worker begins it."""
+        """Prepare the sweep, before any worker begins the first training."""
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
         """Return the source of the next trials."""
 
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
-        """Take the result of a trial that has just ended."""
+        """Handle the result of a trial that has just ended."""
 
     def interrupt(self, stop: StopRequest | None) -> str:
-        """End early, for a signal or (None) a full disk; return a note on its cost, "" for none."""
+        """End early, for a signal or (None) a full disk; return a note on the cost, "" for none."""
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
-        """End the sweep with these failures of trials, and return the exit code."""
+        """End the sweep, given these failures of trials, and return the exit code."""
 
 
 def drive(sweep: PreparedSweep, release: ReleasePolicy) -> int:

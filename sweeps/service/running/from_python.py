@@ -1,6 +1,6 @@
 """Sweeps from Python: the user's own points, or own space and score, and a table of trials in return.
 
-Both run by `execute`, as every sweep does: the same plan, cost, ledger, tracking and resume.
+Both use `execute`, as every sweep does, with the same plan, cost, ledger, tracking and resume.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Score = Callable[[Mapping[str, float]], float]
-"""Maps the metrics of a finished trial that may be seen to a number, the larger the better."""
+"""Maps the visible metrics of a finished trial to a number, the larger the better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,14 @@ class SweepResult:
       trials: one row per finished trial: its name (`trial`), every param and metric, and `score`.
       best: option values of the setting with the highest mean score over its repeats; None if no trial has
         one.
-      best_score: that score; nan where there is none.
-      epsilon: ε of one training at `delta`, of the costliest where they differ; None without a guarantee.
-      tuned_epsilon: ε of the whole sweep, every trial and every choice included; None without a guarantee.
-      delta: δ of both; None without a guarantee.
-      answer: which setting to take, and what is within noise of the best one; None without scores.
-      statement: the privacy statement, which also lies in `folder`; None of a dry run.
-      folder: where results, statement and `config.yaml` lie; None of a dry run.
-      code: 0; 1 when trials failed or MLflow did not take all; 128 + signal when stopped. `resume` goes on.
+      best_score: that score; nan if there is no score.
+      epsilon: ε of one training at `delta`, of the costliest if they differ; None without a guarantee.
+      tuned_epsilon: ε of the whole sweep, including every trial and every choice; None without a guarantee.
+      delta: δ of both values of ε; None without a guarantee.
+      answer: the recommended setting, and the settings within noise of the best one; None without scores.
+      statement: the privacy statement, which is also in `folder`; None after a dry run.
+      folder: the folder of results, statement and `config.yaml`; None after a dry run.
+      code: 0; 1 if trials failed or MLflow lacks results; 128 + signal if stopped. `resume` continues.
     """
 
     trials: pd.DataFrame
@@ -69,22 +69,22 @@ def run(
     question: str = "own",
     figure: Figure | None = None,
 ) -> SweepResult:
-    """Train every point, `repeats` times each, and return all of them.
+    """Train every point `repeats` times, and return all trials.
 
     Guarantee: all trials together are (`tuned_epsilon`, δ)-differentially private for adding or removing one
     record, by composition, with the label of their method.
 
     Args:
-      options: of the sweep; a point replaces some of them.
+      options: the sweep's options; a point replaces some of them.
       points: the settings to compare.
-      score: to rank by: a metric, or a function of a trial's visible metrics; the modality's usual score
-        (k-NN accuracy, recall at 10 of pairs) unless given.
+      score: the score to rank by: a metric, or a function of a trial's visible metrics; by default the
+        modality's usual score (k-NN accuracy, or recall at 10 for pairs).
       question: name of the sweep in folders and MLflow.
       figure: draws a figure from MLflow, as `dashboards.draw` does with its first argument given.
 
     Raises:
       ConfigError: bad input, before anything is trained; or the sweep is sealed, and shows no trials.
-      DpgclError: data, storage, tracking server or ledger refuse.
+      DpgclError: data, storage, tracking server or ledger fail or refuse.
     """
     _check_open(options)
     outcome = execute(question, options, points, figure)
@@ -108,23 +108,23 @@ def search(
     question: str = "search",
     figure: Figure | None = None,
 ) -> SweepResult:
-    """Search one's own space for the setting with the highest score of one's own, and return all trials.
+    """Search your own space for the setting with the highest value of your score, and return all trials.
 
-    Guarantee: as `run`, whatever is chosen while the search runs, with the cost of `num_trials` trainings at
+    Guarantee: as in `run`, whatever is chosen while the search runs, at the cost of `num_trials` trainings at
     the least noise of the space (proof: `sweeps.service.planning.search_plan`).
 
     Args:
-      options: of the sweep; the space replaces some of them. Each setting is trained once.
+      options: the sweep's options; the space replaces some of them. Each setting is trained once.
       space: by option, a list of values or `Between(low, high)`.
-      score: a metric, or a function of a trial's visible metrics. Its name is that of the metric in the table
-        and in MLflow; a number that is not finite counts as failed.
-      num_trials: trainings, fixed in advance.
-      sampler: what proposes settings: tpe learns from earlier trials, random does not.
-      question, figure: as of `run`.
+      score: a metric, or a function of a trial's visible metrics. The function's name is the metric's name in
+        the table and in MLflow; a number that is not finite counts as failed.
+      num_trials: number of trainings, fixed in advance.
+      sampler: the sampler that proposes settings: tpe learns from earlier trials, random does not.
+      question, figure: as in `run`.
 
     Raises:
-      ConfigError: as of `run`; or an option must not vary in a search.
-      DpgclError: as of `run`.
+      ConfigError: as in `run`; or an option must not vary in a search.
+      DpgclError: as in `run`.
     """
     _check_open(options)
     name = score if isinstance(score, str) else _name_of(score)
@@ -148,7 +148,7 @@ def _check_open(options: SweepOptions) -> None:
 
 
 def _name_of(score: Score) -> str:
-    """Return the name of a caller's own score, which must not be the name of another metric."""
+    """Return the name of a caller's score function, which must not be the name of another metric."""
     name = getattr(score, "__name__", type(score).__name__)
     if not name.isidentifier() or find_metric(name) is not None or name in (EPSILON, "score"):
         raise ConfigError(
@@ -160,7 +160,7 @@ def _name_of(score: Score) -> str:
 def _result(
     outcome: Outcome, score: str | OwnScore, settings: Mapping[str, tuple[str, Mapping[str, Any]]]
 ) -> SweepResult:
-    """Return the table of trials, and the best setting; `settings` has its name and options by trial."""
+    """Return the trials' table and the best setting; `settings` has each trial's setting name and options."""
     import pandas as pd
 
     rows, scores = [], dict[str, list[float]]()

@@ -1,8 +1,8 @@
 """Listeners of an open sweep: called when it begins, with each result, and when it ends.
 
-A listener sees what the release gate passes: params and visible metrics of finished trials. Failures,
-restarts and times of private trainings are in the trusted log alone. A sealed sweep calls its listeners
-once, after the moment of publication, with the published run.
+A listener gets only the values that the release gate passes: params and visible metrics of finished trials.
+Failures, restarts and times of private trainings are only in the trusted log. A sealed sweep calls its
+listeners once, after the moment of publication, with the published run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class SweepBeginning:
     """A sweep that is about to train.
 
     Attributes:
-      name: of the sweep.
+      name: the sweep's name.
       question: its script's name, for example `group-size`.
       params: settings that all trials share.
-      num_trials: of the sweep.
-      num_done: of these, trials that an earlier process has finished.
+      num_trials: the sweep's number of trials.
+      num_done: how many of these trials an earlier process has finished.
     """
 
     name: str
@@ -43,10 +43,10 @@ class TrialResult:
     """A trial that has finished.
 
     Attributes:
-      name: of the trial, unique in the sweep.
+      name: the trial's name, unique in the sweep.
       params: its settings.
-      metrics: that may be seen, by the names in `dpgcl_core.release.metrics`.
-      num_done: trials that have finished by now.
+      metrics: its visible metrics, by the names in `dpgcl_core.release.metrics`.
+      num_done: the number of trials that have finished so far.
     """
 
     name: str
@@ -57,14 +57,14 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepEnd:
-    """How a sweep ended.
+    """The end of a sweep.
 
     Attributes:
-      status: `FINISHED`, `FAILED` or `KILLED`, as MLflow has it.
-      folder: that holds its results; of a sealed sweep, what was released.
-      is_concluded: whether it ended by itself, not by a signal or a full disk.
-      statement: the privacy statement; None where there is none.
-      answer: None without scores.
+      status: `FINISHED`, `FAILED` or `KILLED`, as in MLflow.
+      folder: the folder of its results; for a sealed sweep, of the released results.
+      is_concluded: whether it ran to its end, and was not ended by a signal or a full disk.
+      statement: the privacy statement; None if there is no statement.
+      answer: the sweep's answer; None without scores.
     """
 
     status: str
@@ -81,7 +81,7 @@ class Listener(Protocol):
         """Handle the beginning of a sweep, before its first training and after its charge."""
 
     def on_result(self, result: TrialResult) -> None:
-        """Handle a finished trial, whose result is on disk by then."""
+        """Handle a finished trial, whose result is already on disk."""
 
     def on_end(self, end: SweepEnd) -> None:
         """Handle the end of the sweep."""
@@ -91,22 +91,22 @@ class Listeners:
     """Calls several listeners, one after the other.
 
     Args:
-      listeners: in the order of their calls.
+      listeners: the listeners, in the order of their calls.
     """
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners
 
     def on_begin(self, sweep: SweepBeginning) -> None:
-        """Call all at the beginning of a sweep."""
+        """Call all listeners at the beginning of a sweep."""
         self._call("on_begin", sweep)
 
     def on_result(self, result: TrialResult) -> None:
-        """Call all with a finished trial."""
+        """Call all listeners with a finished trial."""
         self._call("on_result", result)
 
     def on_end(self, end: SweepEnd) -> None:
-        """Call all at the end of the sweep."""
+        """Call all listeners at the end of the sweep."""
         self._call("on_end", end)
 
     def _call(self, method: str, event: object) -> None:
@@ -115,10 +115,10 @@ class Listeners:
 
 
 def own_listener(name: str) -> Listener:
-    """Return a listener of the user's own, made without arguments.
+    """Return the user's own listener, constructed without arguments.
 
     Args:
-      name: `package.module:Class`, of a class with the methods of `Listener`.
+      name: `package.module:Class` for a class with the methods of `Listener`.
 
     Raises:
       ConfigError: there is no such class, or it lacks a method.
@@ -137,7 +137,7 @@ def own_listener(name: str) -> Listener:
 
 
 class GuardedListener(Listeners):
-    """A team's own listener: its exceptions become warnings, and the sweep goes on."""
+    """The user's own listener: its exceptions become warnings, and the sweep continues."""
 
     def _call(self, method: str, event: object) -> None:
         try:

@@ -1,4 +1,4 @@
-"""An open sweep in MLflow: a parent run, and below it a run of each finished trial, sent beside the sweep."""
+"""An open sweep in MLflow: a parent run with a run for each finished trial, sent while the sweep runs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from trainers.tracking.mlflow_server import NoAnswer
 from trainers.tracking.runs import STOPPED_TAG, Tracker
 
 _BEGINNING = ""
-"""What the server gets before the first trial, in the queue of their names."""
+"""The queue's name for the data that the server gets before the first trial."""
 
 
 class MlflowListener:
     """Sends one sweep to MLflow.
 
     Args:
-      sweep: that is sent.
-      trials: of it.
-      tracker: of the server, which may still be opened.
+      sweep: the sweep to send.
+      trials: the sweep's trials.
+      tracker: the server's tracker, which may still be opening.
       log: has the restarts that may be published.
 
     Attributes:
-      outbox: within it, as a context manager, results are sent beside the sweep.
-      untracked: names that the server did not take, once the sweep has ended.
+      outbox: a context manager; within it, results are sent while the sweep continues.
+      untracked: after the sweep's end, the names that the server did not accept.
     """
 
     tracker: Tracker
@@ -71,7 +71,7 @@ class MlflowListener:
         self.parent = patiently(lambda: self.tracker.start_sweep(*shared, sweep_id=sweep.sweep_id), warn)
         if sweep.is_new:
             self._before = {}
-            with suppress(LedgerError):  # what is left before the charge, for the report
+            with suppress(LedgerError):  # the ledger's rest before the charge, for the report
                 if sweep.budget is not None and (epsilon := sweep.budget.remaining_budget()[0]) is not None:
                     self._before = {LEFT_BEFORE: epsilon}
 
@@ -81,20 +81,20 @@ class MlflowListener:
             self.outbox.put(name)
 
     def on_result(self, result: TrialResult) -> None:
-        """Send a result beside the sweep."""
+        """Queue a result, which is sent while the sweep continues."""
         self.outbox.put(result.name)
 
     def finish(self, patience: Patience) -> None:
-        """Wait until all is sent, or the server takes nothing for too long."""
+        """Wait until everything is sent, or the server accepts nothing for too long."""
         self.untracked = self.outbox.finish(patience)
 
     @property
     def lost_results(self) -> list[str]:
-        """The results that the server did not take."""
+        """The results that the server did not accept."""
         return [name for name in self.untracked if name != _BEGINNING]
 
     def on_end(self, end: SweepEnd) -> None:
-        """Set the status of the parent run, unless the server does not take results now."""
+        """Set the status of the parent run, unless the server currently accepts no results."""
         if self.untracked:
             return
         try:
@@ -103,15 +103,15 @@ class MlflowListener:
             warn(f"warning: {error}")
 
     def log_artifact(self, path: Path) -> None:
-        """Keep a file with the parent run. Raises `TrackingError`: the server failed."""
+        """Store a file with the parent run. Raises `TrackingError` if the server failed."""
         self.tracker.log_artifact(self.parent, path)
 
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Keep metrics of the parent run. Raises `TrackingError`: the server failed."""
+        """Store metrics with the parent run. Raises `TrackingError` if the server failed."""
         self.tracker.log_metrics(self.parent, metrics)
 
     def _send(self, name: str) -> None:
-        """Log a finished trial, or the beginning. Raises as `Tracker.log_trial`."""
+        """Log a finished trial, or the beginning. Raises as in `Tracker.log_trial`."""
         if name == _BEGINNING:
             self._send_beginning()
             return
@@ -133,13 +133,13 @@ class MlflowListener:
                 is_new=is_new,
             )
         except TrackingError:
-            self._runs = None  # a run of it may have been begun
+            self._runs = None  # a run of the trial may have been begun
             raise
 
     def _send_beginning(self) -> None:
         """Log the sweep's configuration, and read once which trials have runs.
 
-        A server that refuses this may take the trials all the same: each run is looked up by itself then.
+        A server that refuses this may still accept the trials; in that case each run is looked up separately.
 
         Raises:
           NoAnswer: the server does not answer; call again.
@@ -156,10 +156,10 @@ class MlflowListener:
             return
 
     def _tags_of(self, trial: Trial, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Return the tags of a trial's run; its restarts are among them if their charge shows them, too.
+        """Return the tags of a trial's run; they include its restarts if their charge reveals them, too.
 
-        Private trainings without a ledger are charged T + R steps whatever happens, so that nothing that
-        leaves the sweep reveals their restarts.
+        Private trainings without a ledger are charged T + R steps whatever happens, so that no released value
+        reveals their restarts.
         """
         tags = self._sweep.plan.tags() | {"guarantee_label": trial.config.guarantee_label}
         in_advance = trial.config.mechanism.num_restart_steps is not None
@@ -183,7 +183,7 @@ class MlflowListener:
 
 
 def times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return when a training began and ended; None where its duration is withheld, as of private records."""
+    """Return a training's start and end; None if its duration is withheld, as for private records."""
     seconds = [result["metrics"].get(name) for name in ("train_seconds", "evaluation_seconds")]
     if "ended_ms" not in result or seconds[0] is None:
         return None
@@ -191,7 +191,7 @@ def times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics without the number of steps where it is the planned one, a param."""
+    """Return the metrics without the number of steps if it is the planned number, which is a param."""
     planned = trial.config.mechanism.num_steps
     return {name: value for name, value in metrics.items() if (name, value) != ("num_steps_done", planned)}
 
@@ -199,12 +199,12 @@ def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, 
 def lost_attempts(
     trial: Trial, counts: ChargedSteps | None, metrics: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the metrics of a training that change by attempts without a trace in its checkpoints.
+    """Return the metrics of a training that change because of attempts without a trace in its checkpoints.
 
     Args:
-      trial: of the sweep.
-      counts: what it may have drawn in all.
-      metrics: as the training knows them.
+      trial: a trial of the sweep.
+      counts: all draws that it may have made.
+      metrics: the metrics that the training itself reports.
     """
     left_out = steps_left_out(trial, metrics)
     if not is_proven(trial) or counts is None or counts.num_steps <= metrics["num_steps_charged"] + left_out:

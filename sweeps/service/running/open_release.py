@@ -1,4 +1,4 @@
-"""An open sweep: every trial is charged, kept and shown as it ends, and its ε covers all of them."""
+"""An open sweep: every trial is charged, stored and shown as it ends, and the sweep's ε covers all trials."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from trainers.tracking.runs import Tracker
 
 
 class OpenRelease:
-    """What is charged, kept and shown of an open sweep; a `ReleasePolicy`.
+    """The `ReleasePolicy` of an open sweep, which charges, stores and shows every trial.
 
     Args:
-      sweep: prepared, its folder held by this process.
-      tracker: of MLflow, which may still be opened.
-      figure: drawn at the end; None for none.
+      sweep: the prepared sweep; this process holds its folder.
+      tracker: MLflow's tracker, which may still be opening.
+      figure: draws the figure at the end; None for no figure.
 
     Attributes:
-      trials: of the sweep, with their results.
-      conclusion: of the sweep; None until it ends by itself.
+      trials: the sweep's trials, with their results.
+      conclusion: the sweep's conclusion; None until it ends without interruption.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class OpenRelease:
         )
 
     def remaining(self) -> list[Trial]:
-        """Return the trials without a result that may go on."""
+        """Return the trials without a result that may continue."""
         self._excluded = self.trials.excluded()
         ended_names = self.trials.results().keys() | self._excluded.keys()
         for line in self.trials.restart_notes(ended_names):
@@ -81,7 +81,7 @@ class OpenRelease:
         """Open the parent run and the folder, charge the ledger, and call the listeners.
 
         Raises:
-          TrackingError: MLflow does not take the sweep; nothing is charged.
+          TrackingError: MLflow does not accept the sweep; nothing is charged.
           LedgerError: the ledger refuses; no worker starts.
         """
         sweep, results = self._sweep, self.trials.results()
@@ -115,7 +115,7 @@ class OpenRelease:
         return self.trials.source(remaining)
 
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
-        """Keep a result, settle its charge, and call the listeners."""
+        """Store a result, settle its charge, and call the listeners."""
         stored_result = self.trials.keep(name, result)
         self._settle(name, stored_result)
         trial, metrics = self.trials.by_name[name], stored_result["metrics"]
@@ -123,7 +123,7 @@ class OpenRelease:
         self._listeners.on_result(
             TrialResult(
                 name=name,
-                params=dict(stored_result["params"]),  # copies: what is stated must not depend on a listener
+                params=dict(stored_result["params"]),  # copies: the statement must not depend on a listener
                 metrics={**metrics, **lost_attempts(trial, counts, metrics)},
                 num_done=len(self.trials.results()),
             )
@@ -138,7 +138,7 @@ class OpenRelease:
         return _stop_note(self.plan.trials[0].config, is_saved=stop.is_saved)
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
-        """State, answer, draw and report; return 1 where a resume has more to do, or nothing was finished."""
+        """Write statement, answer, figure, report; return 1 if a resume has work or nothing finished."""
         for name, why in self._excluded.items():
             warn(f"{name}: {why}")
         self.trials.finish()
@@ -185,7 +185,7 @@ class OpenRelease:
             raise
 
     def _settle(self, name: str, result: Mapping[str, Any]) -> None:
-        """Settle a finished trial; a ledger that is gone keeps the whole charge until a later attempt."""
+        """Settle a finished trial; an unreachable ledger keeps the whole charge until a later attempt."""
         try:
             if self.budget is not None:
                 self.budget.settle(name, result["metrics"])
@@ -195,7 +195,7 @@ class OpenRelease:
     def _print_unfinished(self, failures: Mapping[str, TrialFailure]) -> bool:
         """Print the numbers of trainings that the time was too short for; return whether there are any.
 
-        Their reservations stay, for a resume.
+        Their reservations are kept for a resume.
         """
         ended_names = self.trials.results().keys() | failures.keys() | self.trials.excluded().keys()
         unfinished = [name for name in self.trials.by_name if name not in ended_names]
@@ -212,7 +212,7 @@ class OpenRelease:
 
 
 def _stop_note(config: TrainingConfig, *, is_saved: bool) -> str:
-    """What a stop costs."""
+    """Return a note on the cost of a stop."""
     if is_saved:
         return (
             "a training that has saved its step repeats none; one that was lost repeats steps, and is charged"

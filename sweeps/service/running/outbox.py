@@ -1,7 +1,7 @@
-"""Sending results to MLflow beside the sweep, which waits for no server that is away, slow or hanging.
+"""Sending results to MLflow in a thread, so that the sweep waits for no absent, slow or hanging server.
 
-A thread empties a queue of names, for the results themselves are on disk. If the server fails, the thread
-tries again with longer and longer pauses. `--resume` sends what is left when the sweep ends.
+The thread empties a queue of names, because the results themselves are on disk. If the server fails, the
+thread tries again with longer and longer pauses. `--resume` sends the results that remain at the sweep's end.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """The limits of waiting for a server that takes nothing: until either is used up.
+    """The limits of waiting for a server that accepts nothing; the wait ends at the first limit reached.
 
     Attributes:
-      tries: that fail, with a pause after each; seven take a minute if the server refuses at once.
-      seconds: of waiting, if it does not even refuse.
+      tries: failing tries, with a pause after each; seven take a minute if the server refuses at once.
+      seconds: seconds of waiting, if the server does not answer at all.
     """
 
     tries: int
@@ -59,9 +59,9 @@ def patiently(
     """Return the result of `call`, repeated for a minute while the server does not answer.
 
     Args:
-      call: of the server; it may be repeated.
+      call: calls the server; it may be repeated.
       print_line: prints one line before the first repetition.
-      sleep: waits for so many seconds.
+      sleep: waits for a number of seconds.
 
     Raises:
       TrackingError: the server refuses, or still does not answer.
@@ -81,12 +81,12 @@ def patiently(
 class Outbox:
     """The names of results to send, and the thread that sends them; use it as a context manager.
 
-    The empty name names no result: no line counts it.
+    The empty name stands for no result, and printed lines do not count it.
 
     Args:
       send: sends the result of a name, read from disk; may be repeated, and raises if it failed.
       print_line: prints a line when the server fails, and when it has caught up.
-      place: of the results meanwhile, for the line.
+      place: the place of the unsent results, for the printed line.
     """
 
     def __init__(self, send: Callable[[str], None], print_line: Callable[[str], None], place: str) -> None:
@@ -104,7 +104,7 @@ class Outbox:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        """End the thread after its current call; nothing waits for a server that hangs."""
+        """End the thread after its current call, without waiting for a server that hangs."""
         with self._condition:
             self._is_closed = True
             self._condition.notify_all()
@@ -117,7 +117,7 @@ class Outbox:
             self._condition.notify_all()
 
     def finish(self, patience: Patience) -> list[str]:
-        """Wait until all is sent; return the rest of the names if the server takes nothing for too long."""
+        """Wait until all is sent; return the remaining names if the server accepts nothing for too long."""
         self._hurry.set()
         with self._condition:
             if self._num_late is not None and self._waiting:
@@ -137,7 +137,7 @@ class Outbox:
         while (name := self._next()) is not None:
             try:
                 self._send(name)
-            except Exception as error:  # whatever it is: the thread must go on, and the sweep with it
+            except Exception as error:  # whatever it is: the thread and the sweep must continue
                 self._record_failure(error)
                 if self._hurry.wait(next(waits)):
                     self._hurry.clear()
@@ -147,7 +147,7 @@ class Outbox:
                 self._mark_sent(name)
 
     def _next(self) -> str | None:
-        """The name that waits longest; None at the end."""
+        """Return the name that has waited longest; None at the end."""
         with self._condition:
             self._condition.wait_for(lambda: self._waiting or self._is_closed)
             return None if self._is_closed else next(iter(self._waiting))

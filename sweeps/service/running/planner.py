@@ -1,4 +1,4 @@
-"""The planner: from options to a table of feasible plans, one recommended, and the cost of its tuning."""
+"""The planner: from options to a table of feasible plans, a recommended plan, and the cost of its tuning."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class PlannerResult:
     """A request, its feasible plans and the cost of tuning.
 
     Attributes:
-      options: of the command.
-      request: the same in the words of the library.
+      options: the command's options.
+      request: the same request in the library's terms.
       answer: the feasible plans.
-      choice: the recommended plan, its σ calibrated on the grid of record.
-      costs: of tuning, by release mode.
+      choice: the recommended plan, with its σ calibrated on the grid of record.
+      costs: costs of tuning, by release mode.
     """
 
     options: PlannerOptions
@@ -63,7 +63,7 @@ def run_plan(options: PlannerOptions) -> int:
       0.
 
     Raises:
-      ConfigError: bad input, or no plan is feasible: then what to relax and by how much.
+      ConfigError: bad input, or no plan is feasible; the message names limits to relax, and by how much.
     """
     request = request_of(options)
     answer = feasible(request)
@@ -97,8 +97,8 @@ def run_plan(options: PlannerOptions) -> int:
 def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
     """Return the cost of choosing among m trainings of a plan, in each release mode.
 
-    Sealed: m is the mean of the secret number of trials, by the law and the bound of the options; with a
-    threshold it is the mean if no trial reaches it. One training has no secret number.
+    In a sealed mode m is the mean of the secret number of trials, by the options' law and bound. With a
+    threshold m is the mean if no trial reaches it. One training has no secret number.
     """
     mechanism, number = plan.mechanism, options.num_trials
     trial = TrialClass(
@@ -116,7 +116,7 @@ def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
 
 
 def _plans_to_show(answer: Answer, choice: Plan) -> list[Plan]:
-    """The recommended plan, more of its S, and the best of every other S."""
+    """Return the recommended plan, more plans with its S, and the best plan of every other S."""
     first = choice.mechanism.group_size
     same_size = [plan for plan in answer.plans if plan.mechanism.group_size == first]
     plans = [choice, *[plan for plan in same_size if plan != answer.recommended][: _SHOWN - 1]]
@@ -167,12 +167,12 @@ def _show(planner_result: PlannerResult) -> None:
 
 
 def _print_wrapped(text: str) -> None:
-    """Print a sentence, wrapped to the terminal's columns; to 100 without a terminal."""
+    """Print a sentence, wrapped to the terminal's width, or to 100 columns without a terminal."""
     print_line(textwrap.fill(text, table_width()))
 
 
 def sweep_command(options: PlannerOptions, plan: Plan) -> list[str]:
-    """Return the words of the command that trains a plan, in the options of the sweep that it starts."""
+    """Return the words of the command that trains a plan, as options of the sweep that it starts."""
     mechanism, epsilon = plan.mechanism, options.mechanism.target_epsilon() or DEFAULT_EPSILON
     values: dict[str, Any] = {
         "num_records_public": options.mechanism.num_records_public,

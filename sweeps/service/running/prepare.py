@@ -1,4 +1,4 @@
-"""Everything before the first worker: options, data, plan and ledger checks become one `PreparedSweep`."""
+"""The preparation before the first worker: options, data, plan and ledger checks give a `PreparedSweep`."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ from trainers.tracking.mlflow_server import check_address, connect, is_database
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSweep:
-    """A sweep that may start: planned, checked, and held against its ledger. Nothing is written or charged.
+    """A sweep that may start: planned, checked, and compared with its ledger. Nothing is written or charged.
 
     Attributes:
       plan: its trials and their cost.
-      folder: that will hold its results.
-      policy: which trials it has.
+      folder: the folder for its results.
+      policy: decides its trials.
       service: resources and limits of its trainings.
-      tracking_uri: of MLflow.
-      ledger, dataset_id: that it is charged to; None without a ledger.
-      budget: the ledger's part in an open sweep; None of others.
+      tracking_uri: the address of MLflow.
+      ledger, dataset_id: the ledger and data set that it is charged to; None without a ledger.
+      budget: the reservations of an open sweep; None without a ledger and for sealed sweeps.
       calibrations: the noise multipliers that planning found.
-      slots: the table of records held out, to be kept before the first training; None without one.
-      slot_files: where.
-      repetition: what repeats it, and continues it.
-      known_plan: the plan in its folder, if it is resumed; None of a new one.
-      sweep_id: random; distinguishes it from a sweep of the same name elsewhere.
-      listeners: of the user's own.
+      slots: the slot table of held-out records, to be stored before the first training; None without one.
+      slot_files: the place of the slot tables.
+      repetition: the options and command that repeat and continue it.
+      known_plan: the plan in its folder, if it is resumed; None for a new sweep.
+      sweep_id: random id that distinguishes it from a sweep of the same name elsewhere.
+      listeners: the user's own listeners.
     """
 
     plan: SweepPlan
@@ -89,23 +89,23 @@ class PreparedSweep:
 
     @property
     def is_new(self) -> bool:
-        """Whether no earlier process began it."""
+        """Whether no earlier process began the sweep."""
         return self.known_plan is None
 
     @property
     def account(self) -> dict[str, Any] | None:
-        """The ids of ledger and data set that its plan keeps; None without a ledger."""
+        """The ids of ledger and data set to store in its plan; None without a ledger."""
         return account_of(self.ledger, self.dataset_id)
 
     @contextmanager
     def hold_folder(self) -> Iterator[None]:
-        """Hold the folder while the sweep runs, and keep the slots.
+        """Hold the folder while the sweep runs, and store the slots.
 
         Raises:
-          StorageError: another process runs it, or ran it since it was planned.
+          StorageError: another process runs the sweep, or ran it since it was planned.
         """
         source, release = self.plan.source, self.plan.release
-        is_closed = source.are_private and release.is_open  # a sealed one has `trusted/` for it
+        is_closed = source.are_private and release.is_open  # a sealed sweep has `trusted/` for that
         with hold_sweep(self.folder, is_closed=is_closed):
             if self.folder.read_plan() != self.known_plan:
                 raise StorageError(
@@ -127,15 +127,15 @@ def prepare_sweep(
     earlier: EarlierSweep | None,
     repeat_options: SweepOptions | None,
 ) -> Iterator[PreparedSweep]:
-    """Plan a sweep, check it, and print its plan; in a dry run also its needs.
+    """Plan a sweep, check it, and print its plan; in a dry run also print its needs.
 
     Args:
       question: name of the sweep, for example `group-size`.
-      options: the user's.
+      options: the user's options.
       points: the settings to compare.
-      policy: which trials it has.
+      policy: decides the sweep's trials.
       earlier: the sweep whose results chose these points; its cost is added.
-      repeat_options: the options that repeat all of it, if `options` are of a part.
+      repeat_options: the options that repeat the whole sweep, if `options` are for a part of it.
 
     Raises:
       DpgclError: any error of the user, before anything is written, charged or started.
@@ -206,7 +206,7 @@ def prepare_sweep(
                 budget.check()
             except BudgetExceeded as error:
                 advice = ""
-                with suppress(ConfigError):  # no ε may be given where a search has a range of them
+                with suppress(ConfigError):  # no ε may be given if a search has a range for ε
                     advice = limits.what_would_fit(has_fixed_noise=True)
                 raise BudgetExceeded(f"{error}{advice}") from error
             print_line(budget.text())
@@ -239,7 +239,7 @@ def prepare_sweep(
 def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, has_fixed_noise: bool) -> Fit | None:
     """Return the fit of a sweep to its limits; None without `--total-epsilon`.
 
-    A resumed sweep has its fit in its plan: its charges stand already.
+    A resumed sweep has its fit in its plan, because it was already charged.
     """
     options = inputs.options
     if limits.total_epsilon is None:
@@ -254,7 +254,7 @@ def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, has_fixed_noise: boo
 
 
 def _checked_root(storage: StorageOptions) -> Path:
-    """Return the storage folder, once it can be written and no sweep of the name is running in it."""
+    """Return the storage folder, after checking that it is writable and no sweep of the name is running."""
     root = storage_root(storage.folder)
     check_writable(root)
     if storage.name is not None:
@@ -267,9 +267,9 @@ def _resumed_text(storage: StorageOptions) -> str:
 
 
 def _check_server(uri: str) -> None:
-    """Check that the server answers, before planning takes its minutes.
+    """Check that the server answers, before planning, which takes minutes.
 
-    A database is opened only when the plan is good, for that may write its file.
+    A database is opened only after the plan is accepted, because opening may write its file.
     """
     check_address(uri)
     if not is_database(uri):
@@ -277,7 +277,7 @@ def _check_server(uri: str) -> None:
 
 
 def sweep_prefix(question: str, options: SweepOptions) -> str:
-    """Return the name of a new sweep, unless it is taken."""
+    """Return the beginning of a new sweep's name, which is the full name if it is free."""
     return f"{question}-{short_name(options.data.dataset)}-{name_suffix(options.release)}"
 
 
@@ -288,7 +288,7 @@ def _sweep_id(known_plan: dict[str, Any] | None, budget: SweepBudget | None) -> 
 
 
 def _publication(plan: SweepPlan, known_plan: dict[str, Any] | None, service: ServiceOptions) -> Publication:
-    """Return the moment of a sealed sweep: a new one, or the moment of the resumed sweep."""
+    """Return the publication of a sealed sweep: a new one, or the resumed sweep's publication."""
     if known_plan is not None:
         return Publication.read(known_plan.get("publication"))
     longest = max(seconds_of_trials(plan))
@@ -297,7 +297,7 @@ def _publication(plan: SweepPlan, known_plan: dict[str, Any] | None, service: Se
 
 
 def _print_estimate(options: SweepOptions, plan: SweepPlan) -> None:
-    """Print, in a dry run, what would stop the sweep itself, and how long it would take."""
+    """Print, in a dry run, the problems that would stop the sweep, and its estimated duration."""
     try:
         check_this_machine(options.service, options.performance)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The lines of an open sweep in terminal and log, as its trials finish."""
+"""The lines of an open sweep in terminal and log, written as its trials finish."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TerminalListener:
     """Prints a line for each finished trial.
 
     Args:
-      trials: of the sweep.
+      trials: the sweep's trials.
     """
 
     def __init__(self, trials: SweepTrials) -> None:
@@ -31,22 +31,22 @@ class TerminalListener:
         put_result(f"[{result.num_done}/{self._num_trials}] {result.name}: {text}")
 
     def on_end(self, end: SweepEnd) -> None:
-        """No-op: the end has lines of its own."""
+        """No-op: other code prints the end."""
 
 
 class LogListener:
     """Writes the sweep's log.
 
     Args:
-      log: of the sweep.
-      trials: of it.
+      log: the sweep's log.
+      trials: the sweep's trials.
     """
 
     def __init__(self, log: SweepLog, trials: SweepTrials) -> None:
         self._log, self._trials = log, trials
 
     def on_begin(self, sweep: SweepBeginning) -> None:
-        """Write that it begins."""
+        """Write an entry for the sweep's beginning."""
         self._log.write(BEGUN, "", _num_done_text(sweep))
 
     def on_result(self, result: TrialResult) -> None:
@@ -54,12 +54,12 @@ class LogListener:
         self._log.write(FINISHED, result.name, result_text(self._trials, result))
 
     def on_end(self, end: SweepEnd) -> None:
-        """Write how it ended."""
+        """Write an entry for the sweep's end."""
         self._log.write(ENDED, "", end.status)
 
 
 def result_text(trials: SweepTrials, result: TrialResult) -> str:
-    """Return a trial's scores in a line, and whether they ended it."""
+    """Return a line with a trial's scores, and whether they ended it early."""
     text = ", ".join(headline(result.metrics))
     step = stopped_at(trials.by_name[result.name], result.metrics)
     return text if step is None else f"{text}; ended by its scores after {count(step, 'step')}"

@@ -18,13 +18,13 @@ from sweeps.service.running.study import direction
 
 
 class Proposals:
-    """An Optuna study in memory, on the driver; `SearchStudy` is the study that lasts.
+    """An Optuna study in memory, on the driver; `SearchStudy` is the stored study.
 
     The proposal for trial k depends on the public seed, k, and the scores recorded by then. So random always
-    proposes the same settings, and TPE does with one trial at a time.
+    proposes the same settings, and TPE does so if trials run one at a time.
 
     Args:
-      space: of the settings.
+      space: the space of the settings.
       options: sampler, seed, objectives and number of trials.
     """
 
@@ -39,7 +39,7 @@ class Proposals:
 
     @property
     def num_suggestions(self) -> int:
-        """Trials so far."""
+        """The number of trials so far."""
         return len(self._study.get_trials(deepcopy=False))
 
     def suggest(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Proposals:
         return self._values(self._study.ask(self._distributions).params)
 
     def repeat(self, values: Mapping[str, Any]) -> None:
-        """Take the values of the next trial from an earlier process.
+        """Add the next trial with its values from an earlier process.
 
         Raises:
           ValueError, KeyError: the values are not of this space.
@@ -66,7 +66,7 @@ class Proposals:
             self._study.tell(number - 1, state=TrialState.FAIL)
 
     def best(self) -> list[tuple[list[int], dict[str, float]]]:
-        """Return trials and mean objectives of the settings that none beats in all objectives, by ε."""
+        """Return trials and mean objectives of the settings that no other beats in all objectives, by ε."""
         settings: dict[str, list[FrozenTrial]] = defaultdict(list)
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             settings[str(self._values(trial.params))].append(trial)
@@ -90,7 +90,7 @@ class Proposals:
 
 
 def _distribution(axis: Axis) -> Any:
-    """Return the distribution of an axis; a list is searched by place, for its order has a meaning."""
+    """Return the distribution of an axis; a list is searched by index, because its order has a meaning."""
     if axis.choices:
         return optuna.distributions.IntDistribution(0, len(axis.choices) - 1)
     return optuna.distributions.FloatDistribution(axis.low, axis.high, log=True)

@@ -1,18 +1,19 @@
 """Sealed sweeps: K trials in secret, of which one is published.
 
-The order is what the theorems of `dpgcl_core.accounting.tuning.bounds` need: the tuned cost is charged, K and
-all draws are made from the operating system's entropy and written down, then the trials run, each a fresh
-independent draw of (setting, training); the best one alone is published, with ties broken by coins drawn
-beforehand. A trial that fails, or that a crash interrupts, counts as the worst score and is never repeated.
+The theorems of `dpgcl_core.accounting.tuning.bounds` require this order. The tuned cost is charged. K and all
+draws are made from the operating system's entropy and stored. Then the trials run, each a fresh independent
+draw of (setting, training). Only the best trial is published, with ties broken by coins drawn beforehand. A
+trial that fails, or that a crash interrupts, counts as the worst score and is never repeated.
 
-The moment of publication is fixed before K is drawn (`sweeps.service.planning.publication`). Until then
-nothing is written outside `trusted/`, nothing is sent to MLflow, and the process goes on; what is published
-has been prepared by then, so that the moment itself takes as long whatever K was, and the process ends then.
+The moment of publication is fixed before K is drawn (`sweeps.service.planning.publication`). Until the moment
+nothing is written outside `trusted/`, nothing is sent to MLflow, and the process keeps running. The published
+files are prepared before the moment, so that publishing takes the same time whatever K was; then the process
+ends.
 
-Who sees what. Trusted are the operator, the terminal, the cluster's logs and `trusted/` in the sweep's
-folder, where K and the progress lie. Readers of MLflow, of the statement, of the ledger and of `release/`
-find one run, without its place among the others. Times that servers and file systems note by themselves show
-the start or the moment.
+Visibility. Trusted are the operator, the terminal, the cluster's logs and `trusted/` in the sweep's folder,
+which holds K and the progress. Readers of MLflow, of the statement, of the ledger and of `release/` find one
+run, without its position among the others. Times that servers and file systems record automatically show the
+start or the moment.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class _SealedRun:
 
 
 class SealedRelease:
-    """What is charged, kept and shown of a sealed sweep; a `ReleasePolicy`.
+    """The `ReleasePolicy` of a sealed sweep, which charges it once and publishes one trial.
 
     Args:
-      sweep: prepared, its folder held by this process.
-      tracker: of MLflow, which may still be opened.
-      clock: that the moment of publication is kept by.
+      sweep: the prepared sweep; this process holds its folder.
+      tracker: MLflow's tracker, which may still be opening.
+      clock: the clock that times the moment of publication.
     """
 
     budget = None
@@ -88,7 +89,7 @@ class SealedRelease:
         """Charge the sweep and make all draws, unless an earlier process has; return the trials to run.
 
         Raises:
-          LedgerError: it cannot be charged; nothing was drawn.
+          LedgerError: the sweep cannot be charged; nothing was drawn.
           TrackingError: MLflow does not answer; nothing was charged.
         """
         doing("opening MLflow")
@@ -118,7 +119,7 @@ class SealedRelease:
         return ListedTrials(remaining)
 
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
-        """Keep a result on the trusted side."""
+        """Store a result on the trusted side."""
         self._keep(name, result)
         print_line(f"done: {name}")
 
@@ -127,7 +128,7 @@ class SealedRelease:
         return "trials that had begun count as the worst score; the number of trials stays"
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
-        """Choose one trial, publish it at the moment that was fixed, and return 0."""
+        """Choose one trial, publish it at the fixed moment, and return 0."""
         for name, failure in failures.items():
             warn(f"failed: {name} ({failure}); it counts as the worst score")
             self._keep(name, {"failed": str(failure)})
@@ -143,9 +144,9 @@ class SealedRelease:
         return self.folder.read_results(self._hashes)
 
     def _count_interrupted(self) -> None:
-        """Keep a worst score for each trial that had begun when an earlier process ended.
+        """Store a worst score for each trial that had begun when an earlier process ended.
 
-        A start is enough: checkpoints and count of the trial may be lost.
+        A recorded start is enough, because checkpoints and count of the trial may be lost.
         """
         results = self._results()
         for trial in self.plan.trials:
@@ -166,7 +167,7 @@ class SealedRelease:
         metrics = self._visible(trial)
         params = trial.params if trial is not None else {}
         statement = build_statement(self._plan, self._name, ledger=start.ledger)
-        for path in outgoing.iterdir():  # of an attempt that ended before the moment
+        for path in outgoing.iterdir():  # files of an attempt that ended before the moment
             path.unlink()
         write_statement(statement, outgoing)
         if trial is not None:
@@ -178,7 +179,7 @@ class SealedRelease:
         return _SealedRun(outcome=outcome, params=params, metrics=metrics, statement=statement, answer=answer)
 
     def _make_answer(self, params: Mapping[str, Any], metrics: Mapping[str, float]) -> Answer | None:
-        """Return the answer of the published run alone, without a comparison."""
+        """Return the answer about only the published run, without a comparison."""
         row = {"guarantee_label": "proven", "params": params, "metrics": metrics}
         tags = {"data_is": self._plan.tags()["data_is"]}
         try:
@@ -188,7 +189,7 @@ class SealedRelease:
             return None
 
     def _wait(self, start_time: float) -> None:
-        """Wait for the next moment; once the sweep is published, nothing is left to hide."""
+        """Wait for the next moment; a published sweep need not wait, as it has nothing more to hide."""
         if self._plan.publication is None or self._folder.is_published:
             return
         now = self._clock.now()
@@ -198,13 +199,13 @@ class SealedRelease:
         self._clock.sleep_until(moment)
 
     def _publish(self, run: _SealedRun) -> None:
-        """Move everything out at once: files first, `result.json` last, then the run in MLflow."""
+        """Publish everything at once: files first, `result.json` last, then the run in MLflow."""
         outgoing, release = self._folder.outgoing, self._folder.release
         release.mkdir(exist_ok=True)
         names = sorted((path.name for path in outgoing.iterdir()), key=lambda name: (name == RESULT, name))
         for name in names:
             part = release / f".{name}.part"
-            shutil.copyfile(outgoing / name, part)  # a file moved here would keep the time of its making
+            shutil.copyfile(outgoing / name, part)  # a moved file would keep its creation time
             part.replace(release / name)
             self._hide_times()
         statement = run.statement
@@ -240,7 +241,7 @@ class SealedRelease:
             os.utime(path, ns=(SEALED_TIME_MS * 10**6,) * 2)
 
     def _visible(self, trial: Trial | None) -> dict[str, float]:
-        """The metrics of the published trial that the bound covers; its own ε is not the sweep's."""
+        """Return the published trial's metrics that the bound covers; its own ε is not the sweep's ε."""
         if trial is None:
             return {}
         metrics = self._results()[trial.name]["metrics"]

@@ -1,4 +1,4 @@
-"""The draws of a sealed sweep and its folder: K and every setting, in secret, fixed before any trial runs."""
+"""A sealed sweep's folder and draws: K and every setting, drawn in secret and fixed before any trial runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sweeps.service.storage.sweep_folder import Repetition, SweepFolder, write_j
 from trainers.files.durable_files import make_folder
 
 RESULT = "result.json"
-"""What is published, in `release/`: its last file."""
+"""The last published file in `release/`."""
 _HIDDEN_PARAMS = ("repeat", "num_candidates")
 
 
@@ -36,9 +36,9 @@ class Draw:
     """One trial as it was drawn, before any trial ran.
 
     Attributes:
-      candidate: which setting.
-      public_seed: of its initialisation and views; drawn too, for a counted one would tell its place.
-      coin: breaks ties.
+      candidate: the index of its setting.
+      public_seed: seed of its initialisation and views; also drawn, as a counter would reveal its position.
+      coin: the coin that breaks ties.
     """
 
     candidate: int
@@ -59,7 +59,7 @@ def draw_trials(law: TrialCountLaw, num_candidates: int) -> tuple[Draw, ...]:
 
 
 def drawn_trials(candidates: Sequence[Trial], draws: Sequence[Draw]) -> tuple[Trial, ...]:
-    """Return the trials of the draws; their names number them, and stay on the trusted side."""
+    """Return the trials of the draws; their names contain their numbers, and stay on the trusted side."""
     trials = []
     for number, draw in enumerate(draws):
         candidate = candidates[draw.candidate]
@@ -80,7 +80,7 @@ def choose(
 ) -> Trial | None:
     """Return the trial to publish; None if none has a score (or none reaches `min_score`).
 
-    Without a threshold it is the trial with the best score, with it the first trial that reaches it.
+    Without a threshold this is the trial with the best score; with one, the first trial that reaches it.
     """
     scored_trials = []
     for trial, draw in zip(trials, draws, strict=True):
@@ -94,13 +94,13 @@ def choose(
 
 @dataclass(frozen=True, kw_only=True)
 class SealedStart:
-    """The start of a sealed sweep, which fixes all of this.
+    """The values that are fixed at the start of a sealed sweep.
 
     Attributes:
-      draws: of its trials.
+      draws: the draws of its trials.
       ledger: the ledger's lines from the moment of the charge; None without a ledger.
       time: seconds since the epoch, before anything was drawn.
-      budget: ε and trainings that the ledger had left then; None without a ledger.
+      budget: ε and trainings that the ledger had left at that time; None without a ledger.
     """
 
     draws: tuple[Draw, ...]
@@ -114,24 +114,24 @@ class SealedFolder:
     """A sealed sweep's folder: `trusted/` stays, `release/` may leave.
 
     Attributes:
-      folder: of the sweep; it holds the lock and the plan, without K.
+      folder: the sweep's folder, which holds the lock and the plan, without K.
     """
 
     folder: SweepFolder
 
     @property
     def trusted(self) -> SweepFolder:
-        """Where trials and checkpoints lie."""
+        """The folder of trials and checkpoints."""
         return SweepFolder(self.folder.path / "trusted")
 
     @property
     def release(self) -> Path:
-        """What may be handed on: the statement, the published run and its weights."""
+        """The folder that may be passed on: the statement, the published run and its weights."""
         return self.folder.path / "release"
 
     @property
     def outgoing(self) -> Path:
-        """What will be in `release/` from the moment on."""
+        """The folder of files that will be in `release/` from the moment on."""
         return self.trusted.path / "outgoing"
 
     @property
@@ -151,14 +151,14 @@ class SealedFolder:
         """Return the draws: new ones, charged before they are made, or the draws of the resumed sweep.
 
         Args:
-          plan: with the moment of publication.
-          ledger, dataset_id: to charge.
-          repetition: what repeats and continues the sweep.
-          start_time: the time now; a resumed sweep keeps its own.
-          sweep_id: of a new sweep.
+          plan: the plan with the moment of publication.
+          ledger, dataset_id: the ledger and data set to charge.
+          repetition: the options and command that repeat and continue the sweep.
+          start_time: the current time; a resumed sweep keeps its own start.
+          sweep_id: the id of a new sweep.
 
         Raises:
-          LedgerError: it cannot be charged; nothing was drawn.
+          LedgerError: the sweep cannot be charged; nothing was drawn.
           StorageError: a resumed sweep has lost its draws. A new one is charged in full again.
         """
         path = self.trusted.path / "sealed.json"
@@ -175,7 +175,7 @@ class SealedFolder:
                 "a sealed sweep needs a moment of publication before it draws its number of trials"
             )
         statement = reserve(ledger, str(dataset_id), plan, self.folder.name) if ledger is not None else None
-        # Before K is drawn, so that it tells nothing of it; later rows are of other times.
+        # Before K is drawn, so that the budget reveals nothing about K; later rows have other times.
         budget = remaining_budget(ledger, str(dataset_id), plan.trials) if ledger is not None else None
         draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))
         self._make_trusted()
@@ -190,7 +190,7 @@ class SealedFolder:
         return SealedStart(draws=draws, ledger=statement, time=start_time, budget=budget)
 
     def _make_trusted(self) -> None:
-        """Make all entries of `trusted/` at the start, for others see the folder's own times."""
+        """Make all entries of `trusted/` at the start, because others see the folder's own times."""
         make_folder(self.trusted.path, mode=0o700)
         for name in ("trials", "checkpoints", "started", "drawn", "ray", self.outgoing.name):
             make_folder(self.trusted.path / name)

@@ -1,8 +1,8 @@
-"""An adaptive search under way: each trial is chosen by the scores of earlier ones.
+"""Running an adaptive search: earlier trials' scores choose each trial.
 
-A proposal is written down before it is trained, one file per trial, `suggested/trial-3.json`. A resume
-proposes it again, records its scores with the sampler, and goes on. The study for Optuna's tools is only
-written: whatever becomes of it, the search proposes the same.
+A proposal is stored before it is trained, one file per trial, `suggested/trial-3.json`. A resume proposes it
+again, records its scores with the sampler, and continues. The study for Optuna's tools is only written: the
+search's proposals never depend on it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from trainers.files.durable_files import make_folder, sync_folder
 
 @dataclass(frozen=True)
 class OwnScore:
-    """A score of the user's own.
+    """The user's own score.
 
     Attributes:
-      name: of the metric that it becomes.
+      name: the name of the resulting metric.
       function: maps the visible metrics of a trial to a number, the larger the better.
     """
 
@@ -48,7 +48,7 @@ class OwnScore:
     function: Callable[[Mapping[str, float]], float]
 
     def of(self, trial: str, metrics: Mapping[str, float]) -> float:
-        """Return the score of a trial; nan, with a warning, where the function fails: the search goes on."""
+        """Return the score of a trial, or nan and a warning if the function fails; the search continues."""
         try:
             return float(self.function(dict(metrics)))
         except Exception as error:  # the user's own code
@@ -58,18 +58,18 @@ class OwnScore:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPolicy(TrialPolicy):
-    """Trials are proposed one after the other, each by the scores of earlier ones.
+    """A policy that proposes trials one after the other, each by the scores of earlier trials.
 
     Attributes:
-      space: of the search; taken from the options unless given.
-      own_score: computed of each trial, in place of a metric; None for none.
+      space: the search space; by default it is taken from the options.
+      own_score: the score to compute for each trial, in place of a metric; None for none.
     """
 
     space: Space | None = None
     own_score: OwnScore | None = None
 
     def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
-        """Return as many trials as the search has, each with the least noise of the space."""
+        """Return the search's number of trials, each with the least noise of the space."""
         return costliest_trials(inputs, self._space_of(inputs))
 
     def fixes_noise(self, inputs: PlanInputs) -> bool:
@@ -77,7 +77,7 @@ class SearchPolicy(TrialPolicy):
         return super().fixes_noise(inputs) or self._space_of(inputs).moves_epsilon
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
-        """Return the plan. Raises as `plan_search`."""
+        """Return the plan. Raises as in `plan_search`."""
         return plan_search(inputs, self.space, () if self.own_score is None else (self.own_score.name,))
 
     def print_plan(self, plan: SweepPlan, *, in_full: bool) -> None:
@@ -96,16 +96,16 @@ class SearchPolicy(TrialPolicy):
 
 
 class SearchTrials(SweepTrials):
-    """The trials of one search, named as it reaches them; it is their `TrialSource`, too.
+    """The trials of one search, named as the search reaches them; also their `TrialSource`.
 
     Args:
-      plan: of the search.
-      folder: of the sweep, held by this process.
+      plan: the search's plan.
+      folder: the sweep's folder, held by this process.
       calibrations: the noise multipliers found before.
-      own_score: is kept with the metrics that it is made of, so that a resume and MLflow know it.
+      own_score: the user's score; it is stored with the metrics, so that a resume and MLflow have it.
 
     Raises:
-      StorageError: what was proposed is damaged, or of another search.
+      StorageError: the stored proposals are damaged, or of another search.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class SearchTrials(SweepTrials):
         return self
 
     def keep(self, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep a result with its own score, where that is a finite number."""
+        """Store a result, with the user's own score if that is a finite number."""
         metrics, own_score = result["metrics"], self._own_score
         if own_score is not None and math.isfinite(value := own_score.of(name, metrics)):
             metrics = metrics | {own_score.name: value}
         return super().keep(name, {**result, "metrics": metrics})
 
     def next_trial(self) -> Trial:
-        """Return a trial that an earlier process had begun, or a new one, once it is written down."""
+        """Return a trial that an earlier process had begun, or a new trial after storing its proposal."""
         if self._to_repeat:
             return self._to_repeat.pop(0)
         number, values = self._proposals.num_suggestions + 1, self._proposals.suggest()
@@ -152,7 +152,7 @@ class SearchTrials(SweepTrials):
         return trial
 
     def note_end(self, name: str) -> None:
-        """Record the outcome of a trial with the sampler, by the result on disk."""
+        """Record the outcome of a trial with the sampler, from the result on disk."""
         result = self._folder.result(name, self._hashes[name])
         metrics = None if result is None else result["metrics"]
         self._proposals.record_scores(self.by_name[name].params["trial_number"], metrics)
@@ -160,7 +160,7 @@ class SearchTrials(SweepTrials):
             self._record({name: result})
 
     def begin(self) -> None:
-        """Record the outcomes of earlier trials with the sampler, and add missing ones to the kept study."""
+        """Record earlier trials' outcomes with the sampler, and add missing trials to the stored study."""
         results, excluded = self.results(), self.excluded()
         for ended_names in (results, excluded):
             for trial in self._to_repeat:
@@ -172,13 +172,13 @@ class SearchTrials(SweepTrials):
         self._record(results)
 
     def axes(self, trial: Trial) -> dict[str, Any]:
-        """Return the settings that are searched."""
+        """Return the trial's values of the searched settings."""
         return {name: trial.params[name] for name in self._search.space.columns}
 
     def statement(
         self, draws: Mapping[str, ChargedSteps], ledger: LedgerStatement | None
     ) -> PrivacyStatement:
-        """Return the privacy statement, with the trained mechanisms in place of the costliest one."""
+        """Return the privacy statement, with the trained mechanisms in place of the costliest mechanism."""
         trained = [self.by_name[name] for name in draws if is_proven(self.by_name[name])]
         mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))
         statement = super().statement(draws, ledger)
@@ -192,11 +192,11 @@ class SearchTrials(SweepTrials):
         return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
 
     def finish(self) -> None:
-        """Try once more to add missing trials to the kept study."""
+        """Try once more to add missing trials to the stored study."""
         self._record(self.results())
 
     def closing_lines(self) -> Iterator[str]:
-        """Yield the best settings of the search, for people to type again."""
+        """Yield lines with the best settings of the search, which people can type again."""
         best, objectives = self._proposals.best(), self._search.options.objectives
         if not best:
             yield f"no trial has a value of {', '.join(objectives)}"
@@ -213,7 +213,7 @@ class SearchTrials(SweepTrials):
             yield f"  {', '.join(names)}: {scores} with {settings}"
 
     def _record(self, results: Results) -> None:
-        """Add trials with a result to the kept study; the end of the search tries failed ones again."""
+        """Add trials with a result to the stored study; failed additions are retried at the search's end."""
         try:
             for name, result in results.items():
                 label = self.by_name[name].config.guarantee_label
@@ -222,7 +222,7 @@ class SearchTrials(SweepTrials):
             warn(f"warning: {error}; the end of the search, or --resume, adds it")
 
     def _register_trial(self, number: int, values: Mapping[str, Any]) -> Trial:
-        """Return trial `number`, registered with the sweep by its real settings."""
+        """Return trial `number`, after registering it with the sweep by its real settings."""
         trial = searched_trial(self._search, number, values)
         self._values[trial.name] = values
         self.add(trial)
@@ -230,15 +230,15 @@ class SearchTrials(SweepTrials):
 
 
 def suggestion_file(folder: SweepFolder, number: int) -> Path:
-    """Return where the settings of a trial are written down before it starts."""
+    """Return the file that stores the settings of a trial before it starts."""
     return folder.path / "suggested" / f"trial-{number}.json"
 
 
 def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]) -> None:
-    """Write the settings of a trial down, durably.
+    """Store the settings of a trial, durably.
 
     Raises:
-      StorageError: they cannot be written.
+      StorageError: the settings cannot be written.
     """
     path = suggestion_file(folder, number)
     with storage_errors(path):
@@ -248,10 +248,10 @@ def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]
 
 
 def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
-    """Return the values of all trials that were written down, the first one first.
+    """Return the stored values of all trials, in order.
 
     Raises:
-      StorageError: one is damaged or gone; a trial of other settings must not take its name.
+      StorageError: a file is damaged or missing; a trial of other settings must not take its name.
     """
     num_suggestions = len(list((folder.path / "suggested").glob("trial-*.json")))
     suggestions = []

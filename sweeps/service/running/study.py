@@ -1,8 +1,8 @@
 """The Optuna study of a search: a record for Optuna's own tools, which the search itself never reads.
 
-It lies in the sweep's folder and holds what MLflow shows of each trial with a result: its settings, the
-objectives, its ε and guarantee, which the release gate has let out. Trainings that stopped, failed or were
-restarted are no rows: of private records they may tell. Of private records it has no durations, either.
+It is in the sweep's folder and holds the values that MLflow shows for each trial with a result: settings,
+objectives, ε and guarantee, which have passed the release gate. It has no rows for trainings that stopped,
+failed or were restarted, because they may reveal private records. For private records it has no durations.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _TRIAL = "trial"
 
 
 def direction(objective: str) -> StudyDirection:
-    """Return which way an objective is better."""
+    """Return the direction in which an objective is better."""
     metric = find_metric(objective)
     is_lower_better = metric is not None and metric.higher_is_better is False
     return StudyDirection.MINIMIZE if is_lower_better else StudyDirection.MAXIMIZE
 
 
 class SearchStudy:
-    """The study of one search, which has its sweep's name.
+    """The study of one search, named after its sweep.
 
     Args:
-      folder: of the sweep.
-      objectives: of the search.
-      axes: of its space.
+      folder: the sweep's folder.
+      objectives: the search's objectives.
+      axes: the axes of its space.
     """
 
     def __init__(self, folder: Path, objectives: Sequence[str], axes: Sequence[Axis]) -> None:
@@ -58,17 +58,17 @@ class SearchStudy:
         guarantee_label: str,
         times_ms: tuple[int, int] | None,
     ) -> None:
-        """Add a trial with a result, unless it is there; without all objectives it counts as failed.
+        """Add a trial with a result, unless it was already added; without all objectives it counts as failed.
 
         Args:
-          trial: its name.
+          trial: the trial's name.
           values: its settings, by option.
-          result: its metrics, and what else was kept.
-          guarantee_label: of the training.
-          times_ms: when it began and ended; None where that is withheld.
+          result: its stored result, with its metrics.
+          guarantee_label: the training's guarantee label.
+          times_ms: its start and end; None if they are withheld.
 
         Raises:
-          StorageError: it cannot be written; call again.
+          StorageError: the study cannot be written; call again.
         """
         metrics = result["metrics"]
         scores = [each for name in self._objectives if math.isfinite(each := metrics.get(name, math.nan))]
@@ -92,11 +92,11 @@ class SearchStudy:
             known_trials = study.get_trials(deepcopy=False)
             if all(each.user_attrs.get(_TRIAL) != trial for each in known_trials):
                 study.add_trial(frozen_trial)
-        except Exception as error:  # of the file system, or Optuna's of a damaged file
+        except Exception as error:  # the file system's error, or Optuna's for a damaged file
             raise StorageError(f"{self._folder / JOURNAL} does not take {trial}: {error}") from error
 
     def _open_study(self) -> Study:
-        """The study, there already or new."""
+        """Return the existing study or a new one."""
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(self._folder / JOURNAL))),
             study_name=self._folder.name,

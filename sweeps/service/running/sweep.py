@@ -1,4 +1,4 @@
-"""From options to figure: prepare, run, conclude; the one way every sweep is run."""
+"""Runs every sweep, from options to figure: prepare, run, conclude."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.tracking.runs import Tracker
 
 SEALED_EXPERIMENT = "dpgcl"
-"""Of all sealed sweeps: an experiment of its own would reveal when one began."""
+"""The MLflow experiment of all sealed sweeps: a separate experiment would reveal when a sweep began."""
 SYSTEM_CLOCK = SystemClock()
 
 
@@ -38,11 +38,11 @@ class Outcome:
 
     Attributes:
       code: exit code.
-      plan: the sweep's.
-      folder: where its results lie; None after a dry run.
-      results: of its finished trials, by name; none of a sealed sweep.
-      statement: of an open sweep that ran and could be stated.
-      answer: of an open sweep that ran and has scores.
+      plan: the sweep's plan.
+      folder: the folder of its results; None after a dry run.
+      results: the results of its finished trials, by name; empty for a sealed sweep.
+      statement: the statement of an open sweep that ran and could be stated.
+      answer: the answer of an open sweep that ran and has scores.
     """
 
     code: int
@@ -70,18 +70,18 @@ def execute(
 
     Args:
       question: name of the sweep, for example `group-size`.
-      options: the user's.
+      options: the user's options.
       points: the sweep's points.
-      figure: draws the sweep's figure from MLflow alone: (tracking uri, sweep name, folder) → files; None for
-        none.
+      figure: draws the sweep's figure from MLflow only: (tracking uri, sweep name, folder) → files; None for
+        no figure.
       earlier: the sweep whose results chose these points; its cost is added.
-      policy: which trials an open sweep has.
-      repeat_options: the options that repeat all of it, if `options` are of a part.
-      clock: that a sealed sweep is published by.
+      policy: decides the trials of an open sweep.
+      repeat_options: the options that repeat the whole sweep, if `options` are for a part of it.
+      clock: the clock that times a sealed sweep's publication.
 
     Returns:
-      Its outcome, with the exit code: 0; 1 when trials failed or MLflow did not take all results
-      (`--resume` continues), or when every training was left out; 128 + signal when stopped.
+      The sweep's outcome, with the exit code: 0; 1 if trials failed or MLflow lacks results (`--resume`
+      continues), or if every training was left out; 128 + signal if stopped.
 
     Raises:
       DpgclError: bad input; exit code 2.
@@ -115,7 +115,7 @@ def execute(
 
 
 def experiment_of(plan: SweepPlan) -> tuple[str, str]:
-    """Return name and description of the MLflow experiment of a sweep: one for each question and data set."""
+    """Return name and description of a sweep's MLflow experiment: one per question and data set."""
     if not plan.release.is_open:
         return SEALED_EXPERIMENT, ""
     dataset, question = plan.source.dataset, plan.question.removesuffix("-tuning")

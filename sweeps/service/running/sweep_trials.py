@@ -1,4 +1,4 @@
-"""The trials of one open sweep while it runs: the remaining ones, and the kept result of each."""
+"""The trials of one open sweep while it runs: the remaining trials, and the stored results."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class SweepTrials:
     """The trials of a sweep whose plan names all of them.
 
     Args:
-      plan: of the sweep.
-      folder: of the sweep, held by this process.
+      plan: the sweep's plan.
+      folder: the sweep's folder, held by this process.
 
     Attributes:
       by_name: all trials that are known so far.
@@ -39,18 +39,18 @@ class SweepTrials:
         self._results: dict[str, dict[str, Any]] | None = None
 
     def add(self, trial: Trial) -> None:
-        """Add a trial, or replace it by one with its real settings."""
+        """Add a trial, or replace the trial of its name by one with its real settings."""
         self.by_name[trial.name] = trial
         self._hashes[trial.name] = config_hash(trial.config)
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """Return the results of finished trials, by name; read once, as only this driver writes here."""
+        """Return the results of finished trials, by name; read once, because only this driver writes them."""
         if self._results is None:
             self._results = self._folder.read_results(self._hashes)
         return self._results
 
     def keep(self, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep the result of a trial that has just ended, durably, and return the kept record."""
+        """Store the result of a trial that has just ended, durably, and return the stored result."""
         more = {"config_hash": self._hashes[name], "params": self.by_name[name].params}
         record = {**result, **more, "ended_ms": int(time.time() * 1000)}
         self._folder.keep(name, record)
@@ -60,7 +60,7 @@ class SweepTrials:
     def excluded(self) -> dict[str, str]:
         """Return the reasons why no attempt may continue a training, by the training's name.
 
-        The releases of the others are charged for all trainings, these included; so they go on without them.
+        The sweep continues without these trainings: its charge covers all trainings, including these.
         """
         reasons = {}
         for name, trial in self._begun_trials(self.results()):
@@ -71,7 +71,7 @@ class SweepTrials:
         return reasons
 
     def restart_notes(self, finished_or_excluded: Collection[str]) -> Iterator[str]:
-        """Yield the rest of R, the steps charged in advance, for every training that goes on."""
+        """Yield a note on the rest of R, the steps charged in advance, for every training that continues."""
         for name, trial in self._begun_trials(finished_or_excluded):
             restarts, checkpoints = trial.config.mechanism.num_restart_steps, self._checkpoints(trial)
             if restarts is not None and checkpoints.read_counts().num_attempts:
@@ -82,10 +82,10 @@ class SweepTrials:
         return ListedTrials(remaining)
 
     def begin(self) -> None:
-        """Prepare for the first training, or for the next one of a resumed sweep."""
+        """Prepare for the first training, or for the next training of a resumed sweep."""
 
     def finish(self) -> None:
-        """Complete the kept records, once all trials have ended."""
+        """Complete the stored files, after all trials have ended."""
 
     def axes(self, trial: Trial) -> dict[str, Any]:
         """Return the params of a training that the sweep's question is about."""
@@ -104,13 +104,13 @@ class SweepTrials:
         """Return the sweep's privacy statement.
 
         Args:
-          draws: what each trial may have drawn, by name.
-          ledger: the ledger's lines; None without one.
+          draws: counts of the draws that each trial may have made, by name.
+          ledger: the ledger's lines; None without a ledger.
         """
         return build_statement(self._plan, self._folder.name, draws=draws, ledger=ledger)
 
     def closing_lines(self) -> Iterable[str]:
-        """Return the sweep's last lines, below its answer."""
+        """Return the sweep's last printed lines, below its answer."""
         return ()
 
     def _begun_trials(self, without: Collection[str]) -> Iterator[tuple[str, Trial]]:

@@ -1,9 +1,9 @@
-"""`--total-epsilon`: the largest ε of one training at which a sweep stays within a total; and what would fit.
+"""`--total-epsilon`: the largest ε of one training that keeps a sweep within a total, and options that fit.
 
-Nothing is computed anew here: a plan is a number of trainings, each calibrated as the sweep itself calibrates
-it, their cost is `cost_of`, and the ledger decides whether it holds them. All of that rises with the ε of
-one training, with the number of repeats and with every further point, so bisection finds the largest that
-fits. Its result fits by the two functions that a sweep is stated and charged by.
+This module has no accounting of its own. A plan is a number of trainings, each calibrated as in the sweep
+itself, their cost is `cost_of`, and the ledger decides whether it has room for them. All costs rise with the
+ε of one training, with the number of repeats and with every further point, so bisection finds the largest
+value that fits. The result fits by the same two functions that state and charge a sweep.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Limits:
     """The limits of a whole sweep, and the largest sweep within them.
 
     Attributes:
-      options: of the sweep.
+      options: the sweep's options.
       points: the settings to compare.
-      trials_of: the sweep's trials.
-      total_epsilon: --total-epsilon; None for the ledger alone.
-      account: ledger and data set that it is charged to; None without.
+      trials_of: returns the sweep's trials for given options.
+      total_epsilon: --total-epsilon; None if only the ledger limits the sweep.
+      account: the ledger and data set that it is charged to; None without a ledger.
     """
 
     options: SweepOptions
@@ -55,10 +55,10 @@ class Limits:
         """Return the largest ε of one training, or number of repeats, at which a sweep is within its limits.
 
         Args:
-          has_fixed_noise: options or points give the noise of every private training; else its ε is sought.
+          has_fixed_noise: whether options or points give every private training's noise; else ε is searched.
 
         Raises:
-          ConfigError: no private training is planned, or nothing fits; the error names options that would.
+          ConfigError: no private training is planned, or nothing fits; the error names fitting options.
         """
         total, repeats = self.total_epsilon, self.options.service.repeats
         assert total is not None
@@ -77,10 +77,10 @@ class Limits:
         )
 
     def what_would_fit(self, *, has_fixed_noise: bool) -> str:
-        """Return the options that would fit in place of a sweep that does not; "" for none.
+        """Return a text with options that would fit, for a sweep that does not; "" if there are none.
 
         Args:
-          has_fixed_noise: as of `fit`.
+          has_fixed_noise: as in `fit`.
         """
         alternatives, mechanism = [], self.options.mechanism
         if mechanism.noise_multiplier is None and not _have_noise(self.points):
@@ -93,7 +93,7 @@ class Limits:
         return f". What would fit: {', or '.join(alternatives)}" if alternatives else ""
 
     def text(self, fit: Fit, trials: Sequence[Trial]) -> str:
-        """Return the plan for a total ε, in a sentence."""
+        """Return a sentence on the plan for a total ε."""
         summary = (
             f"ε = {fit.epsilon:g} of one training is the largest"
             if fit.epsilon is not None
@@ -106,10 +106,10 @@ class Limits:
         )
 
     def _largest_epsilon(self, *, max_epsilon: float) -> float | None:
-        """Return the largest ε of one training, to a percent, at which all of the sweep is within its limits.
+        """Return the largest ε of one training, to a percent, at which the whole sweep is within its limits.
 
-        More noise in all trainings is tried first, for that needs no calibration. It gives the ε if all of
-        them cost the same, and a first guess otherwise.
+        More noise in all trainings is tried first, because it needs no calibration. It gives the ε if all
+        trainings cost the same, and a first guess otherwise.
         """
 
         def fits(epsilon: float) -> bool:
@@ -133,7 +133,7 @@ class Limits:
         return _nearest(fits, min(guess, max_epsilon))
 
     def _calibrated(self, epsilon: float) -> Sequence[Trial] | None:
-        """The trials at an ε of one training; None where no noise is found for one so large, or so small."""
+        """Return the trials at an ε of one training; None if ε is too large or small for any noise."""
         try:
             trials = self.trials_of(replace_options(self.options, epsilon=epsilon))
         except ConfigError as error:
@@ -148,26 +148,26 @@ class Limits:
 
     @property
     def _count(self) -> tuple[str, int]:
-        """The option with the number of trainings of every point, and its value; a search has trials."""
+        """Return the option for the number of trainings (repeats, or trials of a search), and its value."""
         if isinstance(self.options, SearchOptions):
             return "num_trials", self.options.num_trials
         return "repeats", self.options.service.repeats if self.options.release.is_open else 1
 
     def _count_that_fits(self) -> int:
-        """Return the largest number of repeats (trials of a search), up to that given, that fits; or 0."""
+        """Return the largest fitting number of repeats (trials of a search) up to the given number, or 0."""
         trials, (_, max_count) = self.trials_of(self.options), self._count
         num_per_count = len(trials) // max_count
         return largest_admitted(lambda number: self._share(trials[: num_per_count * number]) <= 1, max_count)
 
     def _delta(self, proven: Sequence[Trial]) -> float:
-        """Return the δ of the total: the smaller one of the sweep's and of the ledger's cap."""
+        """Return the δ of the total: the smaller of the sweep's δ and the δ of the ledger's cap."""
         if self.account is None:
             return delta_of(proven)
         ledger, dataset_id = self.account
         return min(delta_of(proven), ledger.read_charges(dataset_id, with_pld=False).cap.delta)
 
     def _share(self, trials: Sequence[Trial]) -> float:
-        """The share of a limit that trials need: at most 1 where they fit, and else above."""
+        """Return the share of the limits that trials need: at most 1 if they fit, and above 1 otherwise."""
         proven = [trial for trial in trials if is_proven(trial)]
         if not proven:
             return 0.0
@@ -179,7 +179,7 @@ class Limits:
         return math.inf if tuned is None else max(of_ledger, tuned / self.total_epsilon)
 
     def _share_of_ledger(self, trials: Sequence[Trial]) -> float:
-        """Return the share of a ledger's rest: of an open sweep in the filter's RDP, else all or nothing."""
+        """Return the share of a ledger's rest: in the filter's RDP for an open sweep, else all or nothing."""
         if self.account is None or not all(trial.config.mechanism.rules.plain_event for trial in trials):
             return 0.0
         (ledger, dataset_id), release = self.account, self.options.release
@@ -206,14 +206,14 @@ class Limits:
 
 
 def _have_noise(points: Sequence[Point]) -> bool:
-    """Whether every private point has an ε or σ of its own."""
+    """Return whether every private point has its own ε or σ."""
     noises = [{name: point.changes.get(name) for name in ("epsilon", "noise_multiplier")} for point in points]
     private = [noise for noise in noises if noise["epsilon"] != math.inf]
     return bool(private) and all(set(noise.values()) != {None} for noise in private)
 
 
 def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
-    """Whether options or points give the noise of every private training.
+    """Return whether options or points give the noise of every private training.
 
     >>> fixes_noise(SweepOptions(), [Point(label="S2", changes={"group_size": 2})])
     False
@@ -223,7 +223,7 @@ def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
 
 
 def _with_noise(trials: Sequence[Trial], factor: float) -> list[Trial]:
-    """The trials with that many times the noise."""
+    """Return the trials with their noise multiplied by a factor."""
 
     def louder(mechanism: Mechanism) -> Mechanism:
         return replace(mechanism, noise_multiplier=factor * mechanism.noise_multiplier)
@@ -235,7 +235,7 @@ def _with_noise(trials: Sequence[Trial], factor: float) -> list[Trial]:
 
 
 def _nearest(fits: Callable[[float], bool], guess: float) -> float | None:
-    """The largest ε that fits near a guess, to three digits: in steps of 1 %, then of 2 %, and so on."""
+    """Return the largest ε that fits near a guess, to three digits, by steps of 1 %, then 2 %, and so on."""
     epsilon, step = _rounded_down(guess), 0.01
     if fits(epsilon):
         return epsilon
@@ -247,7 +247,7 @@ def _nearest(fits: Callable[[float], bool], guess: float) -> float | None:
 
 
 def _rounded_down(value: float) -> float:
-    """The number of three digits at or below a value.
+    """Return the largest number of three digits at or below a value.
 
     >>> _rounded_down(0.12399), _rounded_down(7.0)
     (0.123, 7.0)
@@ -260,8 +260,8 @@ def largest_that_fits(share: Callable[[float], float], *, maximum: float, minimu
     """Return a number from `minimum` to `maximum`, within a percent of the largest, whose share is at most 1.
 
     Args:
-      share: rises with the number.
-      maximum, minimum: both positive.
+      share: maps a number to its share, which rises with the number.
+      maximum, minimum: the ends, both positive.
 
     >>> largest = largest_that_fits(lambda x: x * x / 2, maximum=10.0, minimum=0.001)
     >>> 0.99 * 2**0.5 < largest <= 2**0.5

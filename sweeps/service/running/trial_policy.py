@@ -1,4 +1,4 @@
-"""The choice of a sweep's trials: every point with its repeats, unless a policy of its own differs."""
+"""The choice of a sweep's trials: by default every point with its repeats; other policies may differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sweeps.service.storage.sweep_folder import SweepFolder
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPolicy:
-    """Every point is trained with all repeats, in the order of the points.
+    """A policy that trains every point with all repeats, in the order of the points.
 
     Attributes:
       has_answer: whether the sweep ends in an answer to its question.
@@ -34,7 +34,7 @@ class TrialPolicy:
         return fixes_noise(inputs.options, inputs.points)
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
-        """Return the plan. Raises as `build_plan`."""
+        """Return the plan. Raises as in `build_plan`."""
         return build_plan(inputs)
 
     def print_plan(self, plan: SweepPlan, *, in_full: bool) -> None:
@@ -42,7 +42,7 @@ class TrialPolicy:
         print_plan(plan, in_full=in_full)
 
     def resumed_name(self, name: str) -> str:
-        """Return the name to resume the sweep by: for the first of two sweeps, the second one's name."""
+        """Return the name for resuming the sweep: for the first of two sweeps, the second sweep's name."""
         return name
 
     def start(self, plan: SweepPlan, folder: SweepFolder, calibrations: CalibrationCache) -> SweepTrials:

@@ -1,9 +1,9 @@
-"""Tuning before comparing: each candidate gets a grid of settings, and the best one is trained afresh.
+"""Tuning before comparing: each candidate has a grid of settings, and the best setting is trained again.
 
-A candidate is what a comparison has one row for, for example a method at one ε. A first sweep trains every
-setting of every candidate once; a second one trains the best setting of each, with seeds of its own, so
-that the scores shown are not the scores that decided the choice. Both are open sweeps: all trials of both
-are released, and the stated cost of the second covers both together.
+A candidate is one row of a comparison, for example a method at one ε. A first sweep trains every setting of
+every candidate once. A second sweep trains each candidate's best setting with its own seeds, so that the
+reported scores are not the scores that decided the choice. Both are open sweeps: all trials of both are
+released, and the stated cost of the second covers both together.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _TUNING = "-tuning"
 
 @dataclass(frozen=True, kw_only=True)
 class FirstOfTwo(TrialPolicy):
-    """Every setting of a grid, in a sweep whose plan knows the comparison that follows.
+    """The policy of the first sweep: every setting of a grid, in a plan that includes the later comparison.
 
-    Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T. So plan
-    and dry run state the total, and a ledger that does not hold both refuses before anything is trained. A
-    resume does not check again what the comparison may have reserved already.
+    The ε of both is known in advance, because no setting of a grid changes it, unless the grid varies σ, B or
+    T. So plan and dry run state the total, and a ledger without room for both sweeps refuses before anything
+    is trained. A resume does not check the comparison again, because it may already have its reservations.
 
     Attributes:
-      question, options, points: of the comparison, which has the answer.
+      question, options, points: those of the comparison, which has the answer.
     """
 
     question: str
@@ -59,7 +59,7 @@ class FirstOfTwo(TrialPolicy):
         return [*super().trials(inputs), *super().trials(self._second(inputs))]
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
-        """Return the plan of the first sweep, with the trials that follow. Raises as `build_plan`."""
+        """Return the first sweep's plan, with the later trials. Raises as in `build_plan`."""
         plan, after = super().plan(inputs), super().plan(self._second(inputs))
         note = (
             f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
@@ -73,7 +73,7 @@ class FirstOfTwo(TrialPolicy):
         return name.removesuffix(_TUNING)
 
     def _second(self, inputs: PlanInputs) -> PlanInputs:
-        """What the comparison is planned from, at the noise of the first sweep."""
+        """Return the inputs of the comparison's plan, at the noise of the first sweep."""
         second = dataclasses.replace(self.options, mechanism=inputs.options.mechanism)
         return dataclasses.replace(
             inputs, question=self.question, options=second, points=self.points, notes=(), earlier=None
@@ -91,13 +91,13 @@ def run_tuned_sweep(
 
     Args:
       question: name of the sweep.
-      options: the user's; `name` belongs to the second sweep, and the first one's ends in `-tuning`.
-      candidates: to compare: the changes that all settings of one share, and the params that MLflow shows.
+      options: the user's options; `name` is the second sweep's name, and the first one's ends in `-tuning`.
+      candidates: the candidates to compare, each with its settings' shared changes and params for MLflow.
       grid: settings by option name, the same for all candidates.
-      figure: as in `execute`, of the second sweep.
+      figure: as in `execute`, for the second sweep.
 
     Raises:
-      ConfigError: the release mode is not open, or nothing would be scored to choose by.
+      ConfigError: the release mode is not open, or there would be no score to choose by.
     """
     if not options.release.is_open:
         raise ConfigError(
@@ -152,9 +152,9 @@ def run_tuned_sweep(
 def select_methods(names: Sequence[str], data: DataOptions) -> list[Method]:
     """Return the methods of these names, or all methods, that can be compared on the sweep's data.
 
-    Of all methods these have a loss for the kind of record, and learn without labels. On private data their
-    guarantee is proven, and they share the neighbouring relation of the first: trainings with two relations
-    have no total ε.
+    If no names are given, these are the methods that have a loss for the kind of record, and learn without
+    labels. On private data only methods remain that have a proven guarantee and the neighbouring relation of
+    the first such method, because trainings with two relations have no total ε.
     """
     methods = [method_named(name) for name in dict.fromkeys(names)] or _fitting(data)
     if not data.are_private:
@@ -168,7 +168,7 @@ def select_methods(names: Sequence[str], data: DataOptions) -> list[Method]:
 
 
 def _fitting(data: DataOptions) -> list[Method]:
-    """All methods that can be trained on records of the sweep's modality."""
+    """Return all methods that can be trained on records of the sweep's modality."""
     of_images = data.modality == "image"
     kind = "images without texts" if of_images else "pairs of images and texts"
     unlabelled = [method for method in METHODS.values() if not method.takes_labels]
@@ -194,7 +194,7 @@ def _name_of_both(question: str, options: SweepOptions) -> str:
 
 
 def _points(candidate: Point, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """The settings to try."""
+    """Return the settings to try."""
     return [
         Point(
             label=f"tune-{candidate.label}-{number}",
@@ -206,7 +206,7 @@ def _points(candidate: Point, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
 
 
 def _best(points: Sequence[Point], tuning: Outcome, candidate: Point, name: str) -> Point:
-    """The setting of the highest score `name`; of equal ones the first, and no score counts as the lowest."""
+    """Return the setting of the highest score `name`, the first of equals; a missing score is the lowest."""
 
     def score(point: Point) -> float:
         value = tuning.results[f"{point.label}-r0"]["metrics"].get(name, -math.inf)
@@ -221,7 +221,7 @@ def _best(points: Sequence[Point], tuning: Outcome, candidate: Point, name: str)
 
 
 def _final_point(candidate: Point, setting: Point, num_tried: int) -> Point:
-    """The point of the comparison."""
+    """Return the candidate's point in the comparison."""
     params = {**candidate.params, "tuning_grid_size": num_tried}
     return Point(label=candidate.label, changes=setting.changes, params=params)
 

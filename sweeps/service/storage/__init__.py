@@ -1,1 +1,1 @@
-"""What of a sweep lasts on disk."""
+"""The durable files of a sweep."""

@@ -18,8 +18,8 @@ class CalibrationCache:
     """Noise multipliers of earlier plans; see `calibrations`.
 
     Attributes:
-      folder: of one run, from which planning reads them, and to which it writes new ones.
-      permanent_folder: in the storage folder.
+      folder: the folder of one run, from which planning reads them, and to which it writes new ones.
+      permanent_folder: the folder in the storage folder.
     """
 
     folder: Path
@@ -36,7 +36,7 @@ class CalibrationCache:
 
 @contextmanager
 def calibrations(root: Path) -> Iterator[CalibrationCache]:
-    """Yield the cache of a storage folder, which changes by `keep` alone: a plan may still be refused."""
+    """Yield the cache of a storage folder, which only `keep` changes, as a plan may still be refused."""
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         cache = CalibrationCache(Path(folder), root / "calibration")
         for file in cache.permanent_folder.glob("*.json"):

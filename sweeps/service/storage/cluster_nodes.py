@@ -1,4 +1,4 @@
-"""The nodes of the connected Ray, and the answers of all to one function that they run at once."""
+"""The nodes of the connected Ray, and the nodes' results of a function that all run at the same time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNode:
-    """One node that is up.
+    """One running node.
 
     Attributes:
-      id: Ray's.
-      address: of its machine.
-      num_cpus, num_gpus: that Ray counts.
+      id: Ray's id of the node.
+      address: the address of its machine.
+      num_cpus, num_gpus: the numbers that Ray counts.
     """
 
     id: str
@@ -24,12 +24,12 @@ class ClusterNode:
 
     @property
     def name(self) -> str:
-        """Its address, and the beginning of Ray's id of it."""
+        """The node's address, and the beginning of its id in Ray."""
         return f"{self.address} ({self.id[:6]})"
 
 
 def living_nodes() -> list[ClusterNode]:
-    """Return the nodes of the connected Ray that are up."""
+    """Return the running nodes of the connected Ray."""
     import ray
 
     untyped_ray: Any = ray
@@ -48,14 +48,14 @@ def living_nodes() -> list[ClusterNode]:
 def answers_of_nodes(
     look: Callable[..., Any], *arguments: object, nodes: Sequence[ClusterNode], seconds: float
 ) -> dict[str, Any]:
-    """Return the answers of nodes by id, without nodes that do not answer in time, or leave.
+    """Return the nodes' answers by node id, without nodes that leave or do not answer in time.
 
     Args:
-      look: the function that each node runs: a local one with its own imports, which Ray sends along, as a
-        node may lack this code.
-      arguments: of the function.
-      nodes: that run it.
-      seconds: to wait for all nodes, for one may be gone without Ray's knowing yet.
+      look: the function that each node runs: a local function with its own imports, so that Ray sends it to
+        nodes that lack this code.
+      arguments: the function's arguments.
+      nodes: the nodes to run it.
+      seconds: the time to wait for all nodes, because Ray may not yet know that a node is gone.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -75,6 +75,6 @@ def answers_of_nodes(
     for reference in ready:
         try:
             answers[node_ids[reference]] = untyped_ray.get(reference)
-        except untyped_ray.exceptions.RayError:  # the node left meanwhile
+        except untyped_ray.exceptions.RayError:  # the node left in the meantime
             untyped_ray.cancel(reference, force=True)
     return answers

@@ -1,4 +1,4 @@
-"""The log of an open sweep, `log.jsonl` in its folder: a line of JSON for each thing that happened to it."""
+"""The log of an open sweep, `log.jsonl` in its folder, with a line of JSON for each event."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ BEGUN, FINISHED, FAILED, RESTARTED, LOST, ENDED = "begun", "finished", "failed",
 
 
 class SweepLog:
-    """The log of the sweep in `folder`, written by its one driver.
+    """The log of the sweep in `folder`, written by its only driver.
 
-    It tells what the operator sees on the terminal, with times: how often a private training was restarted is
-    in it, and is not for others (docs/private-data.md).
+    It contains the information that the operator sees on the terminal, with times. It includes the number of
+    restarts of private trainings, which must not be disclosed to others (docs/private-data.md).
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "log.jsonl"
 
     def write(self, event: str, trial: str, text: str, **facts: Any) -> None:
-        """Append a line: the time in UTC, sweep, trial, event, the words for people, and more facts.
+        """Append a line: the time in UTC, sweep, trial, event, the text for people, and more facts.
 
-        The trial is "" where the line is of the sweep as a whole. A line that cannot be written, on a full
-        disk for example, ends no sweep.
+        The trial is "" if the line is about the whole sweep. A line that cannot be written, for example on a
+        full disk, does not end the sweep.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = {"time": now, "sweep": self.path.parent.name, "trial": trial, "event": event, "text": text}
@@ -40,7 +40,7 @@ class SweepLog:
         texts = []
         for line in lines:
             if RESTARTED.encode() in line:
-                with suppress(ValueError, KeyError, TypeError):  # half a line, of a driver that was killed
+                with suppress(ValueError, KeyError, TypeError):  # an incomplete line of a killed driver
                     entry = json.loads(line)
                     if (entry["event"], entry["trial"]) == (RESTARTED, trial):
                         texts.append(str(entry["text"]))

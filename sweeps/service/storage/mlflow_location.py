@@ -1,4 +1,4 @@
-"""Where MLflow keeps the runs of sweeps."""
+"""The place where MLflow stores the runs of sweeps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainers.tracking.mlflow_server import database_address
 
 
 def tracking_address(option: str | None, root: Path) -> str:
-    """Return where MLflow keeps the runs: the option, `$MLFLOW_TRACKING_URI`, or `mlflow.db` in `root`.
+    """Return the address of MLflow's runs: the option, `$MLFLOW_TRACKING_URI`, or `mlflow.db` in `root`.
 
-    The path of an SQLite file is made absolute: the driver of a private Ray changes its folder.
+    The path of a SQLite file is made absolute, because the driver of a private Ray changes its folder.
 
     Raises:
-      StorageError: the file lies in a job's throw-away copy.
+      StorageError: the file is in a job's temporary copy.
     """
     uri = option or os.environ.get("MLFLOW_TRACKING_URI") or database_address(root)
     file = re.fullmatch(r"(sqlite[^:]*:///)([^?]+)(.*)", uri, re.IGNORECASE)

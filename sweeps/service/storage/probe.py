@@ -1,6 +1,6 @@
-"""Whether the nodes of a Ray cluster share a folder, and whether its locks hold between them.
+"""A check whether the nodes of a Ray cluster share a folder, and whether its locks hold between nodes.
 
-The driver writes a random token into a new folder and holds a lock there; a task on each node reads the token
+The driver writes a random token into a new folder and holds a lock there. A task on each node reads the token
 and tries to take the lock, which must fail.
 """
 
@@ -40,10 +40,10 @@ class NodeStorage:
     """The folder as one node sees it.
 
     Attributes:
-      node: its address, and the beginning of Ray's id of it.
-      folder: `same`; `other`, of the same path and without the token; `missing`; or `unwritable`.
-      lock: `held` as it must be, `taken` although the driver holds it, `unsupported`; "" if not tried.
-      error_text: the system's message where something failed.
+      node: its address, and the beginning of its id in Ray.
+      folder: `same`; `other`, which has the same path but no token; `missing`; or `unwritable`.
+      lock: `held` as required, `taken` although the driver holds it, `unsupported`; "" if not tried.
+      error_text: the system's message if something failed.
     """
 
     node: str
@@ -57,9 +57,9 @@ class StorageProbe:
     """The results of a probe.
 
     Attributes:
-      folder: that was probed.
-      nodes: all that answered.
-      silent: the nodes that did not.
+      folder: the probed folder.
+      nodes: all nodes that answered.
+      silent: the nodes that did not answer.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class StorageProbe:
     silent: Sequence[str] = ()
 
     def apart(self) -> str:
-        """Return a message with the nodes that see another folder or none; "" if all see the driver's."""
+        """Return a message on nodes that see another folder or none; "" if all see the driver's folder."""
         apart = [node for node in self.nodes if node.folder != SAME]
         if not apart:
             return ""
@@ -89,11 +89,11 @@ def _because(node: NodeStorage) -> str:
 
 
 def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> StorageProbe:
-    """Probe a folder from all nodes of the connected Ray; a file is written there, and removed.
+    """Probe a folder from all nodes of the connected Ray, by a file that is written there and removed.
 
     Args:
-      folder: exists, or can be created.
-      answer_seconds: to wait for nodes, of which one may be gone without Ray's knowing yet.
+      folder: a folder that exists or can be created.
+      answer_seconds: the time to wait for nodes, because Ray may not yet know that a node is gone.
 
     Raises:
       StorageError: this machine cannot write the folder.
@@ -114,10 +114,10 @@ def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> S
 def check_shared(folder: Path, print_line: Callable[[str], None]) -> None:
     """Raise StorageError if the nodes of the connected Ray do not share a folder; print other problems.
 
-    On one node this is a no-op.
+    With one node this is a no-op.
 
     Raises:
-      StorageError: a node sees another folder, or none.
+      StorageError: a node sees another folder, or no folder.
     """
     if len(living_nodes()) < 2:
         return
@@ -132,19 +132,19 @@ def check_shared(folder: Path, print_line: Callable[[str], None]) -> None:
 
 @contextmanager
 def _hold_lock(folder: Path) -> Iterator[tuple[str, str]]:
-    """Create a folder with a token, and hold a lock there; yields the folder's name and the token."""
+    """Create a folder with a token, hold a lock there, and yield the folder's name and the token."""
     token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=folder, ignore_cleanup_errors=True) as name:
         place = Path(name)
         (place / _TOKEN).write_text(token)
         with (place / _LOCK).open("w") as file:
-            with suppress(OSError):  # where there are no locks, the nodes report it
+            with suppress(OSError):  # if there are no locks, the nodes report it
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield name, token
 
 
 def look_function() -> Callable[[str, str, int, float], dict[str, Any]]:
-    """Return what a node does: a local function, which Ray sends along, as the node may lack this code."""
+    """Return the function for a node to run; it is local, so that Ray sends it to nodes without this code."""
 
     def look(place: str, token: str, looks: int, seconds_between: float) -> dict[str, Any]:
         import errno

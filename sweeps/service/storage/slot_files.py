@@ -1,8 +1,8 @@
-"""Where slot tables are kept: beside the ledger's mark on the data, else in the storage folder.
+"""The files of slot tables: next to the ledger's mark on the data, else in the storage folder.
 
-A record must be trained on by all trials of a sweep, or scored by all of them, after a resume as before; so
-a table is written before the first trial of the first sweep that holds records out, and read by all that
-follow. It tells who is in the data set: only its owner may read the file.
+All trials of a sweep must train on a record, or all must score it, after a resume as before. So a table is
+written before the first trial of the first sweep that holds records out, and all later sweeps read it. It
+reveals who is in the data set, so only its owner may read the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SlotFiles:
     """The slot tables of one data set, one for each capacity.
 
     Attributes:
-      beside: path without the capacity.
+      beside: the tables' path without the capacity.
     """
 
     beside: Path
@@ -39,10 +39,10 @@ class SlotFiles:
 
     @classmethod
     def of(cls, data: DataOptions, root: Path, *, has_ledger: bool) -> SlotFiles:
-        """Return the files of a data set: beside its mark if it has one and that folder is writable.
+        """Return the files of a data set: next to its mark if it has a mark and that folder is writable.
 
         Args:
-          data: the data set; a table is of its units.
+          data: the data set; a table assigns slots to its units.
           root: the storage folder.
           has_ledger: whether the data set is charged to a ledger, which marks it.
         """
@@ -59,11 +59,11 @@ class SlotFiles:
         return self.beside.with_name(f"{self.beside.name}-{capacity}.npz")
 
     def holding(self, capacity: int, ids: Ids) -> SlotTable:
-        """Return the table of these records, with slots for new ones; `keep` writes it.
+        """Return the table of these records, with slots for new records; `keep` writes it.
 
         Raises:
           ConfigError: there are more records than slots.
-          StorageError: the file cannot be read, or is of another capacity.
+          StorageError: the file cannot be read, or is for another capacity.
         """
         path = self.path(capacity)
         self._file_contents[capacity] = content = _content(path)
@@ -78,10 +78,10 @@ class SlotFiles:
         return table.holding(ids, SecureGenerator())
 
     def keep(self, table: SlotTable) -> None:
-        """Write a table that `holding` gave, for all sweeps that follow.
+        """Write a table from `holding`, for all later sweeps.
 
         Raises:
-          StorageError: another process wrote one meanwhile, or it cannot be written.
+          StorageError: another process has written a table in the meantime, or the table cannot be written.
         """
         path = self.path(table.capacity)
         try:

@@ -1,20 +1,20 @@
-"""Where a sweep keeps what must last.
+"""The folder with a sweep's durable files.
 
-Everything lies under one absolute storage folder:
+Everything is under one absolute storage folder:
 
     mlflow.db, mlartifacts/      the embedded tracking store
     calibration/                 noise multipliers found before (verified again when used)
     sweeps/NAME/config.yaml      the options that repeat the sweep, for --config
     sweeps/NAME/plan.json        the configuration this folder belongs to, whether its data are public, its
                                  id, its account in a ledger, the head of that ledger after the last charge,
-                                 and how it was started
-    sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
-    sweeps/NAME/checkpoints/     one folder per trial; in an open sweep its progress.json tells the steps
-                                 done. outcomes.npz is what each public record contributed to the scores
-    sweeps/NAME/drawn/*.json     the steps of each trial, counted before they are drawn; apart from the
-                                 checkpoints, so that older ones put back do not take the count back
-    sweeps/NAME/started/*.json   how often each trial was started: what tells that its count is lost
-    sweeps/NAME/log.jsonl        what happened to an open sweep's trials, for its operator
+                                 and the command that started it
+    sweeps/NAME/trials/*.json    one file per finished trial: the results that a resume relies on
+    sweeps/NAME/checkpoints/     one folder per trial; in an open sweep its progress.json has the steps done.
+                                 outcomes.npz has each public record's contribution to the scores
+    sweeps/NAME/drawn/*.json     the steps of each trial, counted before they are drawn; separate from the
+                                 checkpoints, so that restoring old checkpoints does not restore an old count
+    sweeps/NAME/started/*.json   the number of starts of each trial, which reveals a lost count
+    sweeps/NAME/log.jsonl        the events of an open sweep's trials, for its operator
     sweeps/NAME/*.png *.csv …    the figure and its table; report.html, the report
 """
 
@@ -42,7 +42,7 @@ from trainers.files.outcome_file import Outcomes, read_outcomes
 from trainers.files.progress import PROGRESS_FILE
 
 LAYOUT = 5
-"""Of a sweep's folder; one of another layout is not continued."""
+"""The layout version of a sweep's folder; a folder of another layout is not continued."""
 _SETTLE = ("python", "-m", "sweeps.settle")
 _TRACES = ("trials", "checkpoints", "drawn", "started", "trusted", "release", "suggested")
 
@@ -50,7 +50,7 @@ _DRAWN = (".png", ".svg", ".pdf", ".html", ".csv", ".md", ".tex")
 
 
 def is_drawn(name: str) -> bool:
-    """Whether a file at the top of a sweep's folder is a figure, a page or a table.
+    """Return whether a file at the top of a sweep's folder is a figure, a page or a table.
 
     >>> is_drawn("group_size.png"), is_drawn("trials/S4-r0.csv"), is_drawn(".group_size.png.part")
     (True, False, False)
@@ -60,11 +60,11 @@ def is_drawn(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Starts:
-    """How often a trial was started, by the sweep's own count.
+    """A trial's number of starts, by the sweep's own count.
 
     Attributes:
-      num_starts: processes that were let train.
-      num_lost: of these, ones of which the count knows nothing any more; each may have drawn all steps.
+      num_starts: processes that were permitted to train.
+      num_lost: starts without any remaining trace in the count; each of them may have drawn all steps.
     """
 
     num_starts: int = 0
@@ -73,11 +73,11 @@ class Starts:
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition:
-    """What repeats a sweep, and continues it.
+    """The options that repeat a sweep, and the command that continues it.
 
     Attributes:
-      options: for `config.yaml`.
-      command: how it was started.
+      options: the options for `config.yaml`.
+      command: the command that started it.
     """
 
     options: str
@@ -97,14 +97,14 @@ class SweepFolder:
 
     @property
     def root(self) -> Path:
-        """The storage folder that it lies in."""
+        """The storage folder that contains it."""
         return self.path.parents[1]
 
     def create(self, plan: Mapping[str, Any], repetition: Repetition | None = None) -> None:
         """Create the folder with its plan; `plan["fingerprint"]` identifies the configuration.
 
         Args:
-          plan: content that a resume must find again.
+          plan: the content that a resume must find unchanged.
           repetition: options and command that repeat and continue the sweep.
         """
         facts = dict(plan)
@@ -116,10 +116,10 @@ class SweepFolder:
             write_json(self.path / "plan.json", {**facts, "layout": LAYOUT})
 
     def read_plan(self) -> dict[str, Any] | None:
-        """Return the plan, or None where there is none.
+        """Return the plan, or None if there is no plan.
 
         Raises:
-          StorageError: it is damaged.
+          StorageError: the plan is damaged.
         """
         path = self.path / "plan.json"
         try:
@@ -131,7 +131,7 @@ class SweepFolder:
         return plan
 
     def keep_head(self, head: Mapping[str, Any]) -> None:
-        """Keep a ledger's head in the plan, durably; nothing is written where it stands there already."""
+        """Store a ledger's head in the plan, durably; write nothing if the plan already has it."""
         plan = self.read_plan() or {}
         if plan.get("head") != head:
             with storage_errors(self.path):
@@ -142,15 +142,15 @@ class SweepFolder:
         return self.path / "checkpoints" / trial
 
     def progress_file(self, trial: str) -> Path:
-        """Return where a training of an open sweep tells its steps."""
+        """Return the file where a training of an open sweep reports its steps."""
         return self.checkpoint_folder(trial) / PROGRESS_FILE
 
     def count_file(self, trial: str) -> Path:
-        """Return where a trial's steps are counted before they are drawn."""
+        """Return the file where a trial's steps are counted before they are drawn."""
         return self.path / f"drawn/{trial}.json"
 
     def read_counts(self, trial: str) -> DrawCounts | None:
-        """Return the counts of a trial's draws; None if it has drawn nothing, or its count is lost.
+        """Return the counts of a trial's draws; None if it has drawn nothing, or if its count is lost.
 
         Raises:
           StorageError: the count is damaged.
@@ -168,7 +168,7 @@ class SweepFolder:
         )
 
     def starts(self, trial: str) -> Starts:
-        """Return how often a trial was started, and how many of these starts left no trace.
+        """Return a trial's number of starts, and the number of starts that left no trace.
 
         Raises:
           StorageError: the count is damaged.
@@ -182,14 +182,14 @@ class SweepFolder:
         return starts if traces else dataclasses.replace(starts, num_lost=starts.num_starts)
 
     def has_begun(self, trial: str) -> bool:
-        """Return whether a trial has any trace of a start. Raises as `starts`."""
+        """Return whether a trial has any trace of a start. Raises as in `starts`."""
         return self.starts(trial).num_starts > 0 or self.read_counts(trial) is not None
 
     def mark_start(self, trial: str) -> None:
         """Count one more start of a trial, durably, before it can draw a step.
 
-        The count of steps lies there first: a process that dies before its first step has drawn none, and
-        a count that is missing later was taken away.
+        The file that counts steps is written first. So a process that dies before its first step counts no
+        step, and a count that is missing later was removed.
         """
         starts, path = self.starts(trial), self._starts_file(trial)
         with storage_errors(path):
@@ -203,10 +203,10 @@ class SweepFolder:
         """Return the results of the finished trials by name.
 
         Args:
-          hashes: `config_hash` of every trial, by name; without them any result is taken.
+          hashes: `config_hash` of every trial, by name; without hashes any result is accepted.
 
         Raises:
-          StorageError: one is damaged (running its trial again would hide a spend), or another plan's.
+          StorageError: a result is damaged (running its trial again would hide a spend), or another plan's.
         """
         names = sorted(file.stem for file in (self.path / "trials").glob("*.json"))
         expected = {name: None if hashes is None else hashes.get(name, "") for name in names}
@@ -214,7 +214,7 @@ class SweepFolder:
         return {name: result for name, result in results.items() if result is not None}
 
     def result(self, trial: str, config_hash: str | None = None) -> dict[str, Any] | None:
-        """Return the result of one trial; None where it has not finished. Raises as `read_results`."""
+        """Return the result of one trial; None if it has not finished. Raises as in `read_results`."""
         file = self._result_file(trial)
         if not file.is_file():
             return None
@@ -232,13 +232,13 @@ class SweepFolder:
         return result
 
     def keep(self, trial: str, result: dict[str, Any]) -> None:
-        """Keep a finished trial's result, durably and at once."""
+        """Store a finished trial's result, durably and atomically."""
         with storage_errors(self._result_file(trial)):
             make_folder(self._result_file(trial).parent)
             write_json(self._result_file(trial), result)
 
     def outcomes(self) -> dict[str, Outcomes]:
-        """Return the outcomes of finished trials by name, record by record; trials without are absent.
+        """Return the per-record outcomes of finished trials by name, without trials that have no outcomes.
 
         Raises:
           StorageError: a file of outcomes is damaged.
@@ -267,14 +267,14 @@ def find_folder(
 
     Args:
       root: the storage folder.
-      name: the sweep's name; None for a new one.
-      fingerprint: of the configuration.
+      name: the sweep's name; None for a new name.
+      fingerprint: the configuration's fingerprint.
       resume: continue the sweep of that name.
-      prefix: of a new sweep's name, when none is given.
-      params: of the configuration, to tell where a folder's own differ.
+      prefix: the prefix of a new sweep's name, if no name is given.
+      params: the configuration's params, to report their differences from the folder's params.
 
     Raises:
-      StorageError: the name is not one, the folder belongs to another configuration, exists already or
+      StorageError: the name is invalid, the folder belongs to another configuration, exists already or
         has lost its plan, or there is nothing to resume.
     """
     sweeps = root / "sweeps"
@@ -310,10 +310,10 @@ def find_folder(
 
 
 def named_folder(root: Path, name: str) -> SweepFolder:
-    """Return the folder of the sweep of a name, which need not exist.
+    """Return the folder of the sweep of this name; the folder need not exist.
 
     Raises:
-      StorageError: the name is not one.
+      StorageError: the name is invalid.
     """
     if not _NAME.fullmatch(name):
         raise StorageError(
@@ -324,7 +324,7 @@ def named_folder(root: Path, name: str) -> SweepFolder:
 
 
 def _refuse_traces(folder: SweepFolder) -> None:
-    """Raise StorageError if a folder has trials and no plan: the settings of the trials are unknown."""
+    """Raise StorageError if a folder has trials but no plan, because the trials' settings are unknown."""
     traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]
     if traces:
         raise StorageError(
@@ -334,7 +334,7 @@ def _refuse_traces(folder: SweepFolder) -> None:
 
 
 def config_hash(config: TrainingConfig) -> str:
-    """Return what tells a trial's configuration from others in its kept result; performance does not."""
+    """Return the hash that identifies a trial's configuration in its stored result, without performance."""
     values = dataclasses.asdict(config) | {"warm_start": config.warm_start_sha256}
     del values["performance"], values["secure_noise"]  # for private data True and None are the same
     text = json.dumps(values, sort_keys=True, default=str)
@@ -361,7 +361,7 @@ _NAME = re.compile(r"[^\W_][\w.+=-]{0,99}")
 
 
 def unused_name(sweeps: Path, prefix: str, ends: Sequence[str] = ("",)) -> str:
-    """Return a name for new folders in `sweeps`, which is free with each of the ends."""
+    """Return a name for new folders in `sweeps` that is free with each of the ends appended."""
     name, number = prefix, 2
     while any((sweeps / f"{name}{end}").exists() for end in ends):
         name, number = f"{prefix}-{number}", number + 1
@@ -378,11 +378,11 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace a JSON file durably and at once."""
+    """Replace a JSON file durably and atomically."""
     replace_text(path, json.dumps(content, indent=1, sort_keys=True))
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file durably and at once; where that fails, the old one stays and nothing lies beside it."""
+    """Replace a file durably and atomically; on failure the old file stays, without a temporary file."""
     with replacing(path) as file:
         file.write(text.encode())

@@ -1,4 +1,4 @@
-"""The lock that keeps two drivers of one sweep apart."""
+"""The lock that prevents two drivers from running one sweep."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from trainers.files.durable_files import make_folder
 
 @contextmanager
 def hold_sweep(folder: SweepFolder, *, is_closed: bool = False) -> Iterator[None]:
-    """Hold a sweep's folder for one driver; the system lets go even when the driver is killed.
+    """Hold a sweep's folder for one driver; the system releases the lock even if the driver is killed.
 
-    A folder that got no plan meanwhile is removed again.
+    A folder that received no plan in the meantime is removed again.
 
     Args:
-      folder: of the sweep.
-      is_closed: keep other users out of the folder, and so out of all that is made in it.
+      folder: the sweep's folder.
+      is_closed: whether to deny other users access to the folder, and so to everything created in it.
 
     Raises:
-      StorageError: another driver holds it, or it cannot be written.
+      StorageError: another driver holds the folder, or it cannot be written.
     """
     path = folder.path
     missing = [each for each in (path, *path.parents) if not each.exists()]
@@ -41,7 +41,7 @@ def hold_sweep(folder: SweepFolder, *, is_closed: bool = False) -> Iterator[None
     finally:
         if not (path / "plan.json").exists():
             (path / "lock").unlink(missing_ok=True)
-            with suppress(OSError):  # something else lies there
+            with suppress(OSError):  # the folder contains something else
                 for each in missing:
                     each.rmdir()
         lock.release()
@@ -51,7 +51,7 @@ def check_not_running(folder: SweepFolder) -> None:
     """Refuse a sweep that another driver holds, before anything is read or planned.
 
     Raises:
-      StorageError: as said.
+      StorageError: another driver holds the sweep.
     """
     path = folder.path / "lock"
     if not path.is_file():
@@ -61,7 +61,7 @@ def check_not_running(folder: SweepFolder) -> None:
             return
     except Timeout:
         raise _running_error(folder) from None
-    except OSError:  # it cannot be written: `hold_sweep` says so
+    except OSError:  # it cannot be written: `hold_sweep` reports it
         return
 
 

@@ -1,4 +1,4 @@
-"""What a sweep and its trials may be named."""
+"""The names that a sweep and its trials may have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def fit_for_name(text: str) -> str:
-    """Return `text` with what a sweep's name must not hold replaced.
+    """Return `text` with replacements for the characters that a sweep's name must not contain.
 
     >>> fit_for_name("npz-my photos (1)")
     'npz-my-photos-1-'
