@@ -95,11 +95,11 @@ class Classifier(nn.Module):
           images: public, normalised images `[n, C, H, W]`, with n at least 2.
           batch_size: number of images per pass.
         """
-        found = torch.cat([self.features(part) for part in images.split(batch_size)]).double()
-        mean, deviation = found.mean(0), found.std(0)
+        features = torch.cat([self.features(part) for part in images.split(batch_size)]).double()
+        mean, deviation = features.mean(0), features.std(0)
         # A floor, because a feature may vary more over records than over these images.
         deviation = deviation.clamp_min(RIDGE * float(deviation.max()) or 1.0)
-        standard = (found - mean) / deviation
+        standard = (features - mean) / deviation
         correlations = standard.T @ standard / (len(standard) - 1)
         factor = torch.linalg.cholesky(correlations + RIDGE * torch.eye(len(correlations)))
         matrix = torch.linalg.solve_triangular(factor, torch.diag(1 / deviation), upper=False)
@@ -120,6 +120,6 @@ def freeze_unread(encoder: nn.Module, image_shape: ImageShape) -> None:
     parameters = [each for each in encoder.parameters() if each.requires_grad]
     with torch.enable_grad():
         features = cast(Features, encoder).features(torch.zeros(2, *image_shape))
-        found = torch.autograd.grad(features.sum(), parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, found, strict=True):
+        gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.requires_grad_(gradient is not None)
