@@ -254,7 +254,7 @@ class ClippingLaw:
         complete: Tensor | None,
     ) -> GroupReport:
         """Return the report of groups, given their norms `[parts, groups]`."""
-        if complete is not None:  # the inputs of an incomplete group belong to no record
+        if complete is not None:  # inputs of an incomplete group are placeholders: norm and loss are 0
             norms, losses = torch.where(complete, norms, 0.0), torch.where(complete, losses, 0.0)
             finite = finite | ~complete
         bound = self.l2_clip_norm / math.sqrt(len(norms))

@@ -158,10 +158,10 @@ class PairRows:
 
 
 def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_corrupt: bool) -> LoadedData:
-    """Return the records of `rows`: sound rows with one key form an image, images of one unit a record.
+    """Return the records of `rows`: rows with the same key form one image, images of one unit one record.
 
     Args:
-      rows: the rows as stored; corrupt rows have their fault.
+      rows: the rows as stored; a corrupt row carries its fault.
       images_of: function from sound rows, one per image, to their images `[n, channels, height, width]`.
       skip_corrupt: drop corrupt rows instead of refusing the whole data set.
 

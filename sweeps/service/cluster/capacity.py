@@ -278,7 +278,7 @@ class Capacity:
 
         Args:
           num_begun: running trainings.
-          num_pending: trainings that were handed to Ray, and wait for room that should exist.
+          num_pending: trainings that were submitted to Ray and wait for resources that should exist.
           num_left: all other trainings.
         """
         if not self._grows or self._clock() - self._last_follow_time < _LOOK_EVERY_SECONDS:

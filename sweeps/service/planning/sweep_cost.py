@@ -106,12 +106,13 @@ def _sealed_cost(
 def _open_cost(trials: Sequence[Trial], draws: Mapping[str, ChargedSteps], delta: float) -> TuningCost:
     """Return the cost of releasing all trials, whatever their methods.
 
-    One relation, add or remove, or zero out, whose dominating pair is the same: the steps compose as
-    Poisson-subsampled Gaussians. Their δ is the total less the δ that caps take (`Method.added_delta`),
-    summed over all trials. The probability that any cap ever exchanges a record is at most this sum, and
-    otherwise the steps are as in the event.
-    One relation, replace: (ε, δ/k) of each of k trainings add up, by basic composition. Two relations:
-    nothing is claimed, because neighbours by one relation are none by the other.
+    If all trials use add-or-remove, or all use zero-out (both have the same dominating pair), the steps
+    compose as Poisson-subsampled Gaussians. They are accounted at the total δ minus the sum over all trials
+    of the δ that batch caps use up (`Method.added_delta`). With probability at most this sum, some cap
+    exchanges a record; otherwise every step is the accounted Poisson-subsampled Gaussian.
+    If all k trials use replace, their guarantees, each (ε, δ/k), are added by basic composition. If the
+    trials use two relations, no total is claimed, because data sets that are neighbours under one relation
+    are not neighbours under the other.
     """
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in trials})
     worst = max(trial.config.epsilon() for trial in trials)

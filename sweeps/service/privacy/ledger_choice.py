@@ -31,7 +31,7 @@ from trainers.data.pair_tables import image_files, image_folders
 
 
 def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: bool = False) -> None:
-    """Check the decision about a ledger, which private data need.
+    """Check the options that decide on a ledger; private data need such a decision.
 
     Args:
       data: the options of the data that the sweep trains and scores on.
@@ -39,9 +39,9 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
       dry_run: whether nothing will be trained.
 
     Raises:
-      ConfigError: the options break a rule; the message has the rule and the fix.
-      LedgerError: the data carry the mark of a ledger, and no ledger is given or they are declared public; or
-        data to score on carry a mark.
+      ConfigError: the options break a rule; the message states the rule and the fix.
+      LedgerError: the training data carry a ledger's mark, but no ledger is given, the data are declared
+        public, or the mark names another data set; or the evaluation data carry a mark.
     """
     for name in (data.evaluate_on or "", *data.probe_datasets):
         if path := data_path(name):
