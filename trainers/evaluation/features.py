@@ -47,9 +47,9 @@ _SIMILARITY_BYTES = 2**26
 def evaluate(encoder: AnyEncoder, scoring: Scoring) -> dict[str, float]:
     """Return the scores of a frozen network's image features by metric name, each in [0, 1].
 
-    With labels, these are `knn_accuracy` and `linear_probe_accuracy` of the queries, fitted on the index, and the
-    other scores of `label_scores`. Without labels, they are `view_retrieval_top1` and `view_retrieval_top10`
-    among the queries.
+    With labels, these are `knn_accuracy` and `linear_probe_accuracy` of the queries, fitted on the index, and
+    the other scores of `label_scores`. Without labels, they are `view_retrieval_top1` and
+    `view_retrieval_top10` among the queries.
 
     Args:
       encoder: the network, already on the device; its train/eval modes are restored.
