@@ -297,7 +297,7 @@ def test_resumes_whose_time_is_over_before_a_draw_charge_nothing(
     before = charged(resumed())
     for _ in range(5):
         folder.mark_start(trial.name)
-        assert folder.checkpoints(trial.name, every_steps=5, is_is_paid=True).read_counts().num_attempts == 0
+        assert folder.checkpoints(trial.name, every_steps=5, is_charged=True).read_counts().num_attempts == 0
         assert charged(resumed()) == before
     folder.mark_start(trial.name)
     folder.checkpoints(trial.name, every_steps=5, is_charged=True).begin_attempt(0, NUM_STEPS)
