@@ -53,6 +53,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m doctest .ci/*.py
 	$(BIN)/python .ci/check_names.py
 
 # The versions are pinned by constraints.txt, so only a change of it or of pyproject.toml installs again.

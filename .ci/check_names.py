@@ -117,13 +117,12 @@ def file_problems(paths: Sequence[Path]) -> Iterator[str]:
 
 def main() -> int:
     """Print all problems, and return 1 where there is one."""
-    texts = list(
-        file_problems([path.relative_to(ROOT) for name in PRODUCT for path in (ROOT / name).rglob("*.py")])
-    )
+    product = [path.relative_to(ROOT) for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+    texts = list(file_problems(product))
     for path in sorted(path for folder in CHECKED for path in (ROOT / folder).rglob("*.py")):
         for line, text in sorted(name_problems(path.read_text(encoding="utf-8"))):
             texts.append(f"{path.relative_to(ROOT)}:{line}: {text}")
-    print("\n".join(texts))
+    print(*texts, sep="\n", end="\n" * bool(texts))
     return int(bool(texts))
 
 

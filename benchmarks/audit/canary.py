@@ -271,7 +271,7 @@ _ONE_GROUP = Mechanism(
     num_steps=4,
     target_delta=0.01,
 )
-_TWO_RECORDS = dataclasses.replace(
+TWO_RECORDS = dataclasses.replace(
     _ONE_GROUP,
     num_records_public=3,
     sampling_prob=1.0,
@@ -280,15 +280,15 @@ _TWO_RECORDS = dataclasses.replace(
     num_steps=1,
     target_delta=0.127,
 )
-_FOUR_SLOTS = dataclasses.replace(_TWO_RECORDS, sampling=GROUPS, num_records_public=4)
+_FOUR_SLOTS = dataclasses.replace(TWO_RECORDS, sampling=GROUPS, num_records_public=4)
 _SOME_BLOCKS = dataclasses.replace(
     _FOUR_SLOTS, num_records_public=8, sampling_prob=0.25, noise_multiplier=0.7, target_delta=0.05
 )
-_FOUR_RECORDS = dataclasses.replace(_TWO_RECORDS, num_records_public=5, group_size=4)
+_FOUR_RECORDS = dataclasses.replace(TWO_RECORDS, num_records_public=5, group_size=4)
 _SINGLES = dataclasses.replace(
-    _TWO_RECORDS, num_records_public=7, sampling_prob=0.5, group_size=1, target_delta=0.05
+    TWO_RECORDS, num_records_public=7, sampling_prob=0.5, group_size=1, target_delta=0.05
 )
-_MANY_GROUPS = dataclasses.replace(_TWO_RECORDS, num_records_public=13, target_delta=0.07)
+_MANY_GROUPS = dataclasses.replace(TWO_RECORDS, num_records_public=13, target_delta=0.07)
 # Sixty records: with few, an empty sample would not tell whether the canary is in the data.
 _ONE_OF_TEN = dataclasses.replace(
     _ONE_GROUP, num_records_public=61, sampling_prob=0.15, noise_multiplier=1.0, num_steps=1
@@ -305,15 +305,15 @@ def standard_cases() -> tuple[AuditCase, ...]:
     poisson = AuditCase(
         name="poisson-groups", mechanism=dataclasses.replace(_ONE_GROUP, group_size=4), num_records=20
     )
-    two = AuditCase(name="groups-of-two", mechanism=_TWO_RECORDS, num_records=2, runs_factor=4)
+    two = AuditCase(name="groups-of-two", mechanism=TWO_RECORDS, num_records=2, runs_factor=4)
     tensors = dataclasses.replace(two, name="two-tensors", dim=2, runs_factor=1)
     four = AuditCase(name="groups-of-four", mechanism=_FOUR_RECORDS, num_records=4, runs_factor=4)
     six = AuditCase(name="many-groups", mechanism=_MANY_GROUPS, num_records=12)
     order = dataclasses.replace(six, name="order", worst=in_order)
-    exchanged = AuditCase(name="partners", mechanism=_TWO_RECORDS, num_records=4, worst=partners, dim=2)
+    exchanged = AuditCase(name="partners", mechanism=TWO_RECORDS, num_records=4, worst=partners, dim=2)
     singles = AuditCase(name="groups-of-one", mechanism=_SINGLES, num_records=6)
-    wide = AuditCase(name="forty-weights", mechanism=_TWO_RECORDS, num_records=3, dim=40)
-    empty = AuditCase(name="empty-steps", mechanism=_TWO_RECORDS, num_records=1)
+    wide = AuditCase(name="forty-weights", mechanism=TWO_RECORDS, num_records=3, dim=40)
+    empty = AuditCase(name="empty-steps", mechanism=TWO_RECORDS, num_records=1)
     steps = AuditCase(
         name="ten-steps", mechanism=dataclasses.replace(_ONE_OF_TEN, num_steps=10), num_records=60
     )
@@ -335,15 +335,7 @@ def standard_cases() -> tuple[AuditCase, ...]:
     )
     blocks_of_steps = AuditCase(
         name="blocks-of-four-steps",
-        mechanism=dataclasses.replace(
-            _FOUR_SLOTS,
-            num_records_public=21,
-            sampling_prob=0.5,
-            group_size=4,
-            num_steps=4,
-            noise_multiplier=1.5,
-            target_delta=0.01,
-        ),
+        mechanism=dataclasses.replace(_ONE_GROUP, sampling=GROUPS, group_size=4),
         num_records=20,
     )
     planted: tuple[tuple[AuditCase, tuple[Defect, ...]], ...] = (

@@ -40,6 +40,7 @@ from torch.multiprocessing.spawn import ProcessExitedException
 
 from benchmarks.audit import defects
 from benchmarks.audit.canary import (
+    TWO_RECORDS,
     AuditCase,
     AuditOptions,
     check_numbers,
@@ -70,8 +71,7 @@ from benchmarks.audit.worst_cases import (
 from dpgcl_core.clipping.types import Objective
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
-from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
+from dpgcl_core.mechanism.numbers import GROUPS
 from dpgcl_core.noise.randomness import DrawSource
 from dpgcl_core.workers import DistributedWorkers, SingleWorker, Workers
 from trainers.config.networks import AnyNetworkConfig, NetworkConfig
@@ -207,16 +207,7 @@ class StepCase(AuditCase):
     breaks_claim: bool = True
 
 
-_PAIRS = Mechanism(
-    num_records_public=7,
-    sampling=RECORDS,
-    sampling_prob=1.0,
-    group_size=2,
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    num_steps=1,
-    target_delta=0.127,
-)
+_PAIRS = dataclasses.replace(TWO_RECORDS, num_records_public=7)
 _SLOTS = dataclasses.replace(_PAIRS, sampling=GROUPS, num_records_public=8, target_delta=0.12)
 
 

@@ -78,7 +78,7 @@ def charged(budget: SweepBudget) -> int:
 
 def folder(budget: SweepBudget, number: int = 0, *, paid: bool = True) -> CheckpointFolder:
     """The checkpoints of a trial as its worker opens them."""
-    return budget.folder.checkpoints(budget.trials[number].name, every_steps=4, is_charged=paid)
+    return budget.folder.checkpoints(budget.trials[number].name, every_steps=4, is_paid=paid)
 
 
 def checkpoint(step: int) -> Checkpoint:

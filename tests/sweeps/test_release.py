@@ -278,7 +278,7 @@ class InPlace:
     ) -> dict[str, str]:
         for trial in trials:
             folder.mark_start(trial.name)
-            attempts = folder.checkpoints(trial.name, every_steps=5, is_charged=budget is not None)
+            attempts = folder.checkpoints(trial.name, every_steps=5, is_paid=budget is not None)
             result = train(trial.config, plan.data, checkpoints=attempts)
             self.results[trial.name] = result.metrics
             on_result(trial.name, {"metrics": result.metrics, "series": result.series})

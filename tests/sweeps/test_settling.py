@@ -136,7 +136,7 @@ def test_training_that_finished_and_lost_its_grant_is_charged_in_full(budget: Sw
 def test_worker_of_a_trial_that_was_given_back_draws_nothing(budget: SweepBudget) -> None:
     second = budget.trials[1].name
     close_reservations(budget.folder, budget.ledger, give_back_unstarted=True)
-    checkpoints = budget.folder.checkpoints(second, every_steps=5, is_charged=True)
+    checkpoints = budget.folder.checkpoints(second, every_steps=5, is_paid=True)
     with pytest.raises(ValueError, match="grants 0 steps"):
         checkpoints.begin_attempt(0, NUM_STEPS)
 

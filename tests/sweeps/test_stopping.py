@@ -225,7 +225,7 @@ def test_unused_steps_of_a_training_ended_by_scores_return_to_the_ledger_alone(
     ledger.begin(ledger.trials, None)
     name = ledger.trials[0].name
     ledger.folder.mark_start(name)
-    ledger.folder.checkpoints(name, every_steps=5, is_charged=True).begin_attempt(0, NUM_STEPS)
+    ledger.folder.checkpoints(name, every_steps=5, is_paid=True).begin_attempt(0, NUM_STEPS)
     metrics = {"num_steps_charged": 4.0, "num_steps_done": 4.0}
     ledger.settle(name, metrics)
     assert charged(ledger) == 4 + 2 * NUM_STEPS
@@ -297,10 +297,10 @@ def test_resumes_whose_time_is_over_before_a_draw_charge_nothing(
     before = charged(resumed())
     for _ in range(5):
         folder.mark_start(trial.name)
-        assert folder.checkpoints(trial.name, every_steps=5, is_charged=True).read_counts().num_attempts == 0
+        assert folder.checkpoints(trial.name, every_steps=5, is_paid=True).read_counts().num_attempts == 0
         assert charged(resumed()) == before
     folder.mark_start(trial.name)
-    folder.checkpoints(trial.name, every_steps=5, is_charged=True).begin_attempt(0, NUM_STEPS)
+    folder.checkpoints(trial.name, every_steps=5, is_paid=True).begin_attempt(0, NUM_STEPS)
     after = charged(resumed())
     assert after == before + 5, "now five may have been drawn"
     folder.mark_start(trial.name)

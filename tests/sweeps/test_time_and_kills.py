@@ -93,7 +93,7 @@ class World:
     def train(self, trial: Trial, fate: str | None) -> dict[str, float]:
         """One attempt in the real loop, whose steps draw and do nothing else."""
         at = self.draw.randint(0, NUM_STEPS)
-        checkpoints = self.folder.checkpoints(trial.name, every_steps=EVERY, is_charged=True)
+        checkpoints = self.folder.checkpoints(trial.name, every_steps=EVERY, is_paid=True)
         oversight = Oversight(count_file=checkpoints.count_file)
         oversight.begin()
 

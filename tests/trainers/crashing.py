@@ -175,7 +175,7 @@ def _trained(
 ) -> Any:
     begin(trial.name)
     every = trial.config.performance.checkpoint_every_steps
-    checkpoints = folder.checkpoints(trial.name, every_steps=every, is_charged=charged)
+    checkpoints = folder.checkpoints(trial.name, every_steps=every, is_paid=charged)
     try:
         result = train(trial.config, plan.data, checkpoints=checkpoints)
     except Exception as error:

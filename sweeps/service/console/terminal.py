@@ -57,12 +57,12 @@ def print_plan(plan: SweepPlan, *, in_full: bool) -> None:
         f"δ = {delta_text(mechanism.target_delta)}, to {' or '.join(relations)}"
     )
     points = {trial.name.rsplit("-r", 1)[0]: trial for trial in plan.trials}
-    points_text, settings_text = count(len(points), "point"), count(len(points), "setting")
     hint = "" if in_full else "; --dry-run lists them"
     if plan.release.is_open:
-        trials_text, repeats_text = count(len(plan.trials), "trial"), count(plan.repeats, "repeat")
-        print_line(f"{trials_text} = {points_text} × {repeats_text}{hint}")
+        grid_text = f"{count(len(points), 'point')} × {count(plan.repeats, 'repeat')}"
+        print_line(f"{count(len(plan.trials), 'trial')} = {grid_text}{hint}")
     else:
+        settings_text = count(len(points), "setting")
         print_line(f"every trial draws one of {settings_text}; the number of trials is secret")
     for line in _lines_of(points) if in_full else _lines_of_labels(points):
         print_line(f"  {line}")

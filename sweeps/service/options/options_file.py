@@ -166,7 +166,8 @@ def _typed(leaf: Leaf, value: Any) -> Any:
         return TypeAdapter(leaf.type).validate_json(json.dumps(value), strict=True)
     except (ValidationError, TypeError) as error:
         rules = error.errors(include_url=False) if isinstance(error, ValidationError) else []
-        reason = "; ".join({rule["msg"]: None for rule in rules}) or "the type is none of the option's"
+        messages = dict.fromkeys(rule["msg"] for rule in rules)
+        reason = "; ".join(messages) or "the type is none of the option's"
         got = "" if leaf.option in _SECRET else f"; got {value!r}"
         raise ConfigError(f"{leaf.key} is mistyped: {reason}{got}") from None
 

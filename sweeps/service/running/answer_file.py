@@ -72,8 +72,9 @@ def write_answer(answer: Answer, folder: Path) -> Path:
 
 def answer_text(answer: Answer) -> str:
     """Return the answer for the terminal, without the privacy statement's numbers, which are above it."""
-    first, *further_lines = dataclasses.replace(answer, privacy=None).lines()
+    first, *lines = dataclasses.replace(answer, privacy=None).lines()
     num_remaining = answer.privacy.trainings_remaining if answer.privacy is not None else None
-    noun = "training" if num_remaining == 1 else "trainings"
-    line = f"The ledger holds {num_remaining} more {noun} like the costliest of these."
-    return "\n  ".join([f"answer: {first}", *further_lines, *[line] * (num_remaining is not None)])
+    if num_remaining is not None:
+        noun = "training" if num_remaining == 1 else "trainings"
+        lines.append(f"The ledger holds {num_remaining} more {noun} like the costliest of these.")
+    return "\n  ".join([f"answer: {first}", *lines])

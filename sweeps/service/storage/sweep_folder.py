@@ -158,12 +158,12 @@ class SweepFolder:
         counts = read_drawn(self.count_file(trial))
         return counts if counts is not None and counts.num_attempts else None
 
-    def checkpoints(self, trial: str, *, every_steps: int, is_charged: bool = False) -> CheckpointFolder:
+    def checkpoints(self, trial: str, *, every_steps: int, is_paid: bool = False) -> CheckpointFolder:
         """Return a trial's checkpoints, with the count that belongs to them."""
         return CheckpointFolder(
             self.checkpoint_folder(trial),
             every_steps=every_steps,
-            is_paid=is_charged,
+            is_paid=is_paid,
             count_file=self.count_file(trial),
         )
 
