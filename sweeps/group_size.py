@@ -4,8 +4,7 @@
     python sweeps/group_size.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/group_size.py --dataset fashion-mnist
 
-Draws the paper's Figure 4 for your data: score and gradient SNR against S, for every N_a. Without options it
-trains on synthetic pairs of images and captions; the public warm start has not seen half of their words.
+Draws the paper's Figure 4 for your data: score and gradient SNR against S, for every N_a.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from sweeps.service.script_runner import run_question
 from trainers.config.tree import replace_options
 
 SIZES, PAIRS = (2, 4, 8, 16, 32, 64), "shapes:10000:7:short"
+ALL_SIZES = (*SIZES, 128, 256, "batch")
 OF_PAIRS: dict[str, Any] = {"group_sizes": (4, 16, 64)}
 OF_DIGITS: dict[str, Any] = {"group_sizes": SIZES[:5], "repeats": 2}
 
@@ -52,9 +52,7 @@ class GroupSizeOptions(SweepOptions):
         return replace_options(super().tiny(), dataset="digits", group_sizes=(4,))
 
     def full(self) -> Self:
-        return replace_options(
-            super().full(), num_augmentations_grid=(1,), group_sizes=(*SIZES, 128, 256, "batch")
-        )
+        return replace_options(super().full(), num_augmentations_grid=(1,), group_sizes=ALL_SIZES)
 
     def of_dataset(self) -> Self:
         return replace_options(self, **{PAIRS: OF_PAIRS, "digits": OF_DIGITS}.get(self.data.dataset, {}))
