@@ -250,14 +250,14 @@ def test_number_of_corrupt_rows_is_told_of_public_data_alone(tmp_path: Path) -> 
     for kind in ("public", "private"):
         _, notes = load(own, data_is=kind, skip_corrupt=True)
         told[kind] = [note for note in notes if "corrupt" in note or " 3 " in note]
-    assert told == {"public": [f"Of {own} 3 corrupt rows are left out (--skip-corrupt)."], "private": []}
+    assert told == {"public": [f"In {own}: 3 corrupt rows, left out (--skip-corrupt)."], "private": []}
 
 
 def test_corrupt_rows_of_public_pairs_scored_on_are_told(tmp_path: Path) -> None:
     own, other = write_csv(tmp_path / "a", random_images(20)), tmp_path / "b"
     scored = write_csv(other, random_images(20, seed=1), num_corrupt=2)
     _, notes = load(own, evaluate_on=scored, skip_corrupt=True)
-    assert f"Of {scored} 2 corrupt rows are left out (--skip-corrupt)." in notes
+    assert f"In {scored}: 2 corrupt rows, left out (--skip-corrupt)." in notes
 
 
 def test_refusal_of_corrupt_rows_tells_no_path_caption_position_or_number(

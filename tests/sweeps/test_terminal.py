@@ -66,7 +66,7 @@ def test_number_of_private_rows_left_out_is_told_in_a_terminal_alone(
     own = write_csv(tmp_path, random_images(20), num_corrupt=7)
     options = replace_options(SweepOptions(), dataset=own, no_ledger=True, skip_corrupt=True)
     text = said(lambda: loaded(options), in_a_terminal=in_a_terminal)
-    assert ("corrupt rows of the training data, left out (--skip-corrupt): 7" in text) is in_a_terminal
+    assert ("training data: corrupt rows, left out (--skip-corrupt): 7" in text) is in_a_terminal
     assert ("7" in text) is in_a_terminal
 
 
@@ -91,7 +91,7 @@ def test_what_was_converted_or_left_out_is_counted_in_a_terminal_alone(
     )
     text = said(lambda: loaded(options), in_a_terminal=in_a_terminal)
     told = (
-        "that are no images, left out: 1",
+        "that are no images, left out (txt): 1",
         "made colour, as others are: 1",
         "of which the first is taken: 1",
     )

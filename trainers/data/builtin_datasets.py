@@ -159,7 +159,8 @@ def _decode_eurosat(path: Path, size: int) -> Records:
         encoded = [archive.read(name) for name in names]
     _, labels = np.unique([PurePosixPath(name).parent.name for name in names], return_inverse=True)
     labels = labels.astype(np.int64)
-    return Records(images=decode_images(encoded, size), labels=labels, ids=content_ids(encoded, labels))
+    images, _ = decode_images(encoded, size)
+    return Records(images=images, labels=labels, ids=content_ids(encoded, labels))
 
 
 def _fashion_file(name: str, md5: str) -> RemoteFile:

@@ -10,13 +10,15 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import DataError, show_on_a_terminal
+from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import Ids, ids_from_contents
 from trainers.data.faults import RecordsError, check_one_size
 
@@ -31,7 +33,7 @@ MOST_IMAGE_PIXELS = 178_000_000
 _DECODERS = ("ignore", None, Warning, re.compile(r"PIL(\.|$)"), 0)
 
 
-def silence_decoders() -> None:
+def prepare_decoders() -> None:
     """Suppress Pillow's warnings about single images from here on, since the images may be private.
 
     Pillow warns about an image's number of pixels and about how its colours are stored. The filter is set
@@ -43,11 +45,57 @@ def silence_decoders() -> None:
     logging.getLogger("PIL").setLevel(logging.CRITICAL + 1)
 
 
-TOO_LARGE = "too large"
-_TILE_WIDTH, _TILE_HEIGHT = 322, 323
+@cache
+def _formats() -> list[str]:
+    """The formats of `_FORMATS` that Pillow decodes on this machine."""
+    from PIL import Image
 
-# Only formats that Pillow decodes itself: it passes some files (EPS) to an external program.
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+    Image.init()
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    return [name for name in _FORMATS if name in Image.OPEN]
+
+
+TOO_LARGE = "too large"
+IMAGE_SUFFIXES = frozenset(
+    [
+        "avif",
+        "bmp",
+        "gif",
+        "heic",
+        "heif",
+        "j2k",
+        "jfif",
+        "jp2",
+        "jpe",
+        "jpeg",
+        "jpg",
+        "jxl",
+        "pgm",
+        "png",
+        "ppm",
+        "tif",
+        "tiff",
+        "webp",
+    ]
+)
+"""Of files that are taken for images even where their first bytes are damaged."""
+
+_TILE_WIDTH, _TILE_HEIGHT, _BITS_PER_SAMPLE, _ORIENTATION = 322, 323, 258, 274
+
+# Only formats that Pillow decodes itself: it passes some files (EPS) to an external program. HEIF needs the
+# plug-in pillow-heif.
+_FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+
+Decoded = NDArray[np.uint8] | str
+"""An image `[height, width]` or `[height, width, 3]`, or the name of its fault."""
+
+ANIMATED = "animations and files of several pages, of which the first is taken"
+TURNED = "images turned or mirrored as their EXIF orientation says"
+TRANSPARENT = "images with transparent parts, laid on white"
+GREY = "grey images made colour, as others are"
 
 
 def decode_images(
@@ -55,10 +103,10 @@ def decode_images(
     image_size: int | None = None,
     *,
     max_pixels: int = MAX_IMAGE_PIXELS,
-) -> NDArray[np.uint8]:
-    """Return the images as uint8 `[num_records, channels, height, width]`.
+) -> tuple[NDArray[np.uint8], Counter[str]]:
+    """Return the images as uint8 `[num_records, channels, height, width]`, and how many were converted how.
 
-    There is one channel if every image is grayscale, else RGB. Transparency is dropped.
+    There is one channel if every image is grayscale, else RGB.
 
     Args:
       sources: encoded bytes or a file for each image; None for a missing image.
@@ -66,16 +114,13 @@ def decode_images(
       max_pixels: largest allowed image as stored; a larger one is refused by its header, before decoding.
 
     Files that cannot be used are named in the error's details; for encoded bytes the details hold positions.
-    The numbers of converted images are printed on the terminal.
 
     Raises:
       DataError: there are no images, some cannot be used, or their sizes differ and `image_size` is None.
     """
     if not sources:
         raise DataError("a data set must hold at least one image; found none")
-    silence_decoders()
-    animated: list[None] = []
-    decoded = in_threads(lambda source: decode_image(source, image_size, max_pixels, animated), sources)
+    decoded, conversions = decode_each(sources, image_size, max_pixels)
     faults: dict[str, list[Any]] = {
         kind: [
             str(source) if isinstance(source, Path) else i
@@ -97,10 +142,20 @@ def decode_images(
     check_one_size(Counter(image.shape[:2] for image in decoded))
     num_grey = sum(image.ndim == 2 for image in decoded)
     channels = 1 if num_grey == len(decoded) else 3
-    converted = {"grey images made colour, as others are": num_grey if channels == 3 else 0}
-    converted["animations and files of several pages, of which the first is taken"] = len(animated)
-    show_on_a_terminal({what: number for what, number in converted.items() if number})
-    return stacked(decoded, channels)
+    conversions[GREY] = num_grey if channels == 3 else 0
+    return stacked(decoded, channels), +conversions
+
+
+def decode_each(
+    sources: Iterable[bytes | Path | None], image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
+) -> tuple[list[Any], Counter[str]]:
+    """Return every image decoded and resized, or its fault, computed by several threads.
+
+    The second value counts the conversions: an image may have several.
+    """
+    prepare_decoders()
+    results = in_threads(lambda source: decode_image(source, image_size, max_pixels), sources)
+    return [image for image, _ in results], Counter(kind for _, kinds in results for kind in kinds)
 
 
 def stacked(decoded: Sequence[NDArray[np.uint8]], channels: int) -> NDArray[np.uint8]:
@@ -112,39 +167,90 @@ def stacked(decoded: Sequence[NDArray[np.uint8]], channels: int) -> NDArray[np.u
 
 
 def decode_image(
-    source: bytes | Path | None,
-    image_size: int | None,
-    max_pixels: int = MAX_IMAGE_PIXELS,
-    animated: list[None] | None = None,
-) -> NDArray[np.uint8] | str:
-    """Return one image as uint8 `[height, width]` or `[height, width, 3]`, or the name of its fault.
+    source: bytes | Path | None, image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
+) -> tuple[Decoded, tuple[str, ...]]:
+    """Return one image as uint8 `[height, width]` or `[height, width, 3]`, and its conversions.
+
+    The pixels are those that a viewer shows on a white page: the EXIF orientation is applied, and transparent
+    parts are white. More than 8 bits a channel are a fault, since Pillow would drop the low ones. Only the
+    first frame or page is decoded. For an image with a fault, the first value is the fault's name.
 
     A file of some kilobytes may declare gigabytes of pixels, so only its header is read until its size is
-    known to be allowed. Only the first frame or page of a file is decoded; if there are more, one entry is
-    appended to `animated`.
+    known to be allowed.
     """
-    if source is None or (isinstance(source, Path) and not source.is_file()):
-        return "missing"
-    from PIL import Image  # here: generated images and arrays need no decoder
+    if source is None or (isinstance(source, Path) and not os.path.isfile(source)):
+        return "missing", ()
+    from PIL import Image, ImageOps  # here: generated images and arrays need no decoder
 
     try:
         with Image.open(
-            io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS
+            io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()
         ) as image:
             if image.width * image.height > max_pixels or _pixels_of_tile(image) > max_pixels:
-                return TOO_LARGE
-            if image.mode[0] in "IF":
-                return "not 8-bit"
-            plain = image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
-            if animated is not None and _has_more(image):
-                animated.append(None)
+                return TOO_LARGE, ()
+            if image.mode[0] in "IF" or _is_deep(image):
+                return "not 8-bit", ()
+            orientation, has_more = _orientation(image), _has_more(image)
+            plain, is_transparent = _on_white(image)
+            if orientation != 1 and image.format != "TIFF":  # Pillow itself turns a TIFF
+                plain.getexif()[_ORIENTATION] = orientation
+                plain = ImageOps.exif_transpose(plain)
     except MemoryError:
         raise
     except Image.DecompressionBombError:
-        return TOO_LARGE
+        return TOO_LARGE, ()
     except Exception:  # decoders raise nearly anything on damaged bytes
-        return "unreadable"
-    return np.asarray(plain if image_size is None else _to_square(plain, image_size))
+        return "unreadable", ()
+    kinds = {ANIMATED: has_more, TRANSPARENT: is_transparent, TURNED: orientation != 1}
+    pixels = np.asarray(plain if image_size is None else _to_square(plain, image_size))
+    return pixels, tuple(kind for kind, is_of_kind in kinds.items() if is_of_kind)
+
+
+def _on_white(image: Image.Image) -> tuple[Image.Image, bool]:
+    """Return the image as grey or RGB, without its metadata, and whether any pixel was transparent."""
+    from PIL import Image
+
+    mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
+    plain, is_transparent = image, False
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        is_transparent = layer.getchannel("A").getextrema()[0] != 255
+        if is_transparent:
+            plain = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    plain = plain.convert(mode)
+    plain.info = {}
+    return plain, is_transparent
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; 1, which changes nothing, where it is damaged or absent."""
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # decoders raise nearly anything on damaged bytes
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether a file has more than 8 bits a channel, of which Pillow would drop some.
+
+    JPEG 2000, AVIF and PPM are not meant: their decoders scale to 8 bits.
+    """
+    tags = getattr(image, "tag_v2", {})
+    return ";16" in str(getattr(image, "tile", "")) or max(tags.get(_BITS_PER_SAMPLE, (8,))) > 8
+
+
+def is_image(file: str) -> bool:
+    """Whether a file begins as an image of a format that is decoded; its suffix plays no part."""
+    from PIL import Image
+
+    try:
+        with Image.open(file, formats=_formats()):
+            return True
+    except Image.DecompressionBombError:
+        return True
+    except Exception:  # decoders raise nearly anything on damaged bytes
+        return False
 
 
 def _has_more(image: Image.Image) -> bool:

@@ -11,6 +11,7 @@ records have which fault is only in `RecordsError.details`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import zipfile
@@ -18,7 +19,7 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError, show_on_a_terminal
 from dpgcl_core.sampling.record_ids import Ids, ids_from_names
 from trainers.data.class_names import as_text, class_indices, encodable
-from trainers.data.decoding import content_ids, decode_images, resize_images
+from trainers.data.decoding import IMAGE_SUFFIXES, content_ids, decode_images, is_image, resize_images
 from trainers.data.faults import RecordsError
 from trainers.data.pairs import LoadedData
 from trainers.data.records import Records
@@ -37,7 +38,8 @@ from trainers.data.request import Request
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+# Photographs as the camera's sensor recorded them: the image that a decoder of TIFF opens is a thumbnail.
+_RAW_SUFFIXES = frozenset(["arw", "cr2", "dng", "nef", "nrw", "orf", "pef", "rw2", "sr2", "srw"])
 _SPLIT_NAMES = frozenset(("train", "test", "val", "valid", "validation"))
 _UNREADABLE_NPZ = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
@@ -51,6 +53,7 @@ class _Part:
     ids: Ids
     row_starts: NDArray[np.int64] | None = None
     names: Sequence[str | int] | None = None
+    reading_counts: Counter[str] = field(default_factory=Counter)
 
 
 def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units: list[str]) -> _Part:
@@ -187,10 +190,10 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
 def load_parquet(request: Request) -> LoadedData:
     """Return the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
 
-    Rows have a column `image` (encoded image bytes, plain or as `{bytes, path}`) and optionally `label`
-    (integers or strings) and `id` (unique integers or strings). Other columns are ignored. With captions the
-    rows are pairs, see `trainers.data.pair_tables`. All rows with one value in the unit column are one
-    record.
+    Rows have a column `image` (encoded image bytes or paths, plain or as `{bytes, path}`) and optionally
+    `label` (integers or strings) and `id` (unique integers or strings). Paths are relative to the file's
+    folder or the given folder. Other columns are ignored. With captions the rows are pairs, see
+    `trainers.data.pair_tables`. All rows with one value in the unit column are one record.
 
     Raises:
       DataError: a file cannot be read, or its columns break one of these rules.
@@ -202,13 +205,14 @@ def load_parquet(request: Request) -> LoadedData:
         if name is not None and header.count(name) != 1:
             raise DataError(f"{rule}, found {_join_names(header)}")
     table = read_parquet(files, {"image", "label", unit_column or "id"})
-    encoded = unpacked(table.column("image"))
+    base = request.path.parent if request.path.is_file() else request.path
+    encoded = [_content(base / v) if isinstance(v, str) else v for v in unpacked(table.column("image"))]
     if {type(image) for image in encoded} - {bytes, type(None)}:
         raise DataError(
-            "parquet column image must hold encoded image bytes, plain or as {bytes, path}; "
+            "parquet column image must hold encoded image bytes or paths, plain or as {bytes, path}; "
             f"got {table.column('image').type}"
         )
-    images = decode_images(encoded, request.image_size, max_pixels=request.max_image_pixels)
+    images, counts = decode_images(encoded, request.image_size, max_pixels=request.max_image_pixels)
     labels, names = _column(table, "label"), _column(table, unit_column or "id")
     if unit_column is not None and names is not None:
         part = _part_of_units(images, labels, as_text(names))
@@ -216,7 +220,14 @@ def load_parquet(request: Request) -> LoadedData:
         part = _Part(images=images, labels=labels, ids=content_ids(encoded, labels))
     else:
         part = _Part(images=images, labels=labels, ids=_name_ids(as_text(names)), names=names.tolist())
-    return _to_splits([part], request.image_size)
+    return _to_splits([dataclasses.replace(part, reading_counts=counts)], request.image_size)
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except (OSError, ValueError):
+        return None
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -281,20 +292,20 @@ def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
             f"parquet files must be readable; {len(unreadable)} of {len(files)} are not",
             {"files": unreadable},
         )
-    kinds = [sorted(zip(table.column_names, map(str, table.schema.types), strict=True)) for table in tables]
-    names = [name for name, _ in kinds[0]]
-    if any(kind != kinds[0] for kind in kinds) or len({*names}) < len(names):
-        raise DataError(
-            "parquet files must have the same columns of the same types, each once; some differ in "
-            f"{_join_names(list(columns))}"
-        )
-    return pa.concat_tables([table.select(names) for table in tables], promote_options="default")
+    names = sorted(tables[0].column_names)
+    with suppress(pa.ArrowException):  # a text or image column may be of 32- or 64-bit offsets in each file
+        if all(sorted(table.column_names) == names for table in tables) and len({*names}) == len(names):
+            return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
+    raise DataError(
+        "parquet files must have the same columns of the same types, each once; some differ in "
+        f"{_join_names(list(columns))}"
+    )
 
 
 def unpacked(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column; for `{bytes, path}` structures, the bytes."""
+    """Return the values of a column; of a `{bytes, path}` structure the bytes or, without bytes, the path."""
     values = column.to_pylist()
-    return [value["bytes"] if isinstance(value, dict) and "bytes" in value else value for value in values]
+    return [v.get("bytes") or v.get("path") if isinstance(v, dict) else v for v in values]
 
 
 def _column(table: pa.Table, name: str) -> NDArray[Any] | None:
@@ -314,8 +325,9 @@ def _column(table: pa.Table, name: str) -> NDArray[Any] | None:
 def load_folder(request: Request) -> LoadedData:
     """Return the images below a folder, in the order of their relative paths, which are their ids.
 
-    The folder holds one sub-folder per class, or only images (then there are no labels). Hidden files and
-    files without an image suffix are skipped.
+    The folder holds one sub-folder per class, or only images (then there are no labels). A file is an image
+    by its first bytes or, if they are damaged, by its suffix. Others are left out and counted; hidden files
+    are ignored.
 
     Raises:
       DataError: the folder cannot be read, holds no images or breaks one of these rules.
@@ -323,7 +335,7 @@ def load_folder(request: Request) -> LoadedData:
     path, image_size = request.path, request.image_size
     if not path.is_dir():
         raise DataError(f"folder:PATH must be an existing folder; got {str(path)!r}")
-    names = _image_names(path)
+    names, others = _image_names(path)
     classes = [name.split("/", 1)[0] if "/" in name else None for name in names]
     if None in classes and any(classes):
         raise RecordsError(
@@ -338,16 +350,18 @@ def load_folder(request: Request) -> LoadedData:
         found = sorted({str(name) for name in classes})
         show_on_a_terminal({"classes, by the folder right below PATH alone": found})
     files = [path / name for name in names]
-    images = decode_images(files, image_size, max_pixels=request.max_image_pixels)
+    images, counts = decode_images(files, image_size, max_pixels=request.max_image_pixels)
     labels = np.array(classes, dtype=np.str_) if any(classes) else None
     shown = list(map(encodable, names))
-    return _to_splits([_Part(images=images, labels=labels, ids=_name_ids(names), names=shown)], image_size)
+    ids, counts = _name_ids(names), counts + others
+    part = _Part(images=images, labels=labels, ids=ids, names=shown, reading_counts=counts)
+    return _to_splits([part], image_size)
 
 
-def _image_names(path: Path) -> list[str]:
-    """Relative paths with forward slashes, sorted."""
+def _image_names(path: Path) -> tuple[list[str], Counter[str]]:
+    """Relative paths of the images with forward slashes, sorted; and the number of other files."""
     names: list[str] = []
-    unusable, num_others = Counter[str](), 0
+    unusable, others = Counter[str](), Counter[str]()
 
     def note_closed(_: OSError) -> None:
         unusable["closed"] += 1
@@ -358,18 +372,22 @@ def _image_names(path: Path) -> list[str]:
         unusable["links"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
         prefix = Path(root).relative_to(path)
         seen = [name for name in files if not name.startswith(".")]
-        images = [name for name in seen if os.path.splitext(name)[1].lower() in _SUFFIXES]
-        num_others += len(seen) - len(images)
-        names += [(prefix / name).as_posix() for name in images]
+        for name in seen:
+            suffix = os.path.splitext(name)[1][1:].lower()
+            if suffix in IMAGE_SUFFIXES or (
+                suffix not in _RAW_SUFFIXES and is_image(os.path.join(root, name))
+            ):
+                names.append((prefix / name).as_posix())
+            else:
+                others[suffix or "no suffix"] += 1
     if unusable.total():
         raise RecordsError(
             "sub-folders of folder:PATH must be readable and no links; "
             f"{unusable['closed']} cannot be read, {unusable['links']} are links",
             dict(unusable),
         )
-    if num_others:
-        show_on_a_terminal({f"files of {path} that are no images, left out": num_others})
-    return sorted(names)
+    kinds = ", ".join(sorted(others))
+    return sorted(names), +Counter({f"files that are no images, left out ({kinds})": others.total()})
 
 
 def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
@@ -402,6 +420,7 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
         test=records[1] if len(records) > 1 else None,
         class_names=class_names,
         names=None if None in names else [name for part in names for name in part or ()],
+        reading_counts=sum((part.reading_counts for part in parts), Counter[str]()),
     )
 
 

@@ -14,6 +14,7 @@ file uses another separator.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import dataclasses
 import hashlib
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, DataError
+from trainers.data.decoding import decode_each
 from trainers.data.faults import RecordsError
 from trainers.data.own_images import (
     existing_parquet_files,
@@ -36,17 +38,19 @@ from trainers.data.own_images import (
     unreadable_parquet,
 )
 from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
-from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, decode_each, stack_images
+from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, stack_images
 from trainers.data.request import Request
 
 _END = "\x00end of file\x00"
 _ID = "id"
+_ROWS_AT_ONCE = 1024
 
 
 def load_csv_pairs(request: Request) -> LoadedData:
-    """Return the pairs of a UTF-8 csv file whose first line names the columns.
+    """Return the pairs of a csv file whose first line names the columns.
 
-    Relative image paths start from the file's folder.
+    Its text is UTF-8, or UTF-16 or UTF-32 with a byte order mark. Relative image paths start from the file's
+    folder.
 
     Raises:
       RecordsError: some rows are corrupt (their positions are in `details`), or images differ in size.
@@ -79,7 +83,8 @@ def load_parquet_pairs(request: Request) -> LoadedData:
     """Return the pairs of a parquet file, or of all parquet files below a folder, in order.
 
     The image column holds paths, relative to the file's folder or the given folder, or encoded bytes, plain
-    or as {bytes, path}. The caption column holds one caption or a list. Raises as `load_csv_pairs` does.
+    or as {bytes, path}; the path is read where the bytes are missing. The caption column holds one caption or
+    a list. Raises as `load_csv_pairs` does.
     """
     path = request.path
     files = existing_parquet_files(path)
@@ -158,10 +163,11 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
         for file in parquet_files(path):
             schema = pq.read_schema(file)
             image = image_column(options, schema.names, "parquet")
-            kind = schema.field(image).type
-            if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
-                values = pq.ParquetFile(file).read(columns=[image]).column(image).to_pylist()
-                yield from (os.path.join(base, value) for value in values if value)
+            if kinds.is_binary(schema.field(image).type) or kinds.is_large_binary(schema.field(image).type):
+                continue
+            for batch in pq.ParquetFile(file).iter_batches(_ROWS_AT_ONCE, columns=[image]):
+                values = unpacked(batch.column(image))
+                yield from (os.path.join(base, value) for value in values if value and isinstance(value, str))
     except unreadable_parquet():
         return
 
@@ -224,8 +230,8 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
         raise DataError(f"csv:PATH must be an existing file; got {str(path)!r}")
     lines: list[list[str]] = []
     with (
-        suppress(OSError, csv.Error),
-        path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened,
+        suppress(OSError, csv.Error, UnicodeError),
+        path.open(encoding=_encoding(path), errors="surrogateescape", newline="") as opened,
     ):
         # An unclosed quote would absorb the rest of the file, including this last line.
         text = itertools.chain(opened, ["\n", _END])
@@ -237,6 +243,26 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
         )
     _check_one_line_each(lines[:-1])
     return lines[0], lines[1:-1]
+
+
+def _encoding(path: Path) -> str:
+    """The encoding that the file's byte order mark names; UTF-8 without one.
+
+    Raises:
+      DataError: there are zero bytes, so the text is UTF-16 or UTF-32 without a mark.
+    """
+    with path.open("rb") as opened:
+        start = opened.read(64)
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if b"\0" in start:
+        raise DataError(
+            f"csv:PATH must be UTF-8, or UTF-16 with a byte order mark; {str(path)!r} is neither: save it as "
+            "UTF-8"
+        )
+    return "utf-8-sig"
 
 
 def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
@@ -261,14 +287,14 @@ def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
 def _load(rows: PairRows, sources: Sequence[Any], request: Request) -> LoadedData:
     """The records of rows whose images are not decoded yet; `sources` holds None for a missing image."""
     distinct = {key: source for key, source in zip(rows.keys, sources, strict=True) if source is not None}
-    images = decode_each(distinct.values(), request.image_size, rows.max_pixels)
+    images, conversions = decode_each(distinct.values(), request.image_size, rows.max_pixels)
     decoded = dict(zip(distinct, images, strict=True))
     faults = []
     for key, captions, fault in zip(rows.keys, rows.captions, rows.faults, strict=True):
-        image = decoded.get(key, "missing image")
-        faults.append(fault or (image if isinstance(image, str) else caption_fault(captions)))
+        image = decoded.get(key, "missing")
+        faults.append(fault or (f"{image} image" if isinstance(image, str) else caption_fault(captions)))
     return assemble(
-        dataclasses.replace(rows, faults=faults),
+        dataclasses.replace(rows, faults=faults, reading_counts=conversions),
         lambda sound: stack_images([decoded[rows.keys[row]] for row in sound]),
         skip_corrupt=request.pairs.skip_corrupt,
     )

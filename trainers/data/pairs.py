@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,16 +26,15 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import ids_from_names, keyed_uniform
 from trainers.data.class_names import ClassNames, class_indices, encodable
-from trainers.data.decoding import MAX_IMAGE_PIXELS, decode_image, in_threads, silence_decoders, stacked
+from trainers.data.decoding import MAX_IMAGE_PIXELS, stacked
 from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.records import Records, RecordsOfRows
 from trainers.data.rows import row_of_each
 
-Decoded = NDArray[np.uint8] | str
-"""An image `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
-
 MAX_CAPTION_CHARACTERS = 100_000
 """Of one caption; a text model reads some hundred of them, and its tokenizer takes quadratic time."""
+
+SKIPPED = "corrupt rows, left out (--skip-corrupt)"
 
 SPLITS = ("train", "test")
 """What a split column may hold."""
@@ -119,7 +117,8 @@ class LoadedData:
     Attributes:
       train: records to train on.
       test: held-out records, or None if the source has no split of its own.
-      num_skipped: how many corrupt rows were dropped; as private as the records: not for logs or MLflow.
+      reading_counts: how many images were converted, and how many rows and files were left out, by kind; as
+        private as the records: not for logs or MLflow.
       class_names: one name for every label 0, 1, …, empty if unknown; likewise as private as the records.
       names: the owner's name of each image, strings or numbers, test images after the training images; None
         if images have no names; likewise as private as the records.
@@ -127,7 +126,7 @@ class LoadedData:
 
     train: Records | ImageTextRecords
     test: Records | ImageTextRecords | None = None
-    num_skipped: int = field(default=0, repr=False)
+    reading_counts: Counter[str] = field(default_factory=Counter, repr=False)
     class_names: ClassNames = field(default=(), repr=False)
     names: Sequence[str | int] | None = field(default=None, repr=False)
 
@@ -145,6 +144,7 @@ class PairRows:
       labels: the class of the row's image, by name or number; None if images have no labels.
       names: the owner's name of the row's image, or None; None instead of a list if no image has a name.
       max_pixels: the largest number of pixels that an image may have, for messages.
+      reading_counts: as in `LoadedData`, without the corrupt rows.
     """
 
     keys: Sequence[str]
@@ -155,6 +155,7 @@ class PairRows:
     labels: Sequence[str] | None = None
     names: Sequence[str | None] | None = None
     max_pixels: int = MAX_IMAGE_PIXELS
+    reading_counts: Counter[str] = field(default_factory=Counter)
 
 
 def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_corrupt: bool) -> LoadedData:
@@ -190,7 +191,7 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
     return LoadedData(
         train=train,
         test=test[0] if test else None,
-        num_skipped=len(rows.keys) - len(sound),
+        reading_counts=+Counter({SKIPPED: len(rows.keys) - len(sound)}) + Counter(rows.reading_counts),
         class_names=class_names,
         names=_names(rows, parts),
     )
@@ -274,22 +275,6 @@ def _records(
         row_starts=None if rows.units is None else np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         labels=None if labels is None else np.array([labels[same[0]] for same in images], dtype=np.int64),
     )
-
-
-def decode_each(
-    sources: Iterable[bytes | Path], image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
-) -> list[Decoded]:
-    """Return every image decoded and resized, or its fault, computed by several threads."""
-    silence_decoders()
-    return list(in_threads(lambda source: _decode_or_fault(source, image_size, max_pixels), sources))
-
-
-def _decode_or_fault(source: bytes | Path, image_size: int | None, max_pixels: int) -> Decoded:
-    try:
-        image = decode_image(source, image_size, max_pixels)
-    except OSError:  # a path that this process may not access
-        return "missing image"
-    return f"{image} image" if isinstance(image, str) else image
 
 
 def caption_fault(captions: Iterable[str]) -> str:

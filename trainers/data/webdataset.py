@@ -7,9 +7,11 @@ decoded, and its captions. These are kept in one index file next to each shard, 
 shard has the same size and modification time. The index holds the captions: it is as private as the shard and
 gets the shard's permissions.
 
-A sample is the files of one name up to its first dot: one image (jpg, jpeg, png or webp), captions in `txt`
-files (`txt`, or `0.txt`, `1.txt`, … for several) or in the list `captions` of a `json` file. Ids come from
-the image's bytes and the unit (see `pairs`), not from the names, because writers commonly number samples.
+A sample is the files of one name up to its first dot, as in webdataset: one image, captions in `txt` files
+(`txt`, or `0.txt`, `1.txt`, … for several) or in the list `captions` of a `json` file.
+Where names themselves have dots (`v1.0_20.jpg` and `v1.0_20.txt`), an image and the texts that share its name
+up to the last dot are a sample of their own, so no image gets its neighbour's caption. Ids come from the
+image's bytes and the unit (see `pairs`), not from the names, because writers commonly number samples.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import logging
 import os
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -33,18 +36,20 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
-from trainers.data.decoding import MAX_IMAGE_PIXELS, in_threads
+from trainers.data.decoding import IMAGE_SUFFIXES, MAX_IMAGE_PIXELS, decode_each, in_threads
 from trainers.data.faults import RecordsError, check_one_size
-from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, decode_each, stack_images
+from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, stack_images
 from trainers.data.request import Request
 from trainers.files.durable_files import replacing
 
-_FORMAT = 4
-_IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp"))
+_FORMAT = 5
 _MAX_TEXT_BYTES = 2**23
 _IMAGES_AT_ONCE = 256
 _BLOCK = 512
 _log = logging.getLogger(__name__)
+
+_Member = tuple[str, tuple[int, int]]
+"""A file of a sample: its kind, which is its name after the sample's, and its offset and number of bytes."""
 
 
 class _Sample(NamedTuple):
@@ -58,6 +63,14 @@ class _Sample(NamedTuple):
     captions: tuple[str, ...]
     unit: str
     fault: str
+
+
+class _ShardIndex(NamedTuple):
+    """A shard's size and modification time, its samples, and `LoadedData.reading_counts` of them."""
+
+    stamp: tuple[int, int]
+    samples: list[_Sample]
+    reading_counts: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +108,7 @@ class ShardImages:
         wanted = self.places[rows]
         if len(wanted) == 0:
             return np.empty((0, *self.shape[1:]), dtype=np.uint8)
-        decoded = decode_each(in_threads(self._read, wanted.tolist()), self.image_size, self.max_pixels)
+        decoded, _ = decode_each(in_threads(self._read, wanted.tolist()), self.image_size, self.max_pixels)
         bad = [i for i, image in enumerate(decoded) if isinstance(image, str)]
         if bad:
             raise RecordsError(
@@ -141,15 +154,16 @@ def load_webdataset(request: Request) -> LoadedData:
     image_size, max_pixels, unit_field = request.image_size, request.max_image_pixels, request.pairs.unit
     files = _shards(request.path)
     indices = [_index(file, unit_field, max_pixels) for file in files]
-    samples = [sample for _, some in indices for sample in some]
-    shard_of = np.repeat(np.arange(len(files)), [len(some) for _, some in indices])
-    stamps = np.array([stamp for stamp, _ in indices], dtype=np.int64)
+    samples = [sample for index in indices for sample in index.samples]
+    shard_of = np.repeat(np.arange(len(files)), [len(index.samples) for index in indices])
+    stamps = np.array([index.stamp for index in indices], dtype=np.int64)
     rows = PairRows(
         keys=[sample.key for sample in samples],
         captions=[sample.captions for sample in samples],
         faults=[sample.fault for sample in samples],
         units=None if unit_field is None else [sample.unit for sample in samples],
         max_pixels=max_pixels,
+        reading_counts=sum((Counter(index.reading_counts) for index in indices), Counter[str]()),
     )
 
     def images_of(sound: list[int]) -> ShardImages:
@@ -184,30 +198,31 @@ def _shards(path: Path) -> list[Path]:
     return files
 
 
-def _index(file: Path, unit_field: str | None, max_pixels: int) -> tuple[tuple[int, int], list[_Sample]]:
-    """The shard's stamp and samples, from the stored index if it matches the file's current state."""
+def _index(file: Path, unit_field: str | None, max_pixels: int) -> _ShardIndex:
+    """The shard's index as stored if it matches the file's current state, else built anew."""
     state = file.stat()
     stamp = (state.st_size, state.st_mtime_ns)
     place = file.with_name(f".{file.name}.pairs.json")
     header = [_FORMAT, *stamp, unit_field, max_pixels]
     with suppress(OSError, ValueError, TypeError):  # absent or damaged: built again
-        found, rows = json.loads(place.read_bytes())
+        found, rows, counts = json.loads(place.read_bytes())
         if found == header:
             samples = [_Sample(*row) for row in rows]
-            return stamp, [sample._replace(captions=tuple(sample.captions)) for sample in samples]
-    samples = _read_shard(file, unit_field, max_pixels)
+            samples = [sample._replace(captions=tuple(sample.captions)) for sample in samples]
+            return _ShardIndex(stamp, samples, counts)
+    samples, counts = _read_shard(file, unit_field, max_pixels)
     try:
         with replacing(place) as out:
             os.fchmod(out.fileno(), state.st_mode & 0o666)
-            out.write(json.dumps([header, samples]).encode())
+            out.write(json.dumps([header, samples, counts]).encode())
     except OSError:
         _log.warning("a shard's index could not be kept, so it is built each time: let its folder be written")
-    return stamp, samples
+    return _ShardIndex(stamp, samples, counts)
 
 
-def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> list[_Sample]:
-    """All samples of a shard in the order of their first files."""
-    members = _members(file)
+def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> tuple[list[_Sample], Counter[str]]:
+    """All samples of a shard in the order of their first files, and `LoadedData.reading_counts`."""
+    members, counts = _members(file)
     samples = []
     with file.open("rb", buffering=0) as opened:
 
@@ -216,43 +231,47 @@ def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> list[_Sa
 
         names = iter(members)
         while chunk := list(itertools.islice(names, _IMAGES_AT_ONCE)):
-            images = [[place for kind, place in members[n] if kind in _IMAGE_SUFFIXES] for n in chunk]
+            images = [[place for kind, place in members[n] if kind in IMAGE_SUFFIXES] for n in chunk]
             encoded = [read(places[0]) if len(places) == 1 else b"" for places in images]
-            decoded = decode_each(encoded, None, max_pixels)
+            decoded, conversions = decode_each(encoded, None, max_pixels)
+            counts += conversions
             for name, places, content, image in zip(chunk, images, encoded, decoded, strict=True):
                 places_of_texts = [(kind, place) for kind, place in members[name] if _is_text(kind)]
                 is_large = any(size > _MAX_TEXT_BYTES for _, (_, size) in places_of_texts)
                 texts = {} if is_large else {kind: read(place) for kind, place in places_of_texts}
                 captions, unit, fault = _texts(texts, unit_field)
                 fault = "text too large" if is_large else fault
-                kinds = [kind for kind, _ in members[name] if kind in _IMAGE_SUFFIXES or _is_text(kind)]
+                kinds = [kind for kind, _ in members[name]]
                 if len(places) != 1:
                     fault = "several images" if places else "missing image"
                 elif len(set(kinds)) < len(kinds):  # one would silently replace the other
                     fault = "several files of one kind"
-                fault = fault or (image if isinstance(image, str) else "")
+                fault = fault or (f"{image} image" if isinstance(image, str) else "")
                 offset, num_bytes = places[0] if places else (0, 0)
                 height, width = (0, 0) if isinstance(image, str) else image.shape[:2]
                 key = hashlib.blake2b(content, digest_size=16).hexdigest()
                 samples.append(_Sample(offset, num_bytes, height, width, key, captions, unit, fault))
-    return samples
+    return samples, counts
 
 
-def _members(file: Path) -> dict[str, list[tuple[str, tuple[int, int]]]]:
-    """Return the files of each sample, as (kind, place).
+def _members(file: Path) -> tuple[dict[str, list[_Member]], Counter[str]]:
+    """Return the images and texts of each sample, and the number of files that are neither.
 
     Raises:
       DataError: the file is no shard, or it ends before its end mark.
     """
-    files_by_sample: dict[str, list[tuple[str, tuple[int, int]]]] = {}
+    files_by_stem: dict[str, list[_Member]] = {}
+    others = Counter[str]()
     is_whole = False
     with suppress(tarfile.TarError, OSError), tarfile.open(file, "r:") as archive:
         for member in archive:
             name = PurePosixPath(member.name)
             stem, _, kind = name.name.partition(".")
             if member.isreg() and stem and kind:
-                sample = files_by_sample.setdefault(str(name.parent / stem), [])
-                sample.append((kind.lower(), (member.offset_data, member.size)))
+                place = (member.offset_data, member.size)
+                files_by_stem.setdefault(str(name.parent / stem), []).append((kind.lower(), place))
+            elif not member.isdir():
+                others["no suffix" if member.isreg() else "links"] += 1
         # A truncation inside the last file is visible at the end of its content, not in the next header.
         is_whole = os.pread(cast(Any, archive.fileobj).fileno(), _BLOCK, archive.offset) == bytes(_BLOCK)
     if not is_whole:
@@ -260,7 +279,31 @@ def _members(file: Path) -> dict[str, list[tuple[str, tuple[int, int]]]]:
             "webdataset:PATH must be whole, readable, uncompressed tar shards; "
             f"{str(file)!r} is not one, or it is cut off: fetch it again"
         )
-    return files_by_sample
+    samples: dict[str, list[_Member]] = {}
+    for stem, files in files_by_stem.items():
+        for sample, kind, place in _split_by_name(stem, files):
+            if kind in IMAGE_SUFFIXES or _is_text(kind):
+                samples.setdefault(sample, []).append((kind, place))
+            else:
+                others[kind.rpartition(".")[2]] += 1
+    kinds = ", ".join(sorted(others))
+    return samples, +Counter(
+        {f"files that are neither images nor captions, left out ({kinds})": others.total()}
+    )
+
+
+def _split_by_name(stem: str, files: list[_Member]) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """The (sample, kind, place) of files whose names are equal up to the first dot.
+
+    An image `stem.b.jpg` is a sample of its own, `stem.b`, if there is a text `stem.b.txt` or `stem.b.json`,
+    or if there is no image `stem.jpg` that it could be a part of.
+    """
+    parts = [(kind.rpartition(".")[0], kind.rpartition(".")[2], kind, place) for kind, place in files]
+    images = {part for part, suffix, _, _ in parts if suffix in IMAGE_SUFFIXES}
+    texts = {part for part, suffix, _, _ in parts if suffix in ("txt", "json")}
+    own = {part for part in images if part in texts or "" not in images} - {""}
+    for part, suffix, kind, place in parts:
+        yield (f"{stem}.{part}", suffix, place) if part in own else (stem, kind, place)
 
 
 def _is_text(kind: str) -> bool:

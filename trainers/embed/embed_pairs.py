@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.errors import ConfigError, DataError, show_on_a_terminal
 from trainers.data.channels import with_channels
 from trainers.data.dataset import AnyRecords, Dataset, captions_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
@@ -221,6 +221,7 @@ def load_at_size(
         pairs=options.fitting(name),
         max_image_pixels=max_image_pixels,
     )
+    show_on_a_terminal(dataset.reading_counts)
     if dataset.image_shape[1:] != (height, width):
         raise ConfigError(
             f"the model reads images of {height}×{width} pixels, and only squares are resized to; got "

@@ -120,10 +120,8 @@ def _load(
     elif not private:
         train, queries = split_train_test(dataset, options.test_fraction)
         index = train
-    if private and dataset.num_skipped:
-        show_on_a_terminal(
-            {"corrupt rows of the training data, left out (--skip-corrupt)": dataset.num_skipped}
-        )
+    if private:
+        show_on_a_terminal({f"training data: {kind}": n for kind, n in dataset.reading_counts.items()})
     slots = held_out = None
     if score_on_held_out:
         slots = slots_for(num_records_public or len(train), train.ids)
@@ -155,7 +153,7 @@ def _load(
         class_names=() if queries is None else (scored_set or dataset).class_names,
         train_class_names=() if private else dataset.class_names,
     )
-    return data, _data_notes(options) + _scorable_notes(data) + _skipped_notes(options, dataset, scored_set)
+    return data, _data_notes(options) + _scorable_notes(data) + _reading_notes(options, dataset, scored_set)
 
 
 def _split_to_score(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords | None, AnyRecords]:
@@ -198,13 +196,13 @@ def _scorable_notes(data: TrainingData) -> list[str]:
 _KINDS = {"image": "images", "image-text": "images with captions"}
 
 
-def _skipped_notes(options: DataOptions, dataset: Dataset, scored_set: Dataset | None) -> list[str]:
-    """Return notes on numbers of corrupt rows, only for public data: private numbers would reveal records."""
+def _reading_notes(options: DataOptions, dataset: Dataset, scored_set: Dataset | None) -> list[str]:
+    """Return notes on what reading converted or left out; none of private data, since numbers reveal records."""
     public = [] if options.are_private else [dataset]
     return [
-        f"Of {data_set.name} {data_set.num_skipped} corrupt rows are left out (--skip-corrupt)."
+        f"In {data_set.name}: {number} {kind}."
         for data_set in (*public, *([scored_set] if scored_set is not None else []))
-        if data_set.num_skipped
+        for kind, number in data_set.reading_counts.items()
     ]
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
 from trainers.data import decoding
-from trainers.data.decoding import MAX_IMAGE_PIXELS, TOO_LARGE, decode_image
+from trainers.data.decoding import ANIMATED, MAX_IMAGE_PIXELS, TOO_LARGE, decode_image
 from trainers.data.faults import RecordsError
 from trainers.data.loading import load_dataset
 from trainers.data.pair_options import PairOptions
@@ -84,28 +84,27 @@ def undecoded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_file_that_declares_too_many_pixels_is_refused_undecoded(kind: str, side: int | None) -> None:
     content = declared(kind)
     assert len(content) < 5000
-    assert decode_image(content, side) == TOO_LARGE
+    assert decode_image(content, side)[0] == TOO_LARGE
 
 
 def test_webp_over_the_limit_is_refused() -> None:
-    assert decode_image(encoded("WEBP", 20), None, 399) == TOO_LARGE
-    assert not isinstance(decode_image(encoded("WEBP", 20), None, 400), str)
+    assert decode_image(encoded("WEBP", 20), None, 399)[0] == TOO_LARGE
+    assert not isinstance(decode_image(encoded("WEBP", 20), None, 400)[0], str)
 
 
 def test_tile_larger_than_its_image_is_refused() -> None:
     tags = {256: 8, 257: 8, 258: 8, 259: 5, 262: 1, 277: 1, 322: 65536, 323: 65536, 324: 8, 325: 9}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     content = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)
-    image = decode_image(content, None)
-    assert isinstance(image, str)
-    assert image == TOO_LARGE
+    assert decode_image(content, None)[0] == TOO_LARGE
 
 
 def test_frames_after_the_first_are_not_decoded() -> None:
     frames = [Image.new("RGB", (8, 8), (n, 0, 0)) for n in range(20)]
     out = io.BytesIO()
     frames[0].save(out, "GIF", save_all=True, append_images=frames[1:])
-    image = decode_image(out.getvalue(), None)
+    image, conversions = decode_image(out.getvalue(), None)
+    assert conversions == (ANIMATED,)
     assert not isinstance(image, str)
     assert image.shape[:2] == (8, 8)
 

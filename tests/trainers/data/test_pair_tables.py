@@ -18,7 +18,8 @@ from dpgcl_core.sampling.record_ids import ids_from_names
 from tests.trainers.data.readers import load_csv_pairs, load_parquet_pairs
 from trainers.data.faults import RecordsError
 from trainers.data.pair_options import PairOptions
-from trainers.data.pairs import ImageTextRecords, LoadedData
+from trainers.data.pair_tables import image_folders
+from trainers.data.pairs import SKIPPED, ImageTextRecords, LoadedData
 
 SECRET = "secret-words"
 USERS_DATA = os.environ.get("DPGCL_DATA")
@@ -277,7 +278,7 @@ def test_corrupt_rows_are_refused_by_count_with_positions_in_details_alone(fault
 @pytest.mark.parametrize("fault", FAULTS)
 def test_skipping_leaves_the_records_of_the_file_without_the_corrupt_rows(fault, scheme, tmp_path):
     loaded = LOADERS[scheme](with_fault(scheme, tmp_path, fault), PairOptions(skip_corrupt=True))
-    assert (loaded.num_skipped, loaded.train.captions) == (1, (("first",), ("third",)))
+    assert (loaded.reading_counts, loaded.train.captions) == ({SKIPPED: 1}, (("first",), ("third",)))
     clean = tmp_path / "clean"
     clean.mkdir()
     FAULTS["none"] = (GOOD, "words")
@@ -296,7 +297,7 @@ def test_a_path_that_may_not_be_looked_at_is_a_missing_image(tmp_path):
 def test_csv_rows_of_another_length_are_corrupt(tmp_path):
     rows = [("a.png", "one"), ("b.png", f"two\t{SECRET}"), ("c.png", "three")]
     loaded = load("csv", tmp_path / "x", rows, options=PairOptions(skip_corrupt=True))
-    assert (loaded.num_skipped, len(loaded.train)) == (1, 2)
+    assert (loaded.reading_counts, len(loaded.train)) == ({SKIPPED: 1}, 2)
 
 
 def test_captions_that_are_no_text_are_corrupt(tmp_path):
@@ -306,8 +307,8 @@ def test_captions_that_are_no_text_are_corrupt(tmp_path):
         load_csv_pairs(path)
 
 
-def test_num_skipped_is_not_shown(tmp_path):
-    assert "num_skipped" not in repr(load("csv", tmp_path / "x", ROWS))
+def test_reading_counts_are_not_shown(tmp_path):
+    assert "reading_counts" not in repr(load("csv", tmp_path / "x", ROWS))
 
 
 def test_a_file_of_corrupt_rows_alone_is_refused(tmp_path):
@@ -540,3 +541,54 @@ def test_nlvr_images_keep_all_their_true_sentences(tmp_path):
     pairs = {(row["image"], row["sentence"]) for row in true.to_pylist()}
     assert len(records) == len({image for image, _ in pairs})
     assert len(records.flat_captions()[0]) == len(pairs)
+
+
+# Files of several writers and encodings
+
+
+def test_columns_of_short_and_long_offsets_are_one_column(tmp_path):
+    kinds = {"a": (pa.binary(), pa.string()), "b": (pa.large_binary(), pa.large_string())}
+    for (name, (image, text)), (picture_name, caption) in zip(kinds.items(), ROWS, strict=False):
+        content = pa.array([encoded(of(picture_name))], image)
+        table = pa.table({"image": content, "caption": pa.array([caption], text)})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    assert load_parquet_pairs(tmp_path).train.captions == (("one",), ("two",))
+
+
+def test_paths_in_structures_are_read_where_the_bytes_are_missing(tmp_path):
+    names = [name for name, _ in ROWS]
+    write_csv(tmp_path / "x", ROWS)
+    images = [{"bytes": None, "path": name} for name in names]
+    columns = {"image": images, "caption": [caption for _, caption in ROWS]}
+    loaded = load_parquet_pairs(write_parquet(tmp_path / "x", **columns))
+    assert contents(loaded.train) == contents(load("csv", tmp_path / "x", ROWS).train)
+    assert image_folders(f"parquet:{tmp_path / 'x'}") == [tmp_path / "x"]
+
+
+def test_path_of_bytes_is_not_read(tmp_path):
+    images = [{"bytes": encoded(of("a.png")), "path": "gone/a.png"}]
+    loaded = load_parquet_pairs(write_parquet(tmp_path / "x", image=images, caption=["one"]))
+    assert (loaded.train.images[0].transpose(1, 2, 0) == of("a.png")).all()
+    assert image_folders(f"parquet:{tmp_path / 'x'}") == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_csv_is_read_in_the_encoding_that_its_mark_names(encoding, tmp_path):
+    path = write_csv(tmp_path / "x", [("a.png", "café – one")])
+    path.write_text(path.read_text(encoding="utf-8"), encoding=encoding)
+    assert load_csv_pairs(path).train.captions == (("café – one",),)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-32-be"])
+def test_csv_in_an_encoding_without_its_mark_is_refused_by_name(encoding, tmp_path):
+    path = write_csv(tmp_path / "x", ROWS)
+    path.write_text(path.read_text(encoding="utf-8"), encoding=encoding)
+    with pytest.raises(DataError, match=r"UTF-16 with a byte order mark.*save it as UTF-8"):
+        load_csv_pairs(path)
+
+
+def test_csv_cut_off_in_a_character_is_refused(tmp_path):
+    path = write_csv(tmp_path / "x", ROWS)
+    path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16")[:-1])
+    with pytest.raises(DataError, match="must be a readable text file"):
+        load_csv_pairs(path)

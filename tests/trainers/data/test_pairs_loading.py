@@ -29,7 +29,7 @@ from trainers.data.loading import (
 )
 from trainers.data.pair_options import PairOptions
 from trainers.data.pair_tables import image_folders
-from trainers.data.pairs import ImageTextRecords
+from trainers.data.pairs import SKIPPED, ImageTextRecords
 from trainers.data.probes import load_probe
 from trainers.data.records import Records
 from trainers.data.webdataset import ShardImages
@@ -88,7 +88,7 @@ def test_own_pairs_are_loaded_by_name(scheme, tmp_path):
     loaded = load_dataset(write(scheme, tmp_path))
     assert isinstance(loaded.train, ImageTextRecords)
     assert {row for (row,) in loaded.train.captions} == set(CAPTIONS)
-    assert (loaded.image_shape, loaded.is_builtin, loaded.num_skipped) == ((3, 6, 6), False, 0)
+    assert (loaded.image_shape, loaded.is_builtin, loaded.reading_counts) == ((3, 6, 6), False, {})
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -109,7 +109,7 @@ def test_corrupt_rows_are_refused_unless_they_are_skipped(scheme, tmp_path):
         load_dataset(name)
     assert caught.value.details == {"empty caption": [2]}
     loaded = load_dataset(name, pairs=PairOptions(skip_corrupt=True))
-    assert (len(loaded.train), loaded.num_skipped) == (3, 1)
+    assert (len(loaded.train), loaded.reading_counts) == (3, {SKIPPED: 1})
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -122,7 +122,7 @@ def test_skipping_leaves_the_records_that_stay_as_they_are(scheme, tmp_path):
 
 
 def test_number_of_skipped_rows_is_not_shown(tmp_path):
-    assert "num_skipped" not in repr(load_dataset(write("csv", tmp_path)))
+    assert "reading_counts" not in repr(load_dataset(write("csv", tmp_path)))
 
 
 def test_csv_is_read_with_the_separator_and_columns_given(tmp_path):

@@ -18,7 +18,7 @@ from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import ids_from_names
 from tests.trainers.data.readers import load_webdataset
 from trainers.data.faults import RecordsError
-from trainers.data.pairs import ImageTextRecords
+from trainers.data.pairs import SKIPPED, ImageTextRecords
 
 SECRET = "secret-words"
 
@@ -241,7 +241,7 @@ def test_skipping_leaves_the_records_of_the_shard_without_the_corrupt_samples(fa
     good = [sample(1, "one"), sample(2, "two")]
     shard = write_shard(tmp_path / "s.tar", [good[0], FAULTS[fault], good[1]])
     loaded = load_webdataset(shard, skip_corrupt=True)
-    assert loaded.num_skipped == 1
+    assert loaded.reading_counts == {SKIPPED: 1}
     assert contents(loaded.train) == contents(load_webdataset(write_shard(tmp_path / "t.tar", good)).train)
 
 
@@ -282,3 +282,77 @@ def test_ranges_name_shards(tmp_path):
 def test_a_folder_without_shards_is_refused(tmp_path):
     with pytest.raises(DataError, match="a folder with some"):
         load_webdataset(tmp_path)
+
+
+# Names
+
+
+def write_files(file: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(file, "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file
+
+
+def pair(name: str, seed: int, caption: str) -> Sample:
+    return {f"{name}.png": encoded(picture(seed)), f"{name}.txt": caption.encode()}
+
+
+def captions_by_image(records: ImageTextRecords) -> dict[bytes, tuple[str, ...]]:
+    images = records.images[np.arange(len(records))]
+    return {image.tobytes(): c for image, c in zip(images, records.captions, strict=True)}
+
+
+@pytest.mark.parametrize("names", [["v1.0_1", "v1.0_2"], ["v1", "v1.1", "v1.2"], ["a.b.c", "a.b", "a"]])
+def test_image_whose_name_has_points_keeps_its_own_caption(names, tmp_path):
+    files = {k: v for i, name in enumerate(names) for k, v in pair(name, i, f"of {name}").items()}
+    loaded = load_webdataset(write_files(tmp_path / "s.tar", files))
+    expected = {picture(i).transpose(2, 0, 1).tobytes(): (f"of {n}",) for i, n in enumerate(names)}
+    assert captions_by_image(loaded.train) == expected
+    assert loaded.reading_counts == {}
+
+
+def test_numbered_captions_stay_with_their_image(tmp_path):
+    files = pair("a", 0, "one") | {"a.0.txt": b"two", "a.1.txt": b"three"}
+    loaded = load_webdataset(write_files(tmp_path / "s.tar", files))
+    assert loaded.train.captions == (("one", "two", "three"),)
+
+
+def test_further_images_of_a_sample_are_left_out_and_counted(tmp_path):
+    files = pair("a", 0, "one") | {
+        "a.seg.png": encoded(picture(1)),
+        "a.cls": b"3",
+        "readme": b"",
+        "a.wav": b"x",
+    }
+    loaded = load_webdataset(write_files(tmp_path / "s.tar", files))
+    assert captions_by_image(loaded.train) == {picture(0).transpose(2, 0, 1).tobytes(): ("one",)}
+    left_out = "files that are neither images nor captions, left out (cls, no suffix, png, wav)"
+    assert loaded.reading_counts == {left_out: 4}
+
+
+@pytest.mark.parametrize("extra", ["v1.0_9.txt", "v1.txt"])
+def test_caption_without_an_image_is_a_fault(extra, tmp_path):
+    files = pair("v1.0_1", 1, "one") | pair("v1.0_2", 2, "two") | {extra: b"stray"}
+    with pytest.raises(RecordsError, match="of 3 rows 1 missing image"):
+        load_webdataset(write_files(tmp_path / "s.tar", files))
+
+
+def test_files_are_those_of_records_and_those_left_out(tmp_path):
+    """Every file of a shard is part of a record, or of a corrupt row, or counted as left out."""
+    files = pair("a", 0, "one") | pair("v1.0", 1, "two") | pair("v1.1", 2, "three")
+    files |= {"b.png": b"no image", "b.txt": b"four", "c.txt": b"five", "a.json": b"{}", "a.npy": b"x"}
+    loaded = load_webdataset(write_files(tmp_path / "s.tar", files), skip_corrupt=True)
+    assert len(loaded.train) == 3
+    left_out = "files that are neither images nor captions, left out (npy)"
+    assert loaded.reading_counts == {SKIPPED: 2, left_out: 1}
+    parts_of_records, parts_of_corrupt_rows = 2 * 3 + 1, 2 + 1
+    assert len(files) == parts_of_records + parts_of_corrupt_rows + 1
+
+
+def test_stored_index_gives_the_same_counts(tmp_path):
+    shard = write_files(tmp_path / "s.tar", pair("a", 0, "one") | {"a.npy": b"x"})
+    assert load_webdataset(shard).reading_counts == load_webdataset(shard).reading_counts != {}
+    assert index_of(shard).exists()
