@@ -197,7 +197,7 @@ _KINDS = {"image": "images", "image-text": "images with captions"}
 
 
 def _reading_notes(options: DataOptions, dataset: Dataset, scored_set: Dataset | None) -> list[str]:
-    """Return notes on what reading converted or left out; none of private data, since numbers reveal records."""
+    """Return notes on what reading converted or left out; none on private data: numbers reveal records."""
     public = [] if options.are_private else [dataset]
     return [
         f"In {data_set.name}: {number} {kind}."
