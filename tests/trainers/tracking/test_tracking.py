@@ -390,7 +390,7 @@ def start_server(storage, port, *more):
     command += ["--artifacts-destination", str(storage / "mlartifacts"), *more]
     with (storage / "server.log").open("w") as log_file:
         server = subprocess.Popen(command, stdout=log_file, stderr=log_file, start_new_session=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and server.poll() is None:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
