@@ -134,7 +134,7 @@ def text_of_error(error: BaseException, address: str, part: str | None = None) -
     text = " ".join((str(error) if part is None else part).split())
     if not text or any(_occurs(piece, text) for piece in _hidden_pieces(address)):
         return f"{type(error).__name__}" + (
-            " (its text repeats the address, and is withheld)" if text else ""
+            " (its message repeats the address and is hidden)" if text else ""
         )
     return masked_text(text)
 

@@ -37,13 +37,13 @@ def run_command(
     """Call a function with the options of a command line, and return its result.
 
     Args:
-      command: a typed function whose docstring explains its arguments; a dataclass, of which an instance is
+      command: a typed function whose docstring explains its arguments; a dataclass, whose instance is
         returned; or subcommands by name.
       prog: the command's name in `--help`.
       description: the description in `--help`; by default the function's docstring.
       arguments: the command line without the program's name; None for this process's own.
-      removals: a function from an option or subcommand of earlier versions to a text: the version that
-        removed it and its replacement. It returns None for any other option or subcommand.
+      removals: a function from an option or subcommand of earlier versions to a text that follows "was": the
+        version that removed it and its replacement. It returns None for any other option or subcommand.
 
     Raises:
       ConfigError: an option or subcommand is unknown, removed or missing, or a value has the wrong type.
@@ -69,12 +69,12 @@ def run_command(
 
 
 def _refuse_addresses(values: Mapping[str, Any]) -> None:
-    """Refuse an address in place of a path: a local folder of that name would be created."""
+    """Raise ConfigError for an address in place of a path, which would create a local folder of that name."""
     for name, value in values.items():
         if isinstance(value, Path) and re.match(r"[A-Za-z][\w+.-]*:/", str(value)):
             raise ConfigError(
-                f"--{name.replace('_', '-')} must be a path of this machine; got the address "
-                f"{masked(str(value))}: copy files to and from it with a tool of its own, such as aws s3 cp"
+                f"--{name.replace('_', '-')} must be a path on this machine; got the address "
+                f"{masked(str(value))}. Copy files to and from it with its own tool, such as aws s3 cp"
             )
 
 
@@ -107,7 +107,7 @@ def _refuse_unknown(
         if not arguments or arguments[0].startswith("-"):
             return  # tyro requests a subcommand, or prints its help
         if line := removals(arguments[0]):
-            raise ConfigError(f"{arguments[0]} is of an earlier version, {line}")
+            raise ConfigError(f"{arguments[0]} was {line}")
         if arguments[0] not in command:
             raise ConfigError(unknown_choice("command", arguments[0], command))
         command = command[arguments[0]]
@@ -116,7 +116,7 @@ def _refuse_unknown(
     for argument in arguments:
         name = argument.split("=")[0].replace("_", "-")
         if name.startswith("-") and (line := removals(name)):
-            raise ConfigError(f"{name} is of an earlier version, {line}")
+            raise ConfigError(f"{name} was {line}")
         if name.startswith("--") and name not in {*valid, *flags, "--help"}:
             raise ConfigError(unknown_choice("option", name, valid))
 

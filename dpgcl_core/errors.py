@@ -27,12 +27,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class DpgclError(ValueError):
     """An error that the caller can correct; its message never contains the content of a record.
 
-    Nor does it contain the secret of an address: every message passes through `masked_text`.
+    It does not contain the secret of an address either: every message passes through `masked_text`.
 
     Attributes:
       lines: lines printed below the message.
       details: details as private as the records, by name, such as the positions of unusable records.
-      details_file: the file they were written to for readers trusted with the records; None if not written.
+      details_file: the file with the details, for readers trusted with the records; None if not written.
     """
 
     lines: Sequence[str] = ()
@@ -77,7 +77,7 @@ class BudgetExceeded(LedgerError):  # noqa: N818 (a refusal, not a fault)
 
 
 class ExtraMissing(DpgclError, ImportError):  # noqa: N818 (the name describes the cause)
-    """The part of the package that is used needs an extra that is not installed."""
+    """A part of the package needs an extra that is not installed."""
 
 
 def require_extra(extra: str, *modules: str, needed_by: str) -> None:
@@ -132,7 +132,7 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
     if hide_arguments():
         print(
             "note: other users of this machine may have read the password on the command line, and a Ray "
-            "job's entry keeps it: use $DPGCL_LEDGER, $MLFLOW_TRACKING_URI or a file (docs/cluster.md)",
+            "job's entry keeps it. Use $DPGCL_LEDGER, $MLFLOW_TRACKING_URI or a file (docs/cluster.md)",
             file=sys.stderr,
         )
     try:
@@ -142,7 +142,7 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
     except DpgclError as error:
         print(f"error: {' '.join(str(error).split())}", *error.lines, sep="\n  ", file=sys.stderr)
         if error.details and not sys.stderr.isatty():
-            print(_where_more_is(error.details_file), file=sys.stderr)
+            print(_details_hint(error.details_file), file=sys.stderr)
         show_on_a_terminal(error.details)
         sys.exit(2)
     except KeyboardInterrupt:  # before the trials; during them, signals are handled elsewhere
@@ -156,14 +156,14 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
         if error.errno not in _FULL:
             raise
         place = f" {error.filename}" if error.filename else ""
-        print(f"error: no space is left to write{place}: make room, and try again", file=sys.stderr)
+        print(f"error: no space is left to write{place}; free some and try again", file=sys.stderr)
         sys.exit(2)
 
 
-def _where_more_is(file: Path | None) -> str:
+def _details_hint(file: Path | None) -> str:
     if file is None:
-        return "more is shown in a terminal alone: run it in one"
-    return f"more is in {file}, which is as private as the data, or shown in a terminal: run it in one"
+        return "details are shown only in a terminal; run the command there"
+    return f"details are in {file}, which is as private as the data; they are also shown in a terminal"
 
 
 def _is_unread(stream: TextIO) -> bool:
@@ -189,7 +189,7 @@ def detail_lines(details: Mapping[str, Any], *, max_entries: int | None = None) 
     """Yield one line for each detail, with at most `max_entries` of its entries.
 
     >>> list(detail_lines({"unreadable": [3, 7], "missing": [], "no bytes": ["a", "b"]}, max_entries=1))
-    ['unreadable: 2, at (the first is 0) 3 and 1 more', 'no bytes: 2, a and 1 more']
+    ['unreadable: 2, at 0-based positions 3 and 1 more', 'no bytes: 2, a and 1 more']
     """
     for name, entries in details.items():
         if entries == []:
@@ -199,5 +199,5 @@ def detail_lines(details: Mapping[str, Any], *, max_entries: int | None = None) 
         first_entries = all_entries[:max_entries]
         more = f" and {num_more} more" if (num_more := len(all_entries) - len(first_entries)) else ""
         are_places = are_many and all(isinstance(entry, int) for entry in entries)
-        count = f"{len(all_entries)}, " * are_many + "at (the first is 0) " * are_places
+        count = f"{len(all_entries)}, " * are_many + "at 0-based positions " * are_places
         yield f"{name}: {count}{', '.join(map(str, first_entries))}{more}"

@@ -129,9 +129,7 @@ class PrivateStep:
                 permutation=self.randomness.generator(step, "permutation"),
             )
             if not stage.yields_incomplete and not all_groups.complete.all():
-                raise ConfigError(
-                    "a group stage that yields incomplete groups must say so: yields_incomplete"
-                )
+                raise ConfigError("a group stage that yields incomplete groups must set yields_incomplete")
         groups = self.workers.share_groups(all_groups)
         return groups.take(slice(self.workers.rank, None, self.workers.count))
 

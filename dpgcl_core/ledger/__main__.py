@@ -1,6 +1,6 @@
 """`python -m dpgcl_core.ledger`: a ledger's caps, charges and remaining budgets, and its verification.
 
-The ledger is given by `--ledger`, or else by `$DPGCL_LEDGER`: a path, or a SQLite or PostgreSQL URL.
+Pass the ledger as `--ledger` or set `$DPGCL_LEDGER`: a path, or a SQLite or PostgreSQL URL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def show_command(
     budget_ledger = _open_ledger(ledger)
     if statement:
         if dataset is None:
-            raise ConfigError("a statement is about one data set: give --dataset")
+            raise ConfigError("--statement needs one data set; pass --dataset")
         print(budget_ledger.statement(dataset).to_json())
         return
     for dataset_id in (dataset,) if dataset else budget_ledger.dataset_ids():
@@ -96,7 +96,7 @@ def verify_command(
 
     head = read_head(against) if against else None
     if export and data:
-        raise ConfigError("an export is compared with statements: leave --data out")
+        raise ConfigError("an export can be compared only with --against; leave --data out")
     verification = verified(_exported(export) if export else _open_ledger(ledger).entries(), head)
     if data:
         _check_marks(_open_ledger(ledger), data)
@@ -104,10 +104,10 @@ def verify_command(
         print(f"note: {note}")
     witnesses = [name for name, path in (("statement", against), ("marks", data)) if path]
     ways = "--against" if export else "--against or --data"
-    compared = f"; give {ways} to find a cut-off tail"
+    compared = f"; pass {ways} to detect a truncated tail"
     if witnesses:
-        compared = f", and agrees with the {' and the '.join(witnesses)}"
-    print(f"{_head_line(verification.head)}\nthe chain is whole{compared}")
+        compared = f" and agrees with the {' and the '.join(witnesses)}"
+    print(f"{_head_line(verification.head)}\nthe chain is intact{compared}")
 
 
 def cap_command(
@@ -135,10 +135,10 @@ def cap_command(
       num_records_public: declared public number of records. For a new data set.
       unit: the meaning of one record, such as "person". For a new data set.
       order: the RDP filter's order; chosen automatically by default. For a new data set.
-      planned: sampling_prob noise_multiplier, any number of times: the steps to fit the order to. For a
-        new data set.
-      quota: sampling_prob noise_multiplier num_steps, any number of times: step quotas instead of the
-        RDP filter. For a new data set.
+      planned: pairs of sampling_prob and noise_multiplier: the planned steps, which the order is fitted to.
+        For a new data set.
+      quota: triples of sampling_prob, noise_multiplier and num_steps: step quotas instead of the RDP
+        filter. For a new data set.
       sealed_epsilon: part of ε set aside for sealed sweeps by basic composition. For a new data set.
       sealed_delta: part of δ set aside for them. For a new data set.
       allow_raise: let a registered data set's ε grow; every statement will contain the highest ε.
@@ -155,14 +155,14 @@ def cap_command(
     if budget_ledger is not None and dataset in budget_ledger.dataset_ids():
         if any(value is not None for value in new_only):
             raise ConfigError(
-                f"data set {dataset!r} is registered: only epsilon can change; leave the other options out"
+                f"data set {dataset!r} is registered: only epsilon can change. Leave the other options out"
             )
         budget_ledger.change_cap(dataset, epsilon, allow_raise=allow_raise)
     elif delta is None or num_records_public is None:
-        raise ConfigError(f"data set {dataset!r} is new: give delta and num_records_public")
+        raise ConfigError(f"data set {dataset!r} is new; pass --delta and --num-records-public")
     else:
         if sum((bool(planned), bool(quota), order is not None)) > 1:
-            raise ConfigError("give planned steps, an order, or quotas; not two of them")
+            raise ConfigError("--planned, --order and --quota exclude each other; pass only one of them")
         sealed = {"sealed_epsilon": sealed_epsilon, "sealed_delta": sealed_delta}
         if planned:
             cap = Cap.for_steps(epsilon, delta, [StepClass(*steps) for steps in planned], **sealed)
@@ -175,14 +175,14 @@ def cap_command(
     for line in _lines(budget_ledger.read_charges(dataset, with_pld=False)):
         print(line)
     if epsilon > _LARGE_EPSILON:
-        print(f"note: ε = {epsilon:g} promises next to nothing")
+        print(f"note: ε = {epsilon:g} guarantees almost nothing")
 
 
 def export_command(output: Path, ledger: str | None = None, with_trusted: bool = False) -> None:
     """Write all rows as JSON lines, which `verify --export` can check.
 
     Args:
-      output: the file; an existing one is refused.
+      output: the file to write; it must not exist yet.
       ledger: path or URL; default $DPGCL_LEDGER.
       with_trusted: include the parts of rows of version 0.1.0 that exports omit; keep such a file on the
         trusted side.
@@ -195,7 +195,7 @@ def export_command(output: Path, ledger: str | None = None, with_trusted: bool =
                 trusted = {"trusted": entry.trusted_text} if with_trusted and entry.trusted_text else {}
                 file.write(json.dumps(row | trusted) + "\n")
     except OSError as error:
-        raise LedgerError(f"{output} cannot be written ({error.strerror}); give another output") from error
+        raise LedgerError(f"{output} cannot be written ({error.strerror}); pass another --output") from error
     print(f"{len(entries)} rows written to {output}")
 
 
@@ -209,21 +209,22 @@ def restored_command(
 ) -> None:
     """State that rows of a data set are lost for good, and continue with the remaining ledger.
 
-    For a ledger that was restored from an older copy, or begun anew, when no newer copy exists. The loss is
-    recorded in the ledger. The whole cap is charged for it, up to the highest ε ever registered, since the
-    lost rows may have used it up. Later, only the amount that a raised cap adds is admitted. Trainings
+    Use this if the ledger was restored from an older copy or started anew, and no newer copy exists. The loss
+    is recorded in the ledger. The whole cap is charged for it, up to the highest ε ever registered, because
+    the lost rows may have used it up. Later, only the amount that a raised cap adds is admitted. Trainings
     reserved so far cannot resume. If a lost row had raised the cap, raise the cap again first.
 
     Args:
       dataset: the data set's id.
       ledger: path or URL; default $DPGCL_LEDGER.
-      data: the data set's file or folder, whose marks name the lost rows; they name this ledger afterwards.
+      data: the data set's file or folder, whose marks name the lost rows. The marks are updated.
       against: a sweep's plan or a privacy statement that names lost rows.
       close: admit no more charges to the data set, whatever the cap.
-      used_since: the data set was charged here after the rows were lost; charge the cap on top of that.
+      used_since: the data set was charged in this ledger after the rows were lost; add the cap to these
+        charges.
     """
     if data is None and against is None:
-        raise ConfigError("what names the lost rows? give --data PATH, or --against a plan or statement")
+        raise ConfigError("nothing names the lost rows. Pass --data PATH, or --against PLAN_OR_STATEMENT")
     from dpgcl_core.ledger.report import read_head
 
     budget_ledger = _open_ledger(ledger)
@@ -250,7 +251,7 @@ def _exported(path: Path) -> Iterator[Entry]:
         values = [json.loads(line) for line in path.read_text().splitlines()]
         rows = [(v["number"], v["text"], v["entry_hash"], v.get("trusted")) for v in values]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LedgerError(f"{path} is no export of a ledger ({type(error).__name__})") from error
+        raise LedgerError(f"{path} is not an export of a ledger ({type(error).__name__})") from error
     return checked_entries(rows, with_trusted=False)
 
 
@@ -263,7 +264,7 @@ def _open_ledger(ledger: str | None) -> Ledger:
 def _url(ledger: str | None) -> str:
     url = ledger or os.environ.get("DPGCL_LEDGER")
     if not url:
-        raise ConfigError("which ledger? give --ledger or $DPGCL_LEDGER: a path or a database's URL")
+        raise ConfigError("no ledger is set. Pass --ledger or set $DPGCL_LEDGER to a path or a database URL")
     return url
 
 
@@ -277,22 +278,22 @@ def _lines(charges: Charges) -> Iterator[str]:
         of = f" of {quotas[step_class]}" if step_class in quotas else ""
         yield f"  {step_class.text}: {charges.num_steps.get(step_class, 0)}{of} steps"
     if charges.num_sealed:
-        how = "by their RDP curves, in the RDP above" if charges.rdp is not None else "by basic composition"
+        how = "by RDP curves (part of the RDP above)" if charges.rdp is not None else "by basic composition"
         yield f"  sealed sweeps: {charges.num_sealed}, charged {how}"
     if cap.sealed_epsilon:
         yield (
-            f"  set aside for sealed sweeps by basic composition: ({charges.sealed_epsilon:g}, "
+            f"  charged to the share for sealed sweeps (basic composition): ({charges.sealed_epsilon:g}, "
             f"{charges.sealed_delta:g}) of ({cap.sealed_epsilon:g}, {cap.sealed_delta:g})"
         )
     if charges.num_losses:
         yield "  rows were lost: " + (
-            "closed for good" if charges.closed else "the whole cap is charged for them"
+            "the data set is closed for good" if charges.closed else "the whole cap is charged for them"
         )
     yield f"  reservations: {charges.num_open} open, {charges.num_settled} settled"
-    information = f"ε = {charges.epsilon_filter:.6g} by the filter"
+    totals = f"ε = {charges.epsilon_filter:.6g} by the filter"
     if charges.epsilon_pld is not None:
-        information += f", {charges.epsilon_pld:.6g} by PLD"
-    yield f"  charged so far, for information: {information}, at δ = {cap.delta:.4g}; the promise is the cap"
+        totals += f", {charges.epsilon_pld:.6g} by PLD"
+    yield f"  charged so far, for information: {totals}, at δ = {cap.delta:.4g}; the guarantee is the cap"
 
 
 def _head_line(head: Head) -> str:

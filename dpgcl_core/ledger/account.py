@@ -29,7 +29,7 @@ class PlannedTraining:
       label: the trial's name; unique in the data set, so a trial cannot be started twice.
       step_class: sampling probability and noise multiplier of every step.
       num_steps: the number of all planned steps.
-      delta: δ at which the training's own ε will be stated, or None; at most 1 over the number of records.
+      delta: δ of the training's own privacy statement, or None; at most 1 over the number of records.
     """
 
     label: str
@@ -90,8 +90,8 @@ class SealedReservation:
 class Account:
     """One data set: its registration, and everything charged to it.
 
-    *Lost rows.* If `lose` states that rows of the data set are lost, all charges that these rows may have
-    admitted are charged, and no reservation known before is refunded any more.
+    *Lost rows.* If `lose` states that rows of the data set are lost, everything that these rows may have
+    admitted is charged, and no reservation that is known at that time is refunded any more.
 
     Proposition. Let the rows known when a loss is stated be rows of the lost ledger, too. Let no cap in a
     lost row exceed the highest known cap, and let no training in a lost row have drawn beyond its
@@ -99,14 +99,14 @@ class Account:
     known and lost rows.
     Sketch: let B be the highest cap's budget (for quotas: every class's quota) and m = `num_budgets` of a
     ledger. All its charges are at most m B: without a loss m = 1, since each charge was admitted within the
-    cap then in force. A loss of rows of a ledger with m' raises the charge to at least m' B, and m to at
-    least m', which dominates all that was executed under the lost rows. A refund cannot lower it, since
-    reservations known then count as settled in full, and later charges are added to it. If charges were added
-    after the rows were lost (`on_top`), the charges of both ledgers are at most the sum of the known charge
-    and m' B. This sum is charged then, and is at most (m + m') B. The heads of the data set carry m', so it
-    is known although the lost rows, and losses among them, are not: if the same backup is restored a second
-    time, the charge is the one that the first time ended with. m never decreases, in the ledger and on the
-    mark.
+    cap that was in force. A loss of rows of a ledger with m' raises the charge to at least m' B, and m to at
+    least m', which dominates all that was executed under the lost rows. A refund cannot lower it, since the
+    reservations that are known then count as settled in full, and later charges are added to it. If charges
+    were added after the rows were lost (`on_top`), the charges of both ledgers are at most the sum of the
+    known charge and m' B. In this case the sum is charged, which is at most (m + m') B. The heads of the data
+    set contain m', so m' is known even though the lost rows, and losses among them, are not. If the same
+    backup is restored a second time, the charge is the same as after the first time. m never decreases, in
+    the ledger and on the mark.
     """
 
     dataset_id: str
@@ -230,8 +230,8 @@ class Account:
             raise ConfigError(f"a reservation needs a label, such as its trial's name; got {label!r}")
         if label in self._labels:
             raise LedgerError(
-                f"{label!r} is charged to data set {self.dataset_id!r} already: a resumed training extends "
-                "its reservation by the steps it repeats; anything else needs a label of its own"
+                f"{label!r} is already charged to data set {self.dataset_id!r}. To resume it, extend its "
+                "reservation by the repeated steps. A new training or sweep needs another label"
             )
 
     def admit_all(self, planned: Sequence[PlannedTraining]) -> None:
@@ -265,7 +265,7 @@ class Account:
     def admit_steps(self, step_class: StepClass, num_steps: int) -> None:
         """Raise BudgetExceeded unless the filter admits `num_steps` more steps."""
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-            raise ConfigError(f"num_steps of a reservation must be at least 1; got {num_steps!r}")
+            raise ConfigError(f"num_steps of a reservation must be a positive integer; got {num_steps!r}")
         self._check_open()
         budget = self.cap.filter()
         if isinstance(budget, QuotaFilter):
@@ -314,21 +314,21 @@ class Account:
         ):
             raise BudgetExceeded(
                 f"{self._cap_text()} sets ({cap.sealed_epsilon:g}, {cap.sealed_delta:g}) aside for sealed "
-                f"sweeps by basic composition, ({float(spent_epsilon):g}, {float(spent_delta):g}) is "
-                f"charged, and this one needs ({epsilon:g}, {delta:g}); give its RDP curve (RDP filter "
-                f"only), or tune with less{self._raise_text()}"
+                f"sweeps by basic composition; ({float(spent_epsilon):g}, {float(spent_delta):g}) of it is "
+                f"charged, and this sweep needs ({epsilon:g}, {delta:g}). Pass its RDP curve (RDP filter "
+                f"only), or tune with a smaller budget{self._raise_text()}"
             )
 
     def _check_open(self) -> None:
         if self.closed:
-            raise BudgetExceeded(f"data set {self.dataset_id!r} is closed: rows of it were lost, for good")
+            raise BudgetExceeded(f"data set {self.dataset_id!r} is closed for good: rows of it were lost")
 
     def _admit_rdp(self, rdp: float) -> None:
         budget = self.cap.filter()
         if isinstance(budget, QuotaFilter):
             raise ConfigError(
-                f"data set {self.dataset_id!r} has step quotas, which a sealed sweep's RDP curve cannot "
-                "enter; leave the curve out to charge (epsilon, delta) to what the cap sets aside"
+                f"data set {self.dataset_id!r} has step quotas, and an RDP curve cannot be charged to them. "
+                "Leave the curve out to charge (epsilon, delta) to the share that the cap sets aside"
             )
         if not rdp > 0:
             raise ConfigError(f"a sealed sweep's RDP must be positive; got {rdp}")
@@ -339,8 +339,8 @@ class Account:
         used_share, needed_share = (value / (budget.rdp_budget or 1.0) for value in (self.rdp_spent(), rdp))
         digits = 1 if used_share + needed_share > 1.001 else 6
         return (
-            f"{self._cap_text()} does not hold {request}: {used_share:.{digits}%} of it is used, this "
-            f"needs {needed_share:.{digits}%}, and {1 - used_share:.{digits}%} is left; take fewer steps, "
+            f"{self._cap_text()} does not cover {request}: {used_share:.{digits}%} of it is used, "
+            f"{needed_share:.{digits}%} is needed and {1 - used_share:.{digits}%} is left. Use fewer steps, "
             f"fewer trainings, more noise or a smaller sampling_prob{self._raise_text()}"
         )
 
@@ -348,10 +348,10 @@ class Account:
         quota = dict(self.cap.quotas).get(step_class)
         if quota is None:
             known = "; ".join(f"({step_class.text})" for step_class, _ in self.cap.quotas)
-            return f"{self._cap_text()} has no quota for ({step_class.text}); it has {known}"
+            return f"{self._cap_text()} has no quota for ({step_class.text}); it has quotas for {known}"
         return (
-            f"{self._cap_text()} does not hold {num_steps} more steps of ({step_class.text}): "
-            f"{self._steps[step_class]} of {quota} are charged; take fewer{self._raise_text()}"
+            f"{self._cap_text()} does not cover {num_steps} more steps of ({step_class.text}): "
+            f"{self._steps[step_class]} of {quota} are charged. Use fewer steps{self._raise_text()}"
         )
 
     def _raise_text(self) -> str:
@@ -359,9 +359,9 @@ class Account:
         if not self.num_losses:
             return ""
         if self.cap.quotas:
-            return "; rows were lost, and all quotas are charged for them"
+            return ". Rows were lost, and all quotas are charged for them"
         return (
-            "; rows were lost, and the whole cap is charged for them: raise it with "
+            ". Rows were lost, and the whole cap is charged for them; raise the cap with "
             "`python -m dpgcl_core.ledger cap --epsilon E --allow-raise`"
         )
 

@@ -35,7 +35,7 @@ class Books:
     def head(self) -> Head:
         """The end of the ledger."""
         if self.last is None:
-            raise LedgerError("there is no ledger in it")
+            raise LedgerError("the ledger has no rows")
         return Head(ledger_id=self.ledger_id, num_entries=self.last.number, head_hash=self.last.entry_hash)
 
     def head_of(self, dataset_id: str) -> Head:
@@ -66,29 +66,28 @@ class Books:
 
         Raises:
           LedgerError: the head is another ledger's, the ledger's last rows are missing, or the ledger was
-            rewritten; and nobody has stated that loss.
+            rewritten. No error is raised for a loss that was stated.
         """
         if self.has(head) or head in self.lost_heads:
             return
-        own_head, remedy = self.head, "state the loss: python -m dpgcl_core.ledger restored --help"
+        own_head, remedy = self.head, "state the loss (see python -m dpgcl_core.ledger restored --help)"
         if own_head.ledger_id != head.ledger_id:
             raise LedgerError(
-                f"{source} was made over ledger {head.ledger_id}, and this is {own_head.ledger_id}; give "
-                f"that one; if it is lost, {remedy}"
+                f"{source} names ledger {head.ledger_id}, but this is ledger {own_head.ledger_id}. Use the "
+                f"named ledger. If it is lost, {remedy}"
             )
         num_missing = head.num_entries - own_head.num_entries
         if num_missing > 0 and self.last is not None:
             first = own_head.num_entries + 1
             rows = f"row {first}" if num_missing == 1 else f"rows {first} to {head.num_entries}"
             raise LedgerError(
-                f"the ledger lacks {rows}, for {source} was made over {head.num_entries} rows, and the "
-                f"last one here is row {own_head.num_entries} ({self.last.kind}, {self.last.time}); this is "
-                f"an old copy, or its tail was cut off. Put the newest copy back; if there is none, {remedy}"
+                f"the ledger lacks {rows}: {source} names row {head.num_entries}, but the last row is row "
+                f"{own_head.num_entries} ({self.last.kind}, {self.last.time}). This is an old copy, or its "
+                f"tail was cut off. Restore the newest copy. If there is none, {remedy}"
             )
         raise LedgerError(
-            f"the ledger was tampered with: its first {head.num_entries} rows are not those of {source}; it "
-            f"was written anew, or went its own way from a copy. Put the right copy back; if there is none, "
-            f"{remedy}"
+            f"the ledger was tampered with: its first {head.num_entries} rows do not match {source}. It was "
+            f"rewritten, or it diverged from a copy. Restore the right copy. If there is none, {remedy}"
         )
 
     def was_used_since(self, account: Account, lost_head: Head) -> bool:
@@ -103,7 +102,7 @@ class Books:
         if dataset_id not in self.accounts:
             raise LedgerMissing(
                 unknown_choice("data set in the ledger", str(dataset_id), self.accounts)
-                + f" (register it: {line_to_register(dataset_id=str(dataset_id))})"
+                + f". To register it, run {line_to_register(dataset_id=str(dataset_id))}"
             )
         return self.accounts[dataset_id]
 
@@ -112,20 +111,20 @@ class Books:
         for account in self.accounts.values():
             if number in account.reservations:
                 return account.reservations[number]
-        raise LedgerError(f"the ledger holds no reservation {number}")
+        raise LedgerError(f"the ledger has no reservation {number}")
 
     def known_reservation(self, reservation: Reservation) -> Reservation:
-        """Return a caller's reservation in the state that the entries give it."""
+        """Return the current state of a caller's reservation."""
         if reservation.ledger_id != self.ledger_id:
             raise LedgerError(f"the reservation of {reservation.label!r} belongs to another ledger")
         return self.reservation(reservation.number)
 
     def open_reservation(self, reservation: Reservation) -> Reservation:
-        """Return a caller's reservation in the state that the entries give it; refuse a settled one."""
+        """Return the current state of a caller's reservation, or raise LedgerError if it is settled."""
         current = self.known_reservation(reservation)
         if current.num_steps_executed is not None:
             raise LedgerError(
-                f"the reservation of {current.label!r} is settled; a new training needs a new one"
+                f"the reservation of {current.label!r} is settled; make a new one for a new training"
             )
         return current
 
@@ -137,7 +136,7 @@ class Books:
           check: whether to check its admission again.
 
         Raises:
-          LedgerError: the entry contradicts those before it, or (with `check`) its admission was invalid.
+          LedgerError: the entry contradicts earlier entries, or (with `check`) its admission was invalid.
         """
         try:
             if entry.number == 1:
@@ -145,10 +144,10 @@ class Books:
             else:
                 getattr(self, f"_apply_{entry.kind}")(entry, check).rows.append(entry.number)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise LedgerError(f"row {entry.number} of the ledger contradicts it: {error}") from error
+            raise LedgerError(f"row {entry.number} of the ledger is invalid: {error}") from error
         behind = entry.facts.get("clock_behind_seconds")
         if behind:
-            self.notes.append(f"entry {entry.number}: the clock was {behind:g} s behind the entry before")
+            self.notes.append(f"entry {entry.number}: the clock was {behind:g} s behind the previous entry")
         self.hashes.append(entry.entry_hash)
         self.last = entry
 
@@ -182,7 +181,7 @@ class Books:
         lost_heads = {Head(**head) for head in entry.facts["heads"]}
         on_top, close = entry.facts["on_top"], entry.facts["closed"]
         if check and not on_top and any(self.was_used_since(account, head) for head in lost_heads):
-            raise LedgerError("it states a loss that must be charged on top of what is known")
+            raise LedgerError("it states a loss that must be added to the known charges")
         num_budgets = max(head.num_budgets for head in lost_heads)
         account.lose(num_budgets, on_top=on_top, close=close)
         self.lost_heads |= lost_heads
@@ -196,7 +195,7 @@ class Books:
     def _apply_cap(self, entry: Entry, check: bool) -> Account:
         account, cap = self.account(entry.facts["dataset_id"]), Cap.from_facts(entry.facts["cap"])
         if cap != replace(account.cap, epsilon=cap.epsilon) or cap.quotas:
-            raise LedgerError("it changes more of a cap than epsilon")
+            raise LedgerError("it changes a cap in more than epsilon")
         if cap.epsilon > account.highest_epsilon:
             account.num_raised += 1
             account.highest_epsilon = cap.epsilon
@@ -237,10 +236,10 @@ class Books:
     def _apply_settle(self, entry: Entry, check: bool) -> Account:
         before, executed = self.reservation(entry.facts["reservation"]), entry.facts["num_steps_executed"]
         if check and before.num_steps_executed is not None and executed < before.num_steps_executed:
-            raise LedgerError("it takes back settled steps")
+            raise LedgerError("it reduces the number of settled steps")
         if executed > before.num_steps:
             self.notes.append(
-                f"entry {entry.number}: {before.label!r} drew {executed} steps and had reserved "
+                f"entry {entry.number}: {before.label!r} drew {executed} steps but had reserved "
                 f"{before.num_steps}; all are charged"
             )
         account = self.account(before.dataset_id)

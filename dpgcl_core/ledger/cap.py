@@ -34,15 +34,15 @@ class Cap:
     """The budget of a data set and the filter that enforces it, both fixed together.
 
     Attributes:
-      epsilon, delta: the most that all charges together may reach.
+      epsilon, delta: upper bounds on all charges together.
       order: the RDP filter's order; by default the filter chooses it. Only without quotas.
       quotas: (class, steps) for the quota filter; empty for the RDP filter.
       sealed_epsilon, sealed_delta: the part of epsilon and delta set aside for sealed sweeps that enter
         as (ε, δ) by basic composition; the filter gets the rest.
 
     Raises:
-      ConfigError: a value is out of range, or a class is named twice. (The check that quotas stay within the
-        cap needs a composition by PLD; it is made at registration and at every admission.)
+      ConfigError: a value is out of range, or a class is named twice. (Whether quotas stay within the cap is
+        checked at registration and at every admission, because it needs a composition by PLD.)
     """
 
     epsilon: float
@@ -60,9 +60,9 @@ class Cap:
             if not 0 <= part < whole:
                 raise ConfigError(f"sealed_{name} must be in [0, {name} = {whole:g}); got {part}")
         if self.quotas and self.order is not None:
-            raise ConfigError("give an order (RDP filter) or quotas (quota filter), not both")
+            raise ConfigError("a cap takes an order (RDP filter) or quotas (quota filter), not both")
         if len({step_class for step_class, _ in self.quotas}) < len(self.quotas):
-            raise ConfigError("quotas name a class of steps twice; add the two numbers")
+            raise ConfigError("quotas must name each class of steps once; add up the duplicates")
         if not self.quotas:  # store the order now: a later version might choose another
             object.__setattr__(self, "order", self.rdp_filter().order)
 

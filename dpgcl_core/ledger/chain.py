@@ -49,8 +49,8 @@ class Head:
         text = isinstance(self.ledger_id, str) and isinstance(self.head_hash, str)
         if not (whole and text and min(numbers) >= 1 and len(self.head_hash) == 64):
             raise LedgerError(
-                "a ledger's head needs ledger_id (text), num_entries (at least 1) and head_hash (64 digits), "
-                f"and num_budgets of at least 1; got {self.ledger_id!r}, {self.num_entries!r}, "
+                "a ledger's head needs ledger_id (text), num_entries (at least 1), head_hash (64 digits) and "
+                f"num_budgets (at least 1); got {self.ledger_id!r}, {self.num_entries!r}, "
                 f"{self.head_hash!r}, {self.num_budgets!r}"
             )
 
@@ -157,9 +157,7 @@ def checked_entries(
         if number != before + 1:
             raise LedgerError(f"the ledger was tampered with: row {number} follows row {before}")
         if entry_hash != _hash(last.entry_hash if last else GENESIS, text):
-            raise LedgerError(
-                f"the ledger was tampered with: row {number}, or one before it, is not what was written"
-            )
+            raise LedgerError(f"the ledger was tampered with: row {number} or an earlier row was changed")
         facts = _facts(number, text)
         if with_trusted and _sha256(trusted_text) != facts.get("trusted_sha256"):
             raise LedgerError(f"the ledger was tampered with: the trusted part of row {number} was edited")
@@ -173,15 +171,15 @@ def _facts(number: int, text: str) -> dict[str, Any]:
         written_by = facts["format"]
         if written_by > FORMAT:
             raise LedgerError(
-                f"row {number} of the ledger was written in format {written_by}, and this version reads up "
-                f"to {FORMAT}; update dpgcl"
+                f"row {number} of the ledger has format {written_by}, but this version reads formats up to "
+                f"{FORMAT}; update dpgcl"
             )
         if facts["number"] != number or not facts["kind"] or not datetime.fromisoformat(facts["time"]):
             raise ValueError
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, LedgerError):
             raise
-        raise LedgerError(f"row {number} of the ledger is not an entry") from error
+        raise LedgerError(f"row {number} of the ledger is not a valid entry") from error
     return dict(facts)
 
 

@@ -110,7 +110,7 @@ class Ledger:
 
     @classmethod
     def create(cls, url: str, *, wait_seconds: float = 60.0) -> Ledger:
-        """Create an empty ledger; an existing one is refused, never emptied.
+        """Create an empty ledger; an existing ledger raises an error and is never emptied.
 
         Args:
           url: a path, `sqlite:////absolute/path.db` or `postgresql://user@host/database`. SQLite must
@@ -123,7 +123,7 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str, *, wait_seconds: float = 60.0) -> Ledger:
-        """Open a ledger and check its chain; refuse a missing ledger, since a new ledger has no charges."""
+        """Open a ledger and check its chain; a missing ledger is an error, since a new one has no charges."""
         store = LedgerStore.at(url, wait_seconds=wait_seconds)
         ledger = cls(store.name, LedgerSession(store))
         ledger.head()
@@ -152,7 +152,7 @@ class Ledger:
           LedgerError: the id is already registered with other values.
         """
         if not dataset_id or not isinstance(dataset_id, str):
-            raise ConfigError(f"a data set needs an id that is text; got {dataset_id!r}")
+            raise ConfigError(f"dataset_id must be non-empty text; got {dataset_id!r}")
         check_registration(
             unit=unit,
             neighboring_relation=neighboring_relation,
@@ -171,8 +171,8 @@ class Ledger:
             elif cap != account.cap or any(getattr(account, name) != value for name, value in values.items()):
                 raise LedgerError(
                     f"data set {dataset_id!r} is registered with unit {account.unit!r}, "
-                    f"{account.num_records_public} records and cap {account.cap}; a second registration must "
-                    "agree with it (change_cap changes epsilon)"
+                    f"{account.num_records_public} records and cap {account.cap}; a repeated registration "
+                    "must have the same values. Use change_cap to change epsilon"
                 )
 
     def change_cap(self, dataset_id: str, epsilon: float, *, allow_raise: bool = False) -> None:
@@ -186,11 +186,11 @@ class Ledger:
         with self._session.writing() as draft:
             cap = draft.books.account(dataset_id).cap
             if cap.quotas:
-                raise ConfigError(f"the quotas of data set {dataset_id!r} are fixed for good")
+                raise ConfigError(f"data set {dataset_id!r} has step quotas; such a cap cannot change")
             if epsilon > cap.epsilon and not allow_raise:
                 raise ConfigError(
-                    f"epsilon = {epsilon:g} is above the cap {cap.epsilon:g} of data set {dataset_id!r}; a "
-                    "raised cap is what every statement will carry: allow it explicitly"
+                    f"epsilon = {epsilon:g} is above the cap {cap.epsilon:g} of data set {dataset_id!r}. To "
+                    "raise the cap, set allow_raise (--allow-raise); every statement will contain the new cap"
                 )
             if epsilon != cap.epsilon:
                 changed = replace(cap, epsilon=epsilon)
@@ -226,7 +226,7 @@ class Ledger:
         return tuple(notes)
 
     def check_marks(self, dataset_id: str, data: Path) -> tuple[str, ...]:
-        """Refuse a ledger without the rows that the marks on the data name; change nothing.
+        """Raise LedgerError if the ledger lacks rows that the marks on the data name; change nothing.
 
         Returns:
           The same notes as `bind`.
@@ -243,15 +243,15 @@ class Ledger:
         behind = sum(number > newest for number in account.rows)
         if not heads and (account.reservations or account.sealed or account.num_losses):
             return (
-                f"{data} has no mark, and data set {dataset_id!r} has charges: the data are a copy, were "
-                "moved without their mark, or it was deleted; nothing tells whether the ledger is the newest",
+                f"{data} has no mark, but data set {dataset_id!r} has charges: the data are a copy, were "
+                "moved without their mark, or the mark was deleted. The ledger may be an old copy",
             )
         if heads and behind:
             rows = "row" if behind == 1 else "rows"
             return (
-                f"the mark on {data} did not know the newest {behind} {rows} of data set {dataset_id!r}: the "
-                "cap was changed, a start was interrupted, another copy of the data was charged, or the mark "
-                "is an old one; it moves on",
+                f"the mark on {data} lacks the newest {behind} {rows} of data set {dataset_id!r}: the cap "
+                "was changed, a start was interrupted, another copy of the data was charged, or the mark is "
+                "old. Every sweep on the data updates it",
             )
         return ()
 
@@ -277,10 +277,10 @@ class Ledger:
     ) -> None:
         """Record that rows of a data set are lost for good, and charge its whole cap for them.
 
-        All charges that the rows may have admitted are within the highest cap, times the number of budgets in
-        their head (a lost row may itself have stated a loss, charged on top); see `Account`. Reservations
-        known so far are settled in full: their trainings cannot resume. If a lost row raised the cap, raise
-        the cap again first. A cap that is raised later admits the amount that was added.
+        All charges of the lost rows are within the highest cap, times the number of budgets in their head (a
+        lost row may itself have stated a loss that was charged on top); see `Account`. All known
+        reservations are settled in full, so their trainings cannot resume. If a lost row raised the cap,
+        raise the cap again first. A cap that is raised later admits the amount that was added.
 
         Args:
           dataset_id: the data set whose rows are lost.
@@ -298,7 +298,7 @@ class Ledger:
             account = books.account(dataset_id)
             missing = [head for head in heads if not books.has(head) and head not in books.lost_heads]
             if not missing:
-                raise ConfigError("the ledger has every row that was named: no loss is to be stated")
+                raise ConfigError("the ledger has every named row, so there is no loss to state")
             on_top = used_since or any(books.was_used_since(account, head) for head in missing)
             draft.add(
                 "loss",
@@ -400,21 +400,21 @@ class Ledger:
         """
         executed = num_steps_executed
         if isinstance(executed, bool) or not isinstance(executed, int) or executed < 0:
-            raise ConfigError(f"num_steps_executed must be a whole number of at least 0; got {executed!r}")
+            raise ConfigError(f"num_steps_executed must be a non-negative integer; got {executed!r}")
         with self._session.writing() as draft:
             current = draft.books.known_reservation(reservation)
             before = current.num_steps_executed
             if before is not None and executed < before:
                 raise LedgerError(
-                    f"{current.label!r} was settled with {before} steps; {executed} would take charges back"
+                    f"{current.label!r} was settled with {before} steps; {executed} would reduce its charge"
                 )
             if executed != before:
                 draft.add("settle", reservation=current.number, num_steps_executed=executed)
         self._advance(current.dataset_id)
         if executed > current.num_steps:
             raise LedgerError(
-                f"{current.label!r} drew {executed} steps and had reserved {current.num_steps}; all are "
-                "charged now, but a training must extend its reservation before it goes on"
+                f"{current.label!r} drew {executed} steps but had reserved {current.num_steps}; all are "
+                "charged now. A training must extend its reservation before it continues"
             )
         return self._reservation(reservation.number)
 
@@ -454,12 +454,12 @@ class Ledger:
 
         Raises:
           BudgetExceeded: the cap does not admit it.
-          LedgerError, ConfigError: as in `reserve`; or a curve is given and the cap has quotas.
+          LedgerError, ConfigError: as in `reserve`; or `rdp_curve` is set and the cap has quotas.
         """
         with self._session.writing() as draft:
             account = draft.books.account(dataset_id)
             account.check_use(unit, neighboring_relation)
-            order = account.cap.order or 2.0  # quotas have no order, and refuse every curve
+            order = account.cap.order or 2.0  # quotas have no order, and admit no curve
             rdp = None if rdp_curve is None else float(rdp_curve(order))
             account.check_label(label)
             check_delta(delta, account.num_records_public)
@@ -477,7 +477,7 @@ class Ledger:
             return tuple(books.account(dataset_id).reservations.values())
 
     def reservation(self, dataset_id: str, label: str) -> Reservation | None:
-        """Return the reservation with a label, or None; a resumed sweep finds its reservations so."""
+        """Return the reservation with a label, or None; a resumed sweep finds its reservations this way."""
         return next((r for r in self.reservations(dataset_id) if r.label == label), None)
 
     def entries(self) -> tuple[Entry, ...]:

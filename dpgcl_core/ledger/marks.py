@@ -1,8 +1,8 @@
 """Marks: files that a ledger writes next to the data that it charges, outside the ledger.
 
 A mark names the data set and its newest row in the ledger. `Ledger` moves the mark after every row and before
-the row's steps may be drawn, so that a ledger without that row (an older copy, a second ledger) is refused at
-its next use; the module `dpgcl_core.ledger.ledger` has the proposition. A first mark is created exclusively:
+the row's steps may be drawn. So a ledger without that row (an older copy, a second ledger) is refused at its
+next use; the module `dpgcl_core.ledger.ledger` has the proposition. A first mark is created exclusively:
 if two ledgers begin on the same data at the same moment, one is refused.
 
 A mark applies to the data next to it under every path to them: through links, from the folders above, and for
@@ -125,7 +125,7 @@ def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
 
 
 def check_unmarked(data: Path) -> None:
-    """Refuse data that a ledger charges, if public data are required.
+    """Raise LedgerError if a ledger charges the data; for uses that require public data.
 
     Raises:
       LedgerError: there is a mark on the data, a mark cannot be read, or the path's links form a loop.
@@ -134,7 +134,7 @@ def check_unmarked(data: Path) -> None:
 
 
 def check_unmarked_above(place: Path, *, named_in: Path) -> None:
-    """Refuse a folder that a mark on it or above it declares private, see `read_mark_above`.
+    """Raise LedgerError if a mark on a folder or above it declares it private, see `read_mark_above`.
 
     Args:
       place: the folder.
@@ -149,8 +149,8 @@ def check_unmarked_above(place: Path, *, named_in: Path) -> None:
 def _refuse(data: Path, mark: tuple[str, Head] | None) -> None:
     if mark is not None:
         raise LedgerError(
-            f"the data in {data} are private, charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
-            "give public data, for nothing here would be charged"
+            f"the data in {data} are private, charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}, "
+            "and this use would not be charged. Use public data"
         )
 
 
@@ -211,7 +211,7 @@ def _resolve(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:
-        raise LedgerError(f"{path} leads nowhere ({type(error).__name__}); give the data's path") from error
+        raise LedgerError(f"{path} has a broken link ({type(error).__name__}); pass the real path") from error
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ def _advance(
                 _write(path, dataset_id, later, place)
     except OSError as error:
         raise LedgerError(
-            f"the mark on {place.data} cannot be written ({error.strerror}); give its folder write access"
+            f"the mark on {place.data} cannot be written ({error.strerror}); make its folder writable"
         ) from None
     return False
 
@@ -343,8 +343,8 @@ def check_owner(data: Path, mark: tuple[str, Head], dataset_id: str) -> None:
     owner, head = mark
     if owner != dataset_id:
         raise LedgerError(
-            f"{data} is charged as data set {owner!r}, not as {dataset_id!r}, to ledger {head.ledger_id}; "
-            f"give that ledger and --dataset-id {owner}"
+            f"{data} is charged as data set {owner!r}, not as {dataset_id!r}, to ledger {head.ledger_id}. "
+            f"Pass that ledger and --dataset-id {owner}"
         )
 
 

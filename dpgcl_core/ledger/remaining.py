@@ -67,7 +67,7 @@ class Remaining:
 
     Attributes:
       charges: the charges to the data set.
-      training: the training to count in; None if there is none.
+      training: the training that serves as the unit; None if there is none.
       num_trainings: the number of further such trainings that the rule admits.
     """
 
@@ -99,7 +99,7 @@ class Remaining:
         """Yield the remaining budget as lines of text."""
         yield self.charges.title
         if self.charges.closed:
-            yield "  left: nothing, for rows were lost, and it is closed for good"
+            yield "  left: nothing; rows were lost, and the data set is closed for good"
             return
         if self.rdp is not None and self.charges.rdp_budget is not None:
             share = self.rdp / self.charges.rdp_budget if self.charges.rdp_budget else 0.0
@@ -108,7 +108,7 @@ class Remaining:
             yield f"  left: {num_steps} steps of {step_class.text}"
         if self.charges.cap.sealed_epsilon:
             epsilon, delta = self.sealed.values()
-            yield f"  left for sealed sweeps by basic composition: ({epsilon:g}, {delta:g})"
+            yield f"  left in the share for sealed sweeps (basic composition): ({epsilon:g}, {delta:g})"
         if self.training is not None:
             yield self._training_text(self.training)
 
@@ -143,7 +143,7 @@ def remaining_of(ledger: Ledger, dataset_id: str, training: Training | None = No
     Args:
       ledger: the ledger.
       dataset_id: the data set's id.
-      training: the training to count in: how many of it, all together, the rule admits.
+      training: a training; the result contains how many more such trainings the rule admits together.
 
     Raises:
       LedgerError: there is no such data set.

@@ -93,7 +93,7 @@ def charges_of(account: Account, *, with_pld: bool) -> Charges:
 
 def _epsilon_pld(account: Account, steps: Mapping[StepClass, int]) -> float | None:
     delta = account.cap.delta - sum(s.delta for s in account.sealed.values())
-    if delta <= 0 or account.num_losses:  # for lost rows only a bound on RDP or steps is known
+    if delta <= 0 or account.num_losses:  # of lost rows, only a bound on RDP or steps is known
         return None
     drawn = {step_class: num for step_class, num in steps.items() if num}
     of_steps = epsilon_pld(composed_event(drawn), delta) if drawn else 0.0
@@ -135,9 +135,9 @@ def statement_of(account: Account, head: Head) -> LedgerStatement:
     cap = account.cap
     if not account.is_within(replace(cap, epsilon=account.highest_epsilon)):
         raise LedgerError(
-            f"there is no guarantee to state for data set {account.dataset_id!r}: a training drew steps "
-            "beyond its reservation, or a lost ledger was charged beside this one, and above the cap; an RDP "
-            "filter's cap can be raised to cover them"
+            f"there is no guarantee to state for data set {account.dataset_id!r}: its charges exceed the "
+            "cap. A training drew more steps than it reserved, or a lost ledger was charged, too. The cap of "
+            "an RDP filter can be raised to cover them"
         )
     return LedgerStatement(
         dataset_id=account.dataset_id,
@@ -164,7 +164,7 @@ def read_head(path: Path) -> Head:
         return Head.from_facts(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LedgerError(
-            f"{path} is no statement with a ledger's head ({type(error).__name__}); it needs ledger_id, "
+            f"{path} is not a statement with a ledger's head ({type(error).__name__}); it needs ledger_id, "
             "num_entries and head_hash"
         ) from error
 

@@ -120,7 +120,7 @@ class LedgerStore:
             self._create_file()
         with self.writing() as connection:
             if sqlalchemy.inspect(connection).has_table(TABLE):
-                raise LedgerError(f"there is a ledger at {self.name} already; leave create out")
+                raise LedgerError(f"a ledger already exists at {self.name}; leave --create out")
             for statement in (_CREATE_TABLE, *_TRIGGERS[self.url.get_backend_name()]):
                 connection.exec_driver_sql(statement)
             self.add(connection, [first])
@@ -187,13 +187,13 @@ class LedgerStore:
         """Return the error without its cause, which a traceback would print with the address in it."""
         if missing := self._missing(error):
             return LedgerMissing(
-                f"the ledger {self.name} cannot be used: {missing}; give another, or make one: "
+                f"the ledger {self.name} cannot be used: {missing}. Pass another, or create one: "
                 f"{line_to_register(self.name, create=True)}"
             )
         return LedgerError(
-            f"the ledger {self.name} cannot be used: {self._reason(error)}. Nothing may start or go on "
-            "uncharged; put it right and try again (if the connection broke while a row was being "
-            "committed the row may stand: charged too much, never too little)"
+            f"the ledger {self.name} cannot be used: {self._reason(error)}. No training may start or "
+            "continue without it; fix this and try again. If the connection broke during a commit, the row "
+            "may have been stored: then too much is charged, never too little"
         )
 
     def _missing(self, error: Exception) -> str:
@@ -202,14 +202,14 @@ class LedgerStore:
         if self.url.get_backend_name() == "sqlite" and not Path(str(self.url.database)).is_file():
             return "there is no such file"
         if "no such table" in str(original or error) or "UndefinedTable" in type(original).__name__:
-            return "there is no ledger in it"
+            return "the database contains no ledger"
         return ""
 
     def _reason(self, error: Exception) -> str:
         original = error.orig if isinstance(error, DBAPIError) else None
         message = text_of_error(original or error, self.address)
         if "database is locked" in message or "LockNotAvailable" in type(original).__name__:
-            return f"another process held it for more than {self.wait_seconds:g} s"
+            return f"another process locked it for more than {self.wait_seconds:g} s"
         return message
 
     def _create_file(self) -> None:
@@ -235,20 +235,20 @@ def _parse_url(url: str) -> URL:
         raise LedgerError(_not_a_url(url)) from None
     if backend == "sqlite":
         if target.database in (None, "", ":memory:") or str(target.database).startswith("file:"):
-            raise LedgerError(f"a ledger must be a file that lasts; got {masked(url)!r}")
+            raise LedgerError(f"a SQLite ledger must be a permanent file; got {masked(url)!r}")
         return target.set(drivername="sqlite", database=str(Path(str(target.database)).resolve()), query={})
     if backend == "postgresql":
         for driver in ("psycopg", "psycopg2"):
             if importlib.util.find_spec(driver):
                 return target.set(drivername=f"postgresql+{driver}")
         raise LedgerError('a PostgreSQL ledger needs its driver: pip install "dpgcl[postgres]"')
-    raise LedgerError(f"a ledger lies in SQLite or PostgreSQL; got {backend!r}")
+    raise LedgerError(f"a ledger must be in SQLite or PostgreSQL; got {backend!r}")
 
 
 def _not_a_url(url: str) -> str:
     return (
-        f"not a ledger's URL: {masked(url)!r}; give sqlite:////path, or postgresql://user@host:port/database "
-        "with a port that is a number, and in a password %2F for /, %40 for @, %23 for # and %25 for %"
+        f"not a ledger's URL: {masked(url)!r}; use sqlite:////path or postgresql://user@host:port/database. "
+        "The port must be a number, and a password needs %2F for /, %40 for @, %23 for # and %25 for %"
     )
 
 

@@ -5,10 +5,10 @@ and the hours from the number of records and the throughput. Nothing is drawn or
 public.
 
 *Recommendation.* At a fixed ε a larger batch needs more noise, and for large noise the SNR over the training
-tends to one limit for all B and T. So among the plans whose SNR over the training is within
-`WORTH_MORE_STEPS` of the best, the plan with the most steps is taken, since an optimizer needs steps; among
-those, the plan with the smallest batch. S is the largest S whose SNR over the training is at least
-`ENOUGH_TRAINING_SNR`, since larger groups have more negatives; if there is none, the S of the best SNR.
+tends to one limit for all B and T. So the plan with the most steps is taken among the plans whose SNR over
+the training is within `WORTH_MORE_STEPS` of the best, since an optimizer needs steps. Of several such plans,
+the plan with the smallest batch is taken. S is the largest S whose SNR over the training is at least
+`ENOUGH_TRAINING_SNR`, since larger groups have more negatives. If there is none, it is the S of the best SNR.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class PlanRequest:
             if any(not 0 < value < math.inf for value in getattr(self, name)):
                 raise ConfigError(f"{name} must be positive and finite; got {list(getattr(self, name))}")
         if self.most_hours is not None and self.records_per_second is None:
-            raise ConfigError("a budget of hours needs a throughput: give records_per_second")
+            raise ConfigError("most_hours needs a throughput; set records_per_second")
         if not clips_groups(self.method):
             raise ConfigError(
-                "plans are made for methods that clip one gradient per disjoint group "
+                "plans exist only for methods that clip one gradient per disjoint group "
                 f"({names_of_modelled()}); got {self.method}"
             )
         check_delta(self.delta, self.num_records_public)
@@ -175,7 +175,7 @@ class Answer:
     """The feasible plans of a request.
 
     Attributes:
-      plans: all feasible plans: plans of the recommended S first, and within each S by SNR over the training.
+      plans: all feasible plans, the recommended S first, then by S, and for each S by SNR over the training.
       recommended: the recommended plan; None if there is no plan.
       relax: the limits to relax and by how much, one sentence each, if no plan is feasible.
       refusals: numbers of refused points of the grid, by the rule that excludes them.
@@ -206,8 +206,8 @@ def smallest_group(method: str) -> GroupSize:
 def feasible(request: PlanRequest) -> Answer:
     """List the feasible plans and recommend one.
 
-    Every σ of the list is computed by PLD on a coarse grid, hence never too small; `verified` gives the σ of
-    record.
+    Every σ of the list is computed by PLD on a coarse grid, so it is never too small; `verified` computes the
+    σ of record.
     """
     refusals: Counter[str] = Counter()
     plans: list[Plan] = []
@@ -287,7 +287,7 @@ def _plan(
 ) -> Plan | None:
     memory = request.memory_bytes.get(size)
     if memory is not None and request.most_bytes is not None and memory > request.most_bytes:
-        refusals["takes more memory than a worker has"] += 1
+        refusals["needs more memory than a worker has"] += 1
         return None
     if size != BATCH and size > batch / _groups_per_batch(request):
         refusals["S is too large for B"] += 1
@@ -335,32 +335,32 @@ def _what_to_relax(request: PlanRequest) -> tuple[str, ...]:
         if batch <= request.num_records_public
     ]
     if not batches:
-        return (f"every B of the grid is above N = {request.num_records_public}: give a smaller one",)
+        return (f"every B of the grid is above N = {request.num_records_public}; use a smaller B",)
     advice = []
     batch, num_steps = min(batches), min(request.num_steps)
     hours = hours_of(request, batch, num_steps)
     if hours is not None and request.most_hours is not None and hours > request.most_hours:
         times = hours / request.most_hours
         steps = math.floor(num_steps / times)
-        alternative = f", or T = {steps}" if steps >= _FEWEST_STEPS else ""
+        alternative = f", or set T = {steps}" if steps >= _FEWEST_STEPS else ""
         advice.append(
             f"time: the smallest plan, B = {batch:g} and T = {num_steps}, takes {hours:.3g} hours, "
-            f"{times:.3g} times the budget of {request.most_hours:g}: give {hours:.3g} hours, "
+            f"{times:.3g} times the budget of {request.most_hours:g}. Allow {hours:.3g} hours or use "
             f"{times:.3g} times the throughput{alternative}"
         )
     memory_bytes = [request.memory_bytes[size] for size in request.sizes if size in request.memory_bytes]
     if memory_bytes and request.most_bytes is not None and min(memory_bytes) > request.most_bytes:
         advice.append(
-            f"memory: a worker takes at least {min(memory_bytes) / 2**30:.3g} GiB, "
-            f"{min(memory_bytes) / request.most_bytes:.3g} times what it has: give that, or a smaller group "
-            "or network"
+            f"memory: a worker needs at least {min(memory_bytes) / 2**30:.3g} GiB, "
+            f"{min(memory_bytes) / request.most_bytes:.3g} times the memory that it has. Use larger workers, "
+            "a smaller group or a smaller network"
         )
     sizes = [size for size in request.sizes if size != BATCH]
     largest_size = max(batches) / _groups_per_batch(request)
     if sizes and min(map(int, sizes)) > largest_size:
         advice.append(
-            f"groups: the smallest S is {min(map(int, sizes))}, and B = {max(batches):g} allows at most "
-            f"{largest_size:g}: give a group_size of at most that, or "
+            f"groups: the smallest S is {min(map(int, sizes))}, but B = {max(batches):g} allows at most "
+            f"{largest_size:g}. Use a group_size of at most {largest_size:g}, or "
             f"B = {min(map(int, sizes)) * _groups_per_batch(request)}"
         )
     return tuple(advice) or (_privacy_to_relax(request, batch, num_steps),)
@@ -372,12 +372,12 @@ def _privacy_to_relax(request: PlanRequest, batch: float, num_steps: int) -> str
     largest = coarse_epsilon(mechanism, MIN_NOISE_MULTIPLIER, 1.0)
     if largest <= request.target_epsilon:
         return (
-            f"privacy: ε = {request.target_epsilon:g} is met by σ = {MIN_NOISE_MULTIPLIER}, which protects "
-            f"nothing: give at most ε = {largest:.3g}, or a larger B or T"
+            f"privacy: ε = {request.target_epsilon:g} needs only σ = {MIN_NOISE_MULTIPLIER}, which protects "
+            f"nothing. Use at most ε = {largest:.3g}, or a larger B or T"
         )
     smallest = coarse_epsilon(mechanism, _MOST_NOISE, request.target_epsilon)
     return (
-        f"privacy: ε = {request.target_epsilon:g} is met by no σ up to {_MOST_NOISE:g}: give at least "
+        f"privacy: no σ up to {_MOST_NOISE:g} reaches ε = {request.target_epsilon:g}. Use at least "
         f"ε = {smallest:.3g}, fewer steps or a smaller B"
     )
 

@@ -63,8 +63,8 @@ def solve(
             continue
         if (x <= lower or x >= upper) and _leads_out(x, value > high, slope, lower):
             raise ConfigError(
-                f"no value from {lower:g} to {upper:g} gives at most {high:g}, or comes near it: at {x:g} it "
-                f"is {value:.4g}"
+                f"no value from {lower:g} to {upper:g} reaches the target {high:g}; at {x:g} the result is "
+                f"{value:.4g}"
             )
         log_x = point[0] + (target - point[1]) / slope
         x = min(max(math.exp(min(max(log_x, point[0] - _LONGEST), point[0] + _LONGEST)), lower), upper)

@@ -45,9 +45,9 @@ With it, the expected SNR differs from the rows' measured SNR by a factor of 0.6
 LEAST_TRAINING_SNR = 0.3
 """Expected SNR over the training below which no gain is to be expected.
 
-Consider the private rows of `benchmarks/results` with a row of the whole batch next to them. No row up to
-0.10 has a gain that its answer distinguishes, and the smallest SNR of a row with such a gain is 0.99. This
-constant is the middle on a logarithmic scale. Five of the six rows up to 0.10 are distinguishable below the
+Consider the private rows of `benchmarks/results` with a row of the whole batch next to them. No row with an
+SNR of up to 0.10 has a distinguishable gain, and the smallest SNR of a row with such a gain is 0.99. This
+constant is the middle on a logarithmic scale. Five of the six rows up to 0.10 are distinguishably below the
 highest row at their ε, and on Fashion-MNIST no row from 0.42 on is.
 """
 ENOUGH_TRAINING_SNR = 2.2
@@ -63,7 +63,7 @@ class ExpectedSnr:
     """The expected SNR of a training.
 
     Attributes:
-      bound: SNR of one step, for groups that agree fully.
+      bound: SNR of one step if all groups agree fully.
       per_step: SNR of one step.
       over_training: SNR of the groups' common part, over all T steps.
     """
@@ -107,18 +107,17 @@ def alignment_size_of(alignment: float, num_groups: float, group_size: float) ->
     100.0
 
     Raises:
-      ConfigError: K is one, for which the alignment is always 1, or no two groups agree.
+      ConfigError: K is 1 (the alignment is then always 1), or no two groups agree.
     """
     if not num_groups > 1:
         raise ConfigError(
-            f"an alignment is measured with more than one group, for one agrees with itself; got "
-            f"{num_groups:g}"
+            f"num_groups must be above 1, because the alignment of one group is always 1; got {num_groups:g}"
         )
     cosine = (num_groups * alignment**2 - 1) / (num_groups - 1)
     if not 0 < cosine <= 1:
         raise ConfigError(
-            f"the alignment of {num_groups:g} groups must be above {math.sqrt(1 / num_groups):.3g}, that of "
-            f"groups with nothing in common, and at most 1; got {alignment:.3g}"
+            f"the alignment of {num_groups:g} groups must be at most 1 and above "
+            f"{math.sqrt(1 / num_groups):.3g}, the alignment of unrelated groups; got {alignment:.3g}"
         )
     return group_size * (1 - cosine) / cosine
 
@@ -171,7 +170,7 @@ def expected_snr(
     """
     if not is_modelled(mechanism):
         raise ConfigError(
-            "an SNR is expected of private methods that clip one gradient per disjoint group "
+            "the expected SNR exists only for private methods that clip one gradient per disjoint group "
             f"({names_of_modelled()}); got {mechanism.method} with noise_multiplier = "
             f"{mechanism.noise_multiplier:g}"
         )
@@ -191,7 +190,7 @@ def expected_snr(
 def enough_epsilon(mechanism: Mechanism, snr: ExpectedSnr) -> float | None:
     """Return the ε with which this training would have an SNR of `LEAST_TRAINING_SNR`, by PLD.
 
-    Return None if that needs less noise than the smallest that the library adds.
+    Return None if that needs a smaller σ than `MIN_NOISE_MULTIPLIER`.
     """
     noise = mechanism.noise_multiplier * snr.over_training / LEAST_TRAINING_SNR
     if noise < MIN_NOISE_MULTIPLIER:
@@ -203,8 +202,8 @@ def enough_epsilon(mechanism: Mechanism, snr: ExpectedSnr) -> float | None:
 def coarse_epsilon(mechanism: Mechanism, noise_multiplier: float, scale: float) -> float:
     """Return an upper bound on ε with another σ, by PLD on a grid that is a small fraction of `scale`.
 
-    For an ε near `scale`, the bound is about two per cent above the ε of the grid of record, and takes a
-    fraction of its time.
+    For an ε near `scale`, the bound is about two per cent above the ε of the grid of record, and is computed
+    in a fraction of the time.
     """
     return epsilon_of_steps(
         sampling_prob=mechanism.sampling_prob,
@@ -216,10 +215,11 @@ def coarse_epsilon(mechanism: Mechanism, noise_multiplier: float, scale: float) 
 
 
 def with_larger_steps(mechanism: Mechanism) -> Mechanism | None:
-    """Return the training with the batch and the steps that n and ε hardly limit, at the same ε.
+    """Return the training with a batch and a number of steps that hardly limit the SNR, at the same ε.
 
-    It has an eighth of the records in a step, and at least 400 steps. Beyond these the SNR over the training
-    grows little, since noise grows with both. Return None if the training already has both, or no σ gives ε.
+    It has at least an eighth of the records in a step, and at least 400 steps. The SNR over the training
+    grows little with a larger batch or more steps, since noise grows with both. Return None if the training
+    already has both, or no σ gives ε.
     """
     prob = max(mechanism.sampling_prob, _LARGE_SHARE)
     steps = max(mechanism.num_steps, _MANY_STEPS)
@@ -254,26 +254,25 @@ def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = AL
     if not snr.is_too_small:
         return None
     snr_text = (
-        f"the signal of T = {mechanism.num_steps} steps of {mechanism.expected_batch_size:g} records in "
-        f"groups of {mechanism.group_size} is {snr.over_training:.2g} of their noise on {num_weights} "
-        f"weights, and below {LEAST_TRAINING_SNR:g} no measured training from random weights gained "
-        "distinguishably"
+        f"the SNR of T = {mechanism.num_steps} steps of {mechanism.expected_batch_size:g} records in "
+        f"groups of {mechanism.group_size} on {num_weights} weights is {snr.over_training:.2g}. Below "
+        f"{LEAST_TRAINING_SNR:g}, no measured training from random weights showed a distinguishable gain"
     )
     numbers_text = f"n = {mechanism.num_records_public} and ε = {mechanism.epsilon():.2g}"
     plan = with_larger_steps(mechanism)
     if plan is not None and not (plan_snr := expected_snr(plan, num_weights, alignment_size)).is_too_small:
         return (
-            f"B and T are too small for a gain to be expected with {numbers_text}: {snr_text}; at the same ε "
+            f"B and T are too small to expect a gain with {numbers_text}: {snr_text}. At the same ε, "
             f"B = {plan.expected_batch_size:.0f} and T = {plan.num_steps} have {plan_snr.over_training:.2g}."
         )
     epsilon = enough_epsilon(mechanism, snr)
     with_more = (
-        "no ε with noise that protects would do"
+        "no ε with protective noise would suffice"
         if epsilon is None
-        else f"ε = {epsilon:.3g} would do, or n·ε larger by as much"
+        else f"ε = {epsilon:.3g} (or an n·ε larger by the same factor) would also suffice"
     )
     fewer = num_weights * (snr.over_training / LEAST_TRAINING_SNR) ** 2
     return (
-        f"n and ε are too small for a gain to be expected: with {numbers_text} {snr_text}; {with_more}, or "
-        f"at most {fewer:.0f} weights."
+        f"n and ε are too small to expect a gain: with {numbers_text}, {snr_text}. Use at most "
+        f"{fewer:.0f} weights; {with_more}."
     )

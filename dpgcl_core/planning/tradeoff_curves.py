@@ -2,7 +2,7 @@
 
 Figure 5 shows ε against N, for fixed B, σ and T. Figure 6 shows the epochs that a target ε allows against B,
 with one curve per σ. Both use PLD on a coarse grid and err on the safe side: the true ε is at most the drawn
-ε, and the allowed epochs are at least the drawn epochs.
+ε, and the true number of allowed epochs is at least the drawn number.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def epochs_by_batch(
     factors: Sequence[float] = BATCH_FACTORS,
     noise_factors: Sequence[float] = NOISE_FACTORS,
 ) -> list[Point]:
-    """Return the most steps within ε at multiples of B, for σ around the plan's; omit points without any."""
+    """Return the largest T within ε at multiples of B, for σ around the plan's; omit points without one."""
     points = []
     for noise in (factor * plan.noise_multiplier for factor in noise_factors):
         start = float(plan.num_steps)

@@ -80,7 +80,7 @@ def test_address_where_a_path_is_needed_is_refused_and_no_folder_made_of_it(
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"^--to must be a path of this machine; got the address s3:.*aws s3 cp"
+        ConfigError, match=r"^--to must be a path on this machine; got the address s3:.*aws s3 cp"
     ):
         run_command(written, prog="written", arguments=["--to", "s3://bucket/x"])
     assert list(tmp_path.iterdir()) == []

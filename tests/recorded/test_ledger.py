@@ -98,7 +98,7 @@ def test_mark_of_an_earlier_build_goes_on_with_the_written_ledger(path: Path) ->
     written = path.read_bytes()
     ledger = Ledger.open(str(path))
     (note,) = ledger.bind("scans", data)
-    assert "did not know the newest 5 rows" in note
+    assert "lacks the newest 5 rows" in note
     ledger.reserve("scans", planned(50), unit="patient")
     path.write_bytes(written)
     with pytest.raises(LedgerError, match="lacks row 18"):

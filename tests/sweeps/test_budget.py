@@ -568,7 +568,7 @@ def test_sweep_does_not_go_on_with_an_old_copy_of_its_ledger(
     change: str, make_budget: Callable[..., SweepBudget], tmp_path: Path
 ) -> None:
     put_back_after(change, make_budget, tmp_path)
-    with pytest.raises(LedgerError, match=r"lacks rows? .*, for the plan of the sweep 'one' was made over"):
+    with pytest.raises(LedgerError, match=r"lacks rows? .*: the plan of the sweep 'one' names row"):
         make_budget()
 
 

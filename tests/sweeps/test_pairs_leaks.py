@@ -227,7 +227,7 @@ def test_images_marked_by_another_ledger_are_refused(ledger: Ledger, tmp_path: P
     own, other = write_csv(tmp_path / "own", random_images(5)), Ledger.create(str(tmp_path / "other.db"))
     other.register("scans", Cap(epsilon=8.0, delta=1e-5), num_records_public=10_000)
     other.bind("scans", tmp_path / "own" / "images")
-    with pytest.raises(LedgerError, match="made over ledger"):
+    with pytest.raises(LedgerError, match="names ledger"):
         bind_images(ledger, "scans", options(own).data)
 
 

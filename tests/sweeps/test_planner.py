@@ -146,7 +146,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], words
 
 def test_memory_that_no_worker_has_is_told(capsys: Said) -> None:
     told = ("--num-records-public", "60000", "--records-per-second", "1000", "--memory-gib", "0.00001")
-    with pytest.raises(ConfigError, match="memory: a worker takes at least"):
+    with pytest.raises(ConfigError, match="memory: a worker needs at least"):
         run_plan(options(*told, *GRID))
 
 
@@ -184,7 +184,7 @@ def test_planner_warns_and_says_how_many_records_would_do(capsys: Said) -> None:
     told = ("--num-records-public", "1500", "--records-per-second", "1000", "--num-weights", "8280")
     grid = ("--batch-sizes", "64", "--num-steps-grid", "400", "--group-sizes", "4")
     warning = answer(capsys, *told, *grid, "--epsilon", "0.5")["warning"]
-    assert warning.startswith("n and ε are too small for a gain")
+    assert warning.startswith("n and ε are too small to expect a gain")
     assert "ε = " in warning
     assert "At this B, T and S, n = " in warning
     assert answer(capsys, *QUICK)["warning"] is None

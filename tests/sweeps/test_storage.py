@@ -583,5 +583,5 @@ def test_full_disk_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as ended:
         exit_on_bad_input(main)
     assert ended.value.code == 2
-    told = "error: no space is left to write /data/figure.png: make room, and try again\n"
+    told = "error: no space is left to write /data/figure.png; free some and try again\n"
     assert capsys.readouterr().err == told

@@ -55,8 +55,8 @@ def meet_corrupt_records() -> None:
 def test_positions_of_corrupt_records_are_shown_in_a_terminal_alone(in_a_terminal: bool) -> None:
     text = said(meet_corrupt_records, in_a_terminal=in_a_terminal)
     assert "error: 2 of 9 rows are corrupt" in text
-    assert ("missing image: 2, at (the first is 0) 3, 7" in text) is in_a_terminal
-    assert ("run it in one" in text) is not in_a_terminal
+    assert ("missing image: 2, at 0-based positions 3, 7" in text) is in_a_terminal
+    assert ("details are shown only in a terminal" in text) is not in_a_terminal
 
 
 @each_place
@@ -135,7 +135,7 @@ def test_images_that_cannot_be_used_are_named_in_a_terminal_or_a_trusted_file(
     for file in files:
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         assert all(name in file.read_text() for name in names)
-        assert f"more is in {file}" in text
+        assert f"details are in {file}" in text
 
 
 def test_details_that_cannot_be_kept_leave_the_refusal_as_it_is(tmp_path: Path) -> None:

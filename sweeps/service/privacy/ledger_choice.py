@@ -191,7 +191,7 @@ def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
         if options.dataset_id is not None:
             ledger.num_records_public(options.dataset_id)
     except LedgerMissing as error:
-        missing = str(error).partition("; give another")[0].partition(" (register")[0]
+        missing = str(error).partition(". Pass another")[0].partition(". To register")[0]
         is_new = not missing.startswith("unknown")
         line = line_to_register(url, str(options.dataset_id), unit=unit_of(data), create=is_new)
         raise LedgerError(

@@ -54,7 +54,7 @@ def test_module_runs_as_a_program(tmp_path: Path) -> None:
 def test_ledger_must_be_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("DPGCL_LEDGER", raising=False)
     assert main(["show"]) == 2
-    assert "give --ledger or $DPGCL_LEDGER" in capsys.readouterr().err
+    assert "Pass --ledger or set $DPGCL_LEDGER" in capsys.readouterr().err
 
 
 def test_show_tells_cap_charge_and_head(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_show_calls_the_pld_total_information(url: str, capsys: pytest.CaptureFi
     spent = Ledger.open(url).read_charges("scans")
     totals = f"ε = {spent.epsilon_filter:.6g} by the filter, {spent.epsilon_pld:.6g} by PLD"
     shown = capsys.readouterr().out
-    assert f"charged so far, for information: {totals}, at δ = 1e-05; the promise is the cap" in shown
+    assert f"charged so far, for information: {totals}, at δ = 1e-05; the guarantee is the cap" in shown
 
 
 def test_show_tells_how_a_sealed_sweep_was_charged(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_show_tells_how_a_sealed_sweep_was_charged(url: str, capsys: pytest.Capt
     ledger.reserve_sealed("scans", label="s", epsilon=1.0, delta=1e-6, rdp_curve=lambda order: 0.1)
     assert main(["show"]) == 0
     shown = capsys.readouterr().out
-    assert "sealed sweeps: 1, charged by their RDP curves, in the RDP above" in shown
+    assert "sealed sweeps: 1, charged by RDP curves (part of the RDP above)" in shown
     assert "basic composition" not in shown
 
 
@@ -101,7 +101,7 @@ def test_statement_verifies_the_ledger(url: str, tmp_path: Path, capsys: pytest.
     statement.write_text(capsys.readouterr().out)
     reserve(url)
     assert main(["verify", "--against", str(statement)]) == 0
-    assert "the chain is whole, and agrees with the statement" in capsys.readouterr().out
+    assert "the chain is intact and agrees with the statement" in capsys.readouterr().out
 
 
 def test_statement_inside_a_larger_one_is_found(url: str, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_verify_finds_another_ledger_than_the_statements(
     statement = tmp_path / "statement.json"
     statement.write_text(json.dumps(vars(other.head())))
     assert main(["verify", "--against", str(statement)]) == 2
-    assert f"the statement was made over ledger {other.head().ledger_id}" in capsys.readouterr().err
+    assert f"the statement names ledger {other.head().ledger_id}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_file_that_is_no_statement_is_refused(
     statement = tmp_path / "statement.json"
     statement.write_text(text)
     assert main(["verify", "--against", str(statement)]) == 2
-    assert "is no statement" in capsys.readouterr().err
+    assert "is not a statement" in capsys.readouterr().err
 
 
 def test_export_can_be_verified_without_the_ledger(url: str, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_edited_export_is_found(url: str, tmp_path: Path, capsys: pytest.Capture
     assert main(["export", "--output", str(export)]) == 0
     export.write_text(export.read_text().replace('\\"num_steps\\":100', '\\"num_steps\\":1'))
     assert main(["verify", "--export", str(export)]) == 2
-    assert "row 3, or one before it" in capsys.readouterr().err
+    assert "row 3 or an earlier row was changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("with_trusted", [False, True])
@@ -182,7 +182,7 @@ def test_cap_takes_the_order_that_suits_the_planned_steps(url: str) -> None:
 
 def test_cap_of_a_new_data_set_needs_delta(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cap", "--dataset", "new", "--epsilon", "4"]) == 2
-    assert "give delta and num_records_public" in capsys.readouterr().err
+    assert "pass --delta and --num-records-public" in capsys.readouterr().err
 
 
 def test_registered_cap_keeps_its_delta(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +199,7 @@ def test_cap_is_raised_only_with_the_option(url: str) -> None:
 def test_create_never_empties_a_ledger(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = Ledger.open(url).head()
     assert main(["cap", "--dataset", "new", "--epsilon", "4", *NEW, "--create"]) == 2
-    assert "there is a ledger" in capsys.readouterr().err
+    assert "a ledger already exists" in capsys.readouterr().err
     assert Ledger.open(url).head() == before
 
 
@@ -243,17 +243,19 @@ def test_loss_is_stated_once_and_the_mark_follows(
 ) -> None:
     stated = ["restored", "--dataset", "scans", "--data", str(put_back), *(["--close"] if close else [])]
     assert main(stated) == 0
-    expected = "rows were lost: " + ("closed for good" if close else "the whole cap is charged for them")
+    expected = "rows were lost: " + (
+        "the data set is closed for good" if close else "the whole cap is charged for them"
+    )
     assert expected in capsys.readouterr().out
     assert main(["verify", "--data", str(put_back)]) == 0
     assert main(stated) == 2
-    assert "no loss is to be stated" in capsys.readouterr().err
+    assert "there is no loss to state" in capsys.readouterr().err
 
 
 def test_refusal_after_a_loss_tells_to_raise_the_cap(url: str, put_back: Path) -> None:
     assert main(["restored", "--dataset", "scans", "--data", str(put_back)]) == 0
     training = PlannedTraining(label="t", step_class=StepClass(0.01, 1.0), num_steps=10)
-    with pytest.raises(BudgetExceeded, match=r"rows were lost, .* raise it with .*--allow-raise"):
+    with pytest.raises(BudgetExceeded, match=r"Rows were lost, .* raise the cap with .*--allow-raise"):
         Ledger.open(url).would_admit("scans", [training])
 
 
@@ -276,12 +278,12 @@ def test_missing_ledger_tells_how_to_make_one(
     line = (
         f"python -m dpgcl_core.ledger cap --create --ledger sqlite:///{tmp_path / 'none.db'} --dataset NAME"
     )
-    assert f"make one: {line} --epsilon E --delta D --num-records-public N" in capsys.readouterr().err
+    assert f"create one: {line} --epsilon E --delta D --num-records-public N" in capsys.readouterr().err
 
 
 def test_loss_needs_what_names_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["restored", "--dataset", "scans"]) == 2
-    assert "give --data PATH, or --against" in capsys.readouterr().err
+    assert "Pass --data PATH, or --against" in capsys.readouterr().err
 
 
 def test_remaining_counts_in_the_unit_of_the_rule(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -276,7 +276,7 @@ def test_training_stops_when_another_ledger_takes_the_place_of_its_own(
 def test_locked_ledger_is_refused_after_the_wait(sqlite_ledger: Ledger) -> None:
     other = sqlite3.connect(path_of(sqlite_ledger), isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(LedgerError, match=r"another process held it for more than 0\.2 s"):
+    with pytest.raises(LedgerError, match=r"another process locked it for more than 0\.2 s"):
         reserve(sqlite_ledger, 1)
     other.execute("ROLLBACK")
     assert reserve(sqlite_ledger, 1).num_steps == 1
@@ -288,7 +288,7 @@ def test_locked_ledger_is_refused_after_the_wait(sqlite_ledger: Ledger) -> None:
 def test_locked_postgresql_ledger_is_refused_after_the_wait(postgres_url: str) -> None:
     ledger = registered(Ledger.create(postgres_url))
     impatient = Ledger.open(postgres_url, wait_seconds=0.2)
-    with ledger._session.writing(), pytest.raises(LedgerError, match=r"held it for more than 0\.2 s"):
+    with ledger._session.writing(), pytest.raises(LedgerError, match=r"locked it for more than 0\.2 s"):
         reserve(impatient, 1)
     assert reserve(impatient, 1).num_steps == 1
 
@@ -314,7 +314,7 @@ def test_missing_ledger_is_refused_and_not_created(tmp_path: Path) -> None:
 def test_database_without_a_ledger_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "empty.db"
     path.touch()
-    with pytest.raises(LedgerError, match="there is no ledger in it"):
+    with pytest.raises(LedgerError, match="the database contains no ledger"):
         Ledger.open(str(path))
 
 

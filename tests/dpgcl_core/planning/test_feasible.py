@@ -118,7 +118,7 @@ def test_hours_that_it_says_are_enough_and_the_least() -> None:
     answer = feasible(wanted(most_hours=0.001))
     assert (answer.plans, answer.recommended) == ((), None)
     (sentence,) = answer.relax
-    found = re.search(r"give ([\d.]+) hours, ([\d.]+) times the throughput", sentence)
+    found = re.search(r"Allow ([\d.]+) hours or use ([\d.]+) times the throughput", sentence)
     assert found is not None
     hours, times = map(float, found.groups())
     assert feasible(wanted(most_hours=hours * 1.01)).plans
@@ -129,7 +129,7 @@ def test_hours_that_it_says_are_enough_and_the_least() -> None:
 def test_memory_and_groups_to_relax_are_told() -> None:
     memory = {4: 2.0 * 2**30, 16: 3.0 * 2**30, 64: 4.0 * 2**30}
     (sentence,) = feasible(wanted(memory_bytes=memory, most_bytes=2**30)).relax
-    assert "at least 2 GiB, 2 times what it has" in sentence
+    assert "at least 2 GiB, 2 times the memory that it has" in sentence
     (sentence,) = feasible(wanted(group_sizes=(4096,))).relax
     assert "B = 2048 allows at most 2048" in sentence
     (sentence,) = feasible(wanted(group_sizes=(1024,), sampling="records")).relax
@@ -140,7 +140,7 @@ def test_memory_and_groups_to_relax_are_told() -> None:
 def test_epsilon_that_no_noise_is_needed_for_is_told() -> None:
     answer = feasible(wanted(target_epsilon=500.0, batch_sizes=(8,), num_steps=(2,), group_sizes=(4,)))
     assert not answer.plans
-    assert "give at most ε = " in answer.relax[0]
+    assert "Use at most ε = " in answer.relax[0]
 
 
 def test_records_that_would_be_enough_are_enough() -> None:

@@ -176,7 +176,7 @@ def test_epsilon_that_would_be_enough_is_enough() -> None:
 def test_no_epsilon_is_told_where_no_noise_would_do() -> None:
     warning = too_small(mechanism(), 10**12)
     assert warning is not None
-    assert "no ε with noise that protects would do" in warning
+    assert "no ε with protective noise would suffice" in warning
 
 
 @pytest.mark.parametrize(("alignment", "groups"), [(0.5, 1), (0.05, 64), (1.1, 64)])

@@ -437,5 +437,5 @@ def test_model_card_of_a_model_without_guarantee_promises_nothing(sweeps: Sweeps
 def test_copies_to_an_address_are_refused_with_what_to_use_instead(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         main(["--sweep", "open", "--publish-to", "s3://bucket/models"])
-    assert "--publish-to is of an earlier version, removed in 0.2.0" in str(refused.value)
+    assert "--publish-to was removed in 0.2.0" in str(refused.value)
     assert "aws s3 cp" in str(refused.value)
