@@ -7,7 +7,7 @@
         training.step(views)    # clipped by group, noised, then one step of the optimizer
     print(training.epsilon())
 
-`opacus.PrivacyEngine.make_private` is for losses of one record; this function is for losses of a group.
+`opacus.PrivacyEngine.make_private` needs a loss per record; this function takes a loss per group of records.
 
 Guarantee. The weights after every step are (`epsilon()`, δ)-differentially private for adding or removing one
 record of the loader's data set, with the label of the mechanism's method, as long as
@@ -19,7 +19,8 @@ record of the loader's data set, with the label of the mechanism's method, as lo
   the groups are passed together. The caller then promises that model and loss mix no records, keep every row
   of a batch in its place and keep nothing. Model and loss are tried on synthetic inputs in both cases, and
   layers that mix records or write their weights are refused by type;
-- initial weights and optimizer state contain nothing computed from the records, unless paid for elsewhere;
+- initial weights and optimizer state contain nothing computed from the records, unless its ε is charged
+  elsewhere;
 - the weights are changed only by `step`, and nothing else computed from the records is released. Exceptions
   of the data loader and whether a step fails are such outputs, and are not covered (docs/limits.md).
 
@@ -102,14 +103,14 @@ def make_private(
         `[views, ...]` or a tuple of such tensors, of one shape for all records. The data set, workers and
         `collate_fn` are used; `collate_fn` is called on one record at a time. The loader's `batch_size` is
         the expected number of records of a step. Its order of records is replaced by secret Poisson
-        sampling, of groups of records or of records. A custom sampler would be ignored and is refused: to
-        train on a part, use `torch.utils.data.Subset`.
+        sampling, of groups of records or of records. A custom sampler would be ignored and is refused. To
+        train on some of the records, use `torch.utils.data.Subset`.
       loss: a function from inputs `[groups, group_size, views, ...]`, or a tuple of such tensors, to losses
         `[groups]`. Each loss depends only on its own group's inputs and draws no random numbers.
       group_size: S, the number of records whose gradient is clipped together, or "batch" for the whole batch.
       num_steps: T, the number of steps that the noise is calibrated for.
       l2_clip_norm: C, bound on one group's gradient norm.
-      target_epsilon: ε after T steps, for which the noise is calibrated; or give `noise_multiplier`.
+      target_epsilon: ε after T steps, for which the noise is calibrated; alternatively, `noise_multiplier`.
       noise_multiplier: σ = noise std / sensitivity.
       target_delta: δ; 1/(n ln n) by default.
       num_records_public: declared public number of records N, the most that the data set may hold. By
@@ -139,7 +140,7 @@ def make_private(
     assert data_loader.batch_size is not None
     if (target_epsilon is None) == (noise_multiplier is None):
         raise ConfigError(
-            "give target_epsilon or noise_multiplier, and not both; "
+            "exactly one of target_epsilon and noise_multiplier must be set; "
             f"got {target_epsilon} and {noise_multiplier}"
         )
     mechanism = Mechanism(
@@ -200,7 +201,7 @@ class PrivateTraining:
         method = mechanism.rules
         if not method.clips_groups:
             raise ConfigError(
-                f"{mechanism.method} does not clip disjoint groups by a loss of each: use `trainers.train`"
+                f"{mechanism.method} does not clip one loss per disjoint group. Use `trainers.train`"
             )
         if max_groups_at_once is not None:
             max_groups_at_once = whole_number("max_groups_at_once", max_groups_at_once)
@@ -301,15 +302,15 @@ class PrivateTraining:
         _check_single_process()
         self._check_running()
         if self._open is None:
-            raise ConfigError("one draw is for one step: take the next batch of groups from the iteration")
+            raise ConfigError("each draw allows one step. Take the next batch of groups from the iteration")
         groups, leaves = self._open, _leaves(inputs)
         if any(leaf.shape[:2] != groups.rows.shape for leaf in leaves):
-            raise ConfigError("a step takes the groups that were drawn, all of them and no others")
+            raise ConfigError("a step takes exactly the groups that were drawn, all of them and no others")
         self._check_gradients()
         if changed := changed_state(self._model, self._state, modes=False):
             raise ConfigError(
-                f"{changed!r} of the model is not what the training began with: buffers and parts are "
-                "released as they are, so put it back, and keep what follows a schedule in a plain attribute"
+                f"{changed!r} of the model has changed since the training began. Buffers and submodules are "
+                "released unprotected. Restore it, and keep scheduled values in a plain attribute"
             )
         self._check_loss(leaves)
         with self._ending_if_it_fails():
@@ -343,16 +344,16 @@ class PrivateTraining:
 
     def statement(self) -> str:
         """Return the guarantee of the current weights in words, with the promises that it depends on."""
-        numbers, word = self.mechanism, "a loss of a group of its own records alone"
+        numbers, promise = self.mechanism, "a group's loss depends only on the group's own records"
         if self._mixes_no_records:
-            word = f"a network and a loss of which each {PROMISE}"
+            promise = f"each of network and loss {PROMISE}"
         condition = numbers.rules.condition(numbers)
         return (
             f"ε = {epsilon_text(self.epsilon())} at δ = {delta_text(numbers.target_delta)}, label "
             f"{numbers.guarantee_label}, of the weights after {self.num_steps_taken} of {numbers.num_steps} "
-            f"steps, to {numbers.neighboring_relation}{condition and f', for {condition}'}. On the word of "
-            f"the loop's author: {word}; nothing else is released"
-            + (". The training failed: that it did is not covered." if self._has_failed else ".")
+            f"steps, to {numbers.neighboring_relation}{condition and f', for {condition}'}. The author of "
+            f"the loop promises: {promise}; nothing else is released"
+            + (". The training failed. ε does not cover the failure itself." if self._has_failed else ".")
         )
 
     def _check_loss(self, leaves: Sequence[Tensor]) -> None:
@@ -372,8 +373,8 @@ class PrivateTraining:
                 raise
             except Exception as error:  # a user's model or loss may fail in any way
                 raise ConfigError(
-                    f"the loss fails on made-up groups ({type(error).__name__}: {error}): it must take "
-                    "numbers from -30 to 30, whole numbers 0 and 1, and zeros: a group with an empty slot is "
+                    f"the loss fails on synthetic groups ({type(error).__name__}: {error}). It must accept "
+                    "numbers from -30 to 30, the integers 0 and 1, and zeros. A group with an empty slot is "
                     "all zeros"
                 ) from error
 
@@ -385,16 +386,16 @@ class PrivateTraining:
         self._check_running()
         if self._open is not None:
             raise ConfigError(
-                "every draw must be followed by exactly one step, whatever it looks like: call step once for "
+                "every draw must be followed by exactly one step, even if it is empty. Call step once for "
                 "each batch of groups"
             )
 
     def _check_running(self) -> None:
         if self._has_failed:
             raise ConfigError(
-                "this training has ended with an exception after records were drawn: another draw in place "
-                f"of that one would not be covered. Its ε counts {self.num_steps_taken} steps; begin another "
-                "training, and add its ε"
+                "this training has ended with an exception after records were drawn. The guarantee does not "
+                f"cover drawing again. Its ε counts {self.num_steps_taken} steps. Start a new training, and "
+                "add up both ε"
             )
 
     @contextmanager
@@ -418,23 +419,23 @@ class PrivateTraining:
         if not trainable:
             raise ConfigError("the model has no trainable parameters")
         if trainable.keys() != {id(parameter) for parameter in trainable_parameters(self._model)}:
-            raise ConfigError("the model's trainable parameters are not those that the training began with")
+            raise ConfigError("the model's trainable parameters have changed since the training began")
         model_ids = {id(parameter) for parameter in self._model.parameters()}
         if not weights.keys() <= model_ids:
             raise ConfigError(
-                "the optimizer holds parameters that are not the model's: their gradients would reach them "
-                "without clipping and noise. Give it model.parameters() alone, and networks that train "
-                "together as one nn.ModuleList"
+                "the optimizer holds parameters that are not the model's. They would be updated without "
+                "clipping and noise. Pass only model.parameters(), and combine networks that train together "
+                "in one nn.ModuleList"
             )
         if not trainable.keys() <= weights.keys():
             raise ConfigError(
-                "the optimizer does not hold all trainable parameters of the model: give it "
-                "model.parameters(), and freeze what is not to be trained by requires_grad_(False)"
+                "the optimizer does not hold all trainable parameters of the model. Pass "
+                "model.parameters(), and freeze the other parameters with requires_grad_(False)"
             )
         if any(p.grad is not None for key, p in weights.items() if key not in trainable):
             raise ConfigError(
-                "the optimizer holds a frozen parameter with a gradient that no private step has made, and "
-                "would apply it without clipping and noise: clear it by optimizer.zero_grad()"
+                "the optimizer holds a frozen parameter whose gradient no private step has made. It would "
+                "apply this gradient without clipping and noise. Call optimizer.zero_grad()"
             )
 
 
@@ -463,11 +464,11 @@ def _records_of(data_loader: DataLoader[Any]) -> Any:
     records = data_loader.dataset
     if isinstance(records, IterableDataset) or not hasattr(records, "__len__"):
         raise ConfigError(
-            "records are drawn at random, so the data set must have a length and be read by index; got "
+            "records are drawn at random, so the data set must have a length and support indexing; got "
             f"{type(records).__name__}"
         )
     if not len(records):
-        raise ConfigError("the data set must hold a record at least; it is empty")
+        raise ConfigError("the data set must hold at least one record; it is empty")
     return records
 
 
@@ -480,18 +481,18 @@ def _check_sampler(data_loader: DataLoader[Any]) -> None:
     if not is_plain or len(sampler) != len(data_loader.dataset):  # type: ignore[arg-type]
         raise ConfigError(
             f"records are drawn in secret, so the data loader's {type(sampler).__name__} would be ignored, "
-            "and with it what it leaves out: train on a part of the records by torch.utils.data.Subset, with "
-            "shuffle=True or without"
+            "and its selection of records with it. To train on some of the records, use "
+            "torch.utils.data.Subset, with or without shuffle=True"
         )
     if data_loader.batch_size is None:
         raise ConfigError(
-            "the data loader must have a batch_size, the expected number of records of a step, and no "
-            "batch_sampler: records are drawn in secret"
+            "the data loader must have a batch_size, the expected number of records per step, and no "
+            "batch_sampler, because records are drawn in secret"
         )
     if type(data_loader).__iter__ is not DataLoader.__iter__:
         raise ConfigError(
-            f"records are drawn in secret, so the iteration of {type(data_loader).__name__} would be "
-            "ignored: give a torch.utils.data.DataLoader"
+            f"records are drawn in secret, so the __iter__ of {type(data_loader).__name__} would be "
+            "ignored. Pass a torch.utils.data.DataLoader"
         )
 
 
@@ -501,19 +502,19 @@ def _check_update(optimizer: Optimizer) -> None:
         inspect.signature(type(optimizer).step).bind(optimizer)  # a scheduler wraps the instance's
     except TypeError:
         raise ConfigError(
-            f"{type(optimizer).__name__}.step wants a closure, which would take passes of its own over the "
-            "records: use an optimizer whose step needs none"
+            f"{type(optimizer).__name__}.step requires a closure, which would make additional passes over "
+            "the records. Use an optimizer whose step needs no closure"
         ) from None
     if isinstance(optimizer, SparseAdam):
-        raise ConfigError("SparseAdam wants sparse gradients, and noised ones are dense: use Adam")
+        raise ConfigError("SparseAdam requires sparse gradients, and noised gradients are dense. Use Adam")
 
 
 def _check_single_process() -> None:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ConfigError(
-            "each process would draw for itself, and all draws together cost more than is stated: run in one "
-            f"process; got a torch.distributed group of {distributed.get_world_size()}"
+            "private training must run in one process; got a torch.distributed group of "
+            f"{distributed.get_world_size()}. Draws of several processes cost more than the stated ε"
         )
 
 
@@ -547,8 +548,8 @@ class _Collate:
         form = [(leaf.shape, leaf.dtype) for leaf in self.first]
         if not rows or any([(leaf.shape, leaf.dtype) for leaf in leaves] != form for leaves in rows):
             raise ConfigError(
-                "every record must become tensors of one shape and kind, those of the first record, when "
-                "collate_fn is called with it alone: pad to a length that is fixed before the data are seen"
+                "every record, collated separately by collate_fn, must have the shapes and dtypes of the "
+                "first record. Pad to a length that is fixed before the data are seen"
             )
         return tuple(torch.cat(leaves) for leaves in zip(*rows, strict=True))
 
@@ -558,8 +559,8 @@ def _leaves(batch: Any) -> tuple[Tensor, ...]:
     leaves = (batch,) if isinstance(batch, Tensor) else batch
     if not isinstance(leaves, tuple | list) or not all(isinstance(leaf, Tensor) for leaf in leaves):
         raise ConfigError(
-            "a record must be a tensor [views, ...] or a tuple of such, and so must what collate_fn makes of "
-            f"records; got a {type(batch).__name__}"
+            "a record must be a tensor [views, ...] or a tuple of such tensors, and collate_fn must return "
+            f"the same; got a {type(batch).__name__}"
         )
     return tuple(leaves)
 

@@ -27,7 +27,7 @@ from dpgcl_core.sampling.slots import MOST_BLOCKS_LOST, most_empty
 class ClippedGroups(Method):
     """A method that clips each disjoint group's gradient to C, whatever the objective of a group is.
 
-    The fields `sensitivity_formula` and `proof` are set from `samplings` and are no arguments.
+    The fields `sensitivity_formula` and `proof` are derived from `samplings`; they are not arguments.
     """
 
     clips_groups: bool = True
@@ -63,10 +63,10 @@ class ClippedGroups(Method):
             return
         if not numbers.num_records_from_data and num_records < _fewest_records(numbers):
             raise ConfigError(
-                f"too many of the {numbers.num_records_public} slots are empty: groups of "
-                f"{numbers.group_size} need {_fewest_records(numbers)} records, or more than "
-                f"{MOST_BLOCKS_LOST:.0%} of them have an empty slot and contribute nothing; lower "
-                "group_size, or declare a num_records_public that is nearer to the number of records"
+                f"too many of the {numbers.num_records_public} slots are empty: group_size = "
+                f"{numbers.group_size} needs at least {_fewest_records(numbers)} records. With fewer, more "
+                f"than {MOST_BLOCKS_LOST:.0%} of the groups have an empty slot and contribute nothing. Lower "
+                "group_size, or declare a num_records_public that is closer to the number of records"
             )
 
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> GroupClipper:
@@ -81,7 +81,7 @@ class ClippedGroups(Method):
 
 
 def _fewest_records(numbers: PublicNumbers) -> int:
-    """Return the smallest number of records at which at most `MOST_BLOCKS_LOST` is lost: a public number."""
+    """Return the smallest number of records that loses at most `MOST_BLOCKS_LOST` of the blocks; public."""
     return numbers.num_records_public - most_empty(numbers.num_records_public, int(numbers.group_size))
 
 
@@ -98,7 +98,7 @@ class InGroups(ClippedGroups):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeBatchClipping(InGroups):
-    """The whole batch as one group: the Poisson sample, or, if groups are sampled, a group of B records.
+    """The whole batch as one group: the Poisson sample, or a group of B records if groups are sampled.
 
     With blocks of B = q·N records, a step keeps one block on average, and none with probability (1 − q)^K.
     """
@@ -109,8 +109,8 @@ class WholeBatchClipping(InGroups):
         super().check(numbers)
         if numbers.sampling == RECORDS and numbers.group_size != BATCH:
             raise ConfigError(
-                f'{self.name} clips the whole batch at once: give group_size = "batch"; '
-                f"got {numbers.group_size}"
+                f"{self.name} clips the whole batch at once; got group_size = {numbers.group_size}. "
+                'Set group_size = "batch"'
             )
 
 

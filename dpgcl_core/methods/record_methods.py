@@ -46,7 +46,7 @@ class PerRecord(ClippedGroups):
         super().check(numbers)
         if numbers.group_size != 1:
             raise ConfigError(
-                f"{self.name} clips each record by itself: give group_size = 1; got {numbers.group_size}"
+                f"{self.name} clips each record separately, so group_size must be 1; got {numbers.group_size}"
             )
 
 

@@ -23,8 +23,8 @@ class WithoutPrivacy(InGroups):
         super().check(numbers)
         if numbers.is_private:
             raise ConfigError(
-                f"{self.name} adds no noise: give epsilon = inf; got noise_multiplier = "
-                f"{numbers.noise_multiplier:g}"
+                f"{self.name} adds no noise; got noise_multiplier = {numbers.noise_multiplier:g}. Set "
+                "epsilon = inf"
             )
 
 

@@ -22,7 +22,7 @@ class Release(enum.Enum):
     """Who may see a metric."""
 
     RELEASABLE = "releasable"
-    SCORE = "releasable if scored on public data only"
+    SCORE = "releasable if scored only on public data"
     NOISED = "noised and charged"
     PRIVATE_ONLY = "private-only"
 
@@ -85,8 +85,8 @@ _WAYS = {
 }
 _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
     Family.CLASSIFIER: (
-        (CLASSIFIER_SCORE, "Classifier accuracy", "images whose own class a classifier finds the likeliest"),
-        ("classifier_balanced_accuracy", "Classifier balanced accuracy", "the same, the mean over classes"),
+        (CLASSIFIER_SCORE, "Classifier accuracy", "images that a classifier assigns to their own class"),
+        ("classifier_balanced_accuracy", "Classifier balanced accuracy", "the same, averaged over classes"),
         ("classifier_auc", "Classifier AUC", "area under the ROC curve of a classifier of two classes"),
     ),
     Family.PAIRS: tuple(
@@ -98,7 +98,7 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
         (
             "zero_shot_accuracy",
             "Zero-shot accuracy",
-            "images nearest to the text of their own class, or for which it is likeliest",
+            "images whose nearest, or likeliest, class text is the text of their own class",
         ),
     ),
     Family.CAPTIONS: (
@@ -110,22 +110,22 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
         (
             "next_token_accuracy",
             "Next-token accuracy",
-            "tokens of captions that are the likeliest after those before them",
+            "caption tokens that are the likeliest after the preceding tokens",
         ),
         (
             "word_order_accuracy",
             "Word-order accuracy",
-            "captions likelier than their words in another order, pair by pair",
+            "share of pairs in which a caption is likelier than its words in another order",
         ),
     ),
     Family.LABELS: (
         ("knn_accuracy", "k-NN accuracy", "k-NN accuracy (k = 3, cosine) on frozen features"),
-        ("knn_balanced_accuracy", "k-NN balanced accuracy", "k-NN accuracy, the mean over classes"),
+        ("knn_balanced_accuracy", "k-NN balanced accuracy", "k-NN accuracy, averaged over classes"),
         ("linear_probe_accuracy", "Linear probe accuracy", "linear probe accuracy on frozen features"),
         (
             "linear_probe_balanced_accuracy",
             "Linear probe balanced accuracy",
-            "linear probe accuracy, the mean over classes",
+            "linear probe accuracy, averaged over classes",
         ),
         (
             "linear_probe_auc",
@@ -140,15 +140,15 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
         (
             "noised_linear_probe_accuracy",
             "Noised linear probe accuracy",
-            "linear probe accuracy on them, noised",
+            "linear probe accuracy on held-out private records, noised",
         ),
     ),
     Family.VIEWS: (
-        ("view_retrieval_top1", "View retrieval, top 1", "a record's other view found first among all"),
+        ("view_retrieval_top1", "View retrieval, top 1", "records whose other view ranks first"),
         (
             "view_retrieval_top10",
             "View retrieval, top 10",
-            "a record's other view found among the first ten",
+            "records whose other view ranks among the first ten",
         ),
     ),
 }
@@ -203,12 +203,12 @@ _public = partial(_number, Release.RELEASABLE)
 _private = partial(_number, Release.PRIVATE_ONLY)
 
 _DECLARED = (
-    replace(_public("epsilon", "ε of all that is released, at delta, by PLD", "ε"), higher_is_better=False),
+    replace(_public("epsilon", "ε of everything released, at delta, by PLD", "ε"), higher_is_better=False),
     _public("epsilon_rdp", "the same by RDP (cross-check)"),
     _public("epsilon_prv", "the same by PRV (cross-check)"),
     _public("num_steps_done", "steps in the trained model"),
-    _public("num_steps_charged", "steps in ε: T + R, or those drawn where R is not set"),
-    _private("num_restarts", "times it was resumed: a crash may come of the records"),
+    _public("num_steps_charged", "steps in ε: T + R, or the steps drawn if R is not set"),
+    _private("num_restarts", "number of resumes, which may reveal crashes that records caused"),
     *_SCORES,
     *(
         _derived(score, f"{score.name}{DURING}", "after a number of steps")

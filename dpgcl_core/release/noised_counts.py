@@ -83,8 +83,8 @@ def check_noise_multiplier(name: str, value: float) -> None:
     """Raise ConfigError unless `value` is finite and at least the smallest that gives any protection."""
     if not composition.MIN_NOISE_MULTIPLIER <= value < math.inf:
         raise ConfigError(
-            f"{name} must be finite and at least {composition.MIN_NOISE_MULTIPLIER}, for less protects "
-            f"nothing; got {value}"
+            f"{name} must be finite and at least {composition.MIN_NOISE_MULTIPLIER}; got {value}. Smaller "
+            "values protect nothing"
         )
 
 
@@ -195,7 +195,7 @@ def calibrated(
             raise ConfigError(
                 f"the noised scores must cost no more than target_epsilon = {target_epsilon:g}; "
                 f"{num_scores} counts at score_noise_multiplier = {score_noise_multiplier:g} cost "
-                f"{scoring:.3g}: raise it"
+                f"{scoring:.3g}. Raise score_noise_multiplier"
             )
     if snr_noise_multiplier is None:
         return trial
@@ -207,7 +207,7 @@ def calibrated(
         share *= (1 - composition.CALIBRATION_TOLERANCE) * target_epsilon / epsilon
         trial = mechanism.calibrated(share, cache_folder=cache_folder)
     raise ConfigError(
-        f"no noise multiplier verified for target_epsilon = {target_epsilon:g} with "
+        f"no noise multiplier could be verified for target_epsilon = {target_epsilon:g} with "
         f"snr_noise_multiplier = {snr_noise_multiplier:g}; raise one of them, or leave the SNR out"
     )
 
@@ -216,8 +216,8 @@ def _check_event(mechanism: Mechanism, *noises: float | None) -> None:
     """Refuse noised releases together with steps that the proofs do not cover."""
     if not mechanism.rules.plain_event and any(noise is not None for noise in noises):
         raise ConfigError(
-            "noised scores and a noised SNR are accounted beside Poisson-sampled Gaussian steps for adding "
-            f"or removing one record; {mechanism.method} has others: leave them out"
+            "noised scores and a noised SNR require Poisson-sampled Gaussian steps, accounted for adding or "
+            f"removing one record; {mechanism.method} has other steps. Leave noised scores and SNR out"
         )
 
 

@@ -36,8 +36,8 @@ _FEW = 8
 _PACKAGES = ("dpgcl", "dp-accounting", "torch", "numpy", "scipy", "ray", "mlflow")
 _RELEASED = {
     "open": "every trial: metrics, models and the tracking pages",
-    "sealed": "the best trial alone; how many trials there were is secret",
-    "sealed-threshold": "the first trial that reached the public score, or nothing; the number is secret",
+    "sealed": "only the best trial; the number of trials is secret",
+    "sealed-threshold": "the first trial to reach the public score, if any; the number of trials is secret",
 }
 _WRITTEN = {"num_started": "started"}  # keys of a statement that differ from the attributes' names
 
@@ -137,8 +137,8 @@ class PrivacyStatement:
             raise ConfigError(unknown_choice("release mode", self.mode, _RELEASED))
         if self.mode != OPEN and self.trials is not None:
             raise ConfigError(
-                f"a statement of a {self.mode} sweep must not tell its trials; got {self.trials}: leave "
-                "them out"
+                f"the statement of a {self.mode} sweep must not reveal counts of trials; got {self.trials}. "
+                "Leave trials out"
             )
 
     @property
@@ -171,7 +171,7 @@ class PrivacyStatement:
             count = self.trials.without_guarantee if self.trials else 0
             some = f"{count} of {self.trials.planned} trainings have" if self.trials else "the training has"
             label = self.guarantee_label
-            rest = "; the figures below are of the others alone" if cost is not None else ""
+            rest = "; the numbers below cover only the others" if cost is not None else ""
             return f"NO GUARANTEE for this sweep as a whole: {some} none (label `{label}`){rest}."
         if cost is None or not cost.accounted or cost.tuned_epsilon is None:
             reason = cost.reason if cost is not None else "nothing was trained with a guarantee"
@@ -206,8 +206,8 @@ class PrivacyStatement:
         if not self.starts:
             return ""
         return (
-            f", on top of what sweep {' and '.join(self.starts)} cost, from whose model it starts: the "
-            "ledger's (ε, δ) is of both"
+            f", on top of the cost of sweep {' and '.join(self.starts)}, whose model it starts from; the "
+            "ledger's (ε, δ) covers both"
         )
 
     def lines(self) -> list[tuple[str, str]]:
@@ -266,10 +266,11 @@ class PrivacyStatement:
         trials = self.trials
         if trials is None:
             return ""
-        text = f", {trials.proven} training{'s' * (trials.proven != 1)}, {trials.steps_planned} steps in all"
+        trainings = f"{trials.proven} training{'s' * (trials.proven != 1)}"
+        text = f" for {trainings}, {trials.steps_planned} steps in total"
         if self.num_restart_steps is not None and not trials.steps_repeated:
-            return f"{text}, those for restarts included"
-        return f"{text}; restarts repeated up to {trials.steps_repeated} steps on top"
+            return f"{text}, including steps for restarts"
+        return f"{text}; restarts repeated up to {trials.steps_repeated} additional steps"
 
     @property
     def num_restart_steps(self) -> int | None:
@@ -282,21 +283,21 @@ class PrivacyStatement:
     def _restarts_text(self) -> str:
         """Return the condition under which ε holds if restarts of trainings depend on observed results."""
         if self.mode != OPEN:
-            return "none: a training that is stopped counts as the worst score"
+            return "none: a stopped training counts as the worst score"
         if restarts := self.num_restart_steps:
             return (
-                f"up to R = {restarts} steps of each training may be drawn again, and are in ε whether they "
-                "were or not; so ε holds however restarts follow what is seen. An older copy of the sweep's "
-                "folder that is put back defeats the count"
+                f"up to R = {restarts} steps of each training may be drawn again. ε always includes them, so "
+                "it holds even if restarts depend on observed results. Restoring an older copy of the "
+                "sweep's folder defeats the count"
             )
         if self.num_restart_steps == 0:
-            return "no step is drawn again: a training that was stopped is left out"
+            return "no step is drawn again: a stopped training is left out"
         if self.ledger is not None:
             return (
-                "ε counts the steps drawn, repeats included. It holds if no restart was decided by looking "
-                "at results; otherwise only the ledger's cap holds: sign that"
+                "ε counts the steps drawn, including repeats. It holds if no restart depended on observed "
+                "results. Otherwise only the ledger's cap holds: sign the cap"
             )
-        return "ε counts the steps that were drawn; it holds for restarts that follow nothing that is seen"
+        return "ε counts the steps drawn, with repeats. It holds if no restart depended on observed results"
 
     def _mechanism_lines(self) -> list[tuple[str, str]]:
         kinds = [
@@ -312,7 +313,7 @@ class PrivacyStatement:
         )
         if joint:
             shown = ", ".join(f"{noise:.5g}" for noise in joint)
-            lines.append(("Noised SNR", f"the first step, which releases it, counts with σ = {shown}"))
+            lines.append(("Noised SNR", f"the first step, which releases it, is accounted at σ = {shown}"))
         return lines + [
             (name, text)
             for name in ("Sampling", "Grouping", "Sensitivity")

@@ -107,7 +107,7 @@ def test_private_encoder_is_started_from_where_the_same_data_set_is_charged(
 def test_statement_says_that_the_encoders_epsilon_comes_on_top(planned: SweepPlan, ledger: Ledger) -> None:
     statement = build_statement(planned, "head", ledger=ledger.statement("scans"))
     assert statement.starts == ("one",)
-    assert "on top of what sweep one cost, from whose model it starts" in statement.headline()
+    assert "on top of the cost of sweep one, whose model it starts from" in statement.headline()
     assert dict(statement.lines())["One record"].startswith("one image with its label;")
 
 

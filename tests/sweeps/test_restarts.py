@@ -161,7 +161,7 @@ def test_training_that_may_not_go_on_is_left_out_and_the_sweep_ends(
     assert f"{third}: left out: its restarts could repeat 8 steps, and R = 4" in found[1][-1]
     page = (tmp_path / "sweeps/one/privacy_statement.md").read_text()
     assert "up to R = 4 steps of each training may be drawn again" in page
-    assert "42 steps in all, those for restarts included" in page
+    assert "42 steps in total, including steps for restarts" in page
 
 
 def test_sweep_whose_every_training_is_left_out_has_failed(

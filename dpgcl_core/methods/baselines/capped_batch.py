@@ -1,4 +1,4 @@
-"""Methods of which every term depends on the whole batch, so the noise depends on a public cap on the batch.
+"""Methods in which every term depends on the whole batch, so the noise depends on a public cap on the batch.
 
 They draw truncated Poisson batches. Each method accounts for the truncation where it states its sensitivity.
 """
@@ -31,7 +31,7 @@ class WholeBatchClipper(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class OfOneBatch:
-    """A rule of the library that takes all of a step's records."""
+    """A gradient rule that takes all records of a step at once."""
 
     inner: WholeBatchClipper
     needs_draws: bool = False
@@ -59,14 +59,14 @@ class Capped(Method):
         cap = numbers.batch_cap
         if cap is None:
             raise ConfigError(
-                f"{self.name} needs a public cap on the batch, for its sensitivity depends on it: give "
-                f"batch_cap, for example {default_cap(numbers.expected_batch_size)}"
+                f"{self.name} needs a public cap on the batch size, because its sensitivity depends on the "
+                f"cap. Set batch_cap, for example {default_cap(numbers.expected_batch_size)}"
             )
         if cap < numbers.expected_batch_size:
             raise ConfigError(
-                "batch_cap must be at least the expected batch size, or most batches are cut; got "
-                f"{cap} with {numbers.expected_batch_size:g} records expected; from "
-                f"{default_cap(numbers.expected_batch_size)} on it is out of reach"
+                "batch_cap must be at least the expected batch size; got "
+                f"{cap} with {numbers.expected_batch_size:g} records expected. Smaller caps truncate most "
+                f"batches. Batches rarely reach a cap of {default_cap(numbers.expected_batch_size)}"
             )
 
     @property
@@ -93,6 +93,6 @@ def default_cap(expected_batch_size: float) -> int:
 
 
 def cap_of(numbers: PublicNumbers) -> int:
-    """Return the cap of public numbers that were checked."""
+    """Return the cap, which `Capped.check` has required."""
     assert numbers.batch_cap is not None
     return numbers.batch_cap

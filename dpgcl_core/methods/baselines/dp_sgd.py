@@ -40,7 +40,7 @@ class PathMethod(Capped):
 DP_SGD = PathMethod(
     name="dp_sgd",
     title="DP-SGD",
-    source="DP-GCL, section 2.3, as per-sample hooks compute it",
+    source="DP-GCL, section 2.3, as computed by per-sample hooks",
     clip_unit="record's own path",
     needs_cap=True,
     takes_group_size=False,

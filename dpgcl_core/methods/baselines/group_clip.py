@@ -28,10 +28,10 @@ class FullBatchGroups(Capped):
     def check(self, numbers: PublicNumbers) -> None:
         super().check(numbers)
         if numbers.group_size == BATCH:
-            raise ConfigError(f'{self.name} needs a numeric group_size; with "batch" use dp_clip')
+            raise ConfigError(f'{self.name} needs a numeric group_size; got "batch". Use dp_clip for "batch"')
         if cap_of(numbers) < numbers.group_size:
             raise ConfigError(
-                f"batch_cap must hold a group of {numbers.group_size} records; got {cap_of(numbers)}"
+                f"batch_cap must be at least group_size = {numbers.group_size}; got {cap_of(numbers)}"
             )
 
     def sensitivity(self, numbers: PublicNumbers) -> float:

@@ -49,7 +49,7 @@ WHOLE_BATCH = "through the whole batch"
 RECORDS_AT_ONCE = 256
 """The number of records in one pass through the network."""
 _GRADIENT_NUMBERS = 2**26
-"""The most numbers of per-group gradients held at a time."""
+"""The largest size of the per-group gradients that are held at a time, in numbers."""
 
 
 def record_info_nce(
@@ -305,7 +305,7 @@ class FullBatchGroupClipping:
             )
 
     def _cotangents(self, embeddings: Tensor, members: list[Tensor]) -> Tensor:
-        """Return ∂L_G/∂z of groups given by their members' indices, `[groups, records, views, dim]`."""
+        """Return ∂L_G/∂z of groups, `[groups, records, views, dim]`, from the indices of their members."""
         cotangents, leaf = [], embeddings.detach().requires_grad_()
         with torch.enable_grad():
             for rows in members:
@@ -346,7 +346,7 @@ def finite_rows(embeddings: Tensor) -> Tensor:
 def _whole_batch(inputs: Tensor, cap: int, name: str) -> Tensor:
     if len(inputs) != 1:
         raise ConfigError(
-            f"full-batch negatives need the whole batch as one group, [1, records, views, ...]; got "
+            f"full-batch negatives require the whole batch as one group, [1, records, views, ...]; got "
             f"{len(inputs)} groups"
         )
     _refuse_more(inputs.shape[1], cap, name)
@@ -356,8 +356,8 @@ def _whole_batch(inputs: Tensor, cap: int, name: str) -> Tensor:
 def _refuse_more(count: int, cap: int, name: str) -> None:
     if count > cap:
         raise ConfigError(
-            f"the batch exceeds {name} = {cap}, for which the sensitivity is stated: truncate the sample "
-            "(dpgcl_core.sampling.truncated)"
+            f"the batch must not exceed {name} = {cap}, on which the sensitivity depends. Truncate the "
+            "sample (dpgcl_core.sampling.truncated)"
         )
 
 

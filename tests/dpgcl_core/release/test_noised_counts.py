@@ -171,6 +171,6 @@ def test_calibration_keeps_the_whole_trial_in_the_target() -> None:
 def test_calibration_refuses_scores_that_cost_more_than_the_target() -> None:
     target = MECHANISM.epsilon() * 0.9
     with pytest.raises(
-        ConfigError, match=r"noised scores must cost no more than target_epsilon = .*raise it"
+        ConfigError, match=r"must cost no more than target_epsilon = .*Raise score_noise_multiplier"
     ):
         calibrated(MECHANISM, target, score_noise_multiplier=1.0, num_scores=2)

@@ -156,7 +156,7 @@ def test_statement_of_an_unaccounted_cost_gives_the_reason_and_no_promise() -> N
 
 
 def test_sealed_statement_refuses_numbers_of_trials() -> None:
-    with pytest.raises(ConfigError, match="must not tell its trials"):
+    with pytest.raises(ConfigError, match="must not reveal counts of trials"):
         replace(SEALED_STATEMENT, trials=TRIALS)
 
 
@@ -261,7 +261,7 @@ def test_ledgers_line_rounds_the_cap_up(tmp_path: Path) -> None:
 def test_step_that_releases_its_noised_norm_is_named() -> None:
     joint = replace(TRIAL, joint_noise_multiplier=0.8, num_joint_steps=1)
     lines = dict(replace(STATEMENT, cost=open_cost([joint], delta=1e-4)).lines())
-    assert "counts with σ = 0.8" in lines["Noised SNR"]
+    assert "accounted at σ = 0.8" in lines["Noised SNR"]
     assert "Noised SNR" not in dict(STATEMENT.lines())
 
 

@@ -53,8 +53,8 @@ class Dpcl(Method):
         super().check(numbers)
         if batch_size(numbers) < 2:
             raise ConfigError(
-                f"{self.name} compares records of one batch: raise sampling_prob; got an expected batch of "
-                f"{numbers.expected_batch_size:.3g}"
+                f"{self.name} compares records, so the expected batch size must be at least 2; got "
+                f"{numbers.expected_batch_size:.3g}. Raise sampling_prob"
             )
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange:
@@ -63,8 +63,8 @@ class Dpcl(Method):
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         if num_records != numbers.num_records_public:
             raise ConfigError(
-                f"{self.name} is accounted for replacing a record, so the number of records is public and "
-                f"must be the declared one, {numbers.num_records_public}; the data set has another: leave "
+                f"{self.name} is accounted for replacing one record, so the data set must have exactly "
+                f"num_records_public = {numbers.num_records_public} records; its number differs. Leave "
                 "num_records_public out, or use a method for adding or removing a record"
             )
 

@@ -1,8 +1,8 @@
 """DPCL: SimCLR with a noised similarity matrix, Barlow Twins with noised means and variances.
 
 Both draw batches of a fixed size |B| without replacement, with two views of each record. The neighbouring
-relation is **replacing one record**. First a statistic that couples the records is released with noise, and
-the loss is computed at its noised value. Then every **view's** own-path gradient is clipped to C, and the sum
+relation is **replacing one record**. First a statistic that couples the records is released with noise. The
+loss is computed from its noised value. Then every **view's** own-path gradient is clipped to C, and the sum
 gets separate noise. All of a step's mechanisms use the same sample, so their noise multipliers go into one
 event of `dpgcl_core.accounting.fixed_size_accounting.FixedSizeGaussians`.
 
@@ -312,6 +312,6 @@ def _check_noise(guarantee_label: GuaranteeLabel, **noise_multipliers: float) ->
             raise ConfigError(f"{name} must be finite and not negative; got {value}")
         if value == 0 and guarantee_label == AS_PUBLISHED:
             raise ConfigError(
-                f"{name} must be positive for {AS_PUBLISHED!r}: the method noises it; got 0 (use "
-                f'guarantee_label="{PROVEN}" for exact statistics)'
+                f"{name} must be positive for {AS_PUBLISHED!r}, which adds noise to its statistics; got 0. "
+                f'Use guarantee_label="{PROVEN}" for exact statistics'
             )

@@ -134,7 +134,7 @@ def _record_calls(
     def remember(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         direct.leave()
         if len(args) != 1 or not args[0].ndim or not len(args[0]) == len(output) == num_rows:
-            raise NotSeparableError("the leading axis of a layer is not that of the inputs")
+            raise NotSeparableError("a layer's leading axis differs from the inputs' leading axis")
         if output.dtype != torch.float32:
             raise NotSeparableError("a layer does not run in float32")
         if not output.requires_grad:
@@ -361,7 +361,7 @@ def _sizes(model: nn.Module, embed: Embed, inputs: Tensor) -> tuple[int, int]:
             handle.remove()
     if z.shape[:-1] != inputs.shape[:3]:
         raise ConfigError(
-            f"embeddings must be [groups, group_size, views, dim] like their inputs; got {list(z.shape)} "
+            f"embeddings must be [groups, group_size, views, dim], like the inputs; got {list(z.shape)} "
             f"for inputs {list(inputs.shape)}"
         )
     return numbers // inputs.shape[2], z.shape[-1]
@@ -373,13 +373,13 @@ _verdicts: Verdicts[str] = Verdicts()
 def _path(model: nn.Module, embed: Embed, rows: Tensor, num_rows: int) -> str:
     """Return the method that works for the network, tried once on synthetic rows."""
 
-    def look() -> str:
+    def choose_path() -> str:
         wrong = _mismatch(model, embed, rows, num_rows)
         if wrong:
             logger.warning("Jacobians are computed one row at a time (exact, slower): %s", wrong)
         return ROW_BY_ROW if wrong else BY_LAYER
 
-    return _verdicts.of(model, embed, (num_rows, rows.shape[3:], rows.dtype), look)
+    return _verdicts.of(model, embed, (num_rows, rows.shape[3:], rows.dtype), choose_path)
 
 
 def _mismatch(model: nn.Module, embed: Embed, like: Tensor, num_rows: int) -> str:
@@ -395,7 +395,7 @@ def _mismatch(model: nn.Module, embed: Embed, like: Tensor, num_rows: int) -> st
         if not torch.equal(first, second):
             raise ConfigError(
                 "embeddings and gradients come from two passes, which must agree, but this network draws "
-                "random numbers: set its dropout to 0 or call eval()"
+                "random numbers. Set its dropout to 0, or call eval()"
             )
         return _compare(model, embed, rows)
 
@@ -411,9 +411,9 @@ def _compare(model: nn.Module, embed: Embed, rows: Tensor) -> str:
     except ConfigError:
         raise
     except Exception as error:  # a module may break a hook in any way; the exact method uses none
-        return f"it fails on made-up inputs ({type(error).__name__}: {error})"
+        return f"computing them by layer fails on synthetic inputs ({type(error).__name__}: {error})"
     gram = summary([exact]).gram
     difference = (summary([rows_by_layer.at(some)]).gram - gram).flatten(1).norm(dim=1)
     if bool((difference > _SELF_CHECK_TOLERANCE * gram.flatten(1).norm(dim=1)).any()):
-        return "Gram matrices differ from exact ones on made-up inputs"
+        return "Gram matrices differ from the exact ones on synthetic inputs"
     return ""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.layers import rule_of
 
 MAX_NUMBERS = 2**17
-"""The count of numbers of one piece of a product: a megabyte in float64, which fits into a core's cache."""
+"""The numbers in one piece of a product: a megabyte in float64, which fits into a core's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

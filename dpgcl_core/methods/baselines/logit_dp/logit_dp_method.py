@@ -43,12 +43,12 @@ class LogitMethod(Capped):
     def check(self, numbers: PublicNumbers) -> None:
         super().check(numbers)
         if numbers.temperature is None:
-            raise ConfigError(f"the sensitivity of {self.name} depends on the temperature: give one")
+            raise ConfigError(f"the sensitivity of {self.name} depends on the temperature. Set temperature")
         added = self.added_delta(numbers, numbers.num_steps)
         if added > _LARGEST_ADDED_SHARE * numbers.target_delta:
             raise ConfigError(
-                f"batch_cap = {numbers.batch_cap} is reached so often that {added:.2g} of δ = "
-                f"{numbers.target_delta:.2g} would go to it; give at least "
+                f"batch_cap = {numbers.batch_cap} is reached so often that it would use up {added:.2g} of "
+                f"δ = {numbers.target_delta:.2g}. Set batch_cap to at least "
                 f"{default_cap(numbers.expected_batch_size)}"
             )
 
@@ -59,7 +59,7 @@ class LogitMethod(Capped):
         if num_records > max_records(numbers):
             raise ConfigError(
                 f"{self.name} is accounted for at most {max_records(numbers)} records, 5 % more than "
-                "declared, and these are more: declare a larger num_records_public"
+                "declared; the data set has more. Declare a larger num_records_public"
             )
 
     def _clipper(self, numbers: PublicNumbers) -> LogitClipper:
@@ -77,8 +77,8 @@ class LogitMethod(Capped):
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> OfOneBatch:
         if loss.temperature != numbers.temperature:
             raise ConfigError(
-                f"{self.name} has one temperature for loss and sensitivity; got {loss.temperature} and "
-                f"{numbers.temperature}"
+                f"{self.name} needs the same temperature for loss and sensitivity; got {loss.temperature} "
+                f"and {numbers.temperature}"
             )
         return OfOneBatch(inner=self._clipper(numbers))
 
@@ -119,6 +119,6 @@ LOGIT_DP_SPREAD_OUT = LogitMethod(
     takes_augmented_keys=False,
     needs_cap=True,
     takes_group_size=False,
-    sensitivity_formula="that of logit_dp + 6C",
+    sensitivity_formula="as for logit_dp, plus 6C",
     spread_out=1.0,
 )

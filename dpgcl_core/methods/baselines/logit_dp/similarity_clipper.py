@@ -104,8 +104,8 @@ class LogitClipper:
             raise ConfigError(f"logit_clip_norm must be positive; got {self.logit_clip_norm}")
         if isinstance(self.temperature, Tensor):
             raise ConfigError(
-                "temperature must be a number for Logit-DP, for the gradient of a learned one is no sum of "
-                f"clipped similarities; got a {type(self.temperature).__name__}"
+                f"temperature must be a number for Logit-DP; got a {type(self.temperature).__name__}. The "
+                "gradient of a learned temperature is not a sum of clipped similarity gradients"
             )
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise ConfigError(f"temperature must be positive and finite; got {self.temperature}")
@@ -135,8 +135,8 @@ class LogitClipper:
         bound = self.logit_clip_norm * (contrastive + spread_out)
         if not math.isfinite(bound) and math.isfinite(self.logit_clip_norm):
             raise ConfigError(
-                f"without a cap on the batch the sensitivity at temperature {self.temperature} is not "
-                "finite: give a batch_cap"
+                f"the sensitivity at temperature {self.temperature} is not finite without a cap on the "
+                "batch size. Set batch_cap"
             )
         return bound
 
@@ -210,11 +210,11 @@ class _Batch:
 def _check_inputs(inputs: Tensor) -> None:
     if inputs.ndim < 3 or inputs.shape[2] != 2:
         raise ConfigError(
-            "Logit-DP takes two views per record, for augmented keys would add logits that its sensitivity "
-            f"does not know: set num_augmentations to 0; got inputs {list(inputs.shape)}"
+            f"Logit-DP needs exactly two views per record; got inputs {list(inputs.shape)}. Its sensitivity "
+            "does not cover the logits of augmented keys. Set num_augmentations to 0"
         )
     if inputs.shape[0] != 1:
-        raise ConfigError(f"the batch is one group, [1, n, views, ...]; got inputs {list(inputs.shape)}")
+        raise ConfigError(f"inputs must be one group, [1, n, views, ...]; got {list(inputs.shape)}")
 
 
 @contextmanager
@@ -225,8 +225,8 @@ def _no_low_precision(model: nn.Module) -> Iterator[None]:
         device = next(module.parameters(recurse=False)).device.type
         if torch.is_autocast_enabled(device):
             raise ConfigError(
-                f"Logit-DP needs precision float32, in which Jacobians are computed; got "
-                f"autocast to {torch.get_autocast_dtype(device)}"
+                f"Logit-DP computes Jacobians in float32; got autocast to "
+                f"{torch.get_autocast_dtype(device)}. Set precision to float32"
             )
 
     for parameter in model.parameters():
