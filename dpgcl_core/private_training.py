@@ -473,7 +473,7 @@ def _records_of(data_loader: DataLoader[Any]) -> Any:
 
 
 def _check_sampler(data_loader: DataLoader[Any]) -> None:
-    """Refuse a loader whose sampler draws or restricts records: secret sampling replaces the sampler."""
+    """Raise ConfigError if the loader has a custom sampler, which secret sampling would replace."""
     sampler: Any = data_loader.sampler
     is_plain = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement
@@ -497,7 +497,7 @@ def _check_sampler(data_loader: DataLoader[Any]) -> None:
 
 
 def _check_update(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose step cannot be called with only dense gradients."""
+    """Raise ConfigError if the optimizer's step needs more than dense gradients."""
     try:
         inspect.signature(type(optimizer).step).bind(optimizer)  # a scheduler wraps the instance's
     except TypeError:

@@ -213,7 +213,7 @@ def calibrated(
 
 
 def _check_event(mechanism: Mechanism, *noises: float | None) -> None:
-    """Refuse noised releases together with steps that the proofs do not cover."""
+    """Raise ConfigError if there are noised releases with steps that the proofs do not cover."""
     if not mechanism.rules.plain_event and any(noise is not None for noise in noises):
         raise ConfigError(
             "noised scores and a noised SNR require Poisson-sampled Gaussian steps, accounted for adding or "

@@ -271,7 +271,7 @@ class FullBatchGroupClipping:
         """
         with full_precision(total.device.type):
             num_groups = len(inputs)
-            _refuse_more(num_groups, self.num_groups_cap, "num_groups_cap")
+            _check_count(num_groups, self.num_groups_cap, "num_groups_cap")
             if not num_groups:
                 return _empty_report(0, total.device, WHOLE_BATCH)
             records = inputs.flatten(0, 1)
@@ -349,11 +349,11 @@ def _whole_batch(inputs: Tensor, cap: int, name: str) -> Tensor:
             f"full-batch negatives require the whole batch as one group, [1, records, views, ...]; got "
             f"{len(inputs)} groups"
         )
-    _refuse_more(inputs.shape[1], cap, name)
+    _check_count(inputs.shape[1], cap, name)
     return inputs[0]
 
 
-def _refuse_more(count: int, cap: int, name: str) -> None:
+def _check_count(count: int, cap: int, name: str) -> None:
     if count > cap:
         raise ConfigError(
             f"the batch must not exceed {name} = {cap}, on which the sensitivity depends. Truncate the "

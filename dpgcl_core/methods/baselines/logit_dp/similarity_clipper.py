@@ -219,9 +219,9 @@ def _check_inputs(inputs: Tensor) -> None:
 
 @contextmanager
 def _no_low_precision(model: nn.Module) -> Iterator[None]:
-    """Refuse parameters in low precision at once, and autocast when a layer runs under it."""
+    """Raise ConfigError for parameters in low precision, and when a layer runs under autocast."""
 
-    def refuse(module: nn.Module, args: Any) -> None:
+    def check_autocast(module: nn.Module, args: Any) -> None:
         device = next(module.parameters(recurse=False)).device.type
         if torch.is_autocast_enabled(device):
             raise ConfigError(
@@ -233,7 +233,7 @@ def _no_low_precision(model: nn.Module) -> Iterator[None]:
         if parameter.dtype not in (torch.float32, torch.float64):
             raise ConfigError(f"Logit-DP needs parameters in float32; got {parameter.dtype}")
     layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
-    handles = [layer.register_forward_pre_hook(refuse) for layer in layers]
+    handles = [layer.register_forward_pre_hook(check_autocast) for layer in layers]
     try:
         yield
     finally:
