@@ -1,15 +1,15 @@
 #!/usr/bin/env python
-"""The committed sweeps by the decision rule: answers, tables and figures from their CSV files.
+"""Apply the decision rule to the committed sweeps: answers, tables and figures from their CSV files.
 
     python benchmarks/answers.py                   # all of benchmarks/results, and the answers on its page
     python benchmarks/answers.py --only tan_fashion_mnist
 
-The trainings' own scores are no longer there. A CSV file has mean, standard error and number of repeats of
-each setting and of its gain over its start. An answer needs no more where repeats are taken for unpaired: the
-variance of one score is pooled over settings, and so is that of a gain, whatever settings have of it in
-common (`dashboards.compose.answer.answer_of`, `paired=False`). As repeats in fact share their seeds, that is
-conservative. Each setting is given as many scores as it had repeats, with its mean and standard error. They
-stand for scores that nobody kept, and nothing else may be read off them.
+The scores of the single trainings were not kept. A CSV file has the mean, the standard error and the number
+of repeats of each setting, and of its gain over its start. An answer needs no more if repeats are treated as
+unpaired: the variances of scores and of gains are pooled over settings, whatever part settings have in common
+(`dashboards.compose.answer.answer_of`, `paired=False`). This is conservative, because repeats share their
+seeds. Each setting gets synthetic scores, one per repeat, with its mean and standard error. Nothing else may
+be derived from these scores.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ QUESTIONS = {
     "tan": "tan",
     "wide": "group-size",
 }
-"""The question of a CSV file, by how its name begins."""
+"""The question of a CSV file, by the prefix of its name."""
 NETWORKS = {"dp_mae": "mae-toy", "dp_cap": "cap-toy"}
-"""Of the methods whose network is of another kind, where starts are told apart by it; else `clip-tiny`."""
+"""Networks of the methods that do not train `clip-tiny`; they distinguish the starts."""
 _NUMBERS = ("_mean", "_standard_error", "_n")
 _GAIN = "_private_gain"
 _COST = re.compile(r"together ε = ([\d.]+) at δ = ([\d.e-]+\d)")
@@ -76,25 +76,25 @@ class Summary:
     """A committed table of a sweep.
 
     Attributes:
-      path: of the CSV file; the page beside it, `.md`, has the sweep's title, settings and cost.
+      path: path of the CSV file; the `.md` page next to it has the sweep's title, settings and cost.
     """
 
     path: Path
 
     @property
     def question(self) -> Question:
-        """What the sweep asked."""
+        """The question that the sweep answers."""
         begins = [name for name in QUESTIONS if self.path.stem.startswith(name)]
         return find_question(QUESTIONS[max(begins, key=len)])
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """All rows of the table; those of settings have a `target_epsilon`."""
+        """All rows of the table; the rows of settings have a `target_epsilon`."""
         table = pd.read_csv(self.path)
-        table = table.drop(columns=table.filter(like="_private_gain_share"))  # as tables of 0.1 have it
+        table = table.drop(columns=table.filter(like="_private_gain_share"))  # a column of version 0.1
         axis = self.question.axis.column
         table[axis] = pd.Series([_number(each) for each in table[axis]], dtype=object)
-        if "target_epsilon" not in table:  # of TAN, whose trainings all stand for the one at k = 1
+        if "target_epsilon" not in table:  # TAN: all trainings simulate the one at k = 1
             table["target_epsilon"] = table["epsilon_max"].min()
         return table
 
@@ -111,7 +111,7 @@ class Summary:
         """Return as many rows of each setting as it had repeats, with its means and standard errors.
 
         Args:
-          gains: the starts of a score have the mean and the standard error of its gain, not their own.
+          gains: whether starts are chosen such that the gains have the mean and standard error of the table.
         """
         return pd.concat(
             [self._of_setting(row, gains=gains) for _, row in self.settings.iterrows()], ignore_index=True
@@ -163,12 +163,12 @@ class Summary:
 
     @cached_property
     def _page(self) -> list[str]:
-        text = html.unescape(self.path.with_suffix(".md").read_text())  # else each run would escape once more
+        text = html.unescape(self.path.with_suffix(".md").read_text())  # avoids escaping twice
         return re.sub(r"\\([`*\[\]{}#_])", r"\1", text).splitlines()
 
     @property
     def _notes(self) -> list[str]:
-        """What the page says of the cost: sentences that no table can be asked for."""
+        """The page's sentences about the cost, which no table contains."""
         kept = ("together ε", "Tuning cost", "restarts are charged")
         return [line.removeprefix("- ") for line in self._page if any(text in line for text in kept)]
 
@@ -220,7 +220,7 @@ class Summary:
 
 
 def _number(value: object) -> object:
-    """Return a number of a column that holds words, too, such as `batch`, as a number."""
+    """Return a number as a number, in a column that also holds words such as `batch`."""
     try:
         found = float(str(value))
     except ValueError:
@@ -229,7 +229,7 @@ def _number(value: object) -> object:
 
 
 def _spread(row: pd.Series, name: str, num_repeats: int) -> Array:
-    """Return so many numbers with the mean and the standard error of a row; without one all are the mean."""
+    """Return `num_repeats` numbers with the mean and standard error of a row."""
     mean, error = float(row[f"{name}_mean"]), float(row[f"{name}_standard_error"])
     places = np.linspace(-1.0, 1.0, num_repeats) if num_repeats > 1 else np.zeros(1)
     unit = float(places.std(ddof=1)) / math.sqrt(num_repeats) if num_repeats > 1 else 1.0
@@ -238,9 +238,9 @@ def _spread(row: pd.Series, name: str, num_repeats: int) -> Array:
 
 
 def fill_page(page: str, folder: Path = RESULTS) -> str:
-    """Return the page of results with each answer between its marks: figure, settings and two sentences.
+    """Return the results page with each answer filled in: figure, settings and two sentences.
 
-    The marks are `<!-- answer: NAME -->` and `<!-- end -->`.
+    An answer stands between the marks `<!-- answer: NAME -->` and `<!-- end -->`.
     """
 
     def block(mark: re.Match[str]) -> str:
@@ -257,9 +257,10 @@ def fill_page(page: str, folder: Path = RESULTS) -> str:
 
 
 def _short_table(answer: Answer) -> Table:
-    """Return the settings of an answer; of several choices one column each.
+    """Return the settings of an answer, with one column for each of several choices.
 
-    An arrow up is a distinguishable gain over the start, one down a distinguishable lag behind the highest.
+    An up arrow marks a distinguishable gain over the start, a down arrow a distinguishable lag behind the
+    best setting.
     """
     if len(answer.choices) == 1:
         return settings_table(answer)
@@ -286,17 +287,17 @@ def read_answer(name: str, folder: Path = RESULTS) -> Answer:
 
 
 def summaries(folder: Path = RESULTS) -> list[Summary]:
-    """Return the committed tables of sweeps that say which guarantee a row has."""
+    """Return the committed tables of sweeps that have a `guarantee` column."""
     paths = [path for path in sorted(folder.rglob("*.csv")) if path.stem.startswith(tuple(QUESTIONS))]
     return [Summary(path) for path in paths if "guarantee" in path.open().readline().split(",")]
 
 
 def write(only: str = "", folder: Path = RESULTS) -> int:
-    """Write answer, page and figure of each table, and the answers on the page of results.
+    """Write answer, page and figure of each table, and the answers on the results page.
 
     Args:
-      only: name of one table.
-      folder: that the CSV files lie in.
+      only: name of one table; all tables by default.
+      folder: the folder of the CSV files.
     """
     for summary in summaries(folder):
         if only not in ("", summary.path.stem):
@@ -306,7 +307,7 @@ def write(only: str = "", folder: Path = RESULTS) -> int:
         text = json.dumps(answer.as_dict(), indent=1, ensure_ascii=False)
         summary.path.with_suffix(".answer.json").write_text(text + "\n")
         summary.path.with_suffix(".md").write_text(as_markdown(content))
-        if summary.path.with_suffix(".png").exists():  # of the tables that the page shows
+        if summary.path.with_suffix(".png").exists():  # only for tables that the page shows
             summary.path.with_suffix(".png").write_bytes(pictures_of(content)[".png"])
         print(summary.path.stem, *answer.lines(), sep="\n  ")
     page = folder / "README.md"
@@ -315,7 +316,7 @@ def write(only: str = "", folder: Path = RESULTS) -> int:
 
 
 def main() -> int:
-    """Read the command line and write."""
+    """Read the command line and write the answers."""
     code: int = run_command(write, prog="python benchmarks/answers.py", description=__doc__)
     return code
 

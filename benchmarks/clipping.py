@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What does a private step cost over the same ordinary step, in time and memory?
+"""Measure the cost of a private step relative to the same ordinary step, in time and memory.
 
     python benchmarks/clipping.py --models resnet18 --group-sizes 4 --expected-batch-sizes 64 --json
     python benchmarks/clipping.py --models small_cnn --threads 1
@@ -7,16 +7,16 @@
     python benchmarks/clipping.py --models mae-toy cap-toy
     python benchmarks/clipping.py            # the whole table, with a dated file in benchmarks/results/
 
-The private step is a training's own: views, clipped sum in microbatches, noise, optimizer. The ordinary step
-is of the same network, records, views, loss and optimizer, with one ordinary backward pass per microbatch;
-images in the faster of two memory layouts. Of a CLIP model *whole batch* stands beside it: symmetric InfoNCE
-among all B pairs in one pass, which is how CLIP is trained. Every side takes exactly B records in a step and
-runs at its own fastest microbatch, found by a search. The sides are then timed in turn in one process: a
-ratio of one run survives a noisy machine, seconds do not. Memory is the peak of a fresh process per side
-(`benchmarks/memory.py`), of the non-private step at the private one's microbatch: either could take a
-smaller one.
+The private step is the step of a training: views, clipped sum in microbatches, noise, optimizer. The ordinary
+step has the same network, records, views, loss and optimizer, with one ordinary backward pass per microbatch
+and, for images, the faster of two memory layouts. CLIP models have a further side, *whole batch*: symmetric
+InfoNCE among all B pairs in one pass, which is how CLIP is trained. Every side takes exactly B records per
+step and runs at its own fastest microbatch, which is found by a search. The sides are then timed in turn in
+one process, because ratios within a run survive a noisy machine and seconds do not. Memory is the peak of a
+fresh process per side (`benchmarks/memory.py`). The non-private step is measured at the private step's
+microbatch, since both could use a smaller one.
 
-How cost grows with B and S is a table of several B or S at one microbatch; the column of microseconds tells:
+To see how cost grows with B or S, measure several of them at one microbatch and compare the microseconds:
 
     python benchmarks/clipping.py --models small_cnn --group-sizes 8 --microbatches 384 \\
         --expected-batch-sizes 256 1024 4096 16384
@@ -67,21 +67,21 @@ BATCH_SIZES: dict[str, tuple[int, ...]] = {
     "mae-base": (64,),
     "cap-base": (64,),
 }
-"""The whole table: every network with each of its B and every S that fits into it."""
+"""The batch sizes B of each network in the whole table; each is measured with every S up to B."""
 
 GROUP_SIZES = (2, 4, 8, 16, 64)
 LARGE = ("resnet18", "vit_b_32_lora", "ViT-B-32", "mae-base", "cap-base")
-"""Networks whose step takes many seconds: 3 timed rounds in place of 5."""
+"""Networks whose steps take many seconds: 3 timed rounds instead of 5."""
 
 WORSE_BY = 1.1
 """The search stops at two microbatches in a row that are slower than the best so far by this factor."""
 
 AS_FAST = 1.03
-"""Of microbatches this close to the best the smallest is taken, for every side: it needs less memory."""
+"""On every side, the smallest microbatch within this factor of the best is used: it needs less memory."""
 
 SHORT_SECONDS = 1.0
 LONG_SECONDS = 5.0
-"""A warm-up step as long as this already tells whether its microbatch is far from the best."""
+"""A warm-up step of this length suffices to judge whether its microbatch is far from the best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,33 +89,33 @@ class Options(Output):
     """What to measure: every network with every B and every S."""
 
     models: tuple[str, ...] = tuple(BATCH_SIZES)
-    """The networks: of images, CLIP models of pairs, auto-encoders and captioners."""
+    """Networks: image encoders, CLIP models, masked auto-encoders and captioners."""
     group_sizes: tuple[int, ...] = GROUP_SIZES
-    """S, each that fits into B; 1 where each record is clipped by itself."""
+    """Group sizes S up to B; always 1 for networks whose records are clipped separately."""
     expected_batch_sizes: tuple[int, ...] = ()
-    """B, records per step, exactly; by network unless given."""
+    """B, the exact number of records per step; the default depends on the network."""
     num_augmentations: int = 1
-    """N_a of pairs, copies of both sides; images have one."""
+    """N_a, augmented copies of both sides of a pair; images always have one."""
     lora_rank: int = 16
-    """Of a CLIP model's adapters; 0 trains every weight."""
+    """Rank of a CLIP model's adapters; 0 trains all weights."""
     tie_embeddings: bool = False
-    """Of captioners: one table for tokens read and predicted."""
+    """Captioners share one embedding table between input and output tokens."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where to measure."""
+    """Device to measure on."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the forward and backward pass."""
+    """Precision of the forward and backward pass."""
     threads: int = dataclasses.field(default_factory=harness.default_threads)
     """CPU threads."""
     microbatches: tuple[int, ...] = ()
-    """Views passed at once that the search tries; a range by network unless given."""
+    """Views per microbatch that the search tries; the default range depends on the network."""
     repeats: int | None = None
-    """Timed rounds, one step of each side; 5, or 3 for the large networks."""
+    """Timed rounds of one step per side; by default 5, or 3 for large networks."""
     measure_memory: bool = True
-    """Measure memory, too: two more steps of each side."""
+    """Also measure memory, with two more steps of each side."""
 
 
 def tasks(options: Options) -> list[Task]:
-    """Return the tasks of the options, a row each.
+    """Return the tasks of the options, one per row.
 
     Raises:
       ConfigError: there is no such network.
@@ -182,7 +182,7 @@ def measure(options: Options, task: Task) -> dict[str, Any]:
 
 
 def _ratios(side: dict[str, Any], other_side: dict[str, Any]) -> dict[str, Any]:
-    """One side over another: the median of the rounds' ratios, its ends, and that of memory."""
+    """Return ratios of one side to another: time (median and range over the rounds) and memory."""
     ratio, *ends = harness.ratio_of(side["all_seconds"], other_side["all_seconds"])
     memory = harness.memory_ratio(side, other_side)
     return {"time_ratio": ratio, "time_ratio_range": ends, "memory_ratio": memory}
@@ -197,17 +197,17 @@ def _memory(options: Options, side: str, task: Task, views: int, channels_last: 
 def fastest(side: str, options: Options, task: Task, *, channels_last: bool = False) -> tuple[Step, float]:
     """Return a side at its fastest microbatch, warmed up, and the seconds of its best step.
 
-    Sizes are tried from small to large, until two in a row are clearly slower than the best so far. Short
-    steps are searched once more, all sizes, lest a busy moment of the machine decide.
+    Sizes are tried from small to large, until two in a row are clearly slower than the best so far. For short
+    steps all sizes are tried a second time, so that a busy moment of the machine does not decide.
     """
     sizes = candidates(options, task)
     if side == WHOLE_BATCH:
-        sizes = sizes[-1:]  # it has but one
+        sizes = sizes[-1:]  # it has only one size
     seconds_by_size: dict[int, float] = {}
     for is_second in (False, True):
         num_worse = 0
         for size in sizes:
-            gc.collect()  # hooks and modules refer to each other: the last candidate is still there
+            gc.collect()  # hooks and modules form cycles, which keep the last candidate alive
             step = build_step(side, task, size, channels_last=channels_last)
             seconds = _best_of_few(step, task, min(seconds_by_size.values(), default=None))
             harness.print_line(
@@ -230,7 +230,7 @@ def fastest(side: str, options: Options, task: Task, *, channels_last: bool = Fa
 
 
 def _best_of_few(step: Step, task: Task, best: float | None) -> float:
-    """Return the shortest of a few steps after a warm-up, fewer where one takes long."""
+    """Return the shortest of a few steps after a warm-up; long steps are taken fewer times."""
     warm_up = seconds_of(step.take, task.device)
     if best and warm_up > max(LONG_SECONDS, 1.5 * best):
         return warm_up
@@ -241,7 +241,7 @@ def _best_of_few(step: Step, task: Task, best: float | None) -> float:
 
 
 def candidates(options: Options, task: Task) -> list[int]:
-    """Return the microbatches to try, without those that hold the same groups."""
+    """Return the microbatches to try, one for each number of groups."""
     sizes = options.microbatches or MICROBATCHES.get(task.model, ())
     if not sizes:
         return [task.usual_microbatch()]
@@ -270,7 +270,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    return harness.markdown_table([*columns, *(["over the whole batch"] if has_pairs else [])], lines)
+    return harness.markdown_table([*columns, *(["relative to the whole batch"] if has_pairs else [])], lines)
 
 
 def _text_over_whole_batch(row: dict[str, Any]) -> str:
@@ -286,27 +286,28 @@ def main() -> int:
     options = harness.read_options(Options, __doc__)
     all_tasks = tasks(options)
     name = "clipping" if options.models == Options.models else "clipping_" + "_".join(options.models)
-    page = Page(name=name.replace("/", "-"), title="Private over non-private step", text=PAGE)
+    page = Page(name=name.replace("/", "-"), title="Private relative to non-private step", text=PAGE)
     facts = harness.about(device=options.device, threads=options.threads)
     rows: list[dict[str, Any]] = []
     for task in all_tasks:
         harness.print_line(f"{task.model}, S = {task.group_size}, B = {task.expected_batch_size}")
         rows.append(measure(options, task))
         harness.print_line(table(rows[-1:]))
-        if not options.json:  # after every row, for a table takes hours
+        if not options.json:  # after every row, because a table takes hours
             harness.write(page, facts, {"rows": rows}, [table(rows)], options.output)
     return harness.publish(page, options, facts, {"rows": rows}, [table(rows)])
 
 
 PAGE = """
-Time and memory are ratios over the non-private step: the same network, records, views, loss and optimizer,
-one ordinary backward pass per microbatch. Each side runs at its own fastest microbatch ("at", in views, of
-pairs images and texts). Ratios are medians over rounds of the ratio within a round; the sides were timed in
-turn in one process. `whole batch`: ordinary CLIP, symmetric InfoNCE among all pairs of the step in one pass.
-`error`: relative error of the clipped sum against one exact backward pass per group, with norms and sum in
-float64. Memory: peak resident memory of two steps in a fresh process less what was resident before the
-network was built (on a GPU: peak allocated), of the non-private step at the private one's microbatch. A
-training on a CPU keeps up to 256 MiB of what it has freed besides. Weights are random, and records synthetic.
+Time and memory are ratios to the non-private step, which has the same network, records, views, loss and
+optimizer, and one ordinary backward pass per microbatch. Each side runs at its own fastest microbatch ("at"
+that many views; both sides of a pair count). Ratios are medians over rounds of the ratio within a round; the
+sides were timed in turn in one process. `whole batch` is ordinary CLIP: symmetric InfoNCE among all pairs of
+the step in one pass. `error` is the relative error of the clipped sum, compared with one exact backward pass
+per group with norms and sum in float64. Memory is the peak resident memory of two steps in a fresh process,
+minus the memory resident before the network was built (on a GPU: peak allocated memory). The non-private
+step's memory is measured at the private step's microbatch. A training on a CPU may keep up to 256 MiB more of
+freed memory. Weights are random, and records are synthetic.
 """
 
 

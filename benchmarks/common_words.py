@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""The weights `common-words` of clip-nano, made anew: what `make sweep` starts from.
+"""Recompute the `common-words` weights of clip-nano, from which `make sweep` starts.
 
     python benchmarks/common_words.py
 
-trains `clip-nano` without privacy on short pairs of half of the words, with numbers that no data set of
-shapes holds, for two minutes of one core, and writes the file beside
-`trainers/models/clip/published_models.py`. The same machine makes the same bits again. Another one rounds
-otherwise, so the weights are those of the committed file, whose hash stands in
+This trains `clip-nano` without privacy on short pairs of half of the words, with record numbers that no data
+set of shapes has. It takes two minutes on one core, and writes the file next to
+`trainers/models/clip/published_models.py`. The same machine gives the same bits again. Another machine may
+round differently, so the committed file is authoritative: its hash is in
 `trainers.models.clip.published_models.SHIPPED`.
 """
 
@@ -31,9 +31,9 @@ def main(num_steps: int = 1200, seed: int = 0, to: Path | None = None) -> None:
     """Make the weights, and print the hash of their file.
 
     Args:
-      num_steps: of 256 new pairs each.
-      seed: public, of weights, pairs and views.
-      to: the file to write; the one in this copy of the package unless given.
+      num_steps: number of steps, with 256 new pairs each.
+      seed: public seed of weights, pairs and views.
+      to: the file to write; by default, the file in this copy of the package.
     """
     recipe = recipe_of(ClipNetworkConfig(name=CLIP_NANO), (3, 32, 32), num_steps=num_steps, seed=seed)
     note = json.dumps({"data": RESEARCH, "recipe": recipe.content}, sort_keys=True)

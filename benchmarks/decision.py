@@ -1,11 +1,12 @@
-"""How often the decision rule errs, and what it finds: simulated sweeps.
+"""Measure error rate, power and regret of the decision rule on simulated sweeps.
 
     python benchmarks/decision.py --num-sweeps 2000
 
-Scores are drawn in closed form: a setting's own mean, an effect of the repeat that all settings share, an
-effect of setting and repeat, and effects of the test records, whose sample covariances are Wishart. Errors
-are of sweeps whose settings and start are alike. Power is of one setting that lies 3 or 5 standard errors
-above all others. Regret is of settings that differ by about one standard error, in standard errors.
+Scores are drawn in closed form, as the sum of a setting's own mean, an effect of the repeat that all settings
+share, an effect of setting and repeat, and effects of the test records, whose sample covariances are Wishart.
+The error rate is for sweeps in which all settings and the start are equal. Power is for one setting that is 3
+or 5 standard errors above all others. Regret is for settings that differ by about one standard error, in
+standard errors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from scipy.stats import studentized_range, wishart
 from dashboards.compose.decision import LEVEL, Array, Cost, Layout, RecordSpread
 
 SETTING_BY_RECORD, SHARED_BY_RECORD, REST = 0.02, 0.09, 0.05
-"""Variances of the outcome of a record: of a setting's own part, of that of all settings, of chance."""
+"""Variances of a record's outcome: the part of one setting, the part of all settings, and chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +35,11 @@ class Cell:
     """One kind of sweep.
 
     Attributes:
-      num_repeats, num_settings, num_records: of the sweep; no records for outcomes that are not kept.
-      spread: standard deviation of setting and repeat; repeats share three times as much.
-      has_public_start: the start is the same in all repeats.
-      ratio: of the first setting's spread to that of the others, in flat sweeps.
+      num_repeats, num_settings: numbers of repeats and settings.
+      num_records: number of test records; 0 if their outcomes are not kept.
+      spread: standard deviation of the effect of setting and repeat; three times as much is shared.
+      has_public_start: whether the start is the same in all repeats.
+      ratio: ratio of the first setting's spread to the other settings' spread, in flat sweeps.
     """
 
     num_repeats: int
@@ -84,10 +86,10 @@ def draw_layout(cell: Cell, means: Array, start: float, generator: np.random.Gen
     """Return the layout of one simulated sweep.
 
     Args:
-      cell: its kind.
+      cell: the kind of sweep.
       means: true means, `[settings]`.
       start: the true mean of the start.
-      generator: of all chance.
+      generator: source of all draws.
     """
     repeats, settings, n = cell.num_repeats, cell.num_settings, cell.num_records
     shared = generator.normal(0, 3 * cell.spread, (repeats, 1))
@@ -128,7 +130,7 @@ def has_gain(layout: Layout) -> bool:
 
 
 def tukey_has_winner(layout: Layout) -> bool:
-    """Return the same by Tukey's test of settings and start over repeats alone, the rule before this one."""
+    """Return the same by Tukey's test of settings and start over repeats, the rule used previously."""
     scores = layout.scores
     (repeats, settings), best = scores.shape, int(scores.mean(axis=0).argmax())
     rest = scores - scores.mean(axis=0) - scores.mean(axis=1, keepdims=True) + scores.mean()
@@ -157,7 +159,7 @@ def _tukey(num_treatments: int, degrees: int) -> float:
 
 
 def row_of(cell: Cell, num_sweeps: int, seed: int) -> dict[str, float]:
-    """Return the shares of one kind of sweep."""
+    """Return the rates and the mean regret for one kind of sweep."""
     generator = np.random.default_rng([seed, cell.num_repeats, cell.num_settings, cell.num_records])
     k = cell.num_settings
     counts = dict.fromkeys(("error", "tukey", "winner_3", "tukey_3", "winner_5", "gain_5", "regret"), 0.0)
@@ -188,8 +190,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--num-sweeps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ratio", type=float, default=1.0, help="spread of the first setting to the others'")
-    parser.add_argument("--share", default="0/1", help="i/n: every n-th cell, from the i-th on")
+    parser.add_argument("--ratio", type=float, default=1.0, help="first setting's spread over the others'")
+    parser.add_argument("--share", default="0/1", help="i/n runs every n-th cell, starting at i")
     options = parser.parse_args()
     first, step = map(int, options.share.split("/"))
     for cell in itertools.islice(cells(), first, None, step):

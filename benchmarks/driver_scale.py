@@ -1,19 +1,19 @@
 #!/usr/bin/env python
-"""What does the service cost beside the trainings: its driver per trial, and a trial's seconds around them?
+"""Measure the overhead of the service: its driver's time per trial, and a trial's time outside training.
 
     python benchmarks/driver_scale.py                              # 100, 500 and 2,000 trials, and 300 on Ray
     python benchmarks/driver_scale.py --trials 20 200 --ray-trials 0 --trainings 0 --json
-    python benchmarks/driver_scale.py --trials --ray-trials --trainings 6    # seconds around a training alone
+    python benchmarks/driver_scale.py --trials --ray-trials --trainings 6    # only time outside training
 
-The driver's numbers are of a process of its own each, in seconds of its processor: other programs on the
-machine do not count. Results are handed to the driver's own code as a trial's end does it, or come from a
-real private Ray whose trials report at once; then the sweep that is finished is resumed as a user does it,
+Each of the driver's numbers is measured in a separate process, in CPU seconds, so other programs on the
+machine do not count. Results are replayed to the driver's own code as at the end of a trial, or come from a
+real private Ray whose trials report at once. Then the finished sweep is resumed as a user would resume it,
 its trials are loaded, and its report is written.
 
-Seconds around a training are of the clock: small trainings go through the service one at a time, and a
-trial's seconds are those between the driver's last word on the trial before and on this one, so that nothing
-is left out. Those of its training steps are taken off. The first trial, which starts the processes, is told
-apart.
+Seconds outside training are wall-clock seconds. Small trainings go through the service one at a time. A trial
+lasts from the moment when the driver has finished with the previous trial until it has finished with this
+one, so nothing is omitted. The seconds of its training steps are subtracted. The first trial, which starts
+the processes, is reported separately.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BARS = {
     "dashboard_seconds": 5.0,
     "report_bytes": 2e6,
 }
-"""What the driver may take, at the larger number of trials; the ratio is that of seconds per trial."""
+"""Limits of the driver at the larger number of trials; `ratio` compares the seconds per trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +58,24 @@ class Options(Output):
     """What to measure."""
 
     trials: tuple[int, ...] = (100, 500, 2000)
-    """Trials of sweeps whose results are replayed, multiples of ten; the last is compared with the first."""
+    """Numbers of trials of replayed sweeps, multiples of ten; the last is compared with the first."""
     ray_trials: tuple[int, ...] = (100, 300)
-    """Trials of the sweeps on a real Ray."""
+    """Numbers of trials of sweeps on a real Ray."""
     trainings: int = 6
-    """Trials of a sweep that trains, one at a time, the first of which is told apart; 0 for none."""
+    """Number of trials of a sweep that trains, one at a time; the first one is reported separately."""
     training_options: str = "--dataset digits --group-sizes 4 --num-steps 100 --expected-batch-size 256"
-    """Options of that sweep, in one string."""
+    """Options of the sweep that trains, in one string."""
 
     def __post_init__(self) -> None:
         if self.trainings == 1:
-            raise ConfigError("trainings must be 0 or at least 2, for the first one is told apart; got 1")
+            raise ConfigError("trainings must be 0 or at least 2; got 1. The first is reported separately")
 
 
-# In a process of its own
+# In a separate process
 
 
 def _result() -> dict[str, Any]:
-    """As of an ordinary training of a hundred recorded steps."""
+    """Return a result like that of an ordinary training with a hundred recorded steps."""
     final = ("epsilon", "knn_accuracy", "linear_probe_accuracy")
     metrics = {name: 1.0 for name in (*final, "snr_first_step", "untrained_knn_accuracy")}
     metrics |= dict.fromkeys(("num_steps_charged", "num_steps_done"), float(NUM_STEPS))
@@ -103,7 +103,7 @@ def _replay(
 
 @dataclass
 class _Meter:
-    """Processor seconds of what is called through it."""
+    """Measures the CPU seconds of the functions that are called through it."""
 
     seconds: float = 0.0
 
@@ -136,11 +136,11 @@ def _sweep(arguments: Sequence[str]) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         code = service.execute("group-size", options, group_size.points(options), lambda *_: []).code
     if code != 0:
-        raise MeasurementError(f"the sweep {' '.join(arguments)} ended with {code}")
+        raise MeasurementError(f"the sweep {' '.join(arguments)} ended with exit code {code}")
 
 
 def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
-    """Run a sweep of trials that do nothing in this process; what MLflow gets beside the loop counts, too."""
+    """Run a sweep of trials that do nothing in this process; writes to MLflow outside the loop count, too."""
     from sweeps.service.cluster.trial_runner import run_trials
     from sweeps.service.running import driver
     from sweeps.service.running.outbox import Outbox
@@ -160,7 +160,7 @@ def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
 
 
 def _train(storage: str, num_trials: int, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run a sweep that trains, one trial at a time; seconds of the clock around each training."""
+    """Run a sweep that trains, one trial at a time; return wall-clock seconds outside its trainings."""
     from sweeps.service.cluster.trial_runner import run_trials
     from sweeps.service.running import driver
 
@@ -183,11 +183,11 @@ def _train(storage: str, num_trials: int, arguments: Sequence[str]) -> dict[str,
 
 
 def around_trainings(ends: Sequence[float], metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return what trials take besides their training steps, and besides steps and scores.
+    """Return the seconds of trials outside their training steps, and outside steps and scores.
 
     Args:
-      ends: when the first trial began, and when the driver was done with each.
-      metrics: of each trial.
+      ends: the time at which the first trial began, and the times at which the driver finished with each.
+      metrics: the metrics of each trial.
 
     >>> one = {"train_seconds": 3.0, "evaluation_seconds": 0.5}
     >>> around_trainings([0.0, 9.0, 13.0, 17.5], [one, one, one])["not_training_seconds"]
@@ -206,7 +206,7 @@ def around_trainings(ends: Sequence[float], metrics: Sequence[Mapping[str, float
 
 
 def _load(storage: str) -> dict[str, float]:
-    """Load what the figures of a sweep are drawn from, and write its report."""
+    """Load the trials from which a sweep's figures are drawn, and write its report."""
     from dashboards.query.trial_frames import load_trials
     from dashboards.report.write import write_report
 
@@ -233,11 +233,11 @@ def _in_this_process(order: Mapping[str, Any]) -> None:
     print(json.dumps(result))
 
 
-# From the outside
+# In the measuring process
 
 
 def _in_fresh_process(*command: str) -> tuple[str, float]:
-    """Run Python; return what it printed, and its processor seconds, from its first import on."""
+    """Run Python; return its output, and its CPU seconds from its first import on."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
@@ -263,12 +263,12 @@ def _ordered(**order: Any) -> dict[str, Any]:
 
 
 def measure(kind: str, num_trials: int, arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a sweep of so many trials took.
+    """Return the cost of a sweep.
 
     Args:
       kind: `replay`, whose sweep is then resumed and loaded, `ray` or `train`.
-      num_trials: of the sweep.
-      arguments: of a sweep that trains.
+      num_trials: number of trials of the sweep.
+      arguments: options of a sweep that trains.
     """
     print_line(f"{kind}: {num_trials} trials")
     with tempfile.TemporaryDirectory() as storage:
@@ -283,22 +283,22 @@ def measure(kind: str, num_trials: int, arguments: Sequence[str] = ()) -> dict[s
 
 
 def misses(smaller: Mapping[str, Any], larger: Mapping[str, Any]) -> list[str]:
-    """Return the bars that are missed, in words.
+    """Return the limits that are exceeded, in words.
 
     >>> one = {"seconds_per_trial": 0.05} | dict.fromkeys(list(BARS)[2:], 1)
     >>> misses(one, one | {"seconds_per_trial": 0.07})
-    ['ratio is 1.4 and may be 1.2']
+    ['ratio must be at most 1.2; got 1.4']
     """
     numbers = dict(larger) | {"ratio": larger["seconds_per_trial"] / smaller["seconds_per_trial"]}
     return [
-        f"{name} is {numbers[name]:.3g} and may be {bar:.3g}"
+        f"{name} must be at most {bar:.3g}; got {numbers[name]:.3g}"
         for name, bar in BARS.items()
         if numbers[name] > bar
     ]
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the driver's rows and those of trainings as Markdown tables."""
+    """Return the driver's rows and the trainings' rows as Markdown tables."""
 
     def seconds(row: Mapping[str, Any], name: str) -> str:
         return f"{row[name]:.2f} s" if name in row else "–"
@@ -320,7 +320,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in driver
     ]
     around = ("trial", "not_training", "not_training_or_evaluation", "first_not_training")
-    titles = ["trainings", "seconds of a trial", "not of its steps", "nor of its scores", "the first trial's"]
+    titles = ["trainings", "trial", "without steps", "without steps and scores", "first, without steps"]
     both = [(columns, lines)] if driver else []
     if trainings:
         both.append(
@@ -333,7 +333,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Measure, in a process for each number."""
+    """Measure each number in a separate process."""
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         _in_this_process(json.loads(sys.argv[1]))
         return 0
@@ -346,17 +346,17 @@ def main() -> int:
         rows.append(measure("train", options.trainings, options.training_options.split()))
     for each in faults:
         print_line(f"missed: {each}")
-    page = Page(name="driver_scale", title="What the service costs beside the trainings", text=PAGE)
+    page = Page(name="driver_scale", title="Overhead of the service", text=PAGE)
     return harness.publish(page, options, facts, {"rows": rows, "bars": BARS, "missed": faults}, tables(rows))
 
 
 PAGE = """
-Processor seconds of the driver for each trial that ends, with MLflow on SQLite; of a resume of the finished
-sweep, from the interpreter's start to the figure; of loading its trials from MLflow; and of writing its
-report, with the size of its HTML. Replayed results are handed to the driver's own code as a trial's end does
-it; those on Ray come from trials that report at once. Trainings are small ones through the service, one at a
-time: medians of the clock's seconds from the driver's last word on one trial to its last word on the next,
-without the first.
+The first table has CPU seconds: of the driver for each trial that ends, with MLflow on SQLite; of resuming
+the finished sweep, from the start of the interpreter to the figure; of loading its trials from MLflow; and of
+writing its report, with the size of its HTML. Replayed results are passed to the driver's own code as at the
+end of a trial. Results on Ray come from trials that report at once. The second table has wall-clock seconds
+of small trainings, which go through the service one at a time: medians without the first trial. A trial lasts
+from the moment when the driver has finished with the previous trial until it has finished with this one.
 """
 
 

@@ -1,8 +1,8 @@
-"""What all benchmarks share: options, sides measured in turn, ratios, memory in fresh processes, results.
+"""Shared parts of the benchmarks: options, alternating measurements, ratios, memory, results.
 
-A ratio of one run survives a noisy machine, seconds do not: all sides take their turns in one process, the
-order turning round with every round, and the spread of the rounds' ratios is told with a ratio. A benchmark
-ends with `publish`: one JSON object on stdout, or its tables and the dated files of them.
+Ratios within one run survive a noisy machine, seconds do not. So all sides take turns in one process, in an
+order that is reversed every round, and each ratio is reported with its range over the rounds. A benchmark
+ends with `publish`, which prints one JSON object, or prints its tables and writes them to dated files.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _Name = TypeVar("_Name", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What becomes of the results; the options of every benchmark."""
+    """Where the results go: the options that all benchmarks share."""
 
     json: bool = False
-    """Print one JSON object and write no file."""
+    """Print one JSON object, and write no files."""
     output: Path = RESULTS
-    """Folder of the dated result file."""
+    """Folder for the dated result files."""
 
 
 def read_options(options: type[_T], description: str | None) -> _T:
     """Read this process's command line.
 
     Args:
-      options: a dataclass, whose fields are the options.
-      description: for `--help`.
+      options: a dataclass whose fields are the options.
+      description: the description in `--help`.
 
     Raises:
       ConfigError: an option is unknown or breaks a rule.
@@ -59,11 +59,11 @@ def read_options(options: type[_T], description: str | None) -> _T:
     return found
 
 
-# Sides in turn
+# Alternating measurements
 
 
 class Seconds(NamedTuple):
-    """Of a processor, and of the clock."""
+    """CPU seconds and wall-clock seconds of one measurement."""
 
     processor: float
     clock: float
@@ -73,8 +73,8 @@ def timed(take: Callable[[], object], processor: Callable[[], float] = time.proc
     """Return the seconds of one call.
 
     Args:
-      take: what is called.
-      processor: the clock of processor seconds: the process's, or `time.thread_time`.
+      take: the function to call.
+      processor: the CPU clock: `time.process_time`, or `time.thread_time`.
     """
     clock, used = time.perf_counter(), processor()
     take()
@@ -82,7 +82,7 @@ def timed(take: Callable[[], object], processor: Callable[[], float] = time.proc
 
 
 def seconds_of(take: Callable[[], object], device: str = "cpu") -> float:
-    """Return the clock's seconds of one call, work on the GPU included."""
+    """Return the wall-clock seconds of one call, including its work on the GPU."""
 
     def synchronize() -> None:
         if device == "cuda":
@@ -96,7 +96,7 @@ def seconds_of(take: Callable[[], object], device: str = "cpu") -> float:
 
 
 def in_turn(sides: Mapping[_Name, Callable[[], _T]], rounds: int) -> dict[_Name, list[_T]]:
-    """Return what each side's measurement gives in each round; the order turns round with every round.
+    """Return each side's measurement in each round; the order is reversed every round.
 
     >>> order = []
     >>> measured = in_turn({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
@@ -111,7 +111,7 @@ def in_turn(sides: Mapping[_Name, Callable[[], _T]], rounds: int) -> dict[_Name,
 
 
 class Ratio(NamedTuple):
-    """Over the rounds, of the ratio within a round."""
+    """Median and range, over the rounds, of the ratio within a round."""
 
     median: float
     lowest: float
@@ -128,11 +128,12 @@ def ratio_of(side: Sequence[float], other_side: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(rounds), min(rounds), max(rounds))
 
 
-# Memory, each side in a process of its own
+# Memory, each side in a separate process
 
 MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""glibc keeps freed memory, which would make a peak depend on history: so one arena, blocks from 64 KiB on
-mapped one by one, and what is freed unmapped at once. Not for timing: it slows a step down."""
+"""glibc keeps freed memory, so a peak would depend on history. With these settings there is one arena, blocks
+of 64 KiB and more are mapped separately, and freed memory is unmapped at once. This slows a step down, so it
+is not used for timing."""
 
 
 class MeasurementError(DpgclError):
@@ -143,12 +144,12 @@ def number_of_fresh_process(module: str, order: Row, *, of: str) -> int:
     """Return the number that `python -m MODULE ORDER` prints last, in a process with `MALLOC`.
 
     Args:
-      module: of this repository.
-      order: what it is to measure, handed over as JSON.
-      of: what is measured, for messages.
+      module: a module of this repository.
+      order: the measurement to make, passed as JSON.
+      of: the name of the measured side, for messages.
 
     Raises:
-      MeasurementError: the process failed, for instance for want of memory.
+      MeasurementError: the process failed, for example because it ran out of memory.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.run(
@@ -165,7 +166,7 @@ def number_of_fresh_process(module: str, order: Row, *, of: str) -> int:
 
 
 def or_warning(measure: Callable[[], int]) -> int | None:
-    """Return what `measure` does; where that fails, print a warning and return None."""
+    """Return the result of `measure`; if it fails, print a warning and return None."""
     try:
         return measure()
     except MeasurementError as error:
@@ -182,7 +183,7 @@ def memory_status(field: str) -> int:
 
 
 def clear_peak() -> bool:
-    """Set VmHWM to VmRSS; return whether that is permitted."""
+    """Reset VmHWM to VmRSS; return whether this is permitted."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -200,7 +201,7 @@ def side_row(
     *,
     memory_views: int | None = None,
 ) -> dict[str, Any]:
-    """Return what is kept of one side of a step; its memory is of `memory_views` at once if given."""
+    """Return the results of one side of a step; memory may be measured at another number of views."""
     return {
         "seconds": statistics.median(seconds),
         "all_seconds": list(seconds),
@@ -211,7 +212,7 @@ def side_row(
 
 
 def memory_ratio(side: Row, other_side: Row) -> float | None:
-    """Return the ratio of two sides' memory; None where either is not known."""
+    """Return the ratio of two sides' memory; None if either is unknown."""
     is_known = side["memory_bytes"] and other_side["memory_bytes"]
     return side["memory_bytes"] / other_side["memory_bytes"] if is_known else None
 
@@ -244,7 +245,7 @@ def with_spread(ratio: float, ends: Sequence[float]) -> str:
 
 
 def default_threads() -> int:
-    """Return the CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -265,14 +266,12 @@ def device_name(device: str) -> str:
 def about(*, device: str, threads: int) -> dict[str, Any]:
     """Return where and how a benchmark ran: device, versions, threads, load and the command.
 
-    Two threads of which one must wait for another program's turn are slower than one, by far: a busy
-    machine is told of.
+    On a busy machine, several threads can be much slower than one, because they wait for each other. So this
+    prints a warning if the machine is busy.
     """
     load = os.getloadavg()[0]
     if load > 0.5:
-        print_line(
-            f"warning: the machine is busy (load {load:.1f}); several threads then wait for each other"
-        )
+        print_line(f"warning: the machine is busy (load {load:.1f}); multi-threaded timings are unreliable")
     script = Path(sys.argv[0]).resolve()
     shown = script.relative_to(ROOT) if script.is_relative_to(ROOT) else Path(script.name)
     return {
@@ -289,7 +288,7 @@ def about(*, device: str, threads: int) -> dict[str, Any]:
 
 
 def print_line(text: str) -> None:
-    """Print a line of progress at once, away from the result."""
+    """Print a line of progress immediately, to stderr, apart from the result."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -317,11 +316,11 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What the result files of a benchmark are called, and hold besides the numbers.
+    """The name of a benchmark's result files, and the text that accompanies the numbers.
 
     Attributes:
-      name: of the files.
-      title, text: of the readable one.
+      name: the name of the files, without date and suffix.
+      title, text: the title and introduction of the readable file.
     """
 
     name: str
@@ -333,11 +332,11 @@ def write(page: Page, facts: Row, result: Row, tables: Sequence[str], folder: Pa
     """Write `NAME-DATE.json` and a readable `NAME-DATE.md`, and return their paths.
 
     Args:
-      page: name, heading and text.
-      facts: what `about` returned.
-      result: everything measured.
-      tables: in Markdown.
-      folder: where to.
+      page: name, title and text.
+      facts: the result of `about`.
+      result: all measurements.
+      tables: the tables in Markdown.
+      folder: the folder to write to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{page.name}-{facts['date']}"
@@ -353,7 +352,7 @@ def write(page: Page, facts: Row, result: Row, tables: Sequence[str], folder: Pa
 
 
 def publish(page: Page, options: Output, facts: Row, result: Row, tables: Sequence[str]) -> int:
-    """Print the result as one JSON object, or its tables, which are written to files as well; return 0."""
+    """Print the result as one JSON object, or print its tables and write them to files; return 0."""
     if options.json:
         print(json.dumps({**facts, **result}))
         return 0

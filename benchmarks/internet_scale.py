@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""A training on 233 million images and 64 GPUs, on paper; and what drawing a step's sample costs, measured.
+"""Compute the costs of a training on 233 million images and 64 GPUs, and measure the draw of one step.
 
     python benchmarks/internet_scale.py                    # the numbers, and draws up to 233 million records
     python benchmarks/internet_scale.py --num-records 1000000 --repeats 1 --json
 
-The numbers are computed by this package's own accounting and ledger. The draw is that of the first worker,
-for all, from the stream of private data and from the plain generator, in one thread's processor seconds.
+The numbers are computed by this package's own accounting and ledger. The first worker draws for all workers.
+This draw is measured with the cryptographic stream, which private data use, and with the plain generator, in
+CPU seconds of one thread.
 """
 
 from __future__ import annotations
@@ -32,29 +33,29 @@ from dpgcl_core.sampling.slots import SampledGroups, num_blocks
 SOURCES: dict[str, type[DrawSource]] = {"plain": SecretRandomness, "secure": SecureRandomness}
 _FLOAT32, _FLOAT64 = 4, 8
 _PLACE_BYTES = 3 * 8
-"""Of one record of `webdataset:`: shard, offset and number of bytes."""
+"""Bytes per record of `webdataset:` for its place: shard, offset and length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Output):
-    """The training, and what to measure of it."""
+    """The training, and the measurement of its draws."""
 
     num_records: int = 233_000_000
-    """N, records that the data may hold."""
+    """N, the most records that the data may hold."""
     expected_batch_size: int = 98_304
-    """B."""
+    """B, the expected number of records per step."""
     group_size: int = 16
-    """S."""
+    """S, the number of records per group."""
     num_steps: int = 6_000
-    """T."""
+    """T, the number of steps."""
     epsilon: float = 8.0
     """Target ε, at δ = 1/(2N)."""
     num_workers: int = 64
-    """W, one GPU each."""
+    """W, the number of workers, each with one GPU."""
     num_weights: int = 86_000_000
-    """d, of a ViT-B."""
+    """d, the number of weights; a ViT-B by default."""
     num_trials: int = 10
-    """Trainings of a sweep, for the ledger's rows."""
+    """Number of trainings of a sweep, for the ledger's rows."""
     repeats: int = 3
     """Timed rounds of draws."""
 
@@ -64,16 +65,16 @@ class Options(Output):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.expected_batch_size > self.num_records:
-            raise ConfigError("expected_batch_size must be at most num_records")
+            raise ConfigError(f"expected_batch_size must be at most num_records = {self.num_records}")
 
     @property
     def sampling_prob(self) -> float:
-        """q."""
+        """q, the sampling probability."""
         return self.expected_batch_size / self.num_records
 
 
 def numbers(options: Options) -> dict[str, float]:
-    """Return what a training takes, by the formulas of the code.
+    """Return the costs of a training, by the formulas of the code.
 
     >>> found = numbers(Options(num_records=60_000, expected_batch_size=1_024, num_steps=100, num_workers=4))
     >>> round(found["noise_multiplier"], 2), found["groups_per_worker"], found["blocks_drawn_per_step"]
@@ -110,25 +111,25 @@ MEANINGS: dict[str, tuple[str, float, str]] = {
     "sampling_prob": ("q = B/N", 1, ""),
     "noise_multiplier": ("σ", 1, ""),
     "epochs": ("epochs, T·q", 1, ""),
-    "records_per_worker": ("records of a step on one worker, B/W", 1, ""),
-    "groups_per_worker": ("groups of a step on one worker, B/(S·W)", 1, ""),
-    "blocks_drawn_per_step": ("random bits of a draw, N/S, on the first worker", 1e6, "million"),
-    "sum_bytes_per_worker": ("clipped sum that each worker sends per step, float64", 1e6, "MB"),
-    "broadcast_bytes_per_worker": ("noisy gradient that each worker gets per step, float32", 1e6, "MB"),
-    "drawn_rows_bytes": ("numbers of the drawn records, from the first worker to the others", 1e6, "MB"),
+    "records_per_worker": ("records per step and worker, B/W", 1, ""),
+    "groups_per_worker": ("groups per step and worker, B/(S·W)", 1, ""),
+    "blocks_drawn_per_step": ("random bits per draw, N/S, on the first worker", 1e6, "million"),
+    "sum_bytes_per_worker": ("clipped sum sent by each worker per step, float64", 1e6, "MB"),
+    "broadcast_bytes_per_worker": ("noisy gradient received by each worker per step, float32", 1e6, "MB"),
+    "drawn_rows_bytes": ("row numbers of the drawn records, sent by the first worker", 1e6, "MB"),
     "checkpoint_bytes": ("checkpoint: weights and Adam's two moments", 1e6, "MB"),
-    "place_bytes": ("places of the records in their shards, in the object store, once per node", 1e9, "GB"),
-    "pixel_bytes": ("the pixels themselves at 224×224, were they in memory", 1e12, "TB"),
-    "ledger_rows": ("ledger rows of a sweep: a reservation and a settlement per trial", 1, ""),
+    "place_bytes": ("places of the records in their shards, one copy per node in Ray", 1e9, "GB"),
+    "pixel_bytes": ("all pixels at 224×224, if they were held in memory", 1e12, "TB"),
+    "ledger_rows": ("ledger rows per sweep: a reservation and a settlement per trial", 1, ""),
 }
-"""What each number is, and the unit that the table shows it in."""
+"""The meaning of each number, its unit in the table, and the unit's name."""
 
 
 def format_number(name: str, value: float) -> list[str]:
     """Return a number's row in the table.
 
     >>> format_number("sum_bytes_per_worker", 6.88e8)
-    ['clipped sum that each worker sends per step, float64', '688 MB']
+    ['clipped sum sent by each worker per step, float64', '688 MB']
     """
     meaning, unit, text = MEANINGS[name]
     return [meaning, f"{value / unit:,.4g} {text}".strip()]
@@ -151,7 +152,7 @@ def seconds_of_draw(source: str, num_records: int, options: Options) -> Seconds:
 
 
 def sizes_up_to(num_records: int, batch: int) -> list[int]:
-    """Return numbers of records to measure at, each ten times the one before, and the last one.
+    """Return the numbers of records to measure: each ten times the previous one, and finally `num_records`.
 
     >>> sizes_up_to(233_000_000, 98_304)
     [2000000, 20000000, 233000000]
@@ -196,18 +197,18 @@ def tables(options: Options, result: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Compute and measure."""
+    """Compute the costs and measure the draws."""
     options = harness.read_options(Options, __doc__)
     facts = harness.about(device="cpu", threads=1)
     result = measure(options)
-    page = Page(name="internet_scale", title="A training at internet scale, on paper", text=PAGE)
+    page = Page(name="internet_scale", title="A training at internet scale, computed", text=PAGE)
     return harness.publish(page, options, facts, result, tables(options, result))
 
 
 PAGE = """
-The first table is computed, not measured. The second one is the draw of a step's groups by the first worker:
-one bit for each of the N/S blocks, and the slots of the blocks that are kept. The bits grow with N, the rest
-with B.
+The first table is computed, not measured. The second table measures the draw of a step's groups by the first
+worker: one bit for each of the N/S blocks, and the slots of the blocks that are kept. The cost of the bits
+grows with N, the rest with B.
 """
 
 

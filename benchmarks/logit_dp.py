@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""What Logit-DP costs: against one gradient per pair, and against a DP-GCL step, side by side in one run.
+"""Compare the cost of Logit-DP with one gradient per pair, and with a DP-GCL step, in one run.
 
     python benchmarks/logit_dp.py                          # everything, with a dated file
     python benchmarks/logit_dp.py --model tiny_cnn --pair-records 64 --json
 
-One thread. The reference takes one gradient for each of the n² similarities, by one backward pass per pair
-and by `vmap`, for as many whole rows of pairs as asked for, and its time is scaled to n rows: every pair
-costs the same. Ratios are of processor seconds, which other work on the machine disturbs less than the
-clock's; both are in the file.
+All measurements use one thread. The reference computes one gradient for each similarity, by one backward
+pass per pair and by `vmap`, for `--reference-rows` rows of n pairs. Every pair costs the same, so its time is
+scaled to all n rows. Ratios are ratios of CPU seconds, which other work on the machine disturbs less than
+wall-clock seconds; the file has both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CLIP_NORM = 1.0
 TEMPERATURE = 0.5
 GROUP_SIZE = 16
 SUM_RECORDS = 24
-"""Records of the check of a whole clipped sum."""
+"""The number of records in the check of a clipped sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +51,17 @@ class Options(Output):
     model: Literal["tiny_cnn", "small_cnn"] = "small_cnn"
     """The network."""
     dim: int = 32
-    """Width of the embeddings in the comparison with one gradient per pair."""
+    """Embedding dimension in the comparison with one gradient per pair."""
     step_dims: tuple[int, ...] = (8, 16, 32)
-    """Widths of the embeddings in the comparison with a DP-GCL step."""
+    """Embedding dimensions in the comparison with a DP-GCL step."""
     pair_records: int = 256
-    """n of the comparison with one gradient per pair."""
+    """Number of records n in the comparison with one gradient per pair."""
     step_records: int = 512
-    """n of the comparison with a DP-GCL step."""
+    """Number of records n in the comparison with a DP-GCL step."""
     reference_rows: int = 8
-    """Rows of n pairs each that the reference takes."""
+    """Number of rows, of n pairs each, that the reference computes."""
     repeats: int = 5
-    """Timed rounds of our side and of DP-GCL."""
+    """Timed rounds of Logit-DP and of DP-GCL."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.reference_rows <= self.pair_records:
@@ -88,7 +88,7 @@ class Setting:
         self.dim, self.num_records = dim, num_records
         self.inputs = torch.randn(1, num_records, 2, *shape, generator=torch.Generator().manual_seed(0))
         self.clipper = LogitClipper(logit_clip_norm=CLIP_NORM, temperature=TEMPERATURE)
-        self.embed = self._embed  # one object: the engines check each once
+        self.embed = self._embed  # one object, so that the engines check it only once
         self.losses = EmbeddingObjective(
             embed=self.embed, loss=partial(two_view_group_loss, temperature=TEMPERATURE)
         )
@@ -98,26 +98,26 @@ class Setting:
         return embeddings.view(*inputs.shape[:3], -1)
 
     def take_clipped_sum(self, num_records: int | None = None) -> tuple[Tensor, GroupReport]:
-        """Take our clipped sum."""
+        """Return Logit-DP's clipped sum, and its report."""
         total = torch.zeros(num_trainable(self.model))
         inputs = self.inputs[:, :num_records]
         return total, self.clipper.add_clipped_sum(total, self.model, self.embed, inputs)
 
     def dp_gcl(self) -> None:
-        """Take DP-GCL's clipped sum of the same views, in groups, all at once: its fastest way here."""
+        """Compute DP-GCL's clipped sum of the same views, all groups at once, which is fastest here."""
         groups = self.inputs[0].unflatten(0, (-1, GROUP_SIZE))
         GroupClipper(l2_clip_norm=CLIP_NORM).add_clipped_sum(
             torch.zeros(num_trainable(self.model)), self.model, self.losses, groups
         )
 
     def record_embeddings(self, num_records: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Queries and keys, each with a graph of its own, so that a pair's backward pass is no larger."""
+        """Return queries and keys, each with its own graph, so that a pair's backward pass is no larger."""
         records = self.inputs[0, :num_records]
         queries, keys = ([self.model(record[v : v + 1])[0] for record in records] for v in range(2))
         return queries, keys
 
     def gradients(self, num_records: int) -> tuple[Tensor, Tensor]:
-        """Both terms of each pair's gradient by `autograd.grad`: `[n, n, num_parameters]`."""
+        """Return both terms of each pair's gradient by `autograd.grad`, `[n, n, num_parameters]` each."""
         parameters = trainable_parameters(self.model)
         queries, keys = self.record_embeddings(num_records)
         terms = []
@@ -130,7 +130,7 @@ class Setting:
         return both[:, :, 0], both[:, :, 1]
 
     def norms_by_loop(self, rows: int) -> Tensor:
-        """Norms `[rows, n]`, a row of gradients at a time: no more would fit."""
+        """Return norms `[rows, n]`, one pair at a time."""
         parameters = trainable_parameters(self.model)
         queries, keys = self.record_embeddings(self.num_records)
         norms = torch.zeros(rows, self.num_records, dtype=torch.float64)
@@ -141,7 +141,7 @@ class Setting:
         return norms
 
     def norms_by_vmap(self, rows: int, at_once: int = 64) -> Tensor:
-        """The same norms, a vectorised gradient of `at_once` pairs at a time."""
+        """Return the same norms by vectorised gradients of `at_once` pairs at a time."""
         weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
 
         def similarity(weights: dict[str, Tensor], query: Tensor, key: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class Setting:
 
 
 def sum_error(setting: Setting) -> float:
-    """Relative error of the clipped sum of a few records against one gradient per pair, added in float64."""
+    """Return the clipped sum's relative error over one gradient per pair, for a few records, in float64."""
     n = min(SUM_RECORDS, setting.num_records)
     queries, keys = setting.record_embeddings(n)
     z = (torch.stack(queries) @ torch.stack(keys).T).detach().double()
@@ -176,7 +176,7 @@ def _keep(norms: dict[str, Tensor], name: str, take: Callable[[int], Tensor], ro
 
 
 def against_pairs(options: Options) -> dict[str, Any]:
-    """Return one row: our step against one gradient per pair."""
+    """Return one row: Logit-DP's step and one gradient per pair."""
     num_records = options.pair_records
     setting = Setting(options, num_records, options.dim)
     _, report = setting.take_clipped_sum()
@@ -204,7 +204,7 @@ def against_pairs(options: Options) -> dict[str, Any]:
 
 
 def against_dp_gcl(options: Options, dim: int) -> dict[str, Any]:
-    """Return one row: our step against DP-GCL's, sides in turn."""
+    """Return one row: Logit-DP's and DP-GCL's steps, taken in turn."""
     n = options.step_records
     setting = Setting(options, n, dim)
     takes: dict[str, Callable[[], Any]] = {"ours": setting.take_clipped_sum, "dp_gcl": setting.dp_gcl}
@@ -232,14 +232,14 @@ def measure(options: Options) -> dict[str, Any]:
     pairs = [against_pairs(options)]
     steps = []
     for dim in options.step_dims:
-        print_line(f"against DP-GCL, dim {dim}")
+        print_line(f"compared with DP-GCL, dim {dim}")
         steps.append(against_dp_gcl(options, dim))
     return {"model": options.model, "pairs": pairs, "steps": steps}
 
 
 def tables(result: dict[str, Any]) -> list[str]:
     """Return both tables in Markdown."""
-    columns = ["n", "dim", "ours", "loop", "vmap", "faster than both", "bound over norm", "error of the sum"]
+    columns = ["n", "dim", "ours", "loop", "vmap", "speedup", "bound / norm", "error of the sum"]
     pairs = [
         [
             row["num_records"],
@@ -277,12 +277,13 @@ def main() -> int:
 
 
 PAGE = f"""
-Processor seconds of one thread, medians, all sides in one process. Above: bounds on the norms of all n²
-similarity gradients and their clipped sum, against one gradient per pair (`loop`: `autograd.grad`; `vmap`),
-of which a few rows of n pairs were taken and scaled to n rows. `bound over norm`: what a pair is clipped by,
-over its gradient's norm, the median of those rows. `error of the sum`: relative, of the clipped sum of
-{SUM_RECORDS} records against float64. Below: one clipped sum over n records with two views each, against
-DP-GCL's (`GroupClipper`) of the same views and network.
+Median CPU seconds of one thread, with all sides in one process. The first table compares Logit-DP (bounds on
+the norms of all n² similarity gradients, and their clipped sum) with one gradient per pair (`loop` by
+`autograd.grad`, and `vmap`), measured on a few rows of n pairs and scaled to n rows. `speedup` is over the
+faster of both. `bound / norm` is the bound that a pair is clipped by, divided by its gradient's norm: the
+median over these rows. `error of the sum` is the relative error of the clipped sum of {SUM_RECORDS} records,
+compared with float64. The second table compares one clipped sum over n records, with two views each, and
+DP-GCL's clipped sum (`GroupClipper`) of the same views and network.
 """
 
 

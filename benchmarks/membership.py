@@ -1,19 +1,19 @@
 #!/usr/bin/env python
-"""Membership inference on a trained encoder, with and without privacy: what an attacker finds in practice.
+"""Membership inference on trained encoders, with and without privacy.
 
     python benchmarks/membership.py
     python benchmarks/membership.py --dataset fashion-mnist --num-steps 2000
     python benchmarks/membership.py --epsilon 1 --json
 
-A non-private and a private encoder are trained on the same few records. The attacker holds the encoder and
-a record, and asks whether it was trained on: contrastive training pulls the views of its own records
-together, so the score is the mean cosine similarity between the embeddings of many fresh views of the
-record (EncoderMI; Liu et al. 2021). Reported is the share of members found while 1 % of the non-members
-are accused (TPR at 1 % FPR, the measure of DP-GCL's Table 12), and the area under the curve.
+A non-private and a private encoder are trained on the same few records. The attacker has the encoder and a
+record, and decides whether the encoder was trained on it. Contrastive training pulls the views of a training
+record together, so the score is the mean cosine similarity between the embeddings of many fresh views of the
+record (EncoderMI; Liu et al. 2021). The report has the true positive rate at a false positive rate of 1 %
+(TPR at 1 % FPR, as in DP-GCL's Table 12), and the area under the ROC curve.
 
-An attack can fail for want of skill: a low figure is no proof of privacy, and ε is the guarantee. The
-members and non-members are a random split of one public source, so the two differ by the training alone.
-Built-in data sets alone are taken: the attack reads single records, and one of the encoders is not private.
+A weak attack also gives low rates, so they do not prove privacy: the guarantee is ε. Members and non-members
+are a random split of one public source, so they differ only by the training. Only built-in data sets are
+allowed, because the attack reads single records, and one of the encoders is not private.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ from trainers.training.resolve import training_config
 Scores = NDArray[np.float64]
 
 ATTACK_STEP = -2
-"""The step in the views' key: neither a training step nor that of view retrieval."""
+"""The step in the key of the views; no training step and no other evaluation uses it."""
 
 MAX_FALSE_POSITIVE_RATE = 0.01
 _CONFIDENCE = 0.95
 _RECORDS_AT_ONCE = 128
 
 
-# Found on digits: what makes the non-private encoder remember. With strong views or few steps nothing shows.
+# On digits, these settings make the non-private encoder memorise. Strong views or few steps hide the effect.
 REMEMBERING = TrainingOptions(
     objective=ObjectiveConfig(temperature=0.1),
     views=ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0),
@@ -78,15 +78,14 @@ REMEMBERING = TrainingOptions(
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """How well members are told from non-members.
+    """How well an attack distinguishes members from non-members.
 
     Attributes:
-      true_positive_rate: share of members above the threshold that accuses at most 1 % of non-members.
-      lowest_true_positive_rate, highest_true_positive_rate: 95 % Clopper-Pearson interval, of the
-        threshold as it was found.
-      false_positive_rate: share of non-members above that threshold.
-      auc: chance that a member scores above a non-member; 0.5 is guessing.
-      num_members, num_non_members: records scored.
+      true_positive_rate: share of members above the threshold, which at most 1 % of non-members exceed.
+      lowest_true_positive_rate, highest_true_positive_rate: 95 % Clopper-Pearson interval at this threshold.
+      false_positive_rate: share of non-members above the threshold.
+      auc: probability that a member scores above a non-member; 0.5 is chance level.
+      num_members, num_non_members: numbers of records scored.
     """
 
     true_positive_rate: float
@@ -101,16 +100,16 @@ class AttackResult:
 def attack(member_scores: Scores, non_member_scores: Scores) -> AttackResult:
     """Return the rates of the attack that calls a record a member if it scores above a threshold.
 
-    The threshold is the lowest that accuses at most 1 % of the non-members, found on those themselves:
-    what an attacker with good shadow models would come near to. Equal scores count as non-members for
-    the rates and as half for the area, so an encoder that maps all to one point gives 0 and 0.5.
+    The threshold is the lowest that at most 1 % of the non-members exceed. It is chosen on these non-members;
+    an attacker with good shadow models would come close to it. Ties count as non-members in the rates and as
+    one half in the area, so an encoder that maps everything to one point gives 0 and 0.5.
 
     Args:
       member_scores: `[num_members]`.
       non_member_scores: `[num_non_members]`.
 
     Raises:
-      DataError: there are fewer than 100 non-members, of which none could be 1 %, or no members.
+      DataError: there are no members, or fewer than 100 non-members, which are needed for a rate of 1 %.
 
     >>> found = attack(np.arange(100.0) + 50, np.arange(100.0))
     >>> found.true_positive_rate, found.false_positive_rate, found.auc
@@ -141,14 +140,14 @@ def attack(member_scores: Scores, non_member_scores: Scores) -> AttackResult:
 def view_alignment(encoder: Encoder, records: Records, config: TrainingConfig, *, num_views: int) -> Scores:
     """Return each record's mean cosine similarity between its views' embeddings, `[num_records]`.
 
-    The views are fresh ones of the training's own augmentation. A record's score depends on that record
-    and the encoder alone; embeddings that are not finite count as zero.
+    The views are fresh draws of the training's augmentation. A record's score depends only on the record and
+    the encoder. Embeddings that are not finite count as zero.
 
     Args:
-      encoder: the network, on any device; left as it was.
-      records: to be scored.
-      config: augmentation, and the public seed of the views.
-      num_views: at least 2; more give a steadier score.
+      encoder: the network, on any device; its modes are restored.
+      records: the records to score.
+      config: the augmentation, and the public seed of the views.
+      num_views: number of views, at least 2; more views give a more stable score.
     """
     scores = [np.zeros(0)]
     with frozen(encoder):
@@ -162,7 +161,7 @@ def view_alignment(encoder: Encoder, records: Records, config: TrainingConfig, *
 
 
 def _mean_similarity(embedded: Tensor) -> Scores:
-    """Mean over the pairs of different views, `[records]`, of embeddings `[records, views, dim]`."""
+    """Return the mean similarity of different views, `[records]`, of embeddings `[records, views, dim]`."""
     unit = F.normalize(embedded, dim=2, eps=1e-6)
     num_views = unit.shape[1]
     of_pairs = unit.sum(1).square().sum(1) - unit.square().sum((1, 2))
@@ -172,17 +171,17 @@ def _mean_similarity(embedded: Tensor) -> Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipOptions:
-    """What is attacked.
+    """Options of the attack and of the trainings that it attacks.
 
     Attributes:
       dataset: a built-in data set of images.
-      epsilon: of the private encoder.
-      num_members: records that are trained on; few, for those are remembered best.
-      num_steps: of each training.
-      expected_batch_size: records a step expects.
+      epsilon: ε of the private encoder.
+      num_members: number of training records; few records are memorised best.
+      num_steps: number of steps of each training.
+      expected_batch_size: expected number of records per step.
       group_size: S of both trainings.
       num_views: fresh views per record for the attack.
-      public_seed: of the split, initialisation and views.
+      public_seed: seed of the split, initialisation and views.
       json: print one JSON object.
     """
 
@@ -200,13 +199,13 @@ class MembershipOptions:
         check_dataset_name(self.dataset)
         if self.dataset not in BUILTIN_DATASETS:
             raise ConfigError(
-                f"membership inference is refused on data of your own; got {self.dataset!r}: it trains "
+                f"membership inference cannot run on data of your own; got {self.dataset!r}. It trains "
                 "without privacy and reads single records. Use a built-in data set of images, such as digits"
             )
         if modality_of_name(self.dataset) == "image-text":
             raise ConfigError(
-                "membership inference compares views of one image, and is not made for pairs of images and "
-                f"texts; got {self.dataset}: give images, such as digits"
+                "membership inference compares views of one image, and does not support image-text pairs; "
+                f"got {self.dataset}. Use a data set of images, such as digits"
             )
         require_positive(self, "epsilon")
         require_least(self, 1, "num_members", "num_steps")
@@ -214,9 +213,9 @@ class MembershipOptions:
 
 
 def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
-    """Return the attack on the untrained, the private and the non-private encoder, by name.
+    """Return the attack's results on the untrained, the private and the non-private encoder, by name.
 
-    The untrained one is the control: what it shows is chance.
+    The untrained encoder is the control: its results are due to chance.
 
     Raises:
       ConfigError: an option breaks a rule.
@@ -233,7 +232,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
         record_every_steps=0,
     )
     config = training_config(base, num_records=len(members), public_seed=options.public_seed)
-    assert isinstance(config.network, NetworkConfig)  # images alone are taken
+    assert isinstance(config.network, NetworkConfig)  # only images are allowed
     encoders = {
         "untrained": build_encoder(config.network, members.images.shape[1:], options.public_seed),
         "private": _train_encoder(base, members, options),
@@ -260,7 +259,7 @@ def _train_encoder(setting: TrainingOptions, members: Records, options: Membersh
 
 
 def _members_and_others(options: MembershipOptions) -> tuple[Records, Records]:
-    """Both from the training part of the source, split by keyed hash, without repeated images."""
+    """Return members and non-members: the distinct training images, split by a keyed hash."""
     records = load_dataset(options.dataset).train
     assert isinstance(records, Records)  # as the name says
     _, firsts = np.unique([image.tobytes() for image in records.images], return_index=True)
@@ -268,8 +267,8 @@ def _members_and_others(options: MembershipOptions) -> tuple[Records, Records]:
     order = first_by_hash(records.ids, len(records), seed=options.public_seed)
     if len(records) < options.num_members + 100:
         raise DataError(
-            f"{options.num_members} members leave too few non-members of {len(records)} different records; "
-            "at least 100 are needed. Give a smaller num_members"
+            f"at least 100 non-members are needed; got {len(records)} different records, of which "
+            f"{options.num_members} are members. Use a smaller num_members"
         )
     most = options.num_members + max(10_000, options.num_members)
     return records.take(order[: options.num_members]), records.take(order[options.num_members : most])

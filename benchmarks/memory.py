@@ -1,12 +1,12 @@
-"""Peak memory of one side's step, in a process of its own.
+"""Measure the peak memory of one side's step in a separate process.
 
-On a CPU: the peak resident memory (VmHWM) of two whole steps, less the memory resident (VmRSS) once
-everything is imported, the records exist and the same side has taken a step of a tiny network. So network,
-optimizer, gradients, activations and noise count; interpreter, libraries and data set do not. The peak is
-reset (/proc/self/clear_refs) when the network has been built and checked, so that building it does not count.
-On a GPU: `torch.cuda.max_memory_allocated` of the same two steps.
+On a CPU, this is the peak resident memory (VmHWM) of two steps, minus the memory resident (VmRSS) before the
+network is built. By then everything is imported, the records exist and the same side has taken a step of a
+tiny network. So network, optimizer, gradients, activations and noise count; interpreter, libraries and data
+set do not. The peak is reset (/proc/self/clear_refs) after the network has been built and checked, so that
+building it does not count. On a GPU, it is `torch.cuda.max_memory_allocated` of the same two steps.
 
-A measuring process runs with `harness.MALLOC`, which makes a peak independent of what was freed before.
+A measuring process runs with `harness.MALLOC`, which makes the peak independent of memory freed earlier.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def peak_bytes(side: str, task: Task, views_per_microbatch: int, *, channels_las
     """Return the peak memory of one side in bytes, from a fresh process.
 
     Raises:
-      MeasurementError: the process failed, for instance for want of memory.
+      MeasurementError: the process failed, for example because it ran out of memory.
     """
     order = {
         "side": side,
@@ -45,7 +45,7 @@ def _measure(side: str, task: Task, views_per_microbatch: int, channels_last: bo
     torch.set_num_threads(task.threads)
     _import_late_libraries(task.model)
     build_step(side, task.tiny, 12).take()  # libraries import the rest, and set up threads and buffers
-    task.records()  # kept, so that the step finds them there
+    task.records()  # cached, so that the step reuses them
     before = harness.memory_status("VmRSS")
     step = build_step(side, task, views_per_microbatch, channels_last=channels_last)
     if task.device == "cuda":
@@ -56,7 +56,7 @@ def _measure(side: str, task: Task, views_per_microbatch: int, channels_last: bo
     if task.device == "cuda":
         return torch.cuda.max_memory_allocated()
     if not cleared:
-        print("the peak could not be reset: building the network counts", file=sys.stderr)
+        print("warning: the peak could not be reset, so it includes building the network", file=sys.stderr)
     return harness.memory_status("VmHWM") - before
 
 

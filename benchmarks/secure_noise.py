@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""What the cryptographic stream costs: seconds of one noise draw, plain against secure, in one run.
+"""Measure the cost of the cryptographic stream: one noise draw from it and from the plain generator.
 
     python benchmarks/secure_noise.py                              # 11 million coordinates, with a dated file
     python benchmarks/secure_noise.py --num-coordinates 1000000 --repeats 3 --json
 
-Each round draws the noise of one step from every source in turn, back and forth, key and generator
-included. A draw runs in one thread, whose own processor seconds are reported beside those of the clock:
-on a machine with other work the clock counts their turns, too. Ratios are over the plain generator.
+Each round draws the noise of one step from every source in turn, in alternating order, including key and
+generator. A draw runs in one thread. The thread's CPU seconds are reported next to the wall-clock seconds,
+which also count other work on a busy machine. Ratios are to the plain generator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOURCES: dict[str, tuple[Callable[[], DrawSource], int]] = {
     "secure, one normal": (SecureRandomness, 1),
     "secure": (SecureRandomness, NUM_SUMMED),
 }
-"""By name: the source of a step's generator, and how many normals are summed for a coordinate."""
+"""By name: the source of a step's generator, and the number of normals summed per coordinate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Options(Output):
     """What to measure."""
 
     num_coordinates: int = 11_000_000
-    """Length of a draw; ResNet-18 has 11 million parameters."""
+    """Number of coordinates per draw; ResNet-18 has 11 million parameters."""
     repeats: int = 7
     """Timed rounds, one draw from each source."""
 
@@ -57,7 +57,7 @@ class Options(Output):
 
 
 def seconds_of_draw(name: str, num_coordinates: int) -> Seconds:
-    """Return the seconds of one draw, generator included: this thread's on a processor, and the clock's."""
+    """Return the seconds of one draw, generator included: this thread's CPU time, and wall-clock time."""
     source, num_summed = SOURCES[name]
     noise = GaussianNoise(std=STD, num_summed=num_summed)
     return timed(lambda: noise.draw(num_coordinates, source().generator(0, "noise")), time.thread_time)
@@ -86,7 +86,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """Return the rows in Markdown."""
-    columns = ["source", "normals summed", "processor s", "over plain", "clock s", "over plain"]
+    columns = ["source", "normals summed", "CPU s", "ratio to plain", "wall-clock s", "ratio to plain"]
     lines = [
         [
             row["source"],
@@ -112,10 +112,10 @@ def main() -> int:
 
 
 PAGE = f"""
-Seconds of one step's noise draw on one thread, median of several rounds in which all sources take turns in
-one process. Plain is PCG64DXSM with numpy's ziggurat; secure is ChaCha20 under a fresh key with
-{NUM_SUMMED} normals by Box and Muller summed for every coordinate. The rows between them show which part
-costs what. In a training a long draw runs beside the gradients.
+Seconds of one step's noise draw on one thread: the median of several rounds in which all sources take turns
+in one process. `plain` is PCG64DXSM with numpy's ziggurat. `secure` is ChaCha20 with a fresh key, and sums
+{NUM_SUMMED} normals by Box and Muller for every coordinate. The rows in between show the cost of each part.
+In a training, long draws run in parallel with the gradients.
 """
 
 

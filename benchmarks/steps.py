@@ -1,8 +1,8 @@
-"""One training step from both sides: our private step, and the ordinary step that knows nothing of privacy.
+"""The sides of a measurement: our private step, and ordinary steps without privacy.
 
-Both share network, loss, views and optimizer, and take the same number of records in every step: the
-sampling probability is 1 over exactly B records, so that no Poisson variation is in a ratio. First weights
-are random, whatever the network: what they are changes neither time nor memory.
+All share network, loss, views and optimizer, and take the same number of records in every step. The sampling
+probability is 1 over exactly B records, so ratios have no Poisson variation. Initial weights are random for
+every network, because they affect neither time nor memory.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ IMAGE_SHAPES = {
     "cap-toy": (3, 32, 32),
     "cap-base": (3, 224, 224),
 }
-"""(channels, height, width) on which each network is measured; a CLIP model reads images of its own size."""
+"""(channels, height, width) for each network; a CLIP model takes images of its own size."""
 
 _SMALL = (48, 96, 192, 384, 768, 1536)
 MICROBATCHES = {
@@ -73,23 +73,23 @@ MICROBATCHES = {
     "mae-base": (8, 16),
     "cap-base": (8, 16),
 }
-"""Views passed at once that the search tries; larger ones do not fit into a workstation's memory. A CLIP
-model takes what a training takes."""
+"""Views per microbatch that the search tries; larger ones do not fit into a workstation's memory. A CLIP
+model uses the microbatch of a training."""
 
 OURS, NON_PRIVATE, WHOLE_BATCH = "ours", "non_private", "whole_batch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """What every side has to do in one step, whatever the records are.
+    """The work of one step, the same for all sides and independent of the kind of records.
 
     Attributes:
       model: the network.
       group_size: S.
-      expected_batch_size: B, records per step, exactly.
+      expected_batch_size: B, the exact number of records per step.
       threads: CPU threads.
       device: cpu or cuda.
-      precision: of the forward and backward pass, as in `NetworkConfig`.
+      precision: precision of the forward and backward pass, as in `NetworkConfig`.
     """
 
     model: str
@@ -109,7 +109,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def num_views(self) -> int:
-        """Views of one record."""
+        """The number of views of one record."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -119,15 +119,15 @@ class Task(ABC):
     @property
     @abstractmethod
     def tiny(self) -> Task:
-        """The same task of two small groups and the smallest network."""
+        """The same task with two small groups and the smallest network."""
 
     @abstractmethod
     def config(self, views_per_microbatch: int | None) -> TrainingConfig:
-        """Return the training of which one step is measured; None leaves the microbatch to it."""
+        """Return the training whose step is measured; None lets it choose the microbatch."""
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The private step and the ordinary ones that it is compared with."""
+        """The private step and the ordinary steps that it is compared with."""
         return OURS, NON_PRIVATE
 
     def records(self) -> AnyRecords:
@@ -141,18 +141,18 @@ class Task(ABC):
         return order[: num_groups * self.group_size].reshape(num_groups, self.group_size)
 
     def groups_at_once(self, views_per_microbatch: int) -> int:
-        """Return the whole groups of one microbatch, at least one."""
+        """Return the number of whole groups in one microbatch, at least one."""
         return max(1, views_per_microbatch // (self.group_size * self.num_views))
 
     def usual_microbatch(self) -> int:
-        """Return the views that a training on this machine takes at once, of pairs those of both kinds."""
+        """Return a training's views per microbatch on this machine; both sides of a pair count."""
         config = self.config(None)
         encoder = starting_encoder(config, self.image_shape).to(self.device)
         most = self.expected_batch_size * self.num_views
         return min(most, max_views(config, encoder, self.image_shape))
 
     def _mechanism(self, method: str = "dp_gcl", l2_clip_norm: float = CLIP_NORM) -> Mechanism:
-        """A private step of exactly B records."""
+        """Return the mechanism of a private step of exactly B records."""
         size = self.expected_batch_size
         return Mechanism(
             method=method,
@@ -174,7 +174,7 @@ class Task(ABC):
         network: AnyNetworkConfig,
         **settings: object,
     ) -> TrainingConfig:
-        """A training with this task's threads, device and microbatch, which scores nothing."""
+        """Return a training with this task's threads, device and microbatch, without scores."""
         performance = PerformanceConfig(
             threads_per_worker=self.threads,
             max_views_per_microbatch=views_per_microbatch,
@@ -193,11 +193,11 @@ class Task(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTask(Task):
-    """A step on images, of a network of `trainers.models.encoder.NETWORKS`."""
+    """A step on images, for a network of `trainers.models.encoder.NETWORKS`."""
 
     @property
     def num_views(self) -> int:
-        """Views of one record: query, key and one augmented key."""
+        """The number of views of one record: query, key and one augmented key."""
         return 3
 
     @property
@@ -221,7 +221,7 @@ class PairTask(Task):
     Attributes:
       model: a CLIP model, as `trainers.models.clip.published_models.ClipConfig.model`.
       num_augmentations: N_a, further copies of both sides of a pair.
-      lora_rank: of adapters on queries and values of both towers; 0 trains every weight.
+      lora_rank: rank of the adapters on queries and values of both towers; 0 trains all weights.
     """
 
     num_augmentations: int = 1
@@ -233,7 +233,7 @@ class PairTask(Task):
 
     @property
     def num_views(self) -> int:
-        """Views of one record: image, caption, and copies of both."""
+        """The number of views of one record: image, caption, and copies of both."""
         return 2 + 2 * self.num_augmentations
 
     @property
@@ -262,11 +262,11 @@ class PairTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordTask(Task):
-    """A step of a masked auto-encoder or of a captioner, each record clipped by itself.
+    """A step of a masked auto-encoder or of a captioner, which clip each record separately.
 
     Attributes:
       model: a network of `trainers.models.masked.SIZES` or of `trainers.models.captioner.SIZES`.
-      tie_embeddings: of a captioner: one table for tokens read and predicted.
+      tie_embeddings: whether a captioner shares one embedding table between input and output tokens.
     """
 
     group_size: int = 1
@@ -274,7 +274,7 @@ class RecordTask(Task):
 
     @property
     def num_views(self) -> int:
-        """Views of one record."""
+        """The number of views of one record."""
         return 1
 
     @property
@@ -334,7 +334,7 @@ class Step(Protocol):
 
 
 class OurStep:
-    """The private step of the training loop, as trainings take it."""
+    """The private step of the training loop."""
 
     def __init__(self, task: Task, views_per_microbatch: int, workers: Workers | None = None) -> None:
         self.task, self.views_per_microbatch = task, views_per_microbatch
@@ -343,13 +343,13 @@ class OurStep:
             train=self.records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
         )
         self.run = prepare(task.config(views_per_microbatch), data, workers or SingleWorker())
-        self.run.num_steps_done = 1  # by-products are recorded at the first step alone
+        self.run.num_steps_done = 1  # by-products are recorded only at the first step
 
     def take(self) -> None:
         self.run.take_step()
 
     def inputs(self, groups: NDArray[np.int64], step: int) -> GroupInputs:
-        """Return what the objective takes of `groups` at a step."""
+        """Return the objective's inputs for `groups` at a step."""
         config = self.run.config
         return self.run.task.inputs(
             config,
@@ -363,9 +363,9 @@ class OurStep:
     def check(self, max_groups: int = 32, draws: int = 5) -> Check:
         """Compare the clipped sums of a few microbatches with `exact_clipped_sum`, always in float32.
 
-        The median of the draws counts: where the input of a ReLU is zero but for rounding, one sum has the
-        gradient behind it and the other has not. For that reason torch's own gradients in float32 and in
-        float64 differ by 5e-5 to 8e-4 in about one draw of thirty (small_cnn, 32 groups of two).
+        The errors are medians over the draws. If the input of a ReLU is zero up to rounding, one sum may
+        include the gradient behind it and the other may not. For this reason, torch's own gradients in
+        float32 and float64 differ by 5e-5 to 8e-4 in about one of thirty draws (small_cnn, 32 groups of two).
         """
         config, encoder = self.run.config, self.run.encoder
         task = self.run.task
@@ -386,13 +386,12 @@ class OurStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """How far our clipped sums are from exact ones.
+    """The distance of our clipped sums from exact ones.
 
     Attributes:
-      relative_error: ‖actual − exact‖ / ‖exact‖ of a clipped sum, the median of a few draws.
-      parameter_error: the same of the worst parameter tensor's part of it, where terms that cancel leave
-        more rounding.
-      paths: how each layer's norm was taken, by layer name.
+      relative_error: ‖actual − exact‖ / ‖exact‖ of a clipped sum, the median over a few draws.
+      parameter_error: the same for the worst parameter tensor, where cancelling terms leave more rounding.
+      paths: the path that computed each layer's norm, by layer name.
     """
 
     relative_error: float
@@ -408,11 +407,11 @@ def exact_clipped_sum(
     *,
     together: bool = False,
 ) -> Tensor:
-    """Σ Clip_C(∇L_G) with one exact backward pass per group; norms and the sum in float64.
+    """Return Σ Clip_C(∇L_G) by one exact backward pass per group, with norms and sum in float64.
 
-    `together` makes the forward pass one of all groups, at the price of a backward pass through all of them
-    for each: alone, a group's activations are rounded otherwise, and where a ReLU's input is zero but for
-    rounding another gradient is correct.
+    With `together`, all groups share one forward pass, and each backward pass goes through all of them. A
+    separate forward pass rounds a group's activations differently. If a ReLU's input is zero up to rounding,
+    a different gradient is then correct.
     """
     parameters = trainable_parameters(encoder)
     leaves, is_one = ([views], True) if isinstance(views, Tensor) else (list(views), False)
@@ -431,16 +430,16 @@ def exact_clipped_sum(
                 for g, p in zip(gradients, parameters, strict=True)
             ]
         )
-        # The clipper's factor keeps this margin below C for rounding; it is part of what it computes.
+        # The clipper scales to this margin below C, to allow for rounding.
         bound = l2_clip_norm * clipping._MARGIN
         total += flat * min(1.0, bound / max(float(flat.square().sum().sqrt()), 1e-300))
     return total
 
 
 def relative_errors(encoder: nn.Module, actual: Tensor, exact: Tensor) -> tuple[float, float]:
-    """Return ‖actual − exact‖ / ‖exact‖ of the whole vector, and its largest value of a parameter tensor.
+    """Return ‖actual − exact‖ / ‖exact‖ of the whole vector, and the largest one of a parameter tensor.
 
-    A tensor whose exact sum is zero but for rounding is measured against the whole vector's scale.
+    A tensor whose exact sum is zero up to rounding is measured relative to the whole vector.
     """
     actual, length = actual.double(), float(exact.norm())
     sizes = [parameter.numel() for parameter in trainable_parameters(encoder)]
@@ -457,8 +456,8 @@ class OrdinaryStep:
     Args:
       task: the records, network and loss.
       views_per_microbatch: views passed at once, in whole groups.
-      whole_batch: one group of all B records, in one pass, in place of the private step's groups.
-      channels_last: keep weights and activations with the channels as the last axis in memory.
+      whole_batch: whether all B records form one group, passed at once, instead of the private step's groups.
+      channels_last: whether weights and activations have the channels as the last axis in memory.
     """
 
     def __init__(
@@ -470,7 +469,7 @@ class OrdinaryStep:
         channels_last: bool = False,
     ) -> None:
         if task.precision == "float16":
-            raise ConfigError("ordinary steps are in float32 or bfloat16; got float16")
+            raise ConfigError("precision of ordinary steps must be float32 or bfloat16; got float16")
         torch.set_num_threads(task.threads)
         if whole_batch:
             size = task.expected_batch_size
@@ -493,7 +492,7 @@ class OrdinaryStep:
         self._step += 1
 
     def accumulate(self, groups: NDArray[np.int64], *, step: int) -> None:
-        """Add the gradient of the loss of `groups`, over the public divisor, to every parameter's `grad`."""
+        """Add the gradient of the groups' loss, divided by the public divisor, to each parameter's `grad`."""
         at_once = self.task.groups_at_once(self.views_per_microbatch)
         for start in range(0, len(groups), at_once):
             inputs = task_of(self.config).inputs(
@@ -512,9 +511,9 @@ def build_step(side: str, task: Task, views_per_microbatch: int, *, channels_las
 
     Args:
       side: `ours`, `non_private` or `whole_batch`.
-      task: what a step is.
+      task: the work of one step.
       views_per_microbatch: views passed at once.
-      channels_last: memory layout of ordinary steps.
+      channels_last: the memory layout of ordinary steps.
 
     Raises:
       ConfigError: there is no such side.

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Are two workers with one thread each faster than one worker with two threads?
+"""Compare several workers with one worker that has all threads.
 
     python benchmarks/workers.py                          # small_cnn and resnet18, with a dated file
     python benchmarks/workers.py --models small_cnn --expected-batch-size 256 --json
 
-Workers are processes of a `torch.distributed` gloo group, as Ray Train starts them; every step shares the
+Workers are processes of a `torch.distributed` gloo group, as Ray Train starts them. Every step shares the
 groups, sums the clipped gradients at the first worker and shares the noisy sum. Both arrangements run in
-turn, several rounds of several steps; starting the processes is not timed.
+turn, for several rounds of several steps. Starting the processes is not timed.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class Options(Output):
     models: tuple[str, ...] = ("small_cnn", "resnet18")
     """The networks."""
     group_size: int = 8
-    """S."""
+    """S, the number of records per group."""
     expected_batch_size: int | None = None
-    """B, records per step of all workers together; 1,024, or 64 for resnet18, unless given."""
+    """B, records per step of all workers together; by default 1,024, or 64 for resnet18."""
     threads: int = dataclasses.field(default_factory=harness.default_threads)
-    """Threads in all: W workers have a W-th each."""
+    """Total number of threads, divided among the workers."""
     num_workers: int = 2
     """W, workers of the second arrangement."""
     rounds: int = 3
     """Rounds of each arrangement, taken in turn."""
     steps: int = 3
-    """Timed steps in a round, after one that is not."""
+    """Timed steps per round, after one untimed step."""
     views_per_microbatch: int | None = None
-    """Views passed at once by a worker; by model unless given."""
+    """Views per microbatch of a worker; the default depends on the network."""
 
 
 def measure(options: Options, model: str) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _task(options: Options, model: str, threads: int) -> ImageTask:
 
 
 def _seconds(task: ImageTask, views_per_microbatch: int, count: int, steps: int) -> list[float]:
-    """Return the seconds of each timed step, from `count` processes of their own."""
+    """Return the seconds of each timed step of `count` worker processes."""
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         file = Path(folder) / "seconds.json"
         arguments = (count, _free_port(), task, views_per_microbatch, steps, str(file))
@@ -111,7 +111,7 @@ def _seconds(task: ImageTask, views_per_microbatch: int, count: int, steps: int)
 def _work(
     rank: int, count: int, port: int, task: ImageTask, views_per_microbatch: int, steps: int, file: str
 ) -> None:
-    """One worker; the first one writes the times. A single worker has no process group, as in trainings."""
+    """Run one worker; the first writes the times. As in trainings, a single worker has no process group."""
     if count > 1:
         dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
     step = OurStep(task, views_per_microbatch, current_workers())
@@ -141,7 +141,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     first = rows[0]
     one = f"1 worker × {first['threads_of_one_worker']} threads"
     many = f"{first['num_workers']} workers × {first['threads_per_worker']} threads"
-    columns = ["network", "S", "B", one, many, "second over first"]
+    columns = ["network", "S", "B", one, many, "ratio (second / first)"]
     lines = [
         [
             row["model"],
@@ -161,13 +161,13 @@ def main() -> int:
     options = harness.read_options(Options, __doc__)
     facts = harness.about(device="cpu", threads=options.threads)
     rows = [measure(options, model) for model in options.models]
-    page = Page(name="workers", title="Workers against threads", text=PAGE)
+    page = Page(name="workers", title="Workers compared with threads", text=PAGE)
     return harness.publish(page, options, facts, {"rows": rows}, [table(rows)])
 
 
 PAGE = """
-Seconds of one whole private step, from the drawing of the groups to the optimizer; medians over rounds of
-both arrangements taken in turn. The processes of several workers are a gloo group on one machine.
+Seconds of one private step, from the draw of the groups to the optimizer. Medians over rounds; both
+arrangements take turns. Several workers are processes of a gloo group on one machine.
 """
 
 

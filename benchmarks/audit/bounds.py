@@ -1,4 +1,4 @@
-"""Statistics of the audit: from scored runs to a lower bound on ε that holds with a stated confidence."""
+"""Statistics of the audit: lower bounds on ε, with a stated confidence, from scored runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUM_THRESHOLDS = 400
 def clopper_pearson_upper(count: Any, total: int, tail: float) -> Any:
     """Return the one-sided upper Clopper-Pearson bound on a probability, at error probability `tail`.
 
-    If it were the true probability, at most `count` of `total` would occur with probability `tail`.
+    If this bound were the true probability, at most `count` of `total` would occur with probability `tail`.
 
     >>> round(float(clopper_pearson_upper(0, 100, 0.05)), 4), float(clopper_pearson_upper(9, 9, 0.05))
     (0.0295, 1.0)

@@ -4,25 +4,25 @@
     python -m benchmarks.audit --runs 20000 --json
     python -m benchmarks.audit --seed 0 --only one-group groups-of-two
 
-The accountant gives an upper bound on ε; an audit gives a lower one. The stages of a `Mechanism`, from the
+The accountant gives an upper bound on ε; an audit gives a lower bound. The stages of a `Mechanism`, from the
 draw of the groups (`Mechanism.group_stage`) through the clipper to noise and divisor, run many times on D and
-on D' = D + canary. Gradients are crafted: a function of a group's members, the worst that was found for a
-class of defects (`benchmarks.audit.worst_cases`). The canary lies at another random row in every run, and the
-score takes in whatever differs between the releases on D and on D', so a defect is seen in the canary's own
-group or in any other. How runs become a bound that holds with the stated confidence, and how the law of the
-noise is tested besides, stands in `benchmarks.audit.judging` (Kairouz, Oh and Viswanath 2015; Jagielski,
-Ullman and Oprea 2020; Nasr et al. 2023). Any score gives a valid bound; a poor one gives a loose bound.
+on D' = D + canary. Gradients are crafted: each is a function of a group's members, the worst known for a
+class of defects (`benchmarks.audit.worst_cases`). The canary is at another random row in every run. The score
+uses all differences between the releases on D and on D', so it detects a defect in the canary's group or in
+any other group. `benchmarks.audit.judging` describes how runs give a bound with the stated confidence, and
+how the distribution of the noise is tested (Kairouz, Oh and Viswanath 2015; Jagielski, Ullman and Oprea 2020;
+Nasr et al. 2023). Any score gives a valid bound; a poor score gives a loose bound.
 
-The code as written must stay below its claim. The known defects of `benchmarks.audit.defects` must be seen,
-in the bound or, where one costs accuracy alone, in the noise. An audit that misses those would prove nothing
-by finding nothing.
+The code as written must stay below its claim. The known defects of `benchmarks.audit.defects` must be
+detected by the bound or, if a defect costs only accuracy, by the test of the noise. An audit that misses them
+would prove nothing when it finds nothing.
 
-All data are synthetic. Views, network and optimizer are outside this audit: they come before the crafted
-gradient or after the noise. So is the training loop's fresh seeding of every step: for speed, one generator
-of each purpose serves all runs. `python -m benchmarks.audit.training_step` puts the training step itself to
-the same test.
+All data are synthetic. This audit omits views and networks, which come before the crafted gradient, and the
+optimizer, which comes after the noise. It also omits the training loop's fresh seeding of every step: for
+speed, one generator per purpose serves all runs. `python -m benchmarks.audit.training_step` audits the
+training step itself.
 
-Exit code 0: every row is as expected; 1: one is not; 2: bad input.
+Exit code 0: every row is as expected. 1: a row is not. 2: bad input.
 """
 
 from __future__ import annotations
@@ -79,18 +79,17 @@ class AuditCase:
     """One setting to audit.
 
     Attributes:
-      name: of the row in the table.
-      mechanism: whose stages run, and whose ε is the claim.
-      num_records: records of D; D' has the canary besides.
+      name: the name of the case's rows in the table.
+      mechanism: the mechanism whose stages run, and whose ε is the claim.
+      num_records: number of records of D; D' also has the canary.
       worst: the groups' gradients.
-      dim: their coordinates; those that `worst` leaves zero release noise alone.
-      num_trials: trainings whose outputs are all released; the claim composes them.
-      defect: built in deliberately, or None for the code as written.
+      dim: number of the gradients' coordinates; coordinates that `worst` leaves zero release only noise.
+      num_trials: number of trainings whose outputs are all released; the claim composes them.
+      defect: the planted defect, or None for the code as written.
       runs_factor: multiplies the number of runs, for a case of few steps that needs many runs.
 
     Raises:
-      ConfigError: the mechanism is not private, clips something else than groups, or a number is out of
-        range.
+      ConfigError: the mechanism is not private or does not clip groups, or a number is out of range.
     """
 
     name: str
@@ -104,10 +103,10 @@ class AuditCase:
 
     def __post_init__(self) -> None:
         if not self.mechanism.is_private:
-            raise ConfigError("an audit needs a claim: noise_multiplier must be positive; got 0")
+            raise ConfigError("an audit needs a finite ε, so noise_multiplier must be positive; got 0")
         if not self.mechanism.rules.clips_groups:
             raise ConfigError(
-                "an audit crafts one gradient for each group, and so is for methods that clip groups; got "
+                "an audit crafts one gradient per group, so the method must clip groups; got "
                 f"{self.mechanism.method}"
             )
         for name in ("num_records", "num_trials", "runs_factor", "dim"):
@@ -118,7 +117,7 @@ class AuditCase:
 
     @property
     def claim(self) -> Claim:
-        """What is charged for all trials, and the noise that it is charged for."""
+        """The ε charged for all trials, and the standard deviation of the noise."""
         mechanism = self.mechanism
         return Claim(
             epsilon=mechanism.epsilon(self.num_trials * mechanism.num_steps),
@@ -128,7 +127,7 @@ class AuditCase:
 
     @property
     def gradient(self) -> GroupGradient:
-        """The gradient of a group of these members."""
+        """The function that returns the gradient of a group from its members."""
         size = self.mechanism.group_size
         return partial(self.worst, group_size=None if size == BATCH else int(size), dim=self.dim)
 
@@ -153,9 +152,9 @@ def audit(
 
     Args:
       case: the setting.
-      num_runs: runs on each data set; half of them choose, half of them test.
-      confidence: probability that both error rates lie within their bounds.
-      randomness: source of all draws; the operating system unless given.
+      num_runs: number of runs on each data set; one half chooses the test, the other half evaluates it.
+      confidence: probability that both error rates are within their bounds.
+      randomness: source of all draws; the operating system by default.
 
     Raises:
       ConfigError: fewer than `MIN_RUNS` runs, or a confidence outside (0, 1).
@@ -185,14 +184,14 @@ def check_numbers(num_runs: int, confidence: float) -> None:
 
 
 class _Simulator:
-    """The stages of a case, with its defect built in."""
+    """Runs the stages of a case, with its defect planted."""
 
     def __init__(self, case: AuditCase, randomness: DrawSource) -> None:
         self._case, self._mechanism = case, case.mechanism
         self._step: Step = step_of(case.mechanism)
         if case.defect is not None:
             self._step = case.defect.plant(self._step, case.mechanism)
-        # One generator of each purpose serves all runs: seeding one for each step would be slow.
+        # One generator per purpose serves all runs, because seeding one for each step would be slow.
         self._draws = _RunDraws(randomness, self._step.repeats)
         self._rows = randomness.generator(0, "rows")
         self._gradient = lru_cache(maxsize=2**16)(case.gradient)
@@ -200,14 +199,14 @@ class _Simulator:
         self._model, self._divisor = Crafted(case.dim), case.mechanism.divisor
 
     def release(self, runs: int, has_canary: bool) -> Releases:
-        """Return what `runs` runs release, times the claimed divisor."""
+        """Return the releases of `runs` runs, multiplied by the claimed divisor."""
         shape = (runs, self._case.num_trials, self._mechanism.num_steps, self._case.dim)
         noisy, clean = np.empty(shape), np.empty(shape)
         members = np.append(np.arange(self._case.num_records), NOBODY)
         for run in range(runs):
             self._draws.begin_run()
             present = members
-            if has_canary:  # at a row of its own in every run
+            if has_canary:  # at another random row in every run
                 row = int(self._rows.random(1)[0] * (self._case.num_records + 1))
                 present = np.insert(members, row, CANARY)
             for trial, step in np.ndindex(shape[1:3]):
@@ -227,7 +226,7 @@ class _Simulator:
         return total.double().numpy() * scale, clean
 
     def _clean_sum(self, groups: NDArray[np.int64], draw: DrawnGroups) -> Tensor:
-        """Return the clipped sum of groups of members, of each combination of gradients once."""
+        """Return the clipped sum of groups of members; each combination of gradients is computed once."""
         if not len(groups):
             return torch.zeros(self._case.dim, dtype=torch.float64)
         vectors = [self._gradient(members_of(group)).tobytes() for group in groups.tolist()]
@@ -242,7 +241,7 @@ class _Simulator:
 
 
 class _RunDraws:
-    """The generators of all runs; of a defect, draws that come again within a run."""
+    """The generators of all runs; some defects repeat draws within a run."""
 
     def __init__(self, randomness: DrawSource, repeats: tuple[str, str] | None) -> None:
         purposes = ("sampling", "permutation", "noise")
@@ -289,7 +288,7 @@ _SINGLES = dataclasses.replace(
     TWO_RECORDS, num_records_public=7, sampling_prob=0.5, group_size=1, target_delta=0.05
 )
 _MANY_GROUPS = dataclasses.replace(TWO_RECORDS, num_records_public=13, target_delta=0.07)
-# Sixty records: with few, an empty sample would not tell whether the canary is in the data.
+# Sixty records: with few records, many samples are empty, which hides whether the canary is in the data.
 _ONE_OF_TEN = dataclasses.replace(
     _ONE_GROUP, num_records_public=61, sampling_prob=0.15, noise_multiplier=1.0, num_steps=1
 )
@@ -298,8 +297,8 @@ _ONE_OF_TEN = dataclasses.replace(
 def standard_cases() -> tuple[AuditCase, ...]:
     """Return the cases of the command: each setting as written, then with the defects it can reveal.
 
-    `groups-of-two` is the smallest case in which a short last group violates 2C: with two records and the
-    canary, σ = 1, ε = 1, the true δ is 0.205 where 0.127 is claimed.
+    `groups-of-two` is the smallest case in which a short last group violates 2C. With two records and the
+    canary, σ = 1 and ε = 1, the true δ is 0.205, and 0.127 is claimed.
     """
     one_group = AuditCase(name="one-group", mechanism=_ONE_GROUP, num_records=20)
     poisson = AuditCase(
@@ -364,15 +363,15 @@ def standard_cases() -> tuple[AuditCase, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """Which of the standard cases are run, how often, and how their rows are printed.
+    """Options of an audit: the cases to run, the number of runs, and the output format.
 
     Attributes:
-      runs: runs on each of D and D'.
+      runs: number of runs on each of D and D'.
       confidence: confidence of each row's bound.
-      only: run these cases alone.
-      seed: draw from this seed, not from the operating system; repeatable.
+      only: run only these cases.
+      seed: draw from this seed instead of the operating system, so that results repeat.
       json: print one JSON list.
-      markdown: print the table as it stands in the documentation.
+      markdown: print the Markdown table of the documentation.
     """
 
     runs: int = DEFAULT_RUNS
@@ -399,10 +398,10 @@ _Case = TypeVar("_Case", bound=_HasName)
 
 
 def chosen_cases(cases: Sequence[_Case], only: Sequence[str]) -> list[_Case]:
-    """Return the cases of these names; all of them where none is named.
+    """Return the cases with these names; all cases if there are no names.
 
     Raises:
-      ConfigError: there is no case of a name.
+      ConfigError: a name is unknown.
     """
     names = list(dict.fromkeys(case.name for case in cases))
     for name in only:
@@ -412,7 +411,7 @@ def chosen_cases(cases: Sequence[_Case], only: Sequence[str]) -> list[_Case]:
 
 
 def source_of(seed: int | None) -> DrawSource:
-    """Return the draws of a seed, or of the operating system where there is none.
+    """Return draws from a seed, or from the operating system if it is None.
 
     Raises:
       ConfigError: the seed is negative.

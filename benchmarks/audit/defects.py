@@ -1,6 +1,6 @@
-"""Defects that an audit must see: each a step that differs from the right one in one thing.
+"""Defects that an audit must detect: each is a step that differs from the correct step in one respect.
 
-They are built in here and nowhere else: no other code knows of them.
+They are planted only by the audits; no other code contains them.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from dpgcl_core.sampling.slots import SampledGroups
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage, SampledRecords
 
 NO_MEMBER = -1
-"""A row of nobody, in groups that are too short."""
+"""Marks a missing member in groups that are too short."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one step is made of.
+    """The parts of one step.
 
     Attributes:
       stage: draws the groups.
       rule: clips and sums.
-      noise: of a step, given its groups: the same for all of them unless there is a defect.
-      divisor: likewise.
-      repeats: (purpose, "steps" or "trials") of draws that are the same at all steps, or in all trials, of
-        a run; none unless there is a defect.
+      noise: maps a step's groups to its noise, which is always the same without a defect.
+      divisor: maps a step's groups to its divisor, which is always the same without a defect.
+      repeats: (purpose, "steps" or "trials") of draws that repeat at all steps, or in all trials, of a run;
+        None without such a defect.
     """
 
     stage: GroupStage
@@ -49,7 +49,7 @@ class Step:
 
 
 def step_of(mechanism: Mechanism) -> Step:
-    """Return the step as the mechanism has it."""
+    """Return the mechanism's own step."""
     noise, divisor = mechanism.noise(), mechanism.divisor
     return Step(
         stage=mechanism.group_stage(),
@@ -64,9 +64,9 @@ class Defect:
     """One deliberate mistake.
 
     Attributes:
-      name: in tables.
-      plant: makes the wrong step of the right one.
-      breaks_claim: whether more is lost than is claimed; otherwise the law of the noise alone is another.
+      name: the name in tables.
+      plant: makes the wrong step from the correct step.
+      breaks_claim: whether the privacy loss exceeds the claim; otherwise only the noise is wrong.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Defect:
 
 
 def noise_times(factor: float) -> Callable[[Step, Mechanism], Step]:
-    """Return what gives the noise another standard deviation."""
+    """Return a function that scales the noise's standard deviation."""
 
     def plant(step: Step, mechanism: Mechanism) -> Step:
         noise = GaussianNoise(std=factor * mechanism.noise().std)
@@ -116,7 +116,7 @@ def _repeat_draws(purpose: str, period: str) -> Callable[[Step, Mechanism], Step
 
 @dataclass(frozen=True, kw_only=True)
 class _RestKept:
-    """Keeps the rest of the permutation as one more group."""
+    """Keeps the records left over after grouping as one more group."""
 
     sampling_prob: float
     group_size: int
@@ -142,11 +142,11 @@ class _RestKept:
 
 
 def rest_kept(*, is_filled: bool = False, complete: bool = True) -> Callable[[Step, Mechanism], Step]:
-    """Return what keeps the rest of a sample as a group, or a block of slots, some of which are empty.
+    """Return a function that keeps an incomplete group: left-over records, or a block with empty slots.
 
     Args:
-      is_filled: filled up with copies of records of other groups, or of the block's own.
-      complete: whether it is marked as one that contributes; if not, nothing is wrong with keeping it.
+      is_filled: whether it is filled up with copies of records, of other groups or of the block itself.
+      complete: whether the group is marked as complete, so that it contributes; False is no defect.
     """
 
     def plant(step: Step, mechanism: Mechanism) -> Step:
@@ -165,7 +165,7 @@ def rest_kept(*, is_filled: bool = False, complete: bool = True) -> Callable[[St
 
 @dataclass(frozen=True)
 class _InOrder:
-    """Cuts the sample as it lies."""
+    """Cuts the sample into groups without a permutation."""
 
     group_size: int
 
@@ -181,7 +181,7 @@ def _not_permuted(step: Step, mechanism: Mechanism) -> Step:
 
 @dataclass(frozen=True)
 class _FixedSize:
-    """Draws the expected number of records, always."""
+    """Always draws exactly the expected number of records."""
 
     size: int
 
@@ -191,13 +191,13 @@ class _FixedSize:
 
 @dataclass(frozen=True, kw_only=True)
 class _WrongSlots:
-    """Blocks of slots, of which something is wrong.
+    """Draws blocks of slots with a defect.
 
     Attributes:
-      right: the stage as it should be.
+      right: the correct stage.
       is_filled: whether a block with an empty slot is filled up with copies of its own records.
-      num_kept: blocks that are kept, always; independent bits unless given.
-      own_capacity: whether N is the number of records that are there.
+      num_kept: number of blocks that are always kept; None for independent bits.
+      own_capacity: whether N is the actual number of records.
     """
 
     right: SampledGroups
@@ -243,12 +243,12 @@ def _fixed_size(step: Step, mechanism: Mechanism) -> Step:
 
 @dataclass(frozen=True)
 class _ChangedInputs:
-    """A rule that passes other inputs to the right one.
+    """A rule that passes changed inputs to the correct rule.
 
     Attributes:
-      right: the rule.
-      change: inputs `[groups, size, dim]` to those that are clipped instead.
-      stands_for_all: whether their clipped sum is taken once for each group.
+      right: the correct rule.
+      change: maps inputs `[groups, size, dim]` to the inputs that are clipped instead.
+      stands_for_all: whether the clipped sum is multiplied by the number of groups.
     """
 
     right: GradientRule
@@ -277,7 +277,7 @@ class _ChangedInputs:
 def _changed_inputs(
     change: Callable[[Tensor, float], Tensor], *, stands_for_all: bool = False
 ) -> Callable[[Step, Mechanism], Step]:
-    """Return what clips other inputs, a function of the right ones and of C."""
+    """Return a function that makes a step clip changed inputs, a function of the correct inputs and of C."""
 
     def plant(step: Step, mechanism: Mechanism) -> Step:
         norm = mechanism.l2_clip_norm
@@ -288,23 +288,23 @@ def _changed_inputs(
 
 
 def _each_record(inputs: Tensor, l2_clip_norm: float) -> Tensor:
-    """Every record's share of a group's gradient, which is then clipped to the C of the group."""
+    """Return every record's share of a group's gradient, so that C bounds a record, not a group."""
     return inputs.flatten(0, 1)[:, None]
 
 
 def _mean(inputs: Tensor, l2_clip_norm: float) -> Tensor:
-    """The mean over the groups, which is then clipped, and taken for the mean of clipped groups."""
+    """Return the mean over the groups, which is then clipped instead of each group."""
     return inputs.mean(0, keepdim=True)
 
 
 def _scaled_by_largest(inputs: Tensor, l2_clip_norm: float) -> Tensor:
-    """All groups, scaled by what the largest needs."""
+    """Return all groups, scaled by the largest group's clip factor."""
     largest: Tensor = inputs.flatten(2).sum(1).norm(dim=1).max()
     return inputs * (l2_clip_norm / largest)
 
 
 def _batch_normalised(inputs: Tensor, l2_clip_norm: float) -> Tensor:
-    """Inputs normalised over the groups: what one contributes depends on the others."""
+    """Return inputs normalised over all groups, so that a group's contribution depends on the others."""
     spread = inputs - inputs.mean((0, 1), keepdim=True)
     variance = spread.square().mean((0, 1), keepdim=True) + 1.0
     normal: Tensor = 1e3 * l2_clip_norm * spread / variance.sqrt()
@@ -313,7 +313,7 @@ def _batch_normalised(inputs: Tensor, l2_clip_norm: float) -> Tensor:
 
 @dataclass(frozen=True)
 class _NoMask:
-    """Draws the groups of a stage, and says of all that they are complete."""
+    """Draws the groups of a stage, and marks all of them as complete."""
 
     right: GroupStage
     yields_incomplete: bool = True
@@ -324,7 +324,7 @@ class _NoMask:
 
 
 def mask_lost(step: Step, mechanism: Mechanism) -> Step:
-    """Lose the mask where it is drawn: behind it, a training's own fillers would count as well."""
+    """Lose the mask at the draw; later, a training's own padding groups would count as well."""
     return dataclasses.replace(step, stage=_NoMask(step.stage))
 
 
@@ -345,16 +345,16 @@ DOUBLE_NOISE = Defect(name="noise × 2", plant=noise_times(2.0), breaks_claim=Fa
 NOISE_OF_STEPS = Defect(name="noise repeated across steps", plant=_repeat_draws("noise", "steps"))
 NOISE_OF_TENSORS = Defect(name="noise repeated across tensors", plant=_same_for_every_tensor)
 QUIET_EMPTY = Defect(name="no noise in empty steps", plant=_none_for_empty_steps)
-SAMPLES_OF_STEPS = Defect(name="sampler ignores its generator", plant=_repeat_draws("sampling", "steps"))
+SAMPLES_OF_STEPS = Defect(name="same sample at every step", plant=_repeat_draws("sampling", "steps"))
 SAMPLES_OF_TRIALS = Defect(name="trials share a sampler seed", plant=_repeat_draws("sampling", "trials"))
 FIXED_SIZE = Defect(name="fixed size accounted as Poisson", plant=_fixed_size)
 SHORT_GROUP = Defect(name="short group kept", plant=rest_kept())
 FILLED_GROUP = Defect(name="short group filled with copies", plant=rest_kept(is_filled=True))
 MASK_LOST = Defect(name="incomplete group kept", plant=_rest_kept_and_mask_lost)
-OWN_CAPACITY = Defect(name="N of each world's own", plant=_own_capacity)
+OWN_CAPACITY = Defect(name="N taken from each data set", plant=_own_capacity)
 NOT_PERMUTED = Defect(name="no permutation", plant=_not_permuted)
-RECORDS_CLIPPED = Defect(name="C for each record of a group", plant=_changed_inputs(_each_record))
+RECORDS_CLIPPED = Defect(name="records clipped, not groups", plant=_changed_inputs(_each_record))
 MEAN_CLIPPED = Defect(name="clipping after the mean", plant=_changed_inputs(_mean, stands_for_all=True))
-LARGEST_CLIPPED = Defect(name="clip factor of the largest group", plant=_changed_inputs(_scaled_by_largest))
-BATCH_NORMALISED = Defect(name="normalisation over the batch", plant=_changed_inputs(_batch_normalised))
-REALISED_DIVISOR = Defect(name="divisor of the realised groups", plant=_realised_divisor)
+LARGEST_CLIPPED = Defect(name="one clip factor for all groups", plant=_changed_inputs(_scaled_by_largest))
+BATCH_NORMALISED = Defect(name="batch normalisation", plant=_changed_inputs(_batch_normalised))
+REALISED_DIVISOR = Defect(name="divisor is the realised count", plant=_realised_divisor)

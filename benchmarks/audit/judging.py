@@ -1,21 +1,21 @@
-"""From released vectors to a verdict: a lower bound on ε, and whether the noise is what it is claimed to be.
+"""Turn released vectors into a verdict: a lower bound on ε, and a test of the noise's distribution.
 
-*The bound.* A quarter of the runs fits scores, the next quarter chooses one of them and a threshold, and the
-other half, unused until then, gives Clopper-Pearson bounds on both error rates and with them ε ≥
-ln((TPR − δ)/FPR). Score and threshold are fixed before the testing half is looked at, so the bound holds
-whatever they are; only its strength depends on them. Every score is a log-likelihood ratio between two
-mixtures of Gaussians, one around each noise-free release that the fitting quarter saw on D and on D':
+*The bound.* A quarter of the runs fits scores, and the next quarter chooses one score and a threshold. The
+other half, unused until then, gives Clopper-Pearson bounds on both error rates, and so ε ≥ ln((TPR − δ)/FPR).
+Score and threshold are fixed before the testing half is used, so the bound always holds; only its tightness
+depends on them. Every score is a log-likelihood ratio of two mixtures of Gaussians, for D and for D', with
+one component for each noise-free release that the fitting quarter observed:
 
-- *steps*: every step and trial by itself, with the noise that is claimed;
-- *trials*: the same of the sum of all trials, which shows draws that trials share;
-- *joint*: all steps and coordinates as one vector, with the covariance of the noise that the fitting quarter
-  saw, which shows noise that is missing, or repeated across steps or tensors;
-- *joint, apart*: the same with a covariance for D and another for D', which shows noise or a divisor that
-  follows the records.
+- *steps*: every step and trial separately, with the claimed noise;
+- *trials*: the same for the sum of all trials, which reveals draws that trials share;
+- *joint*: all steps and coordinates as one vector, with the noise covariance that the fitting quarter
+  observed, which reveals noise that is missing, or repeated across steps or tensors;
+- *joint, separate*: the same with separate covariances for D and D', which reveals noise or a divisor that
+  depends on the records.
 
-*The noise.* A bound cannot see noise that is too large, for nothing is lost by it but accuracy. So what was
-released minus what would have been without noise is tested, too: its variance on both sides, and that no
-two of its coordinates, at the same step or another, are correlated. A false alarm is less likely than one in
+*The noise.* Noise that is too large costs only accuracy, so the bound cannot detect it. So the noise itself
+(the release minus the noise-free release) is also tested: its variance on both sides, and the correlations of
+all its coordinates, at the same step or at different steps. The probability of a false alarm is below one in
 a million.
 """
 
@@ -38,17 +38,17 @@ from benchmarks.audit.bounds import (
 from benchmarks.audit.result import AuditResult
 
 Score = Callable[[Values], Values]
-"""Maps releases `[runs, trials, steps, dim]` to `[runs]`; large where the canary is in."""
+"""Maps releases `[runs, trials, steps, dim]` to `[runs]`; large values indicate the canary."""
 
 _MAX_ATOMS = 256
 _MAX_JOINT = 64
-_FLOOR = 1e-4  # of the claimed variance: as exact as noise-free directions need be
-_FALSE_ALARM = 1e-7  # of the look at the noise, all its comparisons together
+_FLOOR = 1e-4  # of the claimed variance; precise enough for noise-free directions
+_FALSE_ALARM = 1e-7  # probability for the test of the noise, over all its comparisons
 
 
 @dataclass(frozen=True)
 class Releases:
-    """Releases of many runs, and what they would have been without noise, `[runs, trials, steps, dim]`."""
+    """Releases of many runs, with and without noise, `[runs, trials, steps, dim]`."""
 
     noisy: Values
     clean: Values
@@ -56,7 +56,7 @@ class Releases:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What is claimed of one run: ε at δ, and the standard deviation of the noise on every coordinate."""
+    """The claim about one run: ε at δ, and the standard deviation of the noise on every coordinate."""
 
     epsilon: float
     delta: float
@@ -73,15 +73,15 @@ def judge(
     defect: str | None = None,
     must_exceed: bool = False,
 ) -> AuditResult:
-    """Return the bounds by the runs on D and on D'.
+    """Return the result of the runs on D and on D'.
 
     Args:
-      name: of the row.
-      without, with_canary: as many runs each.
-      claim: to test.
-      confidence: probability that both error rates lie within their bounds.
-      defect: what is wrong on purpose; None for the code as written.
-      must_exceed: whether the defect breaks the claim, not the law of the noise alone.
+      name: the name of the row.
+      without, with_canary: the releases on D and on D', of equally many runs.
+      claim: the claim to test.
+      confidence: probability that both error rates are within their bounds.
+      defect: the name of the planted defect; None for the code as written.
+      must_exceed: whether the defect breaks the claim, and not only the distribution of the noise.
     """
     runs = len(without.noisy)
     quarter, half = runs // 4, runs // 2
@@ -128,7 +128,7 @@ def _part(releases: Releases, runs: slice) -> Releases:
 
 
 def _scores(without: Releases, with_canary: Releases, std: float) -> Iterator[Score]:
-    """Yield the scores that the fitting runs give; which ones is fixed by the shape of a run alone."""
+    """Yield the scores fitted to these runs; their choice depends only on the shape of a run."""
     _, trials, steps, dim = without.noisy.shape
     worlds = (without, with_canary)
     yield _ratio(worlds, _each_step, [np.full(dim, std**2)] * 2)
@@ -165,7 +165,7 @@ def _ratio(
     covariances: list[Values],
     floor: float = 0.0,
 ) -> Score:
-    """Return the log-likelihood ratio of the sums of `parts`, `[runs, parts, dim]`, taken as independent."""
+    """Return a run's log-likelihood ratio, summed over `parts` `[runs, parts, dim]` as if independent."""
     mixtures = []
     for world, covariance in zip(worlds, covariances, strict=True):
         atoms, counts = np.unique(
@@ -199,10 +199,10 @@ def _ratio(
 
 
 def _noise(worlds: tuple[Releases, Releases], std: float) -> tuple[float, float, bool]:
-    """Return the noise's deviation over the claimed one, its largest correlation, and whether both fit."""
+    """Return the noise's std over the claimed std, its largest correlation, and whether both fit."""
     noise = np.concatenate([_whole_run(each.noisy - each.clean)[:, 0] for each in worlds]) / std
     width = noise.shape[1] if noise.shape[1] <= _MAX_JOINT else 1
-    # In standard deviations, for the variance and every pair of coordinates.
+    # In standard deviations, with a Bonferroni correction for the variance and all pairs of coordinates.
     bound = float(stats.norm.isf(_FALSE_ALARM / 2 / (1 + width * (width - 1) / 2)))
     square = float(np.mean(noise**2))
     fits = abs(square - 1) <= bound * math.sqrt(2 / noise.size)

@@ -1,6 +1,6 @@
-"""Mistakes of a training step that an audit must see, built into a mechanism or between workers.
+"""Defects of a training step that an audit must detect, planted in a mechanism or between workers.
 
-They are built in here and in `benchmarks.audit.defects`, and nowhere else.
+Only this module and `benchmarks.audit.defects` contain such defects.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dpgcl_core.noise.randomness import Draws, DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
 from dpgcl_core.workers import Workers
 
-# One worker among others, watched
+# Workers that record sums, with and without defects
 
 
 class WatchedWorkers:
-    """Workers that note the sum before the noise, over the divisor, once for each step."""
+    """Workers that record the noise-free sum, divided by the divisor, once per step."""
 
     def __init__(self, inner: Workers, mechanism: Mechanism) -> None:
         self.inner, self.rank, self.count = inner, inner.rank, inner.count
@@ -45,14 +45,14 @@ class WatchedWorkers:
         self.inner.share(values)
 
     def note(self, values: Tensor) -> None:
-        """Note the first sum of a step; those that follow are for the records of public data."""
+        """Record the first sum of a step; later sums are metrics of public data."""
         if self._waits:
             self.clean.append(values.double() / self.mechanism.divisor)
         self._waits = False
 
 
 class WithoutNoise(WatchedWorkers):
-    """The first worker shares its sum as it was before the noise."""
+    """The first worker shares its sum without the noise."""
 
     def share(self, values: Tensor) -> None:
         values.copy_(self.clean[-1] * self.mechanism.divisor)
@@ -92,11 +92,11 @@ class DealtTwice(WatchedWorkers):
         )
 
 
-# Defects of the core, in what the loop is given
+# Defects of the core, in the loop's mechanism
 
 
 class _PlantedStage:
-    """The stage of a wrong step, which hands its last draw to the mechanism."""
+    """The stage of a wrong step; it passes its last draw to the mechanism."""
 
     def __init__(self, stage: GroupStage, draws: list[DrawnGroups]) -> None:
         self._stage, self._draws = stage, draws
@@ -108,7 +108,7 @@ class _PlantedStage:
 
 
 class _PlantedMechanism(Mechanism):
-    """A mechanism whose step is a wrong one; its claim is that of the right one."""
+    """A mechanism with a wrong step, and with the claim of the correct step."""
 
     wrong: ClassVar[Step]
     draws: ClassVar[list[DrawnGroups]] = []
@@ -129,7 +129,7 @@ class _PlantedMechanism(Mechanism):
 
 
 def planted_mechanism(mechanism: Mechanism, defect: Defect) -> Mechanism:
-    """Return the mechanism with a defect; each has a class of its own to hold what was drawn."""
+    """Return the mechanism with a defect; a new class for each one holds its last draw."""
     own: dict[str, Any] = {"wrong": defect.plant(step_of(mechanism), mechanism), "draws": []}
     kind = type("_Planted", (_PlantedMechanism,), own)
     made: Mechanism = kind(
@@ -140,7 +140,7 @@ def planted_mechanism(mechanism: Mechanism, defect: Defect) -> Mechanism:
 
 @dataclass
 class NoiseOfTheRun:
-    """Draws of which those for the noise are the same at all steps of a run."""
+    """A source whose draws for the noise are the same at all steps of a run."""
 
     inner: DrawSource
     num_steps: int
@@ -152,7 +152,7 @@ class NoiseOfTheRun:
         return self.inner.num_summed_normals
 
     def gpu_seed(self, step: int, purpose: str) -> None:
-        return None  # what is drawn is kept, and put in the place of another draw
+        return None  # draws are stored and reused, which needs them on the CPU
 
     @property
     def description(self) -> str:

@@ -1,21 +1,21 @@
-"""The audit of `benchmarks.audit` through the real training step, on one worker and on two.
+"""Audit the real training step, on one worker and on two.
 
     python -m benchmarks.audit.training_step
     python -m benchmarks.audit.training_step --runs 4000 --json
     python -m benchmarks.audit.training_step --seed 0 --only one-worker
 
-`trainers.training.loop.train` runs on D and on D' = D + canary, from its own seeding of every step over
-sampling, groups, microbatches, clipping and the sum over workers to noise, divisor and optimizer. What it
-releases are its iterates: each step of a linear network by plain SGD is one release, and since a linear
-network's gradients do not depend on its weights, the steps of one long training are independent runs. Only
-the records' inputs are crafted (`benchmarks.audit.worst_cases`), by a task of the trainers' registry like any
-other. The canary lies at every row in turn, in equal shares of the runs.
+`trainers.training.loop.train` runs on D and on D' = D + canary, including its own seeding of every step,
+sampling, groups, microbatches, clipping, the sum over workers, noise, divisor and optimizer. It releases its
+iterates: each step of plain SGD on a linear network is one release. A linear network's gradients do not
+depend on its weights, so the steps of one long training are independent runs. Only the inputs of the records
+are crafted (`benchmarks.audit.worst_cases`), by an ordinary task of the trainers' registry. The canary is at
+every row in turn, in equal shares of the runs.
 
-The defects are those of `benchmarks.audit.defects`, built into a mechanism that the loop is given, and
-others that only a step with its own draws, or with two workers, can have. How runs become a verdict stands in
-`benchmarks.audit.judging`. Two workers are two processes, joined as the trainings' own are.
+The defects of `benchmarks.audit.defects` are planted in the mechanism that the loop gets. Other defects are
+possible only in a step with its own draws, or with two workers. `benchmarks.audit.judging` describes how runs
+give a verdict. Two workers are two processes, connected as in trainings.
 
-Exit code 0: every row is as expected; 1: one is not; 2: bad input.
+Exit code 0: every row is as expected. 1: a row is not. 2: bad input.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ _DIM = 8
 
 @dataclass(frozen=True, kw_only=True)
 class _CraftedNetwork(NetworkConfig):
-    """Asks for the task of this audit."""
+    """A network config that selects the task of this audit."""
 
     task: ClassVar[str] = "audit"
 
 
 class _CraftedTask(Task[Crafted]):
-    """A linear network whose inputs are gradients that depend on who stands in a group."""
+    """A linear network whose inputs are gradients that depend on the members of a group."""
 
     name: ClassVar[str] = "audit"
     embeds: ClassVar[bool] = True  # the mechanism's rule takes any objective; its loss is not used
@@ -168,10 +168,10 @@ def _records(num_records: int, canary_row: int | None) -> Records:
 
 @dataclass(frozen=True, kw_only=True)
 class _Config(TrainingConfig):
-    """A training of many runs, whose ε as a whole nobody asks for.
+    """A training that contains many runs; its total ε is not needed.
 
     Attributes:
-      noise_repeats_for: steps of a run whose noise is one draw; 0 for none.
+      noise_repeats_for: number of steps of a run that share one noise draw; 0 for independent draws.
     """
 
     noise_repeats_for: int = 0
@@ -193,10 +193,10 @@ class StepCase(AuditCase):
 
     Attributes:
       num_workers: 1 or 2.
-      workers: what stands between the loop and its workers.
+      workers: class of the wrapper between the loop and its workers.
       repeated_noise: whether all steps of a run get the same noise.
-      defect_name: in the table; None for the code as written.
-      breaks_claim: whether the defect costs more than is claimed.
+      defect_name: the defect's name in the table; None for the code as written.
+      breaks_claim: whether the privacy loss exceeds the claim.
     """
 
     dim: int = _DIM
@@ -214,7 +214,7 @@ _SLOTS = dataclasses.replace(_PAIRS, sampling=GROUPS, num_records_public=8, targ
 def standard_cases() -> tuple[StepCase, ...]:
     """Return the cases of the command: each setting as written, then with its defects."""
     one_worker = StepCase(name="one-worker", mechanism=_PAIRS, num_records=6)
-    # A claim that few runs refute where the noise is 0.7 of it.
+    # With this claim, few runs suffice to detect noise × 0.7.
     little = dataclasses.replace(
         one_worker,
         name="little-noise",
@@ -275,24 +275,24 @@ def standard_cases() -> tuple[StepCase, ...]:
         *with_defects(empty, defects.QUIET_EMPTY),
         two,
         among_workers("no noise with two workers", WithoutNoise),
-        among_workers("noise over the number of workers", NoiseOverWorkers),
-        among_workers("noise of every worker", NoiseOfEveryWorker, breaks_claim=False),
-        among_workers("every group dealt to both workers", DealtTwice),
+        among_workers("noise divided by the number of workers", NoiseOverWorkers),
+        among_workers("noise added by every worker", NoiseOfEveryWorker, breaks_claim=False),
+        among_workers("every group given to both workers", DealtTwice),
         *with_defects(slots, defects.MASK_LOST, defects.FILLED_GROUP, defects.REALISED_DIVISOR),
         quarter,
         slots_of_two,
-        among_workers("every group dealt to both workers", DealtTwice, of=slots_of_two),
+        among_workers("every group given to both workers", DealtTwice, of=slots_of_two),
     )
 
 
 def _release(case: StepCase, num_runs: int, has_canary: bool, seed: int | None, inner: Workers) -> Releases:
-    """Return what `num_runs` runs release, at one worker; of them only the first one's counts."""
+    """Return the releases of `num_runs` runs at this worker; only the first worker's result is used."""
     rows = list(range(case.num_records + 1)) if has_canary else [None]
     parts = []
     for turn, row in enumerate(rows):
         share = -(-num_runs // len(rows))
         parts.append(_one_training(case, share, row, None if seed is None else 100 * seed + turn, inner))
-    # Rows take turns, so that each part of the runs that is judged by itself has all of them.
+    # Rows take turns, so that each quarter of the runs has all of them.
     noisy, clean = (
         np.stack([getattr(part, name) for part in parts], axis=1).reshape(-1, *parts[0].noisy.shape[1:])
         for name in ("noisy", "clean")
@@ -303,8 +303,8 @@ def _release(case: StepCase, num_runs: int, has_canary: bool, seed: int | None, 
 def _one_training(
     case: StepCase, num_runs: int, canary_row: int | None, seed: int | None, inner: Workers
 ) -> Releases:
-    """Train once, each run some steps of it, but for the first ones, on which a training of public data looks
-    at its groups more than once."""
+    """Train once; each run is some steps of the training. The first run is dropped, because there a training
+    on public data computes its groups more than once."""
     num_steps = case.mechanism.num_steps
     mechanism = dataclasses.replace(case.mechanism, num_steps=(num_runs + 1) * num_steps)
     divisor = mechanism.divisor
@@ -348,13 +348,13 @@ def audit_steps(
     """Run cases of `standard_cases` on D and on D', `num_runs` times each, and judge them.
 
     Args:
-      cases: some of `standard_cases`; those on two workers start their two processes once.
-      num_runs: on each data set, times the case's factor.
-      confidence: of each row's bound.
-      seed: of all draws; the operating system's unless given.
+      cases: some of `standard_cases`; all cases on two workers share one start of the processes.
+      num_runs: number of runs on each data set, times the case's factor.
+      confidence: confidence of each row's bound.
+      seed: seed of all draws; None for the operating system's draws.
 
     Raises:
-      ConfigError: too few runs, or a confidence outside (0, 1).
+      ConfigError: there are too few runs, or the confidence is outside (0, 1).
     """
     check_numbers(num_runs, confidence)
     apart = [case for case in cases if case.num_workers > 1]
@@ -389,7 +389,7 @@ def _release_both(
 def _on_two_workers(
     cases: Sequence[StepCase], num_runs: int, seed: int | None
 ) -> list[tuple[Releases, Releases]]:
-    """Run cases in two processes, and return what the first one saw."""
+    """Run cases in two processes, and return the first worker's releases."""
     if not cases:
         return []
     with tempfile.TemporaryDirectory() as folder:
@@ -397,7 +397,7 @@ def _on_two_workers(
         arguments = (folder, case_keys, num_runs, seed)
         try:
             mp.spawn(_as_worker, args=arguments, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
-        except ProcessExitedException:  # PyTorch's threads can abort a process that is ending
+        except ProcessExitedException:  # PyTorch's threads can abort a process at exit
             if not (Path(folder) / _RELEASED).exists():
                 raise
         releases: list[tuple[Releases, Releases]] = pickle.loads((Path(folder) / _RELEASED).read_bytes())
@@ -405,7 +405,7 @@ def _on_two_workers(
 
 
 _RELEASED = "released"
-"""Name of the file with what all cases on two workers released, and of no part of it."""
+"""Name of the file with the releases of all cases on two workers; it is written only when complete."""
 
 
 def _as_worker(
@@ -420,16 +420,16 @@ def _as_worker(
     if rank == 0:
         with replacing(Path(folder) / _RELEASED) as file:
             pickle.dump(releases, file)
-    dist.barrier()  # neither ends before everything is written
+    dist.barrier()  # neither process exits before the file is written
     dist.destroy_process_group()
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepAuditOptions(AuditOptions):
-    """The same, of fewer runs, for each is a training.
+    """Options of this audit, with fewer runs, because each one is a training.
 
     Attributes:
-      runs: runs on each of D and D'.
+      runs: number of runs on each of D and D'.
     """
 
     runs: int = DEFAULT_RUNS
@@ -448,7 +448,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments=arguments,
     )
     chosen = chosen_cases(standard_cases(), options.only)
-    source_of(options.seed)  # refuses a negative one
+    source_of(options.seed)  # raises for a negative seed
     results = audit_steps(chosen, num_runs=options.runs, confidence=options.confidence, seed=options.seed)
     return print_rows(results, options)
 

@@ -1,8 +1,8 @@
-"""Gradients for an audit: one vector for each set of members, the worst that somebody could arrange.
+"""Worst-case gradients for an audit: one vector for each set of members.
 
 A sensitivity is claimed for *any* function that maps a group's members to a vector of norm ≤ C, so an audit
-may take the one that shows most. Each of these was chosen for a class of defects before anything ran. They
-give vectors far beyond C, which the real clipper cuts down, or makes zero where a group is not complete.
+may use the function that reveals most. Each function here was chosen for a class of defects before any run.
+The vectors are far longer than C. The real clipper shortens them, and sets them to zero in incomplete groups.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 CANARY, NOBODY = -1, -2
-"""Members that D has not: the canary, and the missing ones of a group that is too short."""
+"""Members that are not in D: the canary, and a missing member of a group that is too short."""
 
 Members = tuple[int, ...]
-"""Of one group, ascending; the records of D are 0, 1, ….."""
+"""The members of one group, ascending; the records of D are 0, 1, …"""
 
 GroupGradient = Callable[[Members], NDArray[np.float64]]
 """Maps a group's members to `[dim]`; a norm of 1 stands for far more than C."""
@@ -28,10 +28,10 @@ _FAR, _LONGER = 1e3, 1e3
 
 
 def foreign(members: Members, *, group_size: int | None, dim: int) -> NDArray[np.float64]:
-    """Point one way for groups that D can form, the other way, and longer, for all others.
+    """Return one direction for groups that D can form, and a longer opposite vector for all other groups.
 
-    Others are those with the canary, too short ones, and those in which a record stands twice: nobody but
-    the canary should make them occur. Two neighbouring coordinates have opposite signs.
+    Other groups are groups with the canary, groups that are too short, and groups with a repeated record:
+    only the canary should make them occur. The first two coordinates have opposite signs.
 
     >>> foreign((3, 5), group_size=2, dim=1), foreign((CANARY, 5), group_size=2, dim=1)
     (array([-1.]), array([1000.]))
@@ -45,7 +45,7 @@ def foreign(members: Members, *, group_size: int | None, dim: int) -> NDArray[np
 
 
 def newcomer(members: Members, *, group_size: int | None, dim: int) -> NDArray[np.float64]:
-    """Point one way for groups with the canary, the other way for all others, complete or not.
+    """Return one direction for groups with the canary, and the opposite for all others, complete or not.
 
     >>> newcomer((3,), group_size=2, dim=1), newcomer((CANARY, 5), group_size=2, dim=1)
     (array([-1.]), array([1.]))
@@ -56,7 +56,7 @@ def newcomer(members: Members, *, group_size: int | None, dim: int) -> NDArray[n
 
 
 def in_order(members: Members, *, group_size: int | None, dim: int) -> NDArray[np.float64]:
-    """Point one way for the groups that D gives without a permutation, the other way for all others."""
+    """Return one direction for groups that D gives without a permutation, and the opposite for all others."""
     first = members[0]
     straight = first >= 0 and first % len(members) == 0 and members[-1] == first + len(members) - 1
     direction = np.zeros(dim)
@@ -65,7 +65,7 @@ def in_order(members: Members, *, group_size: int | None, dim: int) -> NDArray[n
 
 
 def partners(members: Members, *, group_size: int | None, dim: int) -> NDArray[np.float64]:
-    """Point somewhere else for every set of members, as if at random: whoever is exchanged is seen."""
+    """Return a pseudorandom direction for every set of members, which reveals any exchange of members."""
     seed = int.from_bytes(hashlib.sha256(repr(members).encode()).digest()[:8], "little")
     vector = np.random.default_rng(seed).standard_normal(dim)
     return vector / np.linalg.norm(vector)
@@ -89,8 +89,8 @@ def crafted_inputs(groups: NDArray[np.int64], gradient: GroupGradient, *, l2_cli
     """Return the inputs that give groups their gradients, `[groups, group_size, 1, dim]`.
 
     Args:
-      groups: members `[groups, group_size]`, `NOBODY` where one is missing.
-      gradient: of a group; every member has an equal share in it.
+      groups: members `[groups, group_size]`; `NOBODY` marks a missing member.
+      gradient: maps members to a group's gradient, in which every member has an equal share.
       l2_clip_norm: C.
     """
     whole = np.stack([gradient(members_of(group)) for group in groups.tolist()])
@@ -99,5 +99,5 @@ def crafted_inputs(groups: NDArray[np.int64], gradient: GroupGradient, *, l2_cli
 
 
 def members_of(group: list[int]) -> Members:
-    """Return who is there, ascending."""
+    """Return the members that are not missing, ascending."""
     return tuple(sorted(each for each in group if each != NOBODY))

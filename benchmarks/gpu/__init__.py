@@ -1,7 +1,7 @@
-"""What a GPU gives, in rows that add up over many calls: `python -m benchmarks.gpu`, see docs/performance.md.
+"""Benchmarks on a GPU, whose rows accumulate over many calls: `python -m benchmarks.gpu`.
 
-Importing the package makes up for what the GPU machine has not: accounting, and libraries that a training
-needs for its files and scores alone.
+See docs/performance.md. Importing the package replaces libraries that the GPU machine lacks: accounting, and
+libraries that a training needs only for its files and scores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import ModuleType
 
 
 class _Absent(ModuleType):
-    """Stands for a package that this machine has not: it can be imported, and whatever is called raises."""
+    """Stands in for a missing package: it can be imported, and every call raises ImportError."""
 
     def __getattr__(self, name: str) -> _Absent:
         if name.startswith("__"):
@@ -27,11 +27,11 @@ class _Absent(ModuleType):
         return _Absent(f"{self.__name__}.{name}")
 
     def __call__(self, *_: object, **__: object) -> None:
-        raise ImportError(f"{self.__name__} was called, and its package is not installed here")
+        raise ImportError(f"{self.__name__} cannot be called: its package is not installed")
 
 
 class _AbsentFinder:
-    """The last place where imports are looked for: accounting, and what is used beside trainings alone."""
+    """The last finder on `sys.meta_path`: it finds stand-ins for accounting, and for files and scores."""
 
     names = ("dp_accounting", "safetensors", "scipy")
 
@@ -43,11 +43,11 @@ class _AbsentFinder:
         return _Absent(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is in it."""
+        """No-op: the stand-in is empty."""
 
 
 def is_absent(package: str) -> bool:
-    """Whether a package is not on this machine."""
+    """Return whether a package is missing on this machine."""
     return isinstance(sys.modules.get(package), _Absent)
 
 
@@ -56,7 +56,7 @@ sys.meta_path.append(_AbsentFinder())
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is run, where and for how long: the options of the command line."""
+    """The options of the command line: which rows to make, where and for how long."""
 
     only: Sequence[str] = ()
     output: Path = Path("results/gpu")
@@ -69,5 +69,5 @@ class Options:
 
     @property
     def deadline(self) -> float:
-        """When `time.monotonic` is as late as this nothing begins any more."""
+        """The value of `time.monotonic` from which on no row is started."""
         return self.start_seconds + 60 * self.limit_minutes

@@ -1,19 +1,19 @@
-"""What do checks, steps and whole trainings give on a GPU? Rows of JSON that add up over many calls.
+"""Run checks, steps and whole trainings on a GPU; their rows of JSON accumulate over many calls.
 
-    python -m benchmarks.gpu --calibrate                       # beforehand, where dp-accounting is installed
-    python -m benchmarks.gpu --output results/gpu              # on the GPU machine: all rows that are missing
-    python -m benchmarks.gpu --only trainings --limit-minutes 9         # one slice; the next call goes on
-    python -m benchmarks.gpu --only "steps: resnet18, bfloat16"         # the rows of that name alone
-    python -m benchmarks.gpu --device cpu --tiny               # every slice on a CPU: to try them out
-    python -m benchmarks.gpu --table results/gpu               # what is there, as Markdown
+    python -m benchmarks.gpu --calibrate                       # first, on a machine with dp-accounting
+    python -m benchmarks.gpu --output results/gpu              # on the GPU machine: all missing rows
+    python -m benchmarks.gpu --only trainings --limit-minutes 9         # one slice; the next call resumes
+    python -m benchmarks.gpu --only "steps: resnet18, bfloat16"         # only rows with this name
+    python -m benchmarks.gpu --device cpu --tiny               # try all slices on a CPU
+    python -m benchmarks.gpu --table results/gpu               # print the rows as Markdown
 
-The machine needs a copy of this source tree, torch with CUDA and numpy; with scipy trainings are scored by a
-linear probe, too. Neither Ray nor MLflow nor dp-accounting is needed there: σ and ε of the trainings stand in
+The machine needs a copy of this source tree, torch with CUDA, and numpy. With scipy, trainings are also
+scored by a linear probe. Ray, MLflow and dp-accounting are not needed there: σ and ε of the trainings are in
 `benchmarks/results/gpu/calibration.json`, which `--calibrate` writes. See docs/performance.md.
 
-Slices: *checks* of passes, kernels, noise and resumes against the CPU (the tests marked `gpu`); *steps*, the
-private over the ordinary step; *trainings*, the paper's Fashion-MNIST setting. A row is kept before the next
-one begins. A training that a call's time ends goes on from its checkpoint.
+Slices: *checks* compares passes, kernels, noise and resumes with the CPU (the tests marked `gpu`). *steps*
+compares the private step with the ordinary step. *trainings* runs the paper's Fashion-MNIST setting. Each row
+is saved before the next one starts. A training that runs out of time resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _GRID = {
     "resnet18": ((64, 1024, 8192, 65536), (2, 16, 256)),
     "vit_b_32_lora": ((64, 1024, 8192), (2, 16)),
 }
-"""B and S by network, the paper's and those of CLIP's image tower."""
+"""B and S for each network: the paper's settings, and settings for CLIP's image tower."""
 Rows = Iterator[tuple[str, Callable[[], Row]]]
-"""A slice: the names of its rows, and what makes each."""
+"""A slice: the names of its rows, each with the function that makes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One row to be made: `run` returns what is found, and `slice` and `name` say of what."""
+    """One row to make: `run` returns its results, and `slice` and `name` identify it."""
 
     slice: str
     name: str
@@ -67,7 +67,7 @@ class Work:
         return f"{self.slice}: {self.name}"
 
 
-# Rows: what is there is not made again
+# Rows: existing rows are not made again
 
 
 def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
@@ -82,12 +82,12 @@ def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
             for row in map(json.loads, path.read_text().splitlines()):
                 rows[f"{path.stem}: {row['name']}"] = row
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} must hold a row of JSON in each line: delete what does not") from None
+            raise ConfigError(f"each line of {path} must be a JSON object. Delete the other lines") from None
     return rows
 
 
 def keep_row(folder: Path, work: Work, row: Row) -> None:
-    """Keep a row in place of an older one of its name; a process that is killed leaves the file whole."""
+    """Save a row, replacing an older row of its name; the file stays intact if the process is killed."""
     rows = {name: kept for name, kept in read_rows(folder).items() if name.startswith(f"{work.slice}: ")}
     rows[str(work)] = dict(row)
     path = folder / f"{work.slice}.jsonl"
@@ -97,12 +97,12 @@ def keep_row(folder: Path, work: Work, row: Row) -> None:
 
 
 def run_works(works: Sequence[Work], options: Options) -> int:
-    """Make the rows that are missing, in order, while there is time; return 1 where one has failed, else 0.
+    """Make the missing rows, in order, until the time is over; return 1 if a row has failed, else 0.
 
-    That something does not fit into this GPU's memory, say, is a row; it is made again with `--again`.
+    A failure, for example for lack of GPU memory, is saved as a row. `--again` makes failed rows again.
 
     Raises:
-      ConfigError: the folder holds rows of another device, or a damaged one.
+      ConfigError: the folder holds rows of another device, or a damaged row.
     """
     facts = machine()
     require_same_device(options.output, facts)
@@ -113,21 +113,21 @@ def run_works(works: Sequence[Work], options: Options) -> int:
             has_failed |= "failed" in record
             continue
         if time.monotonic() >= options.deadline:
-            print_line(f"the time is over before {work}")
+            print_line(f"time limit reached before {work}")
             break
         print_line(str(work))
         row, start_seconds = {"name": work.name, **facts}, time.perf_counter()
         try:
             row["found"] = work.run()
         except TrainingStopped as stopped:
-            print_line(f"the time is over after step {stopped.step}: the next call goes on there")
+            print_line(f"time limit reached after step {stopped.step}; the next call resumes there")
             break
         except Exception as error:
             first = next(iter(str(error).splitlines()), "")
             row["failed"], has_failed = f"{type(error).__name__}: {first}", True
             print_line(f"  {row['failed']}")
         finally:
-            gc.collect()  # modules and hooks refer to each other
+            gc.collect()  # modules and hooks form cycles
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         keep_row(options.output, work, row | {"seconds": time.perf_counter() - start_seconds})
@@ -135,7 +135,7 @@ def run_works(works: Sequence[Work], options: Options) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Return what every row says of device and code."""
+    """Return the device and the version of the code, for every row."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return {
         "device_name": harness.device_name(device),
@@ -147,7 +147,7 @@ def machine() -> dict[str, Any]:
 
 @cache
 def _driver() -> str:
-    """Driver, highest clock and power limit of the GPUs, as nvidia-smi tells them; "" without one."""
+    """Return driver, highest clock and power limit of the GPUs from nvidia-smi; "" without it."""
     command = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -158,7 +158,7 @@ def _driver() -> str:
 
 @cache
 def _version() -> str:
-    """What identifies the source: a hash of its files, 12 hexadecimal digits."""
+    """Return a hash that identifies the source files, 12 hexadecimal digits."""
     content = hashlib.sha256()
     for path in sorted(path for name in ("dpgcl_core", "trainers") for path in (ROOT / name).rglob("*.py")):
         content.update(path.read_bytes())
@@ -166,13 +166,13 @@ def _version() -> str:
 
 
 def require_same_device(folder: Path, facts: Row) -> None:
-    """Refuse a folder that holds rows of another device."""
+    """Raise ConfigError if a folder holds rows of another device."""
     folder.mkdir(parents=True, exist_ok=True)
     others = {row["device_name"] for row in read_rows(folder).values()} - {facts["device_name"]}
     if others:
         raise ConfigError(
-            f"--output must hold rows of one device; {folder} has some of {', '.join(sorted(others))}, and "
-            f"this is {facts['device_name']}: give another folder"
+            f"--output must hold rows of one device; {folder} has rows of {', '.join(sorted(others))}, and "
+            f"this is {facts['device_name']}. Use another folder"
         )
 
 
@@ -180,7 +180,7 @@ def require_same_device(folder: Path, facts: Row) -> None:
 
 
 def checks(options: Options) -> Rows:
-    """Yield what must hold on a GPU as on a CPU, for a network each."""
+    """Yield checks that must hold on a GPU as on a CPU, for each network."""
     from tests.benchmarks.gpu_checks import CHECKS, passes_of_pairs_are_replayed
 
     for model in ("tiny_cnn",) if options.tiny else ("small_cnn", "resnet18"):
@@ -198,7 +198,7 @@ def checks(options: Options) -> Rows:
 
 
 def steps(options: Options) -> Rows:
-    """Yield private over ordinary steps, from small to large."""
+    """Yield comparisons of private with ordinary steps, from small to large."""
     shared: dict[str, Any] = {"threads": options.threads, "device": options.device}
     tasks: list[Task]
     if options.tiny:
@@ -224,14 +224,14 @@ def steps(options: Options) -> Rows:
 
 
 def measure_step(task: Task, rounds: int = 5) -> Row:
-    """Return seconds and peak memory of every side of a step, and the private one's ratios over each other.
+    """Return seconds and peak memory of every side of a step, and the private step's ratios to the others.
 
-    All sides take the microbatch that a training takes on this device, and float32 products are computed in
-    float32 on all, whatever the process allows.
+    All sides use the microbatch that a training uses on this device. All compute float32 products in float32,
+    whatever the process allows.
 
     Args:
       task: the step.
-      rounds: timed ones, in which the sides take turns; fewer where a step takes long.
+      rounds: number of timed rounds, in which the sides take turns; long steps get fewer.
     """
     size = task.usual_microbatch()
     memory = {side: _peak(side, task, size) for side in task.sides}
@@ -251,7 +251,7 @@ def measure_step(task: Task, rounds: int = 5) -> Row:
 
 
 def _taking(task: Task, step: Step) -> Callable[[], None]:
-    """Return how a step is taken, with its float32 products in float32."""
+    """Return a function that takes a step, with its float32 products in float32."""
 
     def take() -> None:
         with full_precision(task.device):
@@ -261,7 +261,7 @@ def _taking(task: Task, step: Step) -> Callable[[], None]:
 
 
 def _peak(side: str, task: Task, size: int) -> int | None:
-    """The most memory that two steps of one side allocate on the GPU; None on a CPU."""
+    """Return the peak memory that two steps of one side allocate on the GPU; None on a CPU."""
     if task.device != "cuda":
         return None
     gc.collect()
@@ -348,7 +348,7 @@ def mean_text(values: Sequence[float]) -> str:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line by Python's own library: the GPU machine need not have tyro."""
+    """Parse the command line with argparse, because the GPU machine may lack tyro."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=__doc__,
@@ -358,20 +358,18 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--only",
         nargs="+",
         default=(),
-        help='only rows with one of these in their name, "steps: resnet18" say',
+        help='only rows whose name contains one of these, such as "steps: resnet18"',
     )
     parser.add_argument(
-        "--output", type=Path, default=Options.output, help="folder of the rows, of one device"
+        "--output", type=Path, default=Options.output, help="folder for the rows of one device"
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu with --tiny alone")
-    parser.add_argument("--tiny", action="store_true", help="everything as small as can be: no measurement")
-    parser.add_argument(
-        "--again", dest="should_retry", action="store_true", help="make failed rows once more"
-    )
-    parser.add_argument("--limit-minutes", type=float, default=math.inf, help="end after so many minutes")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu needs --tiny")
+    parser.add_argument("--tiny", action="store_true", help="smallest sizes, to try everything out")
+    parser.add_argument("--again", dest="should_retry", action="store_true", help="make failed rows again")
+    parser.add_argument("--limit-minutes", type=float, default=math.inf, help="stop after this many minutes")
     parser.add_argument("--threads", type=int, default=harness.default_threads(), help="CPU threads")
-    parser.add_argument("--calibrate", action="store_true", help="write σ of the trainings, and end")
-    parser.add_argument("--table", type=Path, metavar="FOLDER", help="print a folder's rows, and end")
+    parser.add_argument("--calibrate", action="store_true", help="write σ of the trainings, and exit")
+    parser.add_argument("--table", type=Path, metavar="FOLDER", help="print a folder's rows, and exit")
     return parser.parse_args(arguments)
 
 
@@ -384,22 +382,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if is_calibration:
         if is_absent("dp_accounting"):
-            raise ConfigError("--calibrate needs dp-accounting, which is not installed here")
+            raise ConfigError("--calibrate needs dp-accounting, which is not installed")
         return calibrate()
     options = Options(**settings)
     if options.device == "cpu" and not options.tiny:
-        raise ConfigError("--device cpu is for trying the slices out: give --tiny with it")
+        raise ConfigError("--device cpu works only with --tiny. Add --tiny")
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("a GPU is needed that torch sees; got none. --device cpu --tiny runs on a CPU")
+        raise ConfigError("torch must find a GPU; it finds none. To run on a CPU, use --device cpu --tiny")
     torch.set_num_threads(options.threads)
     works = all_works(options)
     if options.only:
         works = [work for work in works if any(words in str(work) for words in options.only)]
         if not works:
-            raise ConfigError(f"--only must name rows; none has {' or '.join(options.only)} in its name")
+            raise ConfigError(f"--only must match a row; no name contains {' or '.join(options.only)}")
     code = run_works(works, options)
     rows = read_rows(options.output)
-    print(f"{sum('found' in rows.get(str(work), {}) for work in works)} of {len(works)} rows are there")
+    print(f"{sum('found' in rows.get(str(work), {}) for work in works)} of {len(works)} rows are done")
     return code
 
 

@@ -1,4 +1,4 @@
-"""Whole trainings on a GPU, the paper's Fashion-MNIST setting, each from its checkpoint where it has one."""
+"""Trainings in the paper's Fashion-MNIST setting on a GPU; each resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _START_STEPS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One training of the comparison, whatever its seed.
+    """One training of the comparison, without its seed.
 
     Attributes:
-      method: its name.
-      epsilon: the target; None of a method without a guarantee.
-      sampling: groups or records, of a method that has the choice.
-      has_start: whether it starts from public weights, trained on procedural images, not from random ones.
+      method: name of the method.
+      epsilon: the target ε; None for a method without a guarantee.
+      sampling: "groups" or "records"; None for a method without this choice.
+      has_start: whether it starts from public weights, trained on procedural images, not from random weights.
     """
 
     method: str
@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def mechanism(self) -> str:
-        """What its σ follows from."""
+        """The settings that determine σ, in words."""
         target = None if self.epsilon is None else f"ε = {self.epsilon:g}"
         return ", ".join(filter(None, [self.method, self.sampling, target]))
 
@@ -68,7 +68,7 @@ class Candidate:
 
 
 def candidates() -> list[Candidate]:
-    """Return DP-GCL both ways of sampling, DP-CLIP, training without privacy, and none at all."""
+    """Return DP-GCL with both samplings, DP-CLIP, training without privacy, and no training."""
     private = (("dp_gcl", GROUPS), ("dp_gcl", RECORDS), ("dp_clip", None))
     return [
         *(
@@ -88,7 +88,7 @@ def candidates() -> list[Candidate]:
 def config_of(
     candidate: Candidate, options: Options, *, num_records: int, seed: int, sigma: float | None
 ) -> TrainingConfig:
-    """Return the paper's setting in bfloat16; σ as given, or where it is None found for the target ε."""
+    """Return the paper's setting, in bfloat16 on a GPU; σ is `sigma`, or calibrated for ε if that is None."""
     settings = replace_options(
         PAPER,
         method=candidate.method,
@@ -109,7 +109,7 @@ def config_of(
 
 
 def calibrate() -> int:
-    """Write σ, and the ε that it has, of every private candidate; return 0."""
+    """Write σ and the resulting ε of every private candidate; return 0."""
     rows = {}
     options = Options(device="cpu")
     for candidate in candidates():
@@ -132,13 +132,13 @@ def trainings(options: Options) -> Iterator[tuple[str, Callable[[], Row]]]:
 
 
 def train(candidate: Candidate, seed: int, options: Options) -> Row:
-    """Train one candidate with one seed, from its checkpoint where there is one, and return its metrics.
+    """Train one candidate with one seed, from its checkpoint if there is one, and return its metrics.
 
-    ε is that of the calibration, of T steps: a process that was killed, and not ended by its own time, has
-    repeated some, which the metrics `num_restarts` and `num_steps_charged` tell.
+    ε comes from the calibration, for T steps. If the process was killed before its time limit, steps were
+    repeated, which the metrics `num_restarts` and `num_steps_charged` show.
 
     Raises:
-      TrainingStopped: the time is over; the checkpoint has all that was done.
+      TrainingStopped: the time limit was reached; the checkpoint has all steps.
     """
     data = tiny_data() if options.tiny else fashion_mnist()
     numbers = {"noise_multiplier": 1.0, "epsilon": math.nan}
@@ -165,12 +165,12 @@ def train(candidate: Candidate, seed: int, options: Options) -> Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline(Oversight):
-    """Ends a training, which is saved, when the time of the call is over."""
+    """Stops a training, which is saved, when the time limit of the call is reached."""
 
     at: float
 
     def must_stop(self) -> bool:
-        """Whether it is."""
+        """Return whether the time limit is reached."""
         return time.monotonic() >= self.at
 
 
@@ -191,7 +191,7 @@ def public_start(
 
 @cache
 def fashion_mnist() -> TrainingData:
-    """Public records, trained on and scored by their own split: four files, in the folder `DPGCL_DATA`."""
+    """Return Fashion-MNIST with its own split, all public, from four files in the folder `DPGCL_DATA`."""
     dataset = load_dataset("fashion-mnist")
     assert isinstance(dataset.train, Records)
     assert isinstance(dataset.test, Records)
@@ -200,7 +200,7 @@ def fashion_mnist() -> TrainingData:
 
 @cache
 def tiny_data() -> TrainingData:
-    """Few random images with labels."""
+    """Return a few random images with labels."""
     generator, count = np.random.default_rng(0), 96
     images = generator.integers(0, 256, (count, 1, 28, 28), dtype=np.uint8)
     records = Records(images=images, ids=np.arange(count, dtype=np.uint64), labels=np.arange(count) % 4)
