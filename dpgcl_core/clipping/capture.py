@@ -9,8 +9,8 @@ Passes are captured before any record is seen, on groups of zeros that are marke
 choice of the replayed passes depends on no record, and no other thread uses the GPU meanwhile.
 
 All decisions of Python in a pass are made once, at the capture. So passes are captured only if network and
-objective are the same function at every step: no code of others, no second network. The caller that passes
-`CapturedPasses` vouches for that. A pass that waits for a number of the GPU cannot be captured, and runs
+objective are the same function at every step: no third-party code, no second network. The caller that passes
+`CapturedPasses` vouches for that. A pass that waits for a value from the GPU cannot be captured, and runs
 without a capture.
 """
 
@@ -95,26 +95,26 @@ class _Captured:
 
 
 def _captured_if_possible(run: Pass, total: Tensor, groups: GroupBatch) -> _Captured | None:
-    """Return a captured pass; None if it waits for a number, or cannot be captured for another reason."""
+    """Return a captured pass; None if it waits for a value, or cannot be captured for another reason."""
     run(total, groups)  # compiles kernels
     try:
-        with _no_number_asked_for():
+        with _no_synchronisation():
             run(total, groups)
     except RuntimeError as error:
-        logger.info("passes are not captured: %s", error)
+        logger.info("passes run without CUDA graphs: %s", error)
         return None
     try:
         return _captured(run, total, groups)
     except Exception as error:
-        logger.warning("passes are not captured: %s: %s", type(error).__name__, error)
+        logger.warning("passes run without CUDA graphs: %s: %s", type(error).__name__, error)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # raises, before any record is seen, if the failure has broken the allocator
         return None
 
 
 @contextmanager
-def _no_number_asked_for() -> Iterator[None]:
-    """Raise an error for every call that would wait for a number of the GPU."""
+def _no_synchronisation() -> Iterator[None]:
+    """Raise an error for every call that would wait for a value from the GPU."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

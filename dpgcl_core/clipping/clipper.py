@@ -26,13 +26,13 @@ others keeping their places, as the couplings of `dpgcl_core.sampling.groups` al
 kernels are deterministic no bit of the others' losses, norms, factors and gradients changes. *Sketch.* The
 network mixes no records, so each number of a row is computed from that row by an order of operations that the
 shapes fix. A group's gradient is a sum over its own rows, in an order that the shapes fix. A masked group
-adds exactly zero. There remains the rounding of the sum over groups, in float32 over runs of at most 16
+adds exactly zero. What remains is the rounding of the sum over groups, in float32 over runs of at most 16
 groups, and in float64 over runs: the margin covers it, whatever M is. In another *place* of
 the pass, row or tile, kernels may round differently. The tests allow a contribution 4e-6 C for it in float32,
 and 2e-2 C in bfloat16 and float16, where a last digit is 4e-3; in measurements, small built-in networks did
 not move at all. The couplings leave the others in their places, so no sensitivity needs this allowance. M is
 public, but a caller may let it depend on the free memory after the data are loaded. For a neighbour of
-another size M may then differ, and contributions move, by 8e-7 C as measured in float32, within the
+another size M may then differ, and contributions change, by 8e-7 C as measured in float32, within the
 same allowance. Set M explicitly to exclude this.
 If inputs take a path through the network that one pass cannot separate, each group of that pass is passed
 again alone, in the same shape. A group that takes such a path itself gets its own backward pass, a decision
@@ -125,7 +125,7 @@ class GroupClipper:
       passes: replays passes on a GPU, for one objective of one network; None replays no pass.
 
     Raises:
-      ConfigError: a field is outside its range, or `passes` is given for an isolated network.
+      ConfigError: a field is outside its range, or `passes` is set for an isolated network.
     """
 
     l2_clip_norm: float
@@ -140,7 +140,7 @@ class GroupClipper:
 
     def __post_init__(self) -> None:
         if self.passes is not None and self.isolated:
-            raise ConfigError("passes of isolated networks are not replayed")
+            raise ConfigError("the passes of isolated networks cannot be replayed: leave passes out")
         scale = self.gradient_scale
         if not (0 < scale < math.inf and math.frexp(scale)[0] == 0.5):
             raise ConfigError(f"gradient_scale must be a power of two; got {scale}")
@@ -420,8 +420,8 @@ def check_clip_norm(l2_clip_norm: float) -> None:
     """Raise ConfigError unless C is at least `MIN_CLIP_NORM`."""
     if not l2_clip_norm >= MIN_CLIP_NORM:
         raise ConfigError(
-            f"l2_clip_norm must be positive, and at least {MIN_CLIP_NORM:g}: float32 loses the squares of "
-            f"smaller numbers; got {l2_clip_norm}"
+            f"l2_clip_norm must be at least {MIN_CLIP_NORM:g} (float32 loses the squares of smaller "
+            f"numbers); got {l2_clip_norm}"
         )
 
 
@@ -454,7 +454,7 @@ def clip_factor(
       norm: norms, not negative.
       l2_clip_norm: C, finite.
       gamma: γ of automatic clipping; None for flat clipping.
-      tiny: the smallest usable factor and norm; by default that of the norms' precision.
+      tiny: the smallest usable factor and norm; by default the limit of the norms' precision.
 
     Returns:
       The factors, and a mask of the gradients that count. A gradient does not count if its norm is not
@@ -542,7 +542,7 @@ def _goes_in_one_pass(network: _Network, groups: GroupBatch, owners: Owners | No
     def is_exact() -> bool:
         reason = unsupported_layer(model) or one_pass_mismatch(model, _ways(network, owners), groups.inputs)
         if reason:
-            logger.warning("per-group gradients one by one (exact, slower): %s", reason)
+            logger.warning("computing gradients one group at a time (exact but slower): %s", reason)
         return not reason
 
     dtypes = tuple(leaf.dtype for leaf in groups.leaves)

@@ -34,17 +34,17 @@ _GRADIENT_ROUNDING = 1e-6
 """The allowed change of a gradient by rounding, as a share of its norm: a layer may add a weight's gradients
 in the order of all records' indices, as `nn.EmbeddingBag` does."""
 _CROSS_RECORD_REASON = (
-    "what one record contributes must depend on no other record, or one record changes every group and "
-    "the per-group sensitivity is false"
+    "A record's contribution must not depend on other records: otherwise one record changes every group, "
+    "and the per-group sensitivity is wrong"
 )
 
 
-PROMISE = "mixes no records, keeps every row of a batch in its place and keeps nothing of the records"
+PROMISE = "mixes no records, keeps every row of a batch in its place and stores nothing from the records"
 """The promise that the author of a network and its loss makes with `mixes_no_records`."""
 
 
 def check_layers(model: nn.Module) -> None:
-    """Refuse a model with a layer that is known to use statistics across records or to write its weights.
+    """Reject a model with a layer that is known to use statistics across records or to write its weights.
 
     Raises:
       ConfigError: the model has such a layer; the message names it, and a replacement.
@@ -56,18 +56,18 @@ def check_layers(model: nn.Module) -> None:
             isinstance(module, _InstanceNorm) and module.track_running_stats
         ):
             raise ConfigError(
-                f"module {name!r} is a {type(module).__name__}, which uses statistics across records; "
-                f"{_CROSS_RECORD_REASON}. Use nn.GroupNorm in its place"
+                f"module {name!r} is a {type(module).__name__}, which uses statistics across records. "
+                f"{_CROSS_RECORD_REASON}. Use nn.GroupNorm instead"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise ConfigError(
-                f"module {name!r} is a {type(module).__name__} with max_norm, which rescales the rows that "
-                "records look up in a forward pass, without noise. Leave max_norm out, normalise its output"
+                f"module {name!r} is a {type(module).__name__} with max_norm, which rescales looked-up rows "
+                "in a forward pass, without noise. Leave max_norm out and normalise the output instead"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(
-                f"module {name!r} is a {type(module).__name__} with sparse gradients, and noised ones are "
-                "dense: leave sparse out"
+                f"module {name!r} is a {type(module).__name__} with sparse gradients, but noised gradients "
+                "are dense. Leave sparse out"
             )
 
 
@@ -79,7 +79,7 @@ def refuse_mixed_groups(
     The gradient of a random objective, such as one with dropout, would be clipped by another gradient's norm.
     The weights, buffers and attributes of the model are left unchanged. Inputs are tried at several scales,
     and once with perturbed weights.
-    In passes of one shape an exchanged group may change only the rounding of the other groups' gradient, and
+    In passes of one shape a replaced group may change only the rounding of the other groups' gradient, and
     no bit of their losses if the device gives the same bits for the same inputs. So the check detects mixing
     by a millionth.
     Pass as many groups as a step passes at once: a network may mix records only in large batches.
@@ -114,8 +114,8 @@ def refuse_mixed_groups(
                 ]
         if any(names):
             raise ConfigError(
-                f"the loss writes {next(filter(None, names))!r} of the model; such state would carry "
-                "un-noised data into the released model, and from one group to the next. Keep nothing "
+                f"the loss writes to {next(filter(None, names))!r} of the model. Such state would carry "
+                "un-noised data into the released model, and from one group to the next. Store nothing "
                 "between passes"
             )
 
@@ -127,7 +127,7 @@ def _scale(inputs: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
 def _refuse_companions(
     model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], replacements: tuple[Tensor, ...]
 ) -> None:
-    """Exchange the first group, then all except the last group, and refuse if another group's loss moves."""
+    """Replace the first group, then all but the last group; raise if another group's loss changes."""
     num_groups = len(inputs[0])
     for exchanged in dict.fromkeys((1, num_groups - 1)):
         unchanged_groups = list(range(exchanged, num_groups))
@@ -135,8 +135,8 @@ def _refuse_companions(
         losses_repeated, gradient_again = _with_gradient(model, objective, inputs, unchanged_groups)
         if _has_moved(losses_before, losses_repeated, list(range(num_groups)), 1e-6):
             raise ConfigError(
-                "the loss of the same inputs is another one every time: a group must be clipped by the norm "
-                "of the gradient that is summed. Remove dropout, and draw augmentations before the step"
+                "the loss differs between two calls with the same inputs, but a group must be clipped by the "
+                "norm of the gradient that is summed. Remove dropout, and draw augmentations before the step"
             )
         replaced = tuple(
             torch.cat([b[:exchanged], a[exchanged:]]) for a, b in zip(inputs, replacements, strict=True)
@@ -149,8 +149,8 @@ def _refuse_companions(
             has_moved = has_moved or bool((moved_gradient - gradient).norm() > allowed)
         if has_moved:
             raise ConfigError(
-                f"the loss of one group moved when another group changed; {_CROSS_RECORD_REASON}. Compute "
-                "every loss from its own group's inputs"
+                f"the loss of one group changed when another group changed. {_CROSS_RECORD_REASON}. Compute "
+                "each group's loss from only that group's inputs"
             )
 
 
@@ -163,7 +163,7 @@ def _with_gradient(
         losses = objective(as_inputs(inputs))
         if not isinstance(losses, Tensor) or losses.shape != (num_groups,):
             got = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise ConfigError(f"the loss must return one number per group, [{num_groups}] here; got {got}")
+            raise ConfigError(f"the loss must return one number per group, [{num_groups}]; got {got}")
         if not parameters or not losses.requires_grad:
             return losses.detach(), losses.new_zeros(0)
         found = torch.autograd.grad(losses[rows].sum(), parameters, allow_unused=True)
@@ -172,14 +172,14 @@ def _with_gradient(
 
 
 def _refuse_counting(objective: Objective, inputs: tuple[Tensor, ...]) -> None:
-    """Remove the last group, and refuse if the other losses move by more than another kernel's rounding."""
+    """Remove the last group; raise if the other losses change by more than another kernel's rounding."""
     num_groups = len(inputs[0])
     with torch.no_grad():
         expected = objective(as_inputs(inputs))
         fewer = objective(as_inputs(tuple(each[:-1] for each in inputs)))
     if _has_moved(expected, fewer, list(range(num_groups - 1)), 1e-5):
         raise ConfigError(
-            f"the loss of a group depends on the number of groups; {_CROSS_RECORD_REASON}. Return each "
+            f"the loss of a group depends on the number of groups. {_CROSS_RECORD_REASON}. Return each "
             "group's own loss, not a mean over groups"
         )
 
@@ -192,7 +192,7 @@ def _equal(before: Tensor, after: Tensor) -> bool:
 def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -> None:
     """Raise ConfigError if records influence each other in an encoder, or it is random within a step.
 
-    There are three checks. Norm layers that are known to use statistics across records are refused by type.
+    There are three checks. Norm layers that are known to use statistics across records are rejected by type.
     Random images are passed in training mode, one of them is changed or the batch is shortened, and no
     output of any module may move for the other records, not by a bit if the device repeats its bits. This is
     repeated with perturbed weights, so that a zero initialisation hides no branch. No pass may write to a
@@ -214,7 +214,7 @@ def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -
     probe = copy.deepcopy(encoder).train()
     device = next((p.device for p in probe.parameters()), torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
-    images, replacements = (_made_up_images(image_shape, generator).to(device) for _ in range(2))
+    images, replacements = (_random_images(image_shape, generator).to(device) for _ in range(2))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         _refuse_written_state(probe, images)
         _refuse_moved_rows(probe, images, replacements)
@@ -222,7 +222,7 @@ def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -
         _refuse_moved_rows(probe, images, replacements)
 
 
-def _made_up_images(image_shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+def _random_images(image_shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
     """Return random images, some bright and some dark."""
     noise = torch.rand(_NUM_PROBE_RECORDS, *image_shape, generator=generator) * 2 - 1
     levels = torch.tensor([0.0, 1.0, -1.0, 0.5]).view(-1, 1, 1, 1)
@@ -230,27 +230,27 @@ def _made_up_images(image_shape: tuple[int, int, int], generator: torch.Generato
 
 
 def _refuse_written_state(probe: nn.Module, images: Tensor) -> None:
-    """Refuse a pass that changes state: running statistics, data-dependent initial values."""
+    """Reject a pass that changes state: running statistics, data-dependent initial values."""
     before, attributes = whole_state(probe, weights=True), attributes_of(probe)
     probe(images)
     written = changed_state(probe, before, weights=True) or first_changed(probe, attributes)
     if written:
         raise ConfigError(
-            f"the network writes {written!r} while it embeds images; such state would carry un-noised "
-            "data into the released model. Keep nothing between passes"
+            f"the network writes to {written!r} in a forward pass. Such state would carry un-noised data "
+            "into the released model. Store nothing between passes"
         )
 
 
 def _refuse_moved_rows(probe: nn.Module, images: Tensor, replacements: Tensor) -> None:
-    """Compare passes over the same images, over images of which one is replaced, and over fewer images."""
+    """Compare passes over the same images, over images with one replaced, and over fewer images."""
     n = len(images)
     first_calls = _trace(probe, images)
     second_calls = _trace(probe, images)
     culprit = _first_moved(first_calls, second_calls, list(range(n)))
     if culprit is not None:
         raise ConfigError(
-            f"module {culprit} gives two different outputs for the same images; the steps of a training "
-            "must draw their randomness from the mechanism and the views alone. Remove dropout and the like"
+            f"module {culprit} returns two different outputs for the same images. Only the mechanism and the "
+            "views may draw random numbers in a training step. Remove dropout and similar layers"
         )
     is_exact = _first_moved(first_calls, second_calls, list(range(n)), 0.0) is None
     for replaced_row in range(n):
@@ -260,15 +260,15 @@ def _refuse_moved_rows(probe: nn.Module, images: Tensor, replacements: Tensor) -
         culprit = _first_moved(first_calls, _trace(probe, replaced), rows, 0.0 if is_exact else 1e-6)
         if culprit is not None:
             raise ConfigError(
-                f"module {culprit} mixes records: its output for one record moved when another record "
-                f"changed; {_CROSS_RECORD_REASON}. Compute every statistic within one record"
+                f"module {culprit} mixes records: its output for one record changed when another record "
+                f"changed. {_CROSS_RECORD_REASON}. Compute every statistic within one record"
             )
     # Another batch size may choose another convolution algorithm, so more rounding is allowed.
     culprit = _first_moved(first_calls, _trace(probe, images[:-1]), list(range(n - 1)), tolerance=1e-5)
     if culprit is not None:
         raise ConfigError(
-            f"module {culprit} depends on the number of records in the batch; {_CROSS_RECORD_REASON}. "
-            "Compute every output from one record"
+            f"module {culprit} depends on the number of records in the batch. {_CROSS_RECORD_REASON}. "
+            "Compute each output from only one record"
         )
 
 

@@ -34,7 +34,7 @@ def _functions(*names: str) -> set[Function]:
     return {f if callable(f) else f.__get__ for f in found if callable(f) or hasattr(f, "__get__")}
 
 
-_OF_ONE = _functions(
+_UNARY = _functions(
     *(
         "view",
         "reshape",
@@ -153,13 +153,13 @@ class DirectUses(TorchFunctionMode):
         parameters = [value for value in tensors if self._is_watched(value)]
         if func in _BY_INDEX and not self._keeps_rows(func, args, kwargs):
             raise NotSeparableError(
-                f"records are picked by index ({func.__name__}): their order may follow the data"
+                f"records are selected by index ({func.__name__}), so their order may depend on the data"
             )
         if not parameters:
             return self._without_parameters(func, args, kwargs)
         if any(self._is_watched(value) for value in _tensors(kwargs.values())) and func not in _BY_NAME:
             raise NotSeparableError(
-                f"a parameter as a keyword argument is not supported in {getattr(func, '__name__', func)}"
+                f"a parameter passed by keyword is not supported in {getattr(func, '__name__', func)}"
             )
         if func is F.multi_head_attention_forward:
             return self._attention(**_ATTENTION.bind(*args, **kwargs).arguments)
@@ -174,7 +174,7 @@ class DirectUses(TorchFunctionMode):
             return self._product(args[0], args[1])
         if func in _ELEMENTWISE and batch_tensors:
             return self._elementwise(func, args, kwargs)
-        if func in _OF_ONE | _ELEMENTWISE and len(parameters) == 1:
+        if func in _UNARY | _ELEMENTWISE and len(parameters) == 1:
             return self._derive(func, args, kwargs)
         # An unknown function: harmless only if it returns something other than a tensor, such as a shape.
         result = func(*args, **kwargs)
@@ -228,7 +228,7 @@ class DirectUses(TorchFunctionMode):
         parameter, value = self._value(tensor)
         aligned = value.detach().reshape((1,) * (num_axes - value.ndim) + value.shape)
         if num_rows not in self._num_rows or num_rows % self._num_groups or aligned.shape[0] != 1:
-            raise NotSeparableError(f"parameter {self._names[parameter]!r} meets no batch of rows")
+            raise NotSeparableError(f"parameter {self._names[parameter]!r} is not used with a batch of rows")
         rows = aligned.expand(num_rows, *aligned.shape[1:]).requires_grad_()
         hook = rows.register_hook(partial(self._rows_arrived, parameter, value))
         self._hooks.append(hook)
@@ -243,7 +243,7 @@ class DirectUses(TorchFunctionMode):
     def _elementwise(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         shape = torch.broadcast_shapes(*(v.shape for v in _tensors(args)))
         if not shape:
-            raise NotSeparableError("a parameter meets a number that may come from the batch")
+            raise NotSeparableError("a parameter is combined with a scalar that may depend on the batch")
         replaced = [
             self._rows(a, shape[0], len(shape)) if isinstance(a, Tensor) and self._is_watched(a) else a
             for a in args
@@ -326,7 +326,7 @@ class DirectUses(TorchFunctionMode):
     ) -> tuple[Tensor, Tensor | None]:
         """Run `F.multi_head_attention_forward` in watched steps, for inputs `[length, rows, dim]`.
 
-        The signature equals torch's, to which the call's arguments are bound.
+        The signature equals torch's, because the call's arguments are bound to it.
         """
         unusual = (bias_k, bias_v, static_k, static_v)
         if (

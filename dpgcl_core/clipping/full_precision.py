@@ -6,7 +6,7 @@ have an effect depends on the processor. So every gradient rule enters `full_pre
 pass and leaves it after the sum. Norms are computed from the tensors that are summed, at the accuracy that
 the margin of `dpgcl_core.clipping.clipper` needs, and every processor runs the same passes. A network that is
 meant to run in low precision has its own autocast around its forward pass. It checks `is_low_precision_off`
-first, because compared ways run in float32. Such an inner autocast
+first, because the self-check compares ways in float32. Such an inner autocast
 casts weights once and keeps the casts until the outermost autocast ends, here `full_precision`. So every pass
 begins with `torch.clear_autocast_cache`. Otherwise it could run on casts of weights that no longer exist:
 weights that a self-check had perturbed, or copies for another group (`dpgcl_core.clipping.isolation`).

@@ -1,4 +1,4 @@
-"""Checks that our GPU kernels are available and correct; otherwise PyTorch's calls do the same."""
+"""Checks that this package's GPU kernels are available and correct; otherwise PyTorch's are used."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def _kernels(device: torch.device) -> Any:
 
         wrong = first_difference(gpu_kernels, device)
     except Exception as problem:  # Triton is not installed, or its compiler fails
-        logger.info("no kernels of our own: %s: %s", type(problem).__name__, problem)
+        logger.info("using PyTorch's kernels, not Triton's: %s: %s", type(problem).__name__, problem)
         return None
     if wrong:
-        logger.warning("no kernels of our own: %s", wrong)
+        logger.warning("using PyTorch's kernels, not Triton's: %s", wrong)
         return None
     return gpu_kernels
 
@@ -47,9 +47,9 @@ def first_difference(kernels: Any, device: torch.device | str) -> str:
     for shape, num_groups, dtype, tolerance in _CASES:
         errors = _errors(kernels, device, shape, num_groups, dtype)
         for name, error in errors.items():
-            allowed = tolerance if name == "combined" else 1e-4
+            allowed = tolerance if name == "combinations" else 1e-4
             if not error <= allowed:
-                return f"{name} of {list(shape)} in {dtype} differ from PyTorch's by {error:g}"
+                return f"{name} for shape {list(shape)} in {dtype} differ from PyTorch's by {error:g}"
     return ""
 
 
@@ -82,7 +82,7 @@ def _errors(
         "deviations": (scale, (by_group.var(2, unbiased=False) + _EPS).rsqrt()),
         "products": (products, (grad * x).sum((2, 3))),
         "sums": (sums, grad.sum((2, 3))),
-        "combined": (combined.float(), constant + times_x * x + times_grad * grad),
+        "combinations": (combined.float(), constant + times_x * x + times_grad * grad),
     }
     return {
         name: float(((actual - expected).abs() / expected.abs().clamp_min(1)).max())

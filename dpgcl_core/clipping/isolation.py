@@ -2,10 +2,10 @@
 
 An unreviewed network may mix records in a way that no test on synthetic inputs finds: only in large
 batches, only for special values, or only by a billionth. If it gets one group at a time, it cannot mix groups
-in a pass. There remains the state that it *keeps* between passes.
+in a pass. What remains is the state that it *keeps* between passes.
 
 *State* is all data that the modules hold: weights, buffers and children, their names, modes, hooks and
-attributes, and the plain data of their classes. The modules are those of the network, and those of every
+attributes, and the plain data of their classes. The modules belong to the network and to every
 other network that the objective refers to, such as a target network (`networks_of`).
 
 **Proposition.** Let a pass be a function of the group's inputs and of that state. If the state is the same
@@ -68,8 +68,8 @@ def isolated_gradients(
 def isolated(*networks: nn.Module) -> Iterator[None]:
     """Let networks run on copies of all their state; on exit, also after an error, the state is restored."""
     modules = list(dict.fromkeys(module for network in networks for module in network.modules()))
-    before: list[_ModuleState | _ClassHeld] = [_ModuleState(module) for module in modules]
-    before += [_ClassHeld(cls) for cls in _classes_of(modules)]
+    before: list[_ModuleState | _ClassState] = [_ModuleState(module) for module in modules]
+    before += [_ClassState(cls) for cls in _classes_of(modules)]
     try:
         _copy_all(modules)
         torch.clear_autocast_cache()
@@ -144,7 +144,7 @@ class _ModuleState:
             self._values[name].update(contents)
 
 
-class _ClassHeld:
+class _ClassState:
     """The data of a class."""
 
     def __init__(self, cls: type) -> None:
@@ -216,7 +216,7 @@ def _objects_of(objective: object) -> list[object]:
             waiting += [cell.cell_contents for cell in node.__closure__ or () if _is_full(cell)]
             waiting += [*(node.__defaults__ or ()), *(node.__kwdefaults__ or {}).values()]
             named = [node.__globals__.get(name) for name in _names_in(node.__code__)]
-            waiting += [g for g in named if isinstance(g, _FOLLOWED) or _stands_beside(g, node)]
+            waiting += [g for g in named if isinstance(g, _FOLLOWED) or _is_from_same_module(g, node)]
         elif isinstance(node, MethodType):
             waiting += [node.__self__, node.__func__]
         elif isinstance(node, functools.partial):
@@ -247,7 +247,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def _stands_beside(value: object, function: FunctionType) -> bool:
+def _is_from_same_module(value: object, function: FunctionType) -> bool:
     """Return whether `value`, or its class if it is no function, is defined in the module of `function`."""
     kind = value if isinstance(value, FunctionType) else type(value)
     return kind.__module__ == function.__module__
@@ -310,15 +310,15 @@ def changed_state(
 
 
 _CHANGED = (
-    "a network changed in a step what the optimizer alone may change: a weight, a buffer, a mode, a part "
-    "that is new or gone; it would be released without noise. Keep no such state. What it was is not told, "
-    "for that may follow a record: try the loss on public records"
+    "a step changed network state that only the optimizer may change: a weight, a buffer, a mode, or a part "
+    "that is new or missing. It would be released without noise. Keep no such state. This message does not "
+    "name the state, because the name may depend on a record: try the loss on public records"
 )
 
 
 @contextmanager
 def unwritten(*networks: nn.Module) -> Iterator[None]:
-    """Refuse passes that write to networks, also to weights, which a layer may rescale when it is used.
+    """Reject passes that write to networks, also to weights, which a layer may rescale when it is used.
 
     All values are compared bit by bit, because version counters miss writes through `.data`.
 
@@ -337,7 +337,7 @@ def unwritten(*networks: nn.Module) -> Iterator[None]:
 
 
 def refuse_changed_state(network: nn.Module, before: dict[str, Any]) -> None:
-    """Refuse a network in which more than trained weights has changed since `before`.
+    """Reject a network in which more than trained weights has changed since `before`.
 
     State that depends on the data would be released without noise: a buffer's values, a new buffer, a name,
     a mode.

@@ -76,7 +76,7 @@ class LayerRule:
     of the parameter, and may be strided, but must be dense per group.
     """
 
-    def refuses(self, module: nn.Module) -> str:
+    def unsupported_reason(self, module: nn.Module) -> str:
         """Return the reason why this particular layer is not supported; empty if it is supported."""
         return ""
 
@@ -128,8 +128,8 @@ def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GhostNorms:
 def _gram(x: Tensor) -> Tensor:
     """Return the Gram matrices of `[groups, M, ·]`, float64 `[groups, M, M]`."""
     grams = x.new_empty(len(x), x.shape[1], x.shape[1], dtype=torch.float64)
-    for piece, room in _pieces_with_room(x, torch.float64):
-        exact = room.copy_(x[piece])
+    for piece, buffer in _pieces_with_buffer(x, torch.float64):
+        exact = buffer.copy_(x[piece])
         torch.bmm(exact, exact.transpose(1, 2), out=grams[piece])
     return grams
 
@@ -141,12 +141,12 @@ def _pieces(x: Tensor, size: int = 1) -> Iterator[slice]:
         yield slice(start, start + at_once)
 
 
-def _pieces_with_room(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the slices of `_pieces` with memory for their numbers, of `dtype` if given, the same for all."""
+def _pieces_with_buffer(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the slices of `_pieces` with shared memory for their numbers, of `dtype` unless None."""
     pieces = list(_pieces(x, 2 if dtype == torch.float64 else 1))
-    room = torch.empty_like(x[pieces[0]], dtype=dtype)
+    buffer = torch.empty_like(x[pieces[0]], dtype=dtype)
     for piece in pieces:
-        yield piece, room[: len(x[piece])]
+        yield piece, buffer[: len(x[piece])]
 
 
 class LinearRule(LayerRule):
@@ -188,10 +188,10 @@ class Conv2dRule(LayerRule):
     Convolutions of lines and transposed convolutions are computed as a Conv2d (`_as_conv2d`).
     """
 
-    def refuses(self, module: nn.Module) -> str:
+    def unsupported_reason(self, module: nn.Module) -> str:
         assert isinstance(module, _ConvNd)
         fits = all(extra < step for extra, step in zip(module.output_padding, module.stride, strict=True))
-        return "" if fits else "output_padding is not below the stride"
+        return "" if fits else "output_padding is not smaller than the stride"
 
     def matrix(self, module: nn.Module) -> Tensor | None:
         assert isinstance(module, _ConvNd)
@@ -549,7 +549,7 @@ class _Normalisation(torch.autograd.Function):
             x = x.contiguous()
         positions, channels = x.shape[2:].numel(), x.shape[1]
         is_slow = _is_channels_last(x) and positions < MANY_POSITIONS and channels < FEW_CHANNELS * num_groups
-        if x.device.type != "cpu" or is_slow:  # a GPU's own is only for contiguous float32 images
+        if x.device.type != "cpu" or is_slow:  # PyTorch's GPU kernel needs contiguous float32 images
             # No use of the network's parameters and rows needs to be watched in here.
             with torch._C.DisableTorchFunction():
                 output, mean, scale = _normalised(x, weight, bias, num_groups, eps)
@@ -604,12 +604,12 @@ def _normalised(
     result = torch.empty_like(x, dtype=exact)
     mean, scale = x.new_empty(2, len(x), num_groups, dtype=exact)
     values, results, beta = _lines(x, x), _lines(result, x), _along_lines(beta[None], x)
-    for piece, room in _pieces_with_room(values, exact):
+    for piece, buffer in _pieces_with_buffer(values, exact):
         of_group = _sums(values[piece], x, dtype=exact).unflatten(1, (num_groups, -1))
         torch.sum(of_group, 2, out=mean[piece]).div_(numbers)
         of_channel = _along_lines(_by_channel(mean[piece], channels), x)
         centred = torch.sub(values[piece], of_channel, out=results[piece])
-        squares = torch.mul(centred, centred, out=room)
+        squares = torch.mul(centred, centred, out=buffer)
         variance = _sums(squares, x).unflatten(1, (num_groups, -1)).sum(2).div_(numbers)
         torch.rsqrt(variance.add_(eps), out=scale[piece])
         of_channel = _along_lines(_by_channel(scale[piece], channels) * gamma, x)
@@ -624,8 +624,8 @@ def _add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
         kernels.add_up(x, grad.contiguous(memory_format=torch.channels_last), products, sums)
         return
     values, grads = _lines(x, x), _lines(grad, x)
-    for piece, room in _pieces_with_room(values, torch.float32):
-        product = torch.mul(grads[piece], values[piece], out=room)
+    for piece, buffer in _pieces_with_buffer(values, torch.float32):
+        product = torch.mul(grads[piece], values[piece], out=buffer)
         _sums(product, x, out=products[piece])
         _sums(grads[piece], x, out=sums[piece])
 
@@ -701,10 +701,10 @@ class LayerNormRule(LayerRule):
         pieces = list(_pieces(x))
         if statistics:
             mean, scale = (_rows(statistic, num_groups, 1) for statistic in statistics)
-            room = torch.empty_like(x[pieces[0]], dtype=torch.float32)
+            buffer = torch.empty_like(x[pieces[0]], dtype=torch.float32)
         for piece in pieces:
             if statistics:
-                normal = torch.sub(x[piece], mean[piece], out=room[: len(x[piece])]).mul_(scale[piece])
+                normal = torch.sub(x[piece], mean[piece], out=buffer[: len(x[piece])]).mul_(scale[piece])
             else:
                 normal = normalise(x[piece].float(), (numbers,), eps=module.eps)
             torch.sum(normal.mul_(grad[piece]), 1, out=slopes[piece])
@@ -716,7 +716,7 @@ class LayerNormRule(LayerRule):
 class EmbeddingRule(LayerRule):
     """A table looked up by index; two lookups overlap if their indices are equal."""
 
-    def refuses(self, module: nn.Module) -> str:
+    def unsupported_reason(self, module: nn.Module) -> str:
         assert isinstance(module, nn.Embedding)
         if module.max_norm is not None:
             return "max_norm changes the table in a forward pass"

@@ -67,8 +67,8 @@ def as_layers_run() -> Iterator[None]:
         _KEEPS_STATISTICS.reset(token)
 
 
-def _asks_for_numbers(device: torch.device) -> bool:
-    """Return whether to check if any group is masked: on a GPU that would wait, which no capture allows."""
+def _may_read_values(device: torch.device) -> bool:
+    """Return whether to check if any group is masked: on a GPU the check waits, which no capture allows."""
     return device.type == "cpu"
 
 
@@ -123,10 +123,10 @@ class GroupGradients:
         return torch.maximum(self.squares.sqrt(), NORM_FLOOR * self.magnitude_bound).float()
 
     def check(self) -> None:
-        """Raise NotSeparableError if a tensor kept for the sum was changed since its norm was taken."""
+        """Raise NotSeparableError if a tensor kept for the sum changed after its norm was computed."""
         for each in self.deferred.values():
             if (each.x._version, each.grad._version) != each.versions:
-                raise NotSeparableError("a gradient was changed in place after its norm was taken")
+                raise NotSeparableError("a gradient was changed in place after its norm was computed")
 
     def add_weighted(self, total: Tensor, parameters: list[nn.Parameter], factor: Tensor) -> None:
         """Add Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
@@ -137,7 +137,7 @@ class GroupGradients:
           factor: float32 `[parts, groups]`.
         """
         masked = factor == 0
-        masks = None if _asks_for_numbers(masked.device) and not bool(masked.any()) else masked
+        masks = None if _may_read_values(masked.device) and not bool(masked.any()) else masked
         sums: dict[Tensor, Tensor] = {}
         for row, small in self.small.items():
             sums |= small.weighted(factor[row], None if masks is None else masks[row])
@@ -369,7 +369,7 @@ class _Recorder:
             or len(output) not in self._num_rows
         ):
             raise NotSeparableError(
-                f"the leading axis of layer {self._names[module]!r} is not that of the inputs"
+                f"the leading axis of layer {self._names[module]!r} does not match the inputs' leading axis"
             )
         # Parameters require no gradient here, so the outputs of the first layers do not either. They become
         # leaves of the backward pass, so that it reaches their hooks.

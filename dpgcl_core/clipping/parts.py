@@ -45,7 +45,7 @@ class ClippingParts:
     def __post_init__(self) -> None:
         if not self.prefixes or not all(self.prefixes) or len(set(self.prefixes)) < len(self.prefixes):
             raise ConfigError(
-                "prefixes of clipping parts must be one or more different names, none of them empty; "
+                "prefixes of clipping parts must be one or more different names that are not empty; "
                 f"got {self.prefixes!r}"
             )
 
@@ -68,13 +68,13 @@ class ClippingParts:
             if part not in owners:
                 known = sorted({".".join(name.split(".")[:2]) for name in names})
                 raise ConfigError(
-                    f"every clipping part must hold a trainable parameter; no name begins with {prefix!r} "
-                    f"and with no earlier prefix. Trainable are: {', '.join(known)}"
+                    "every clipping part must hold a trainable parameter; no name outside the earlier parts "
+                    f"begins with {prefix!r}. Trainable names begin with: {', '.join(known)}"
                 )
         if last not in owners:
             raise ConfigError(
-                "every clipping part must hold a trainable parameter; the last one, everything without a "
-                f"prefix, is empty for prefixes {', '.join(self.prefixes)}. Leave out one of them"
+                "every clipping part must hold a trainable parameter; the last part is empty, because every "
+                f"name begins with one of the prefixes {', '.join(self.prefixes)}. Leave out one of them"
             )
         return owners
 

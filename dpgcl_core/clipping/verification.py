@@ -89,7 +89,7 @@ def unsupported_layer(model: nn.Module) -> str:
     for name, module in model.named_modules():
         rule = rule_of(module)
         if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
-            reason = rule.refuses(module)
+            reason = rule.unsupported_reason(module)
             if reason:
                 return f"layer {name!r} ({type(module).__name__}): {reason}"
     return ""
@@ -150,7 +150,7 @@ def _compare(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
     except NotSeparableError as error:
         return str(error)
     except Exception as error:  # a module may break a hook in any way; the other ways use no hook
-        return f"one pass fails on synthetic inputs ({type(error).__name__}: {error})"
+        return f"the one-pass computation fails on synthetic inputs ({type(error).__name__}: {error})"
 
 
 def _differences(
@@ -159,11 +159,11 @@ def _differences(
     (total, fast), (exact_total, loop) = actual, exact
     sizes = [p.numel() for p in model.parameters() if p.requires_grad]
     if not torch.allclose(fast.norms, loop.norms, rtol=tolerance):
-        return "norms of one pass differ from exact ones on synthetic inputs"
+        return "the one-pass norms differ from the exact norms on synthetic inputs"
     if _parts_differ(fast.part_ratios, loop.part_ratios, tolerance):
-        return "norms of clipping parts in one pass differ from exact ones on synthetic inputs"
+        return "the one-pass norms of clipping parts differ from the exact norms on synthetic inputs"
     if _sums_differ(total.split(sizes), exact_total.split(sizes), tolerance * exact_total.norm(), tolerance):
-        return "gradients of one pass differ from exact ones on synthetic inputs"
+        return "the one-pass gradients differ from the exact gradients on synthetic inputs"
     return ""
 
 

@@ -54,7 +54,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[_Graph]:
         return capture._Captured(made[-1], own, report)  # type: ignore[arg-type]
 
     monkeypatch.setattr(capture, "_captured", captured)
-    monkeypatch.setattr(capture, "_no_number_asked_for", nullcontext)
+    monkeypatch.setattr(capture, "_no_synchronisation", nullcontext)
     return made
 
 
@@ -160,7 +160,7 @@ def test_where_capturing_fails_passes_run_as_they_are(monkeypatch: pytest.Monkey
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(capture, "_captured", fails)
-    monkeypatch.setattr(capture, "_no_number_asked_for", nullcontext)
+    monkeypatch.setattr(capture, "_no_synchronisation", nullcontext)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     passes = CapturedPasses()
@@ -178,7 +178,7 @@ def test_a_pass_that_asks_for_a_number_is_not_tried(monkeypatch: pytest.MonkeyPa
         yield
 
     monkeypatch.setattr(capture, "_captured", lambda *_: pytest.fail("it would end the capture"))
-    monkeypatch.setattr(capture, "_no_number_asked_for", refuses)
+    monkeypatch.setattr(capture, "_no_synchronisation", refuses)
     passes = CapturedPasses()
     _Training(passes)
     assert passes.count == 0
@@ -232,7 +232,7 @@ def test_masks_are_applied_without_a_question(monkeypatch: pytest.MonkeyPatch) -
     expected = training.take(_views(0), torch.arange(NUM_GROUPS) != 1)
     assert asked
     asked.clear()
-    monkeypatch.setattr(one_pass, "_asks_for_numbers", lambda device: False)
+    monkeypatch.setattr(one_pass, "_may_read_values", lambda device: False)
     actual = training.take(_views(0), torch.arange(NUM_GROUPS) != 1)
     assert not asked
     assert torch.equal(actual[1], expected[1])
@@ -263,5 +263,5 @@ def _picking(index_of: Callable[[int], Tensor]) -> nn.Module:
 
 
 def test_passes_of_isolated_networks_are_not_replayed() -> None:
-    with pytest.raises(ConfigError, match="are not replayed"):
+    with pytest.raises(ConfigError, match="cannot be replayed"):
         GroupClipper(l2_clip_norm=1.0, passes=CapturedPasses(), isolated=True)

@@ -149,7 +149,7 @@ def test_a_layer_gives_each_groups_own_gradient_and_norm(
     grad = _normal(*layer(x).shape, seed=1)
     rule = rule_of(layer)
     assert rule is not None
-    assert not rule.refuses(layer)
+    assert not rule.unsupported_reason(layer)
     matrix, found = rule.matrix(layer), dict(rule.vectors(layer, x, grad, 3))
     if matrix is not None:
         found[matrix] = rule.per_group(layer, x, grad, 3)

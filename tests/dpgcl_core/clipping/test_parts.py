@@ -460,10 +460,10 @@ def test_tied_parameter_has_one_part() -> None:
 @pytest.mark.parametrize(
     ("prefixes", "reason"),
     [
-        (("c.", "d."), r"no name begins with 'd\.' and with no earlier prefix"),
-        (("a", "a."), r"no name begins with 'a\.' and with no earlier prefix"),
-        (("a.", "b.", "c."), r"everything without a prefix, is empty for prefixes a\., b\., c\."),
-        (("frozen.",), r"no name begins with 'frozen\.'.* Trainable are: a\.weight, b\.weight, c\.weight$"),
+        (("c.", "d."), r"no name outside the earlier parts begins with 'd\.'"),
+        (("a", "a."), r"no name outside the earlier parts begins with 'a\.'"),
+        (("a.", "b.", "c."), r"every name begins with one of the prefixes a\., b\., c\.\. Leave out one"),
+        (("frozen.",), r"begins with 'frozen\.'\. Trainable names .*: a\.weight, b\.weight, c\.weight$"),
     ],
 )
 @pytest.mark.parametrize("clip", [1.0, math.inf])
@@ -479,5 +479,5 @@ def test_part_without_a_trainable_parameter_is_refused(
 
 @pytest.mark.parametrize("prefixes", [(), ("",), ("a.", ""), ("a.", "a.")])
 def test_prefixes_must_be_different_names(prefixes: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="one or more different names, none of them empty"):
+    with pytest.raises(ConfigError, match="one or more different names that are not empty"):
         ClippingParts(prefixes=prefixes)

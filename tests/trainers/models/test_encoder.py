@@ -216,7 +216,7 @@ def test_cross_record_check_refuses_use_of_batch_size() -> None:
 
 
 def test_cross_record_check_refuses_dropout() -> None:
-    with pytest.raises(ConfigError, match=r"'backbone\.layer' \(Dropout\) gives two different outputs"):
+    with pytest.raises(ConfigError, match=r"'backbone\.layer' \(Dropout\) returns two different outputs"):
         refuse_cross_record(_encoder(nn.Dropout(0.5)).eval(), SHAPE)
 
 

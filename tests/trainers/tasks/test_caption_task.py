@@ -199,7 +199,7 @@ def test_padding_that_leaks_into_another_record_is_refused(
         return lambda inputs: leak(network, inputs)  # type: ignore[operator, no-any-return]
 
     monkeypatch.setattr("trainers.tasks.caption_task.caption_losses", leaking)
-    with pytest.raises(ConfigError, match="moved when another group changed"):
+    with pytest.raises(ConfigError, match="changed when another group changed"):
         CAPTIONS.check_network(config, network, SHAPE)
 
 

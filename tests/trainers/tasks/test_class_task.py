@@ -194,7 +194,7 @@ def test_network_in_which_labels_or_images_meet_is_refused(monkeypatch: pytest.M
         return losses
 
     monkeypatch.setattr("trainers.tasks.class_task.class_losses", weighted)
-    with pytest.raises(ConfigError, match="must depend on no other record"):
+    with pytest.raises(ConfigError, match="must not depend on other records"):
         CLASSES.check_network(config, network, SHAPE)
 
 

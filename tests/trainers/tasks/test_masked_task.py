@@ -173,7 +173,7 @@ def test_mask_that_sees_other_records_is_refused(monkeypatch: pytest.MonkeyPatch
 
     MASKED_IMAGES.check_network(config, network, SHAPE)
     monkeypatch.setattr(MaskedAutoEncoder, "forward", leaking)
-    with pytest.raises(ConfigError, match="moved when another group changed"):
+    with pytest.raises(ConfigError, match="changed when another group changed"):
         MASKED_IMAGES.check_network(config, network, SHAPE)
 
 

@@ -140,7 +140,7 @@ def test_clipped_sum_of_groups_of_pairs_equals_the_slow_one(network: ClipNetwork
 
     expected = oracles.clipped_sum(encoder, losses, views, 0.5 * (1 - 1e-4))
     assert float((total.double() - expected).norm() / expected.norm()) < 1e-4
-    assert "one by one" not in " ".join(report.paths.values())
+    assert "one group at a time" not in " ".join(report.paths.values())
 
 
 def test_one_record_path_of_pairs_is_the_gradient_through_its_own_towers() -> None:

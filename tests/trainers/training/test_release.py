@@ -91,7 +91,7 @@ def test_scored_record_reaches_no_other_records_answer_and_no_released_buffer(ha
     images[0] = 200
     special = dataclasses.replace(data.held_out_records, images=images)
     if has_word:  # its author was wrong: nothing is saved or returned
-        with pytest.raises(ConfigError, match="the optimizer alone may change"):
+        with pytest.raises(ConfigError, match="only the optimizer may change"):
             train(config, dataclasses.replace(data, held_out_records=special))
         return
     encoder = build_encoder(config.network, data.held_out_records.images.shape[1:], 0)
