@@ -58,7 +58,7 @@ def epsilon_command(
     else:
         epsilon = composition.epsilon_prv(**steps, delta=delta)
         if math.isnan(epsilon):
-            raise ConfigError("the accountant prv gives up on these options; use --accountant pld or rdp")
+            raise ConfigError("the accountant prv failed for these options; use --accountant pld or rdp")
     result = {"epsilon": epsilon, "delta": delta, "accountant": accountant, **steps}
     return _print(result | {"neighboring_relation": NEIGHBORING_RELATION}, delta, as_json=json)
 
@@ -80,10 +80,10 @@ def noise_command(
 
     steps = _checked_steps(sampling_prob, 1.0, num_steps, delta)  # 1 is a placeholder for the unknown noise
     del steps["noise_multiplier"]
-    found = calibrate_noise_multiplier(**steps, target_epsilon=epsilon, target_delta=delta, cache_folder=None)
+    calibration = calibrate_noise_multiplier(**steps, target_epsilon=epsilon, target_delta=delta)
     result = {
-        "noise_multiplier": found.noise_multiplier,
-        "epsilon": found.epsilon,
+        "noise_multiplier": calibration.noise_multiplier,
+        "epsilon": calibration.epsilon,
         "target_epsilon": epsilon,
         "delta": delta,
         "accountant": "pld",
@@ -120,7 +120,7 @@ def tuning_command(
       law: law of the secret number of trials K (sealed); tnb by default.
       eta: shape of tnb, above -1 (sealed); 1 by default, the geometric law.
       mean_trials: E[K] before any cap, at least 1 (sealed).
-      max_trials: cap on K (sealed and sealed-threshold); for a binomial, its number of possible trials.
+      max_trials: cap on K (sealed and sealed-threshold); for a binomial, its largest number of trials.
       bound: theorem (sealed); profile by default.
       halting_prob: probability of stopping after a miss (sealed-threshold).
       json: print one JSON object.
@@ -142,9 +142,9 @@ def tuning_command(
         for name, value in options.items():
             if mode_of_options != mode and value is not None:
                 option = "--" + name.replace("_", "-")
-                raise ConfigError(f"{option} belongs to --mode {mode_of_options}; got it with --mode {mode}")
+                raise ConfigError(f"{option} applies only to --mode {mode_of_options}; got --mode {mode}")
     if mode == "open" and max_trials is not None:
-        raise ConfigError("--max-trials belongs to --mode sealed; got it with --mode open")
+        raise ConfigError("--max-trials applies only to --mode sealed and sealed-threshold; got --mode open")
     candidate = cost.TrialClass(**steps)
     if mode == "open":
         trial = cost.TrialClass(**{**steps, "count": _required(mode, num_trials=num_trials)})
@@ -166,10 +166,10 @@ def tuning_command(
 def _law(name: str, mean: float, eta: float | None, cap: int | None) -> laws.TrialCountLaw:
     """Return the law of K that the options name."""
     if name != "tnb" and eta is not None:
-        raise ConfigError(f"--eta belongs to --law tnb; got it with --law {name}")
+        raise ConfigError(f"--eta applies only to --law tnb; got --law {name}")
     if name == "binomial":
         if cap is None:
-            raise ConfigError("--law binomial needs --max-trials, its number of possible trials")
+            raise ConfigError("--law binomial needs --max-trials, its largest number of trials")
         if cap < 1 or not mean < cap:
             raise ConfigError(f"--max-trials must be above --mean-trials = {mean:g}; got {cap}")
         return laws.BinomialTrials(max_trials=cap, prob=mean / cap)
@@ -200,7 +200,7 @@ def _required(mode: str, **option: Any) -> Any:
 def _print(result: Mapping[str, Any], delta: float, *, as_json: bool) -> int:
     for name, value in result.items():
         if name.endswith("epsilon") and value is not None and not math.isfinite(value):
-            raise ConfigError(f"no finite {name} at delta = {delta:g}; raise delta or the noise")
+            raise ConfigError(f"{name} is not finite at delta = {delta:g}; raise delta or the noise")
     print(dumps(result, allow_nan=False) if as_json else _table(result))
     return 0
 

@@ -163,7 +163,7 @@ class PrivateStep:
             total.zero_()  # this worker's sum has no noise; the first worker's replaces it
         else:
             threads = self.threads if total.device.type == "cpu" else None  # a GPU adds the parts one by one
-            noise_norm = add_in_parts(total, noise, noise_of, beside=threads)
+            noise_norm = add_in_parts(total, noise, noise_of, executor=threads)
             if observer is not None:
                 observer.on_noise(noise_norm)
         noisy = in_float32(total)  # already rounded if noise was added

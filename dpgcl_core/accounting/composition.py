@@ -86,8 +86,8 @@ def _epsilon(accountant: PLDAccountant | RdpAccountant, event: dp_event.DpEvent,
             return float(accountant.get_epsilon(delta))
         except MemoryError as error:
             raise ConfigError(
-                "so many steps with so little noise cannot be accounted for in memory; take fewer steps "
-                "or more noise"
+                "accounting for this many steps with this little noise needs too much memory; take fewer "
+                "steps or add noise"
             ) from error
 
 
@@ -135,7 +135,7 @@ def calibrate_noise_multiplier(
     target_delta: float,
     cache_folder: Path | None = None,
 ) -> Calibration:
-    """Return the smallest noise multiplier found that meets (target_epsilon, target_delta) by PLD.
+    """Search for the smallest noise multiplier that meets (target_epsilon, target_delta) by PLD.
 
     The returned ε is computed with the grid of record and never exceeds the target. A cached σ saves the
     search but not the check: it is verified again, so a damaged cache cannot weaken a guarantee. A coarser
@@ -173,8 +173,8 @@ def calibrate_noise_multiplier(
             break
     if best_epsilon > target_epsilon:
         raise ConfigError(
-            f"no noise multiplier verified for target_epsilon = {target_epsilon}: the best found reaches "
-            f"{best_epsilon:.6g}; give at least that"
+            f"no noise multiplier was verified to meet target_epsilon = {target_epsilon}: the best one "
+            f"reaches {best_epsilon:.6g}. Raise target_epsilon to at least that value"
         )
     _write_cached(path, noise)
     return Calibration(noise_multiplier=noise, epsilon=best_epsilon)
@@ -188,14 +188,14 @@ def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high:
         if large > _MAX_NOISE:
             raise ConfigError(
                 f"target_epsilon = {high:g} cannot be met by any noise_multiplier up to {_MAX_NOISE:g}: the "
-                f"smallest epsilon reachable is {best_epsilon:.3g}, at noise_multiplier = {small:g}; give "
-                "at least that, or take fewer steps or a smaller sampling_prob"
+                f"smallest epsilon reachable is {best_epsilon:.3g}, at noise_multiplier = {small:g}. Raise "
+                "target_epsilon to at least that value, take fewer steps or lower sampling_prob"
             )
     while epsilon(small) <= high:  # in small steps: accounting is slow for small noise
         if small <= MIN_NOISE_MULTIPLIER:
             raise ConfigError(
                 f"target_epsilon = {high:g} is met even by noise_multiplier = {MIN_NOISE_MULTIPLIER}: "
-                "such a budget protects nothing; choose a smaller one, or epsilon = inf"
+                "such a budget protects nothing. Choose a smaller one, or inf to train without noise"
             )
         small, large = max(small / 1.5, MIN_NOISE_MULTIPLIER), small
     middle = (low + high) / 2

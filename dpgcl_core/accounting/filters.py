@@ -77,8 +77,8 @@ class StepClass:
         PoissonSampler(sampling_prob=self.sampling_prob)
         if not (MIN_NOISE_MULTIPLIER <= self.noise_multiplier < math.inf):
             raise ConfigError(
-                f"noise_multiplier must be finite and at least {MIN_NOISE_MULTIPLIER}, for less protects "
-                f"nothing; got {self.noise_multiplier}"
+                f"noise_multiplier must be finite and at least {MIN_NOISE_MULTIPLIER} (smaller values "
+                f"protect nothing); got {self.noise_multiplier}"
             )
 
     @property
@@ -114,13 +114,13 @@ class RdpFilter:
     """Admits steps while their RDP at one fixed order stays within the budget; see the module.
 
     Attributes:
-      target_epsilon, target_delta: the cap, given as `epsilon` and `delta`.
+      target_epsilon, target_delta: the cap, passed as `epsilon` and `delta`.
       order: α > 1, fixed with the cap. The default is a compromise for typical steps, which may admit only a
         third of what the best order would admit; `for_steps` fits the order to the planned steps.
       rdp_budget: B, the largest RDP at `order` that converts to (epsilon, delta); rounded down.
 
     Raises:
-      ConfigError: the cap or the order is out of range, or the order cannot meet the cap at any cost.
+      ConfigError: the cap or the order is out of range, or the order leaves no RDP budget for the cap.
 
     >>> budget = RdpFilter(epsilon=8.0, delta=1e-5)
     >>> steps = StepClass(sampling_prob=0.01, noise_multiplier=1.0)
@@ -138,11 +138,11 @@ class RdpFilter:
         if order is None:
             order = _fitted_order(epsilon, delta, tuple(StepClass(*typical) for typical in _TYPICAL_STEPS))
         elif not 1.01 < order < math.inf:
-            raise ConfigError(f"order must be finite and above 1.01, for conversion needs it; got {order}")
+            raise ConfigError(f"order must be finite and above 1.01 to convert RDP to epsilon; got {order}")
         budget = _rdp_within(epsilon, delta, order) * (1 - _ROUNDING)
         if not budget > 0:
             raise ConfigError(
-                f"order {order:g} cannot meet epsilon = {epsilon:g} at delta = {delta:g} at any cost; "
+                f"order {order:g} leaves no RDP budget for epsilon = {epsilon:g} at delta = {delta:g}; "
                 "raise the order, epsilon or delta, or leave the order out"
             )
         object.__setattr__(self, "target_epsilon", float(epsilon))
@@ -219,13 +219,13 @@ class QuotaFilter:
     def __post_init__(self) -> None:
         check_cap(self.epsilon, self.delta)
         if not self.quotas:
-            raise ConfigError("quotas must name at least one class of steps; got none")
+            raise ConfigError("quotas must contain at least one class of steps; got none")
         object.__setattr__(self, "quotas", MappingProxyType(dict(self.quotas)))
         quota_epsilon = self.epsilon_of_quotas
         if not quota_epsilon <= self.epsilon:
             raise ConfigError(
                 f"all quotas together reach epsilon = {quota_epsilon:.6g} at delta = {self.delta:g}, above "
-                f"the cap {self.epsilon:g}; take fewer steps or more noise, or raise the cap"
+                f"the cap {self.epsilon:g}; take fewer steps, add noise or raise the cap"
             )
 
     @property
@@ -268,7 +268,7 @@ def _rdp_within(epsilon: float, delta: float, order: float) -> float:
 
 def _fitted_order(epsilon: float, delta: float, step_classes: tuple[StepClass, ...]) -> float:
     if not step_classes:
-        raise ConfigError("step_classes must name at least one class of steps; got none")
+        raise ConfigError("step_classes must contain at least one class of steps; got none")
     budgets = np.array([_rdp_within(epsilon, delta, order) for order in FILTER_ORDERS])
     admitted = np.maximum(budgets, 0) / np.array([_rdp_at_all_orders(each) for each in step_classes])
     shares = admitted / np.maximum(admitted.max(axis=1, keepdims=True), 1e-300)

@@ -92,7 +92,7 @@ def calibrate_fixed_size(
     target_delta: float,
     num_mechanisms: int,
 ) -> FixedSizeGaussians:
-    """Return the smallest noise found that meets (target_epsilon, target_delta) by RDP, replacing a record.
+    """Search for the smallest noise that meets (target_epsilon, target_delta) by RDP, replacing a record.
 
     Args:
       num_records, batch_size, num_steps, num_mechanisms: as in `FixedSizeGaussians`.

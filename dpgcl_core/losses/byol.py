@@ -60,7 +60,7 @@ def update_target(target: nn.Module, online: nn.Module, *, decay: float) -> None
     weights = dict(online.named_parameters())
     missing = [name for name, _ in target.named_parameters() if name not in weights]
     if missing:
-        raise ConfigError(f"the target's parameters must be the online network's; it lacks {missing}")
+        raise ConfigError(f"the online network must have all parameters of the target; it lacks {missing}")
     with torch.no_grad():
         for name, value in target.named_parameters():
             if value is not weights[name]:  # skip a frozen weight that both networks share

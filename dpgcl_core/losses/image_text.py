@@ -57,9 +57,9 @@ def interleaved(images: Tensor, texts: Tensor) -> Tensor:
     """
     if images.shape != texts.shape or images.ndim < 4:
         raise ConfigError(
-            "both towers must give embeddings [groups, group_size, 1 + num_augmentations, dim]; got "
-            f"{list(images.shape)} of images and {list(texts.shape)} of texts. Augment both alike and give "
-            "the towers one embedding width"
+            "both towers must return embeddings [groups, group_size, 1 + num_augmentations, dim]; got "
+            f"{list(images.shape)} for images and {list(texts.shape)} for texts. Use the same number of "
+            "augmentations and the same embedding width in both"
         )
     return torch.stack([images, texts], dim=3).flatten(2, 3)
 
@@ -129,7 +129,7 @@ def check_pairs(embeddings: Tensor) -> None:
     if (num_views := embeddings.shape[2]) == 0 or num_views % 2:
         raise ConfigError(
             "image-text embeddings must hold as many views of the image as of the text; got "
-            f"{num_views} views. Order them by interleaved"
+            f"{num_views} views. Order them with `interleaved`"
         )
 
 

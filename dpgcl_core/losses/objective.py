@@ -36,7 +36,7 @@ class EmbeddingObjective:
         """
         if self.loss is None:
             raise ConfigError(
-                "the loss of this method is one of the whole batch, so no group has one by itself: use a "
+                "this method's loss is computed on the whole batch, so a group has no loss of its own. Use a "
                 "rule for whole batches"
             )
         return self.loss(self.embed(inputs))
@@ -50,8 +50,7 @@ def embedding_of(objective: Objective) -> Embed:
     """
     if not isinstance(objective, EmbeddingObjective):
         raise ConfigError(
-            "a method that compares the records of a whole batch needs their embeddings, an "
-            f"EmbeddingObjective; got an objective of type {type(objective).__name__}: use a method that "
-            "clips groups"
+            "a method that compares the records of a whole batch needs an EmbeddingObjective; got an "
+            f"objective of type {type(objective).__name__}. Use a method that clips groups"
         )
     return objective.embed

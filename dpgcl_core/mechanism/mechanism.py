@@ -53,18 +53,18 @@ class Mechanism(PublicNumbers):
             object.__setattr__(self, "sampling", RECORDS if self.group_size == BATCH else own)
         if self.sampling == GROUPS and self.group_size == BATCH:
             raise ConfigError(
-                'sampling = "groups" needs a group_size that is fixed before anything is drawn: for the '
-                'whole batch give B; got "batch"'
+                'sampling = "groups" needs a fixed group_size; got "batch". To clip the whole batch, set '
+                "group_size to the expected batch size"
             )
         if self.rules.trains and self.num_steps < 1:
             raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
         if not self.rules.trains and self.num_steps != 0:
-            raise ConfigError(f"{self.method} trains nothing: give num_steps = 0; got {self.num_steps}")
+            raise ConfigError(f"{self.method} trains nothing: num_steps must be 0; got {self.num_steps}")
         self.rules.check(self)
         if self.divisor < 0.1:
             raise ConfigError(
                 "the expected number of groups in a step must be at least 0.1; got "
-                f"{self.divisor:.3g} (raise sampling_prob or lower group_size)"
+                f"{self.divisor:.3g}. Raise sampling_prob or lower group_size"
             )
 
     @property
@@ -115,7 +115,7 @@ class Mechanism(PublicNumbers):
         return self.rules.rule(self, loss)
 
     def noise(self, *, num_summed: int = 1) -> GaussianNoise:
-        """Return stage 8; `num_summed` must equal that of the noise's source, see `GaussianNoise`."""
+        """Return stage 8; `num_summed` must equal the noise source's, see `GaussianNoise`."""
         std = self.noise_multiplier * self.sensitivity if self.is_private else 0.0
         return GaussianNoise(std=std, num_summed=num_summed)
 

@@ -176,7 +176,7 @@ class Method:
         matching = tuple(name for name in self.samplings if name == sampling)
         if not matching:
             raise ConfigError(
-                f"{self.name} samples {self.samplings[0]}, for its terms see more than one group; "
+                f"{self.name} samples {self.samplings[0]}, because its terms use more than one group; "
                 f'got sampling = "{sampling}"'
             )
         return self if self.samplings == matching else replace(self, samplings=matching)
@@ -198,8 +198,8 @@ class Method:
             return "each record is a group of its own"
         if self.samplings[0] == GROUPS:
             return (
-                "records stand at random in N slots, which are cut into blocks of S; a sampled block is a "
-                "group, and one with an empty slot contributes zero"
+                "records are placed at random in N slots, which are cut into blocks of S; each sampled block "
+                "is a group, and a group with an empty slot contributes zero"
             )
         if self.takes_group_size:
             return "the sample is permuted in secret and cut into groups of exactly S; the rest is dropped"
@@ -209,7 +209,7 @@ class Method:
         """Raise ConfigError for numbers that the method cannot use."""
         if numbers.batch_cap is not None:
             raise ConfigError(
-                f"batch_cap is for methods whose sensitivity needs one; {self.name} needs none: leave it out"
+                f"batch_cap applies only to methods that need a cap; {self.name} needs none. Leave it out"
             )
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange | None:
@@ -283,7 +283,7 @@ class Method:
     def calibrated(
         self, numbers: PublicNumbers, target_epsilon: float, cache_folder: Path | None = None
     ) -> float:
-        """Return the smallest noise multiplier found that meets a finite `target_epsilon`.
+        """Search for the smallest noise multiplier that meets a finite `target_epsilon`.
 
         Raises:
           ConfigError: no noise multiplier meets the target.

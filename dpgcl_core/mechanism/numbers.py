@@ -114,7 +114,7 @@ def check_delta(delta: float, num_records_public: int) -> None:
     if delta > 1 / num_records_public:
         raise ConfigError(
             f"target_delta must be at most 1/num_records_public = {1 / num_records_public:.3g} "
-            f"(above it, publishing a random record would pass); got {delta:g}"
+            f"(a larger delta allows publishing a random record); got {delta:g}"
         )
 
 
@@ -128,7 +128,7 @@ class PublicNumbers:
         against adding or removing one record.
       num_records_from_data: whether N is instead the data set's own number of records. It is then public,
         and the data set is protected against zeroing out one of its records.
-      sampling: what is sampled, "groups" or "records"; by default "records" for group_size "batch", and
+      sampling: the sampled units, "groups" or "records"; by default "records" for group_size "batch", and
         otherwise the method's own sampling.
       sampling_prob: q, the probability that a record, or a group, joins a step.
       group_size: S, or "batch" for the whole realised batch as one group.
@@ -183,11 +183,11 @@ class PublicNumbers:
             )
         if 0 < self.noise_multiplier < MIN_NOISE_MULTIPLIER:
             raise ConfigError(
-                f"noise_multiplier must be at least {MIN_NOISE_MULTIPLIER}, for less protects "
-                f"nothing; got {self.noise_multiplier}"
+                f"noise_multiplier must be at least {MIN_NOISE_MULTIPLIER} (smaller values protect "
+                f"nothing); got {self.noise_multiplier}"
             )
         if self.noise_multiplier > 0 and math.isinf(self.l2_clip_norm):
-            raise ConfigError("noise without clipping protects nothing: give a finite l2_clip_norm; got inf")
+            raise ConfigError("noise without clipping protects nothing: set a finite l2_clip_norm; got inf")
         check_delta(self.target_delta, n)
         if self.num_restart_steps is not None and self.num_restart_steps < 0:
             raise ConfigError(f"num_restart_steps must not be negative; got {self.num_restart_steps}")

@@ -1,7 +1,7 @@
 """The registry of methods by name: this package's, installed packages' and those a program registers.
 
 An installed package offers a method through the entry point group `dpgcl.methods`. A program calls
-`register`. Each name belongs to one method: registering another method under it is refused, so that no
+`register`. Each name belongs to one method: registering another method under it raises, so that no
 other `dp_gcl` can replace this package's.
 """
 
@@ -39,13 +39,13 @@ class _Registry(Mapping[str, "Method"]):
         if self._methods.get(method.name, method) != method:
             raise ConfigError(
                 f"a method named {method.name!r} is registered already "
-                f"({self._methods[method.name].title}): give yours another name"
+                f"({self._methods[method.name].title}): choose another name"
             )
         kind = type(method)
         if kind.group_stage is not Method.group_stage and kind.sampling is Method.sampling:
             raise ConfigError(
-                f"{method.name} draws its groups in its own way and must say which: give it a property "
-                "`sampling`, and an accounting event that fits it"
+                f"{method.name} overrides `group_stage`, so it must also override the property `sampling`. "
+                "Check that its accounting event matches"
             )
         self._methods[method.name] = method
 

@@ -84,7 +84,7 @@ class SecureGenerator:
         return "SecureGenerator(ChaCha20, key not shown)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a SecureGenerator is neither copied nor stored: a copy would repeat its draws")
+        raise TypeError("a SecureGenerator cannot be copied or pickled: a copy would repeat its draws")
 
     def random(self, size: int, /) -> NDArray[np.float64]:
         """Return independent uniform multiples of 2^-53 in [0, 1), `[size]`."""
@@ -147,8 +147,8 @@ class SecureGenerator:
         """Return the next words of the stream, little-endian, `[count]`."""
         if count > self._num_words_left:
             raise ConfigError(
-                f"one generator gives at most {_MAX_WORDS} words of 64 bits before its stream begins again; "
-                f"got {count} with {self._num_words_left} left (take a new generator for every draw)"
+                f"one generator returns at most {_MAX_WORDS} words of 64 bits before its stream repeats; got "
+                f"{count} with {self._num_words_left} left. Use a new generator for every draw"
             )
         self._num_words_left -= count
         words = np.empty(count, dtype="<u8")
@@ -209,15 +209,15 @@ def choose_randomness(
     """
     if data_are_private and (secure_noise is False or public_seed is not None):
         raise ConfigError(
-            "private records are sampled and noised from the cryptographic stream only; got "
-            f"secure_noise = {secure_noise}, {'no' if public_seed is None else 'a'} seed "
-            "(leave secure_noise and the seeded mode alone, or declare the data public)"
+            "private records must be sampled and noised from the cryptographic stream only; got "
+            f"secure_noise = {secure_noise} and {'no' if public_seed is None else 'a'} seed. Leave out "
+            "secure_noise and the seeded mode, or declare the data public"
         )
     if public_seed is not None:
         if secure_noise:
             raise ConfigError(
-                "a seeded run repeats its draws, a cryptographic stream never does; got secure_noise = True "
-                "and a seed (give one of them)"
+                "a seeded run repeats its draws, but a cryptographic stream never does; got secure_noise = "
+                "True and a seed. Leave out one of them"
             )
         return SeededNonPrivateRandomness(public_seed)
     secure = data_are_private if secure_noise is None else secure_noise

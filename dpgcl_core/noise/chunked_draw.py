@@ -106,7 +106,7 @@ def drawn_on_gpu(
 
 
 def add_in_parts(
-    total: Tensor, law: GaussianNoise, noise_of: PartNoise, *, beside: Executor | None = None
+    total: Tensor, law: GaussianNoise, noise_of: PartNoise, *, executor: Executor | None = None
 ) -> float:
     """Add one draw to a clean sum in place, rounding each noisy coordinate to float32 once.
 
@@ -114,7 +114,7 @@ def add_in_parts(
       total: float64 `[num_coordinates]`, on any device.
       law: the law of the noise.
       noise_of: a function such as `drawn_of` returns; it is called once for each part.
-      beside: the threads in which the parts are drawn and added; None for the caller's thread.
+      executor: the threads in which the parts are drawn and added; None for the caller's thread.
 
     Returns:
       The norm of the noise.
@@ -127,7 +127,7 @@ def add_in_parts(
         return square
 
     parts = parts_of(len(total))
-    squares = map(add, parts) if beside is None or len(parts) < 2 else beside.map(add, parts)
+    squares = map(add, parts) if executor is None or len(parts) < 2 else executor.map(add, parts)
     return math.sqrt(float(sum(squares, torch.zeros((), dtype=torch.float64, device=total.device))))
 
 

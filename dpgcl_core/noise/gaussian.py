@@ -125,7 +125,7 @@ class GaussianNoise:
           ConfigError: the lengths of `total` and `noise` differ.
         """
         if len(total) != len(noise):
-            raise ConfigError(f"noise must have one number per coordinate; got {len(noise)}, {len(total)}")
+            raise ConfigError(f"noise must have one number per coordinate; got {len(noise)} for {len(total)}")
         at_once = _ADDED_PIECE if total.device.type == "cpu" else max(1, len(total))
         for start in range(0, len(total), at_once):
             sums = total[start : start + at_once]

@@ -33,6 +33,6 @@ class FixedSizeSampler:
         """
         if self.batch_size > num_records:
             raise ConfigError(
-                f"batch_size must be at most the number of records; got {self.batch_size}, lower it"
+                f"batch_size must be at most the number of records; got {self.batch_size}. Lower it"
             )
         return np.sort(generator.permutation(np.arange(num_records))[: self.batch_size])

@@ -57,7 +57,7 @@ class SlotTable:
             len(self.slots) and not 0 <= self.slots.min() <= self.slots.max() < self.capacity
         ):
             raise DataError(
-                f"a slot table must give each record one of its {self.capacity} slots, no two the same"
+                f"a slot table must assign each record a different one of its {self.capacity} slots"
             )
 
     @classmethod
@@ -100,7 +100,7 @@ class SlotTable:
         place = np.searchsorted(self.ids, ids, sorter=order)
         found = order[np.minimum(place, len(order) - 1)] if len(order) else np.zeros(len(ids), dtype=np.int64)
         if len(ids) and not (len(order) and np.array_equal(self.ids[found], ids)):
-            raise DataError("a record has no slot in the slot table: it is the table of other data")
+            raise DataError("a record has no slot in the slot table: the table belongs to other data")
         return self.slots[found]
 
     def to_bytes(self) -> bytes:
@@ -122,5 +122,5 @@ class SlotTable:
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"the slot table cannot be read ({type(error).__name__})") from None
         if ids.dtype != np.uint64 or slots.dtype != np.int64 or ids.ndim != 1 or slots.ndim != 1:
-            raise DataError("the slot table cannot be read (its columns are of another kind)")
+            raise DataError("the slot table cannot be read (its columns have the wrong type or shape)")
         return cls(capacity=capacity, ids=ids, slots=slots)

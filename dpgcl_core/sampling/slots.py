@@ -110,10 +110,10 @@ class SampledGroups:
 
 
 def more_records_than_slots(capacity: int) -> str:
-    """Return the message that refuses a too large data set, without its number of records."""
+    """Return the error message for a data set that is too large, without its number of records."""
     return (
         f"the data set has more records than num_records_public = {capacity}, the capacity that the "
-        "guarantee is stated for: declare a larger one before anything is trained"
+        "guarantee covers. Declare a larger num_records_public before any training"
     )
 
 

@@ -144,7 +144,7 @@ def test_table_shows_the_figures_without_json(capsys: pytest.CaptureFixture[str]
         ("--delta", "1", "delta must be in"),
         ("--delta", "nan", "delta must be in"),
         ("--delta", "small", "--delta must be a number; got 'small'"),
-        ("--delta", "1e-300", "no finite epsilon"),
+        ("--delta", "1e-300", "epsilon is not finite at delta = 1e-300"),
         ("--accountant", "gdp", "invalid choice 'gdp'"),
         ("--num-steps", "10000000000", "epsilon must stay below 1000"),
     ],
@@ -169,15 +169,18 @@ def test_bad_target_is_refused(value: str) -> None:
         ({**SEALED, "--mean-trials": "0.5"}, "mean number of trials must be in"),
         ({**SEALED, "--mean-trials": "nan"}, "mean number of trials must be in"),
         ({**SEALED, "--law": "poisson", "--mean-trials": "0.5"}, "mean number of trials must be in"),
-        ({**SEALED, "--law": "poisson", "--eta": "1"}, "--eta belongs to --law tnb"),
+        ({**SEALED, "--law": "poisson", "--eta": "1"}, "--eta applies only to --law tnb; got --law poisson"),
         ({**SEALED, "--law": "binomial"}, "--law binomial needs --max-trials"),
         ({**SEALED, "--law": "binomial", "--max-trials": "10"}, "--max-trials must be above"),
         ({**SEALED, "--max-trials": "0"}, "max_trials must be a whole number"),
-        ({**SEALED, "--num-trials": "3"}, "--num-trials belongs to --mode open"),
+        ({**SEALED, "--num-trials": "3"}, "--num-trials applies only to --mode open; got --mode sealed"),
         ({"--mode": "sealed"}, "--mode sealed needs --mean-trials"),
         ({"--mode": "open"}, "--mode open needs --num-trials"),
         ({"--mode": "open", "--num-trials": "0"}, "count must be a whole number"),
-        ({"--mode": "open", "--num-trials": "3", "--bound": "profile"}, "--bound belongs to --mode sealed"),
+        (
+            {"--mode": "open", "--num-trials": "3", "--bound": "profile"},
+            "--bound applies only to --mode sealed; got --mode open",
+        ),
         ({"--mode": "sealed-threshold"}, "--mode sealed-threshold needs --halting-prob"),
         ({"--mode": "sealed-threshold", "--halting-prob": "0"}, "halting_prob must be in"),
         ({"--mode": "ajar"}, "invalid choice 'ajar'"),
@@ -202,7 +205,7 @@ def test_infinite_bound_is_refused_in_place_of_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("dpgcl_core.accounting.composition.epsilon_of_steps", lambda **_: math.inf)
-    with pytest.raises(ConfigError, match="no finite epsilon"):
+    with pytest.raises(ConfigError, match="epsilon is not finite at delta = 1e-05"):
         calculator.main(_arguments("epsilon", S1))
     assert capsys.readouterr().out == ""
 

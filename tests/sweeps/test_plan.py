@@ -208,7 +208,7 @@ def test_word_for_a_network_of_this_package_is_refused(refusal: Callable[..., st
 
 
 def test_seeded_training_with_the_stream_is_refused(refusal: Callable[..., str]) -> None:
-    assert "give one of them" in refusal(*QUICK, "--seeded-non-private", "--secure-noise")
+    assert "Leave out one of them" in refusal(*QUICK, "--seeded-non-private", "--secure-noise")
 
 
 def test_randomness_is_shown_for_what_it_will_be(make_plan: Plan, private: str) -> None:

@@ -91,7 +91,7 @@ def _shift(profile: PrivacyProfile, law: TrialCountLaw) -> float:
         return (law.max_trials - 1) * shift
     if isinstance(law, PoissonTrials):
         return law.mean * profile.total_variation
-    raise ConfigError(f'the bound "profile" has no form for {law.parameters()["name"]}; use "pointwise"')
+    raise ConfigError(f'the bound "profile" does not cover {law.parameters()["name"]}; use "pointwise"')
 
 
 def pointwise_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> float:

@@ -60,7 +60,7 @@ Array = NDArray[np.float64]
 
 NEIGHBORING_RELATION = "add or remove one record"
 _LARGEST_EPSILON = 1000.0
-_LARGER = "; the larger ε of training and of scoring, whose records are disjoint"
+_LARGER = "; the larger of the ε for training and the ε for scoring, whose records are disjoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +96,11 @@ class TuningCost:
 
     def __post_init__(self) -> None:
         if self.accounted != (self.reason is None):
-            raise ConfigError("a cost is either accounted or carries the reason why not; got both or neither")
+            raise ConfigError("a cost must be accounted or have a reason why it is not; got both or neither")
         if self.accounted and (self.tuned_epsilon is None or not math.isfinite(self.tuned_epsilon)):
             raise ConfigError(
                 f"an accounted cost needs a finite tuned_epsilon; got {self.tuned_epsilon} at delta = "
-                f"{self.delta:g} (raise delta or the noise, or choose another law or bound)"
+                f"{self.delta:g}. Raise delta or the noise, or choose another law or bound"
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def sealed_cost(
       probabilities: π over the candidates, fixed without the data; uniform by default.
 
     Raises:
-      ConfigError: an argument is out of range, the bound has no form for the law, or no finite ε holds.
+      ConfigError: an argument is out of range, the bound does not cover the law, or no finite ε holds.
     """
     check_delta_range(delta)
     if bound not in THEOREMS:
@@ -206,8 +206,8 @@ def sealed_threshold_cost(
 ) -> TuningCost:
     """Return the cost of releasing the first trial that reaches a public score, or nothing.
 
-    After each miss the sweep halts with probability `halting_prob`. Guarantee and hypotheses are those of
-    `sealed_cost`; the number of trials stays secret here, too. With `max_trials`, the number of trials is
+    After each miss the sweep halts with probability `halting_prob`. Guarantee and hypotheses are the same as
+    for `sealed_cost`; the number of trials stays secret here, too. With `max_trials`, the number of trials is
     drawn first, from `bounds.halting_law`.
 
     Raises:
@@ -250,8 +250,8 @@ def check_affordable(event: dp_event.DpEvent, delta: float) -> None:
     epsilon = epsilon_rdp(event, delta)
     if not epsilon <= _LARGEST_EPSILON:
         raise ConfigError(
-            f"epsilon must stay below {_LARGEST_EPSILON:g}, for more protects nothing; got {epsilon:.4g} by "
-            "RDP (take fewer steps or trials, or more noise)"
+            f"epsilon must stay below {_LARGEST_EPSILON:g} (larger values protect nothing); got "
+            f"{epsilon:.4g} by RDP. Take fewer steps or trials, or add noise"
         )
 
 
@@ -268,7 +268,7 @@ def _weights(
         for steps in (candidate.steps_of_one, candidate.scores_of_one):
             check_affordable(composed_event(steps), delta)
         if candidate.count != 1:
-            raise ConfigError(f"a candidate's count must be 1, for K is drawn; got {candidate.count}")
+            raise ConfigError(f"a candidate's count must be 1, because K is drawn; got {candidate.count}")
     weights = [1 / len(candidates)] * len(candidates) if probabilities is None else probabilities
     check_probabilities(weights, len(candidates))
     return weights

@@ -116,8 +116,8 @@ class TruncatedNegativeBinomial(TrialCountLaw):
     def __post_init__(self) -> None:
         if not -1 < self.eta < math.inf or 0 < abs(self.eta) < 1e-12:
             raise ConfigError(
-                f"eta must be finite, above -1, and either 0 or at least 1e-12 in size; got {self.eta} "
-                "(1: geometric, 0: logarithmic)"
+                "eta must be finite, above -1, and either 0 or at least 1e-12 in absolute value; got "
+                f"{self.eta} (1: geometric, 0: logarithmic)"
             )
         if not 0 < self.gamma <= 1:
             raise ConfigError(f"gamma must be in (0, 1]; got {self.gamma}")
@@ -224,7 +224,7 @@ class BinomialTrials(TrialCountLaw):
     def __post_init__(self) -> None:
         _check_max_trials(self.max_trials)
         if not 0 < self.prob < 1:
-            raise ConfigError(f"prob must be in (0, 1), for a fixed K has no discount; got {self.prob}")
+            raise ConfigError(f"prob must be in (0, 1): a fixed K has no discount; got {self.prob}")
         self._check_mean()
 
     @property
@@ -255,7 +255,7 @@ class TruncatedTrials(TrialCountLaw):
     Capping K without using this law invalidates the bounds of the uncapped law.
 
     Raises:
-      ConfigError: `max_trials` is not a whole number in [1, 10^4], no mass of the law remains, or
+      ConfigError: `max_trials` is not a whole number in [1, 10^4], `law` has no mass up to it, or
         E[K] < 1.
     """
 
@@ -267,7 +267,7 @@ class TruncatedTrials(TrialCountLaw):
         if self.max_trials > MAX_TRUNCATED_TRIALS:
             raise ConfigError(f"max_trials must be at most {MAX_TRUNCATED_TRIALS}; got {self.max_trials}")
         if not np.sum(self._floats) > 0:
-            raise ConfigError(f"max_trials = {self.max_trials} leaves nothing of {self.law.parameters()}")
+            raise ConfigError(f"max_trials = {self.max_trials} is too small for {self.law.parameters()}")
         self._check_mean()
 
     @cached_property

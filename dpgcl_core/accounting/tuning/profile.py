@@ -114,8 +114,8 @@ class PrivacyProfile:
                 composed = composed.compose(step_loss.self_compose(num_steps))
         except MemoryError as error:
             raise ConfigError(
-                "so many steps with so little noise cannot be accounted for in memory; take fewer steps "
-                "or more noise"
+                "accounting for this many steps with this little noise needs too much memory; take fewer "
+                "steps or add noise"
             ) from error
         return cls(remove=_loss_of(composed._pmf_remove), add=_loss_of(composed._pmf_add))
 
@@ -166,7 +166,7 @@ class PrivacyProfile:
 def check_probabilities(probabilities: Sequence[float], length: int) -> None:
     """Raise ConfigError unless there are `length` positive probabilities that sum to one."""
     if len(probabilities) != length:
-        raise ConfigError(f"give one probability per candidate: {length}; got {len(probabilities)}")
+        raise ConfigError(f"expected {length} probabilities, one per candidate; got {len(probabilities)}")
     total = math.fsum(probabilities)
     if not all(0 < each <= 1 for each in probabilities) or not abs(total - 1) <= 1e-9:
         raise ConfigError(f"probabilities must be positive and sum to 1; got {list(probabilities)}")

@@ -61,17 +61,17 @@ class TrialClass:
         ):
             if (getattr(self, noise) is None) != (getattr(self, number) == 0):
                 raise ConfigError(
-                    f"{noise} and {number} belong together: give both or neither; "
+                    f"{noise} and {number} must be set together or both left out; "
                     f"got {getattr(self, noise)} and {getattr(self, number)}"
                 )
         if self.joint_noise_multiplier is not None and self.joint_noise_multiplier > self.noise_multiplier:
             raise ConfigError(
-                "joint_noise_multiplier must be at most noise_multiplier, for such a step releases more; "
+                "joint_noise_multiplier must be at most noise_multiplier (a joint step releases more); "
                 f"got {self.joint_noise_multiplier} and {self.noise_multiplier}"
             )
         if self.num_joint_steps > self.num_steps:
             raise ConfigError(
-                f"num_joint_steps are some of the num_steps = {self.num_steps}; got {self.num_joint_steps}"
+                f"num_joint_steps must be at most num_steps = {self.num_steps}; got {self.num_joint_steps}"
             )
 
     @property

@@ -170,7 +170,7 @@ def test_rdp_filter_refuses_values_that_are_no_cost(bad: float) -> None:
         (1.0, math.nan, None, "delta must be in"),
         (1.0, 1e-5, 1.0, "order must be finite"),
         (1.0, 1e-5, math.nan, "order must be finite"),
-        (1.0, 1e-5, 2.0, "at any cost"),
+        (1.0, 1e-5, 2.0, "order 2 leaves no RDP budget for epsilon = 1 "),
     ],
 )
 def test_rdp_filter_states_what_is_wrong(

@@ -166,7 +166,7 @@ def test_target_mirrors_the_part_without_the_predictor() -> None:
 
 def test_target_with_a_parameter_of_its_own_is_refused() -> None:
     online, _ = _online()
-    with pytest.raises(ConfigError, match="must be the online network's"):
+    with pytest.raises(ConfigError, match="must have all parameters of the target; it lacks"):
         update_target(online, online.encoder, decay=0.9)
 
 

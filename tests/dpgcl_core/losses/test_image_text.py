@@ -115,7 +115,7 @@ def test_image_text_loss_refuses_an_odd_number_of_views() -> None:
 
 
 def test_interleaved_refuses_differently_augmented_towers() -> None:
-    with pytest.raises(ConfigError, match="Augment both alike"):
+    with pytest.raises(ConfigError, match="the same number of augmentations"):
         interleaved(_unit(1, 2, 3, 4), _unit(1, 2, 2, 4))
 
 

@@ -16,10 +16,10 @@ def test_objective_is_the_loss_of_the_embedding() -> None:
 
 
 def test_loss_of_the_whole_batch_gives_no_group_one() -> None:
-    with pytest.raises(ConfigError, match="no group has one by itself"):
+    with pytest.raises(ConfigError, match="a group has no loss of its own"):
         EmbeddingObjective(embed=torch.nn.Identity(), loss=None)(torch.zeros(1, 1, 1, 1))
 
 
 def test_objective_without_an_embedding_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"needs their embeddings.*type function"):
+    with pytest.raises(ConfigError, match=r"needs an EmbeddingObjective.*type function"):
         embedding_of(lambda inputs: inputs.sum())

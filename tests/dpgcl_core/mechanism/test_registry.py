@@ -51,7 +51,7 @@ def _method(kind: type[InGroups]) -> InGroups:
 
 
 def test_method_with_a_stage_of_its_own_must_say_how_it_samples(own: registry._Registry) -> None:
-    with pytest.raises(ConfigError, match="must say which"):
+    with pytest.raises(ConfigError, match="must also override the property `sampling`"):
         registry.register(_method(_OwnStage))
     registry.register(_method(_OwnStageAndName))
     assert "own_stage" in registry.METHODS

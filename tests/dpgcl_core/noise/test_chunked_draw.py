@@ -56,7 +56,7 @@ def test_sum_is_that_of_the_whole_noise_vector_rounded_once(
     expected = total.clone()
     law.add_rounded_once(expected, noise)
     beside = ThreadPoolExecutor(threads) if threads else None
-    norm = add_in_parts(total, law, drawn_of(law, _generator_of), beside=beside)
+    norm = add_in_parts(total, law, drawn_of(law, _generator_of), executor=beside)
     assert torch.equal(total, expected)
     assert norm == pytest.approx(float(noise.norm()), rel=1e-12)
 

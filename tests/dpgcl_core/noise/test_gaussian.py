@@ -178,7 +178,7 @@ def test_float32_holds_every_multiple_of_the_grid_up_to_eight_standard_deviation
 
 def test_noise_of_another_length_is_refused() -> None:
     total, _ = _sums_and_noise(5, 1.0)
-    with pytest.raises(ConfigError, match="one number per coordinate; got 1, 5"):
+    with pytest.raises(ConfigError, match="one number per coordinate; got 1 for 5"):
         GaussianNoise(std=1.0).add_rounded_once(total, torch.ones(1, dtype=torch.float64))
 
 

@@ -187,7 +187,7 @@ def test_every_law_is_told_in_words(law: TrialCountLaw, max_trials: int | None) 
 def test_statement_names_sampling_grouping_sensitivity_and_software() -> None:
     lines = dict(STATEMENT.lines())
     assert "each group of slots joins each step independently (Poisson)" in lines["Sampling"]
-    assert "one with an empty slot contributes zero" in lines["Grouping"]
+    assert "a group with an empty slot contributes zero" in lines["Grouping"]
     assert "by at most C; proof in dpgcl_core/sampling/slots.py" in lines["Sensitivity"]
     assert "dp-accounting" in lines["Software"]
     assert "σ = 1, T = 20, S = 4, C = 1 (flat clipping), sensitivity = 1" in lines["Mechanism"]

@@ -231,14 +231,14 @@ def test_contrastive_tasks_need_a_loss_of_embeddings() -> None:
         train(config, make_data())
     objective = IMAGES.objective(config, nn.Module())  # type: ignore[arg-type]
     assert isinstance(objective, EmbeddingObjective)
-    with pytest.raises(ConfigError, match="no group has one by itself"):
+    with pytest.raises(ConfigError, match="a group has no loss of its own"):
         objective(torch.zeros(1))
 
 
 def test_rules_of_whole_batches_need_an_embedding() -> None:
     rule = make_config(method="dp_sgd", group_size="batch", batch_cap=60).rule()
     inputs = torch.zeros(1, 4, 2, 1, 8, 8)
-    with pytest.raises(ConfigError, match="needs their embeddings"):
+    with pytest.raises(ConfigError, match="needs an EmbeddingObjective"):
         rule.add_clipped_sum(torch.zeros(1), nn.Linear(1, 1), lambda x: x.sum(), inputs)
     embed = IMAGES.embed(nn.Module())  # type: ignore[arg-type]
     assert embedding_of(EmbeddingObjective(embed=embed, loss=None)) is embed

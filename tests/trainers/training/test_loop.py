@@ -164,7 +164,7 @@ def test_noise_drawn_in_threads_is_that_of_the_step(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(GaussianNoise, "draw", spy)
     monkeypatch.setattr(chunked_draw, "PART", 1000)
     for beside in (None, ThreadPoolExecutor(2)):
-        add = partial(chunked_draw.add_in_parts, beside=beside)
+        add = partial(chunked_draw.add_in_parts, executor=beside)
         monkeypatch.setattr(private_step, "add_in_parts", lambda *args, add=add, **_: add(*args))
         results.append(_weights(train(make_config(seeded_non_private=True), make_data()).encoder))
     assert threads == {True, False}

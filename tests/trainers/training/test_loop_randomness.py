@@ -102,7 +102,7 @@ def test_noised_releases_are_drawn_from_the_stream_and_summed(drawn: Drawn, summ
 def test_seeded_training_has_no_stream(secure: bool, drawn: Drawn) -> None:
     config = make_config(seeded_non_private=True, secure_noise=secure or None)
     if secure:
-        with pytest.raises(ConfigError, match="give one of them"):
+        with pytest.raises(ConfigError, match=r"secure_noise = True and a seed\. Leave out one of them"):
             train(config, make_data())
     else:
         train(config, make_data())

@@ -43,11 +43,14 @@ def test_counts_are_a_case_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"num_joint_steps": 1}, "joint_noise_multiplier and num_joint_steps belong together"),
-        ({"joint_noise_multiplier": 1.0}, "joint_noise_multiplier and num_joint_steps belong together"),
+        ({"num_joint_steps": 1}, "joint_noise_multiplier and num_joint_steps must be set together"),
+        ({"joint_noise_multiplier": 1.0}, "joint_noise_multiplier and num_joint_steps must be set together"),
         ({"joint_noise_multiplier": 2.5, "num_joint_steps": 1}, "at most noise_multiplier"),
-        ({"joint_noise_multiplier": 1.0, "num_joint_steps": 11}, "some of the num_steps = 10; got 11"),
-        ({"num_scores": 2}, "score_noise_multiplier and num_scores belong together"),
+        (
+            {"joint_noise_multiplier": 1.0, "num_joint_steps": 11},
+            "num_joint_steps must be at most num_steps = 10; got 11",
+        ),
+        ({"num_scores": 2}, "score_noise_multiplier and num_scores must be set together"),
         ({"score_noise_multiplier": 0.01, "num_scores": 2}, "at least 0.1"),
         ({"num_scores": -1}, "num_scores must be a whole number of at least 0"),
     ],
@@ -127,7 +130,7 @@ def test_every_cost_is_the_larger_of_the_two_cases(score_noise: float, name: str
         for field in ("tuned_epsilon", "training_epsilon", "rdp_epsilon"):
             values = [getattr(each, field) or 0.0 for each in (found, expected)]  # a threshold has no RDP
             assert values[0] == pytest.approx(values[1], rel=1e-9)
-        assert "the larger ε of training and of scoring" in found.theorem
+        assert "the larger of the ε for training and the ε for scoring" in found.theorem
 
 
 @pytest.mark.usefixtures("coarse_losses")
