@@ -2,8 +2,8 @@
 
     from sweeps import Between, SweepOptions, search
 
-    found = search(SweepOptions(), {"learning_rate": Between(1e-3, 1e-1)}, "knn_accuracy", num_trials=10)
-    print(found.best, found.epsilon, found.tuned_epsilon)
+    result = search(SweepOptions(), {"learning_rate": Between(1e-3, 1e-1)}, "knn_accuracy", num_trials=10)
+    print(result.best, result.epsilon, result.tuned_epsilon)
 
 The names that this package exports are the interface; everything else may change. A name is loaded at its
 first use.
@@ -54,7 +54,7 @@ __getattr__, __dir__ = lazy_names(
 
 
 class _Package(ModuleType):
-    """Keeps `search` the function: importing the script `search` would replace it by the script's module."""
+    """Keeps `search` the function: importing the script `search` would put its module in the place."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in __all__ or not isinstance(value, ModuleType):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""What does each option give at the same ε? Switches them on one by one, and all together.
+"""What does each option gain at the same ε? Switches the options on one by one, and all together.
 
     python sweeps/ablation.py --dataset fashion-mnist --epsilon 3
     ray job submit --working-dir . -- python sweeps/ablation.py --dataset fashion-mnist --epsilon 3
 
-Reports the accuracy of every option, and its paired difference to none. `--ema-decay` and similar options set
-the value that an option is tried with. A warm start is tried if --warm-start names public weights.
+Reports the accuracy of every option, and its paired difference to the plain training. `--ema-decay` and
+similar options set the value to try. A warm start is tried if --warm-start names public weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AblationOptions(SweepOptions):
     """The axes of this sweep."""
 
     options: tuple[str, ...] = ()
-    """Any of plain, ema, schedule, automatic-clipping, warm-start, all; every one by default."""
+    """Options to try: plain, ema, schedule, automatic-clipping, warm-start, all; every one by default."""
     learning_rates: tuple[str, ...] = ()
     """OPTION=RATE, such as ema=0.03: a learning rate for that option in place of --learning-rate."""
 
@@ -40,8 +40,8 @@ class AblationOptions(SweepOptions):
 
 def points(options: AblationOptions) -> list[Point]:
     """Return one point per option; no option costs any ε."""
-    found = free_options(options, options.options, options.learning_rates)
-    return [Point(label=name, changes=found[name], params={"option": name}) for name in found]
+    changes = free_options(options, options.options, options.learning_rates)
+    return [Point(label=name, changes=changes[name], params={"option": name}) for name in changes]
 
 
 def main() -> int:

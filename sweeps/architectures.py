@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Which network should learn? Sweeps the architecture (the paper's Figure 5).
+"""Which network learns best? Sweeps the architecture (the paper's Figure 5).
 
     python sweeps/architectures.py --dataset shapes
     python sweeps/architectures.py --full --networks ViT-L-14-336 --image-size 336
     ray job submit --working-dir . -- python sweeps/architectures.py --dataset shapes
 
-Reports the scores of every network, private and non-private, next to its scores before training. A sweep has
-one image size: networks of 224 pixels share a sweep, and a network of 336 needs its own. --pretrained names
-the published weights in open_clip; files are given as --networks ViT-B-32=/models/b32 …
+Reports the scores of every network, private and non-private, next to its scores before training. All networks
+of a sweep have one image size, so a network of 336 pixels needs a separate sweep. --pretrained names
+published weights in open_clip; --networks ViT-B-32=/models/b32 loads weights from files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ArchitecturesOptions(PairSweepOptions):
     """The axes of this sweep."""
 
     networks: tuple[str, ...] = field(default=(), metadata=varies("network"))
-    """Networks (CLIP models for pairs) as NAME or NAME=WEIGHTS; small ones for the data by default."""
+    """Networks (CLIP models for pairs), as NAME or NAME=WEIGHTS; by default small ones that fit the data."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
@@ -61,7 +61,7 @@ def points(options: ArchitecturesOptions) -> list[Point]:
             changes |= {"warm_start": Path(weights), "pretrained": "random"}
         label = f"{Path(name).stem}-{len(grid)}" if "/" in name else name
         if any(point.changes["network"] == name for point in grid):
-            raise ConfigError(f"each network must be given once, for a figure tells them by name; got {name}")
+            raise ConfigError(f"networks must have different names, which the figure shows; got {name} twice")
         grid += at(options.mechanism, label, changes, non_private=options.non_private)
     return grid
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""How should records be changed into views? Sweeps augmentations of images and texts (the paper's Table 7).
+"""How should views be augmented? Sweeps augmentations of images and texts (the paper's Table 7).
 
     python sweeps/augmentations.py --dataset shapes
     python sweeps/augmentations.py --image-augmentations none crop crop+jitter --text-augmentations none
     ray job submit --working-dir . -- python sweeps/augmentations.py --dataset shapes
 
-Reports scores for every combination of both, private and non-private; images without captions have only image
-augmentations. Strengths are the setting's; if it has an augmentation off, the paper's or SimCLR's. Flips are
-on together with crops if the setting has them.
+Reports scores for every combination of both, private and non-private. Images without captions get only image
+augmentations. The setting gives the strengths. If it has an augmentation off, the strengths of the paper or
+of SimCLR are used. Flips are on together with crops, if the setting has flips.
 """
 
 from __future__ import annotations

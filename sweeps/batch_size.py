@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How many records should a step take? Sweeps the expected batch size B (the paper's Figure 3).
+"""How large should a batch be? Sweeps the expected batch size B (the paper's Figure 3).
 
     python sweeps/batch_size.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/batch_size.py --dataset fashion-mnist

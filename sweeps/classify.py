@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""What does a classifier of private labels score? Trains one per ε, its linear head alone and all layers.
+"""How accurate is a classifier of private labels? Trains the linear head alone, and all layers, at each ε.
 
     python sweeps/classify.py --dataset fashion-mnist --network wide_cnn --warm-start synthetic:1200
     ray job submit --working-dir . -- python sweeps/classify.py --dataset fashion-mnist
 
-Reports accuracy against ε for the layers trained; on public data also at ε = ∞ and before training.
+Reports accuracy against ε for each choice of layers; on public data also at ε = ∞ and before training.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ClassifyOptions(SweepOptions):
 
     def completed(self, overrides: Collection[str]) -> Self:
         if "method" in overrides and self.mechanism.method != METHOD:
-            raise ConfigError(f"this sweep trains {METHOD}; got {self.mechanism.method}: leave --method out")
+            raise ConfigError(f"method must be {METHOD}; got {self.mechanism.method}. Leave it out.")
         chosen = {} if "select_by" in overrides or self.release.is_open else {"select_by": CLASSIFIER_SCORE}
         return replace_options(self, method=METHOD, num_augmentations=0, **chosen)
 

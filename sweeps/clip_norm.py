@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""How far should a group's gradient be clipped? Sweeps the clip norm C.
+"""How strongly should a group's gradient be clipped? Sweeps the clip norm C.
 
     python sweeps/clip_norm.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/clip_norm.py --dataset fashion-mnist
 
-Reports accuracy against C: the noise grows with C, and the part of a gradient beyond C is lost.
+Reports accuracy against C. A large C adds more noise; a small C cuts off more of each gradient.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How fast is it learned? Scores and loss on the way, for group sizes and methods.
+"""How fast does training converge? Scores and loss during training, for group sizes and methods.
 
     python sweeps/convergence.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/convergence.py --dataset fashion-mnist
@@ -25,12 +25,12 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
 from trainers.config.tree import replace_options
 
-SCORED = 10
+NUM_SCORINGS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceOptions(SweepOptions):
-    """The axes of this sweep. By default, scores and loss are taken at every tenth of the steps."""
+    """The axes of this sweep. By default, scores and loss are recorded after every tenth of the steps."""
 
     methods: tuple[str, ...] = field(default=("dp_gcl",), metadata=varies("method"))
     """Methods to train with; `python -m dpgcl_core.methods` lists them."""
@@ -46,7 +46,7 @@ class ConvergenceOptions(SweepOptions):
         return replace_options(super().full(), group_sizes=(4, 16, 64, "batch"))
 
     def completed(self, overrides: Collection[str]) -> Self:
-        evaluation, tenth = self.evaluation, max(1, self.mechanism.num_steps // SCORED)
+        evaluation, tenth = self.evaluation, max(1, self.mechanism.num_steps // NUM_SCORINGS)
         return replace_options(
             self,
             score_every_steps=evaluation.score_every_steps or tenth,

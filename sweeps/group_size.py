@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How large should a group be? Sweeps the group size S of DP-GCL, private and not.
+"""How large should a group be? Sweeps the group size S of DP-GCL, private and non-private.
 
     python sweeps/group_size.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/group_size.py --dataset fashion-mnist
@@ -64,8 +64,8 @@ def points(options: GroupSizeOptions) -> list[Point]:
     for size in dict.fromkeys(options.group_sizes):
         for count in dict.fromkeys(options.num_augmentations_grid or (options.objective.num_augmentations,)):
             label, changes = f"S{size}-Na{count}", {"group_size": size, "num_augmentations": count}
-            free, epsilons = options.non_private, options.epsilon_grid
-            grid += at(options.mechanism, label, changes, non_private=free, epsilons=epsilons)
+            non_private, epsilons = options.non_private, options.epsilon_grid
+            grid += at(options.mechanism, label, changes, non_private=non_private, epsilons=epsilons)
     return of_samplings(grid, options.sampling_grid)
 
 

@@ -4,8 +4,8 @@
     python sweeps/lora_layers.py --dataset shapes --warm-start /models/public
     ray job submit --working-dir . -- python sweeps/lora_layers.py --dataset shapes
 
-Reports recall in both directions for Q, K, V and their combinations, private and non-private. Adapters steer
-a model's existing knowledge: give --warm-start or --pretrained, as they learn little from random weights.
+Reports recall in both directions for Q, K, V and their combinations, private and non-private. Adapters learn
+little from random weights, so set --warm-start or --pretrained.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def points(options: LoraLayersOptions) -> list[Point]:
     """Return one point per choice of layers and ε."""
     if options.data.modality != "image-text":
         raise ConfigError(
-            "adapters are for CLIP models, which pairs of images and texts train; got "
-            f"{options.data.dataset}: give --dataset shapes, or pairs of your own"
+            "adapters need a CLIP model, which trains on pairs of images and texts; got "
+            f"--dataset {options.data.dataset}. Set --dataset shapes, or use pairs of your own."
         )
     from trainers.models.clip.published_models import SMALL_MODELS  # here, with torch
 

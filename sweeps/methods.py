@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Which method learns most under one budget? Compares all of them, each tuned on the same grid.
+"""Which method learns most under one budget? Compares all methods, each tuned on the same grid.
 
     python sweeps/methods.py --dataset fashion-mnist --epsilon 10
     ray job submit --working-dir . -- python sweeps/methods.py --dataset fashion-mnist --epsilon 10
@@ -39,7 +39,7 @@ class MethodsOptions(SweepOptions):
     learning_rate_grid: tuple[float, ...] = ()
     """Learning rates that every method is tuned over; by default --learning-rate and a third of it."""
     whole_batch_size: float = 256
-    """B of methods whose terms each need the whole batch, because their time or noise grows with B."""
+    """B of methods whose time or noise grows with B, because each of their terms needs the whole batch."""
 
     def tiny(self) -> Self:
         index = self.evaluation.max_index_records

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What does noise cost? Sweeps the noise multiplier σ, and reports the ε of each.
+"""What does noise cost? Sweeps the noise multiplier σ, and reports the ε of each value.
 
     python sweeps/noise_multiplier.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/noise_multiplier.py --dataset fashion-mnist

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How many extra augmented copies of every key? Sweeps N_a (the paper's Table 6).
+"""How many extra augmented copies should every key have? Sweeps N_a (the paper's Table 6).
 
     python sweeps/num_augmentations.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/num_augmentations.py --dataset fashion-mnist

@@ -22,7 +22,7 @@ from sweeps.service.options.sweep_command_line import parse_options
 def main() -> int:
     """Plan."""
     options = parse_options(PlannerOptions, description=__doc__, announces=False)
-    from sweeps.service.running.planner import run_plan  # here, with torch
+    from sweeps.service.running.planner import run_plan  # here: loads torch
 
     return run_plan(options)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Do cheap trainings tell what the full one scores? Trains at B/k and σ/k for the same T (TAN).
+"""Do cheap trainings predict the score of the full one? Trains at B/k and σ/k for the same T (TAN).
 
     python sweeps/tan.py --dataset fashion-mnist --epsilon 1
     ray job submit --working-dir . -- python sweeps/tan.py --dataset fashion-mnist --epsilon 1

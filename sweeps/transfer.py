@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How far does what was learned carry? Trains on one data set and scores the features on others.
+"""How well do learned features transfer? Trains on one data set and scores its features on others.
 
     python sweeps/transfer.py --dataset fashion-mnist --probe-datasets digits cifar10
     ray job submit --working-dir . -- python sweeps/transfer.py --dataset fashion-mnist
@@ -24,9 +24,9 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
 from trainers.config.tree import replace_options
 
-# Probed by default. Except for training on digits, nothing has to be downloaded.
-PROBED = {"digits": ("fashion-mnist",)}
-PROBED_ELSE = ("digits",)
+# Default probe data sets, by training data. Only training on digits needs a download.
+PROBES_BY_DATASET = {"digits": ("fashion-mnist",)}
+OTHER_PROBES = ("digits",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class TransferOptions(SweepOptions):
         return replace_options(super().full(), probe_datasets=("digits", "cifar10", "eurosat"))
 
     def completed(self, overrides: Collection[str]) -> Self:
-        probed = self.data.probe_datasets or PROBED.get(self.data.dataset, PROBED_ELSE)
-        return replace_options(self, probe_datasets=probed)
+        probes = self.data.probe_datasets or PROBES_BY_DATASET.get(self.data.dataset, OTHER_PROBES)
+        return replace_options(self, probe_datasets=probes)
 
 
 def points(options: TransferOptions) -> list[Point]:

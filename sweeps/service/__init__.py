@@ -1,1 +1,1 @@
-"""The parts that all sweeps share: options, storage, the plan of trials, their execution, and their end."""
+"""The parts that all sweeps share: options, storage, the plan of trials, their execution and release."""

@@ -1,4 +1,4 @@
-"""The functions that a question's script runs, loaded after its command line was read."""
+"""The functions that run a question's script; heavy libraries are loaded after its command line is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_script(
     Args:
       question: the question's name.
       kind: the class of the script's options.
-      points_of: returns the points to compare for given options.
+      points_of: returns the points to compare, from the options.
       description: the text for `--help`.
     """
     options = parse_options(kind, description=description)
@@ -45,7 +45,7 @@ def run_question(
       question, options, points: as in `sweeps.service.running.sweep.execute`.
       policy: decides the sweep's trials; every point by default.
     """
-    from dashboards.figures import draw  # here, with pandas, torch and Ray
+    from dashboards.figures import draw  # here: loads pandas, torch and Ray
     from sweeps.service.running.sweep import execute
     from sweeps.service.running.trial_policy import ALL_POINTS
 
@@ -56,7 +56,7 @@ def run_question(
 def run_tuned_question(
     question: str, options: SweepOptions, candidates: Sequence[Point], grid: Sequence[Mapping[str, Any]]
 ) -> int:
-    """Tune every candidate, run the best setting of each and return the exit code, see `run_tuned_sweep`."""
+    """Tune every candidate, run the best setting of each and return the exit code; see `run_tuned_sweep`."""
     from dashboards.figures import draw
     from sweeps.service.console.display import show_progress
     from sweeps.service.running.two_stage_policy import run_tuned_sweep

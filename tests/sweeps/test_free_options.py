@@ -61,10 +61,10 @@ def test_options_without_what_they_need_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"names": ("warm-start",)}, "warm-start needs public weights: give --warm-start"),
-        ({"learning_rates": ("warm-start=1",)}, "warm-start needs public weights: give --warm-start"),
+        ({"names": ("warm-start",)}, "warm-start needs public weights. Set --warm-start"),
+        ({"learning_rates": ("warm-start=1",)}, "warm-start needs public weights. Set --warm-start"),
         ({"names": ("plain",), "learning_rates": ("ema=1",)}, "unknown option 'ema'. Valid: plain"),
-        ({"learning_rates": ("ema=1", "ema=2")}, "one learning rate; got two of ema"),
+        ({"learning_rates": ("ema=1", "ema=2")}, "one learning rate; got two for ema"),
         ({"names": ("emu",)}, "unknown option 'emu'; did you mean 'ema'"),
         ({"learning_rates": ("emu=1",)}, "unknown option 'emu'; did you mean 'ema'"),
         ({"learning_rates": ("ema=x",)}, "OPTION=RATE, such as ema=0.03; got 'ema=x'"),

@@ -60,7 +60,7 @@ def test_space_of_one_value_fixes_the_option() -> None:
         ({"momentum": []}, "list of plain values"),
         ({"clipping": "flat"}, "list of plain values"),
         ({"lora_targets": [("q",), ("v",)]}, "list of plain values"),
-        ({"epsilon": [1.0, 2.0]}, "epsilon is searched over a range"),
+        ({"epsilon": [1.0, 2.0]}, "epsilon must be searched over a range"),
         ({"epsilon": Between(1, 2), "noise_multiplier": Between(1, 2)}, "not both"),
         ({"momentum": [0.5]}, "must vary at least one"),
     ],

@@ -128,7 +128,7 @@ def test_more_records_than_the_accounting_covers_are_refused(refusal: Refusal) -
 
 def test_private_data_are_not_spent_on_a_total_that_is_not_known(tmp_path: Path) -> None:
     own = write_npz(tmp_path / "own.npz", 200)
-    with pytest.raises(ConfigError, match="in a sweep of their own"):
+    with pytest.raises(ConfigError, match="each relation in a separate sweep"):
         plan_at(
             {"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}, arguments=(*QUICK, "--dataset", own)
         )

@@ -125,12 +125,12 @@ def test_private_pairs_without_other_pairs_have_no_scores(tmp_path: Path) -> Non
         (
             "shapes:20",
             "digits",
-            "must hold images with captions, as the training data do; digits holds images",
+            "must hold images with captions, like the training data; digits holds images",
         ),
         (
             "digits",
             "shapes:20",
-            "must hold images, as the training data do; shapes:20 holds images with capt",
+            "must hold images, like the training data; shapes:20 holds images with capt",
         ),
     ],
 )
@@ -177,7 +177,7 @@ def test_labels_of_private_pairs_are_not_read(write: Callable[..., str], tmp_pat
 def test_a_label_column_of_private_pairs_alone_is_refused(tmp_path: Path) -> None:
     own = write_labelled_csv(tmp_path, random_images(10))
     message = refused(own, csv_label_key="kind")
-    assert "here nothing is scored, and labels of training data are not read" in message
+    assert "got --evaluate-on none. Labels of training data are not read. Leave it out." in message
 
 
 def test_pairs_are_probed_with_labelled_images_in_their_own_shape() -> None:
@@ -190,7 +190,7 @@ def test_noised_scores_of_pairs_are_refused_before_they_are_read() -> None:
     message = refused(
         "csv:/nowhere/own.csv", evaluate_on="shapes:20", score_on_held_out=0.2, score_noise_multiplier=5.0
     )
-    assert "one record can change all answers" in message
+    assert "one record is a candidate for every query and can change all answers" in message
 
 
 # What is public must not be private, too
@@ -267,8 +267,8 @@ def test_refusal_of_corrupt_rows_tells_no_path_caption_position_or_number(
     message = refusal("--tiny", "--dataset", own, "--no-ledger")
     assert message == (
         "every row must have a readable image of at most 50000000 pixels (--max-image-pixels) and a "
-        "caption of at most 100000 characters; some of the training data do not. Repair or remove them, "
-        "or drop them (--skip-corrupt)"
+        "caption of at most 100000 characters; some of the training data break this rule. Repair or remove "
+        "them, or drop them (--skip-corrupt)"
     )
 
 

@@ -44,7 +44,7 @@ def test_image_below_a_name_that_is_too_long_is_one_corrupt_row(folder: str, tmp
         check_ledger(replace_options(SweepOptions(), **role, skip_corrupt=True, no_ledger=True))
     data, _ = loaded(options(own, skip_corrupt=True))
     assert len(data.train) == 5
-    with pytest.raises(DataError, match="some of the training data do not") as caught:
+    with pytest.raises(DataError, match="some of the training data break this rule") as caught:
         loaded(options(own))
     assert caught.value.details["missing image"] == [5]
     assert "xxx" not in f"{caught.value} {caught.value.details}"

@@ -109,8 +109,11 @@ def test_fingerprint_follows_how_a_csv_file_is_read(option: str, lists: Path) ->
         (("--lora-rank=2", "--lora-targets=qq"), "unknown target of LoRA in the image tower"),
         (("--lora-rank=2", "--lora-towers=text", "--per-tower-clipping"), "clip.visual"),
         (("--learn-temperature", "--temperature=3"), "between 0.01 and 1"),
-        (("--lora-rank=0", "--lora-targets=q"), "--lora-rank 0 trains every weight"),
-        (("--lora-rank=0", "--lora-towers=text", "--lora-alpha=2"), "--lora-alpha, --lora-towers tell"),
+        (("--lora-rank=0", "--lora-targets=q"), "got --lora-rank 0, which trains every weight"),
+        (
+            ("--lora-rank=0", "--lora-towers=text", "--lora-alpha=2"),
+            "--lora-alpha, --lora-towers must be used with adapters",
+        ),
     ],
 )
 def test_plan_refuses_what_pairs_cannot_be_trained_with(arguments: tuple[str, ...], reason: str) -> None:

@@ -89,7 +89,7 @@ def test_layers_are_swept_private_and_not() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("--dataset", "digits"), "adapters are for CLIP models"), (("--layers", "Q+W"), "did you mean 'Q")],
+    [(("--dataset", "digits"), "adapters need a CLIP model"), (("--layers", "Q+W"), "did you mean 'Q")],
 )
 def test_layers_refuse_what_has_none(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("+", r"\+")):
@@ -182,7 +182,7 @@ def test_text_augmentations_reach_the_training() -> None:
 
 @pytest.mark.parametrize("name", ["crop+crop", "crop+jiter"])
 def test_augmentations_refuse_names_that_are_none(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"name each once|did you mean 'jitter'"):
+    with pytest.raises(ConfigError, match=r"must name each augmentation once|did you mean 'jitter'"):
         combinations(CPU.views, CPU.text_views, [name], None)
 
 
@@ -210,7 +210,9 @@ def test_sealed_sweep_selects_by_no_score_that_a_trial_never_ends_with(name: str
 
 def test_sealed_plan_refuses_a_score_that_its_data_do_not_give() -> None:
     chosen = layers(*QUICK[2:6], *SEALED, "--noise-multiplier", "1", "--select-by", "view_retrieval_top1")
-    with pytest.raises(ConfigError, match=f"no trial on these data has the score.*{RECALL}"):
+    with pytest.raises(
+        ConfigError, match=f"select_by must be a score of trials .*got 'view_retrieval_top1'.*{RECALL}"
+    ):
         planned(chosen, [Point(label="one", changes={})])
 
 

@@ -126,7 +126,7 @@ def test_taken_number_of_records_is_said_to_be_public(make_plan: Plan) -> None:
 def test_private_data_have_no_trial_without_noise(make_plan: Plan, private: str) -> None:
     plan = make_plan(*QUICK, "--dataset", private)
     assert [trial.name for trial in plan.trials] == ["S4-Na1-private-r0"]
-    assert "no ε = ∞ trials" in " ".join(plan.notes)
+    assert "no trials at ε = ∞" in " ".join(plan.notes)
 
 
 @pytest.mark.parametrize("more", [(), ("--no-non-private",)])
@@ -134,7 +134,7 @@ def test_private_data_refuse_an_infinite_epsilon(
     more: tuple[str, ...], refusal: Callable[..., str], private: str
 ) -> None:
     message = refusal("--tiny", "--dataset", private, "--epsilon", "inf", *more)
-    assert "with private data, and in sealed sweeps, trials with epsilon = inf are not run" in message
+    assert "private data and sealed sweeps exclude trials with epsilon = inf" in message
 
 
 def test_private_data_have_no_scores_of_their_own(make_plan: Plan, private: str) -> None:
@@ -142,14 +142,16 @@ def test_private_data_have_no_scores_of_their_own(make_plan: Plan, private: str)
     assert plan.data.index is None
     assert plan.data.queries is None
     assert len(plan.data.train) == 90
-    assert any(note.startswith("No scores: give --evaluate-on a public data set") for note in plan.notes)
+    assert any(
+        note.startswith("There are no scores to compare trials by. Set --evaluate-on") for note in plan.notes
+    )
 
 
 @pytest.mark.ci
 def test_noise_of_scores_is_said_in_advance(make_plan: Plan, private: str) -> None:
     held_out = ("--evaluate-on", "digits", "--score-on-held-out", "0.2", "--score-noise-multiplier", "9")
     plan = make_plan(*QUICK, "--dataset", private, *held_out)
-    assert any("has noise of standard deviation 0.5 in it; more records" in note for note in plan.notes)
+    assert any("has standard deviation 0.5; hold out more records" in note for note in plan.notes)
 
 
 def test_builtin_data_declared_private_are_treated_so(make_plan: Plan) -> None:
@@ -616,8 +618,8 @@ def test_noised_plan_tells_nothing_of_one_record(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--data-is", "public", *HELD_OUT, "5"), "is for private training data"),
-        ((*HELD_OUT[2:], "5"), "give --evaluate-on a public labelled data set, too"),
+        (("--data-is", "public", *HELD_OUT, "5"), "applies only to private training data"),
+        ((*HELD_OUT[2:], "5"), "Also set --evaluate-on to a public labelled data set"),
         (HELD_OUT[:4], "--score-on-held-out and --score-noise-multiplier belong together"),
         ((*HELD_OUT, "0.01"), "--score-noise-multiplier must be finite and at least 0.1"),
         ((*HELD_OUT[:3], "1", *HELD_OUT[4:], "5"), "--score-on-held-out must be a share in [0, 1)"),
@@ -644,7 +646,7 @@ def test_noised_scores_need_labels_that_no_record_can_change(
 def test_share_held_out_must_be_the_same_in_all_trials(private: str) -> None:
     chosen = support.options(*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5")
     varied = [Point(label=f"share-{share}", changes={"score_on_held_out": share}) for share in (0.3, 0.4)]
-    with pytest.raises(ConfigError, match=r"got 0.3 and, at the point share-0.4, 0.4"):
+    with pytest.raises(ConfigError, match=r"got 0\.3, and 0\.4 at the point share-0\.4"):
         plan_of("question", chosen, varied, calibration_folder=None)
     assert len(plan_of("question", chosen, varied[:1], calibration_folder=None).trials) == 1
 

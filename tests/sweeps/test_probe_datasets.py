@@ -31,7 +31,7 @@ def faces(tmp_path: Path) -> str:
 def test_training_data_are_no_other_data_set(own: bool, faces: str, refusal: Callable[..., str]) -> None:
     dataset = faces if own else "digits"
     message = refusal(*QUICK, "--dataset", dataset, "--probe-datasets", dataset)
-    assert "other than those trained and scored on already" in message
+    assert "other than the training data and --evaluate-on" in message
 
 
 def test_private_training_data_are_found_by_another_path(
@@ -39,12 +39,12 @@ def test_private_training_data_are_found_by_another_path(
 ) -> None:
     (tmp_path / "folder").mkdir()
     other = faces.replace("faces.npz", "folder/../faces.npz")
-    assert "other than those trained" in refusal(*QUICK, "--dataset", faces, "--probe-datasets", other)
+    assert "other than the training data" in refusal(*QUICK, "--dataset", faces, "--probe-datasets", other)
 
 
 def test_data_scored_on_are_no_other_data_set(faces: str, refusal: Callable[..., str]) -> None:
     message = refusal(*QUICK, "--dataset", faces, "--evaluate-on", "digits", "--probe-datasets", "digits")
-    assert "other than those trained and scored on already; got digits" in message
+    assert "other than the training data and --evaluate-on; got digits" in message
 
 
 def test_copy_of_the_private_images_is_no_public_probe(
@@ -65,8 +65,8 @@ def test_private_data_can_be_scored_on_probes_alone(faces: str, make_plan: Plan)
     assert plan.data.evaluation_is_public
     assert plan.data.index is None
     assert [probe.name for probe in plan.data.probes] == ["digits"]
-    assert any("taken to be public because they are named" in note for note in plan.notes)
-    assert not any("No scores" in note for note in plan.notes)
+    assert any("which are public because the user named them" in note for note in plan.notes)
+    assert not any("no scores" in note for note in plan.notes)
 
 
 # Names of classes, for zero-shot scores

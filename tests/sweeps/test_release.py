@@ -56,7 +56,7 @@ def test_search_of_a_release_is_refused_with_what_decides_it(choice: str) -> Non
 
 def test_sealed_sweep_refuses_a_visible_list_of_trials() -> None:
     message = refused(*SEALED, "--repeats", "3")
-    assert "a list of trials that anybody can see" in message
+    assert "--repeats applies only to --release open" in message
     assert "--mean-trials" in message
 
 
@@ -77,7 +77,7 @@ def test_sealed_sweep_of_private_data_needs_a_public_score(
     refusal: Callable[..., str], tmp_path: Path
 ) -> None:
     dataset = write_npz(tmp_path / "own.npz", 100)
-    assert "--evaluate-on a public labelled data set" in refusal(*SEALED, "--dataset", dataset)
+    assert "Set --evaluate-on to a public labelled data set" in refusal(*SEALED, "--dataset", dataset)
 
 
 def test_sealed_candidates_are_the_private_settings_of_the_grid(make_plan: Plan) -> None:
@@ -256,7 +256,7 @@ def test_sealed_sweep_selects_by_a_noised_score_only_where_there_is_one(
     refusal: Callable[..., str], private: tuple[str, str]
 ) -> None:
     given = (*NOISED, *private, "--release", "sealed", "--select-by", "noised_knn_accuracy")
-    assert "give --score-on-held-out and --score-noise-multiplier" in refusal(*given)
+    assert "Also set --score-on-held-out and --score-noise-multiplier" in refusal(*given)
     assert "Valid:" in refusal(*given[:-1], "noised_snr_first_step")
 
 
@@ -354,7 +354,7 @@ def test_statement_of_a_sweep_with_loose_trials_promises_nothing(make_plan: Plan
 
 @pytest.mark.parametrize("mode", MODES)
 def test_sweep_without_guarantee_has_no_tuning_cost(mode: str) -> None:
-    assert cost_line(mode, None, open_trials([])) == "Tuning cost: none, for no trial has a guarantee."
+    assert cost_line(mode, None, open_trials([])) == "Tuning cost: none, because no trial has a guarantee."
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -138,8 +138,8 @@ def test_options_that_differ_from_the_recorded_ones_are_named_a_line_each(stoppe
     code, _, errors = run_script("group_size", *place, *more)
     assert code == 2
     assert errors.splitlines()[1:] == [
-        "  --num-steps 5: it was started with 3",
-        "  --group-sizes 4 8: it was started with 4",
+        "  --num-steps 5: the sweep was started with 3",
+        "  --group-sizes 4 8: the sweep was started with 4",
     ]
 
 

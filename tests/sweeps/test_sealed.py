@@ -323,7 +323,7 @@ def test_moment_that_leaves_no_time_for_a_trial_is_refused(ray: Ray, sweep: Call
 
 
 def test_open_sweep_has_no_moment() -> None:
-    with pytest.raises(ConfigError, match="an open one shows every trial as it ends"):
+    with pytest.raises(ConfigError, match="an open sweep shows every trial as it ends"):
         options("--tiny", "--publish-after", "600")
 
 

@@ -100,7 +100,7 @@ def test_group_sizes_above_a_quarter_of_the_batch_are_left_out_and_told() -> Non
 def test_list_that_means_nothing_to_a_method_is_left_out_and_told() -> None:
     found = plan("--noise-multiplier", "1", "--method", "dp_clip")
     assert found.space.columns == ["learning_rate"]
-    assert "group_size is not searched, for it means nothing to dp_clip." in found.notes
+    assert "group_size is not searched, because dp_clip takes no group size." in found.notes
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_list_that_means_nothing_to_a_method_is_left_out_and_told() -> None:
         ),
         (("--temperature-range", "1", "0.1"), "temperature_range must be a smallest and a largest value"),
         (("--noise-multiplier-range", "0.00001", "1"), "noise_multiplier must be at least"),
-        ((*SIGMA, "--epsilon-range", "1", "2"), "give --epsilon-range or --noise-multiplier-range, not both"),
-        ((*SIGMA, "--epsilon", "3"), "give epsilon or a range of ε or σ, not both; got epsilon = 3.0"),
+        ((*SIGMA, "--epsilon-range", "1", "2"), "set --epsilon-range or --noise-multiplier-range, not both"),
+        ((*SIGMA, "--epsilon", "3"), "set epsilon or a range of ε or σ, not both; got epsilon = 3.0"),
         (("--num-trials", "1"), "--num-trials must be at least 2"),
-        (("--repeats", "2"), "leave repeats out"),
+        (("--repeats", "2"), "got --repeats 2. Leave it out"),
         (("--search", "grid"), "--release"),
-        (("--release", "sealed"), "for --release open"),
-        (("--release", "sealed", "--sampler", "random"), "for --release open"),
+        (("--release", "sealed"), "a search needs --release open"),
+        (("--release", "sealed", "--sampler", "random"), "a search needs --release open"),
         (("--sampler", "grid"), "Valid: random, tpe"),
         (("--sampler", "qmc"), "use --sampler random"),
         (("--objectives", "knn"), "'knn'. Valid: epsilon, knn_accuracy, linear_probe_accuracy"),
@@ -132,7 +132,7 @@ def test_list_that_means_nothing_to_a_method_is_left_out_and_told() -> None:
         (("--objectives", "knn_accuracy", "knn_accuracy"), "must be one or more different scores"),
         (("--objectives", "knn_accuracy", "epsilon"), "epsilon is the same in all trials"),
         ((*SIGMA, "--objectives", "knn_accuracy", "epsilon", "--seeded-non-private"), "has no ε"),
-        (("--method", "logit_dp", "--num-augmentations", "0", *SIGMA), "logit_dp has others"),
+        (("--method", "logit_dp", "--num-augmentations", "0", *SIGMA), "got logit_dp. Use another method"),
         (("--method", "dp_clip", "--learning-rate-range", "1", "1"), "must vary at least one option"),
     ],
 )

@@ -26,8 +26,8 @@ def test_small_data_set_gets_a_smaller_batch_and_groups_with_a_note() -> None:
     options, points, notes = fitted("--no-non-private", num_records=62)
     assert options.mechanism.expected_batch_size == 8
     assert [point.changes["group_size"] for point in points] == [2, 4, 8]
-    assert notes[0] == "--expected-batch-size is 8 in place of 512, a quarter of the 62 records at most."
-    assert "do not fit 62 records: S16-Na1-private, S32-Na1-private" in notes[1]
+    assert notes[0] == "--expected-batch-size is lowered from 512 to 8, at most a quarter of 62 records."
+    assert "do not fit 62 records are left out: S16-Na1-private, S32-Na1-private" in notes[1]
 
 
 def test_large_data_set_is_left_alone() -> None:
@@ -46,9 +46,7 @@ def test_declared_number_decides_and_not_that_of_the_records() -> None:
 
 
 def test_what_was_given_is_refused_together() -> None:
-    with pytest.raises(
-        ConfigError, match=r"batch-size must not exceed that; got 100; --group-sizes .* got 64"
-    ):
+    with pytest.raises(ConfigError, match=r"batch-size must not exceed n; got 100; --group-sizes .* got 64"):
         fitted("--expected-batch-size", "100", "--group-sizes", "4", "64", num_records=62)
 
 
@@ -65,7 +63,7 @@ def test_options_of_python_are_taken_as_they_are() -> None:
         (("--test-fraction", "2"), "--test-fraction must be in (0, 1); got 2.0"),
         (
             ("--sampling-prob", "0.1", "--expected-batch-size", "32"),
-            "give --sampling-prob or --expected-batch-size, not both",
+            "set --sampling-prob or --expected-batch-size, not both",
         ),
         (
             ("--epsilon=1", "--noise-multiplier=2"),
@@ -92,7 +90,7 @@ def test_scored_data_need_classes_and_images_of_each(tmp_path: Path) -> None:
     labels = {"train_labels": np.arange(20) % 2, "test_labels": np.arange(20) % 4}
     np.savez(tmp_path / "public.npz", **split, **labels)
     chosen = support.given(dataset=own, no_ledger=True, evaluate_on=f"npz:{tmp_path}/unlabelled.npz")
-    with pytest.raises(ConfigError, match=r"is scored by its classes, and .* has no labels"):
+    with pytest.raises(ConfigError, match=r"evaluate_on must have labels to score by; .* has none"):
         support.loaded(chosen)
     _, notes = support.loaded(replace_options(chosen, evaluate_on=f"npz:{tmp_path}/public.npz"))
-    assert any("20 public records that are scored, 10 are of 2 classes without an image" in n for n in notes)
+    assert any("20 scored public records, 10 belong to 2 classes without an image" in n for n in notes)

@@ -180,7 +180,7 @@ def test_death_for_want_of_memory_says_what_helps(watched: Callable[..., Watched
 
 @pytest.mark.parametrize("limit", ["trial_timeout", "stall_timeout"])
 def test_sealed_sweep_ends_no_training_by_the_clock(limit: str) -> None:
-    with pytest.raises(ConfigError, match="may end no training by the clock"):
+    with pytest.raises(ConfigError, match="must not stop a training by time"):
         given(release="sealed", **{limit: 5.0})
     with pytest.raises(ConfigError, match=f"{limit} must be a positive number of minutes"):
         given(**{limit: 0.0})

@@ -49,7 +49,7 @@ def test_private_data_are_refused_without_a_ledger(tmp_path: Path) -> None:
     private = ("--dataset", write_npz(tmp_path / "scans.npz", 200), "--evaluate-on", "digits")
     sizes = ("--expected-batch-size", "32", "--group-size", "4", "--num-steps", "4", *NOISE)
     assert len(plan(*private, *sizes, "--tan-factors", "1", "--no-ledger").trials) == 1
-    with pytest.raises(ConfigError, match=r"ε of its own that is far above the target.*give --ledger"):
+    with pytest.raises(ConfigError, match=r"separate ε, far above the target.*Set --ledger"):
         plan(*private, *sizes, "--tan-factors", "2", "--no-ledger")
 
 

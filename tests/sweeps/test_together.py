@@ -134,7 +134,7 @@ def test_two_submissions_of_one_sweep_with_other_settings_are_told_apart(tmp_pat
     first.wait_for(lambda: journal.exists() and journal.stat().st_size == 2)
     differs = "belongs to another configuration (--num-steps was 4, is 5"
     for other in ("the sweep 'one' is running", differs):
-        for more, said in (((), other), (("--resume",), "--num-steps 5: it was started with 4")):
+        for more, said in (((), other), (("--resume",), "--num-steps 5: the sweep was started with 4")):
             second = Driver(*given, "--num-steps=5", *more, home=tmp_path / "home", env=env)
             assert second.wait() == 2
             assert said in second.stderr

@@ -27,24 +27,24 @@ class DataOptions:
     dataset: str = "digits"
     """digits, fashion-mnist, cifar10, eurosat, shapes; your own: {npz,parquet,folder,csv,webdataset}:PATH."""
     data_is: Literal["auto", "public", "private"] = "auto"
-    """Whether the training data are public; auto: the built-in benchmarks are, your own are not."""
+    """Whether the training data are public; auto: built-in data sets are public, your own are private."""
     evaluate_on: str | None = None
-    """A public data set to score on, labelled or with captions; needed when the training data are private."""
+    """A public data set to score on, labelled or with captions; private training data need one for scores."""
     probe_datasets: tuple[str, ...] = ()
-    """Other public labelled data sets to score the frozen features on, too: resized, in grey or colour."""
+    """More public labelled data sets to score frozen features on; images get the training data's shape."""
     unit_column: str | None = None
     """Column of your own data that names the privacy unit: all rows of one unit are one record."""
     pairs: PairOptions = field(default_factory=PairOptions)
     class_captions: str | None = None
-    """Caption labelled images by their class, for methods of pairs: a text with {} for the class name, such
+    """Caption for labelled images, for methods that train on pairs: a text with {} for the class name, such
     as "a photo of a {}."; the class is then part of the record."""
     image_size: int | None = None
     """Resize images to this square, in pixels."""
     max_image_pixels: int = MAX_IMAGE_PIXELS
-    """Most pixels of one stored image of your own data, 1 to 178000000; larger images are not decoded."""
+    """Maximum pixels of one stored image of your own data, 1 to 178000000; larger ones are not decoded."""
     test_fraction: float = 0.2
-    """Share held out for scoring, by record id, if public data have no test split. All records of an
-    --evaluate-on without labels are scored."""
+    """Share of public data without a test split that is held out for scoring, by record id. If
+    --evaluate-on has no labels, all its records are scored."""
 
     def __post_init__(self) -> None:
         for name in (self.dataset, *self.probe_datasets):
@@ -53,8 +53,8 @@ class DataOptions:
         check_max_image_pixels(self.max_image_pixels)
         if self.class_captions != self.pairs_of(self.dataset).class_captions:
             raise ConfigError(
-                "class_captions are for labelled images without captions, and "
-                f"{self.dataset.partition(':')[0]} has captions of its own: leave it out"
+                "class_captions applies only to labelled images without captions; got "
+                f"{self.dataset.partition(':')[0]}, which has captions. Leave it out."
             )
         if not 0 < self.test_fraction < 1:
             raise ConfigError(f"test_fraction must be in (0, 1); got {self.test_fraction}")
@@ -66,7 +66,7 @@ class DataOptions:
 
     @property
     def modality(self) -> Modality:
-        """The kind of a record, as far as it is known before the data are loaded."""
+        """The kind of a record, as far as the options determine it before the data are loaded."""
         return modality_of_name(self.dataset, self.pairs_of(self.dataset))
 
     def pairs_of(self, name: str) -> PairOptions:
@@ -91,22 +91,22 @@ def data_path(dataset: str) -> Path | None:
 
 
 def _check_pair_options(data: DataOptions) -> None:
-    """Refuse options that have no meaning for any of the named data sets."""
-    given = data.pairs
+    """Raise ConfigError for options that apply to none of the named data sets."""
+    pair_options = data.pairs
     names = {leaf.path[-1]: leaf.option for leaf in leaves(PairOptions).values()}
     others = (data.evaluate_on or "", *data.probe_datasets)
-    scored = [given.fitting(name) for name in others]
-    meant = {each for pairs in (data.pairs_of_training, *scored) for each in pairs.changed_fields}
-    unused = [names[each] for each in given.changed_fields if each not in meant]
+    scored = [pair_options.fitting(name) for name in others]
+    applicable = {name for pairs in (data.pairs_of_training, *scored) for name in pairs.changed_fields}
+    unused = [names[name] for name in pair_options.changed_fields if name not in applicable]
     if "csv_label_key" in unused:
         raise ConfigError(
-            "csv_label_key names the classes of public pairs that are scored, in csv:PATH or parquet:PATH; "
-            f"here {data.evaluate_on or 'nothing'} is scored, and labels of training data are not read: "
-            "leave it out"
+            "csv_label_key applies only to public pairs that are scored, from csv:PATH or parquet:PATH; got "
+            f"--evaluate-on {data.evaluate_on or 'none'}. Labels of training data are not read. "
+            "Leave it out."
         )
     if unused:
         raise ConfigError(
-            f"{', '.join(unused)} must be left out: they tell how csv:PATH is read (all but csv_separator "
-            "also parquet:PATH, skip_corrupt also webdataset:PATH), and mean nothing for "
-            f"{data.dataset.partition(':')[0]}"
+            f"{', '.join(unused)} must be left out for {data.dataset.partition(':')[0]}. csv_separator "
+            "applies only to csv:PATH, other csv options also to parquet:PATH, and skip_corrupt to these and "
+            "webdataset:PATH."
         )

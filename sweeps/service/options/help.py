@@ -56,7 +56,7 @@ def show_help(
             if shown := [pair for pair in section if is_full or _comes_first(pair[0])]:
                 groups.append((name, _group(name, shown, _first_line(node))))
     hint = "" if is_full else f"\n\n--help-all shows all {total} options."
-    with contextlib.suppress(SystemExit), errors_in_one_line(["--help"]):  # as after every help
+    with contextlib.suppress(SystemExit), errors_in_one_line(["--help"]):  # tyro exits after it prints help
         tyro.cli(
             dataclasses.make_dataclass("Options", groups),
             args=["--help"],
@@ -100,7 +100,7 @@ def _comes_first(leaf: Leaf) -> bool:
 
 
 def mark_type(option_type: Any) -> Any:
-    """Return a type with tyro's mark by which a flag that may be None is typed --name or --no-name."""
+    """Return a type marked for tyro, so that a flag that may be None is typed --name or --no-name."""
     import tyro
 
     return Annotated[option_type, tyro.conf.DisallowNone] if option_type == bool | None else option_type

@@ -36,8 +36,8 @@ OF_ONE_RUN = (
     *("storage", "name", "resume", "tracking_uri", "ledger", "no_ledger", "dry_run"),
     *("quiet", "time_budget", "listener"),
 )
-"""Options on the places of one run's results (perhaps with passwords), on its resuming and duration, and on
-training on private data without a ledger. A repetition must give them again."""
+"""Options of one run only: where its results are (addresses may hold passwords), whether it resumes, how long
+it runs, and whether private data need no ledger. A repetition must set them again."""
 _SECRET = ("ledger", "tracking_uri")
 """Options that may hold a password: no message repeats their values."""
 
@@ -71,7 +71,7 @@ def read_options(kind: type[SweepOptions], path: Path) -> OptionsFile:
             f"the configuration {path} must be YAML or JSON{_place(error)}"
         ) from None  # the message must quote no line of the file
     if not isinstance(content, dict):
-        raise ConfigError(f"the configuration {path} must hold sections of options, the first key version")
+        raise ConfigError(f"the configuration {path} must hold the key version, and sections of options")
     try:
         return _parse_content(kind, content)
     except ConfigError as error:
@@ -119,8 +119,8 @@ def _plain(value: Any) -> Any:
 def _parse_content(kind: type[SweepOptions], content: dict[Any, Any]) -> OptionsFile:
     version = content.pop("version", None)
     if version != VERSION or type(version) is not int:
-        problem = "none is given" if version is None else f"got {version!r}"
-        raise ConfigError(f"version must be {VERSION}, for keys mean other things in others; {problem}")
+        problem = "got none" if version is None else f"got {version!r}"
+        raise ConfigError(f"version must be {VERSION}, because other versions have other keys; {problem}")
     setting = content.pop("setting", None)
     if not (setting is None or isinstance(setting, str)):
         raise ConfigError(f"setting must be the name of a setting; got {setting!r}")
@@ -146,7 +146,7 @@ def _values(
         elif isinstance(value, dict):
             values += _values(options, path, value)
         else:
-            raise ConfigError(f"{place} is a section of options, by name; got {value!r}")
+            raise ConfigError(f"{place} must be a section of options by name; got {value!r}")
     return values
 
 
@@ -167,20 +167,20 @@ def _typed(leaf: Leaf, value: Any) -> Any:
     except (ValidationError, TypeError) as error:
         rules = error.errors(include_url=False) if isinstance(error, ValidationError) else []
         messages = dict.fromkeys(rule["msg"] for rule in rules)
-        reason = "; ".join(messages) or "the type is none of the option's"
+        reason = "; ".join(messages) or "the option takes no value of this type"
         got = "" if leaf.option in _SECRET else f"; got {value!r}"
-        raise ConfigError(f"{leaf.key} is mistyped: {reason}{got}") from None
+        raise ConfigError(f"{leaf.key} has an invalid value: {reason}{got}") from None
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses repeated keys, and reads 1e-3 as a number."""
+    """A YAML loader that rejects repeated keys, and reads 1e-3 as a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
         if twice is not None:
             raise yaml.MarkedYAMLError(
-                problem=f"the key {twice!r} is given twice", problem_mark=node.start_mark
+                problem=f"the key {twice!r} occurs twice", problem_mark=node.start_mark
             )
         return super().construct_mapping(node, deep)
 

@@ -23,19 +23,19 @@ class PlannerOptions(SweepOptions):
     group_sizes: tuple[GroupSize, ...] = field(default=GROUP_SIZES, metadata=varies("group_size"))
     """Values of S."""
     core_hours: float | None = None
-    """Budget of one training in hours of a core; no limit by default."""
+    """Budget of one training in core-hours; no limit by default."""
     gpu_hours: float | None = None
-    """Budget of one training in hours of a GPU, with a GPU's --records-per-second; no limit by default."""
+    """Budget of one training in GPU-hours; needs --records-per-second of one GPU; no limit by default."""
     records_per_second: float | None = None
-    """Records that one core (or GPU, with --gpu-hours) trains on in a second; measured here by default."""
+    """Training records per second on one core (or GPU, with --gpu-hours); by default measured on a core."""
     memory_gib: float | None = None
     """Memory of one worker, in GiB; no limit by default."""
     num_weights: int | None = None
-    """d, the number of trained weights; by default the network is built, and its weights are counted."""
+    """Number of trained weights, d; by default the network is built to count them."""
     image_shape: tuple[int, int, int] | None = None
-    """Channels, height and width of the images; by default the shape in the named public data set."""
+    """Channels, height and width of the images; by default the shape in the named data set."""
     num_trials: int = 10
-    """m, the number of trainings among which the settings are chosen, for the cost of tuning."""
+    """Number of trainings to choose the settings from, m, for the cost of tuning."""
     json: bool = False
     """Print one JSON object."""
     output: Path | None = None
@@ -53,7 +53,7 @@ class PlannerOptions(SweepOptions):
                 raise ConfigError(f"{name} must be at least 1; got {value}")
         for name in ("batch_sizes", "num_steps_grid"):
             if any(value < 1 for value in getattr(self, name)):
-                raise ConfigError(f"{name} must be at least 1 each; got {list(getattr(self, name))}")
+                raise ConfigError(f"{name} must all be at least 1; got {list(getattr(self, name))}")
         if not self.num_steps_grid or not self.group_sizes:
             raise ConfigError("num_steps_grid and group_sizes need at least one value each")
         if self.image_shape is not None and min(self.image_shape) < 1:
@@ -62,27 +62,28 @@ class PlannerOptions(SweepOptions):
 
     def _check_budget(self) -> None:
         if self.core_hours is not None and self.gpu_hours is not None:
-            raise ConfigError("give core_hours or gpu_hours, not both")
+            raise ConfigError("set core_hours or gpu_hours, not both")
         if self.gpu_hours is not None and self.records_per_second is None:
             raise ConfigError(
-                "gpu_hours needs --records-per-second of one GPU, for a throughput is measured on a core"
+                "gpu_hours needs the throughput of one GPU, but the planner measures only that of a core. "
+                "Set --records-per-second."
             )
         if self.mechanism.noise_multiplier is not None or self.mechanism.sampling_prob is not None:
             raise ConfigError(
-                "the planner finds noise_multiplier and sampling_prob from epsilon and the batch sizes: "
-                "leave them out, and give --epsilon"
+                "the planner computes noise_multiplier and sampling_prob from epsilon and the batch sizes. "
+                "Leave them out, and set --epsilon."
             )
         if self.mechanism.tan_factor != 1:
             raise ConfigError(
-                "a plan is of the full training: leave --tan-factor out, which sweeps take; got "
-                f"{self.mechanism.tan_factor:g}"
+                "--tan-factor must be 1, because a plan describes the full training; got "
+                f"{self.mechanism.tan_factor:g}. Leave it out."
             )
         if self.mechanism.epsilon == math.inf:
             raise ConfigError("a plan needs a finite epsilon; got inf")
 
     @property
     def hours(self) -> float | None:
-        """The budget of time of one training."""
+        """The time budget of one training."""
         return self.core_hours if self.gpu_hours is None else self.gpu_hours
 
     @property

@@ -25,21 +25,21 @@ class ReleaseOptions:
     """Results that a sweep releases, and the selection in a sealed sweep."""
 
     mode: Literal["open", "sealed", "sealed-threshold"] = field(default=OPEN, metadata=option("release"))
-    """Results to release: every trial (open), or one of a secret number (sealed, sealed-threshold)."""
+    """Results to release: every trial (open), or one trial of a secret number (sealed, sealed-threshold)."""
     mean_trials: float = 10.0
     """Sealed: mean of the secret number of trials."""
     eta: float = 1.0
-    """Sealed: shape of the law of the secret number; 1 geometric, 0 logarithmic."""
+    """Sealed: shape of the secret number's distribution; 1 is geometric, 0 logarithmic."""
     bound: str = "profile"
     """Sealed: the theorem that bounds the cost: profile, pointwise or ps22."""
     halting_prob: float = 0.1
-    """Sealed-threshold: probability to halt after each miss; its inverse is the mean number of trials."""
+    """Sealed-threshold: probability p of stopping after a trial below --min-score; the mean is 1/p trials."""
     min_score: float | None = None
     """Sealed-threshold: the public score that a trial must reach."""
     publish_after_seconds: float | None = field(default=None, metadata=option("publish_after"))
-    """Sealed: seconds from the start to publication; by default enough for most draws of the number."""
+    """Sealed: seconds from start to publication; by default enough for most draws of the trial number."""
     select_by: str = "auto"
-    """Sealed: the public score that selects the released trial; auto: k-NN accuracy, for pairs recall."""
+    """Sealed: the public score that selects the released trial; auto: k-NN accuracy, or recall for pairs."""
 
     @property
     def is_open(self) -> bool:
@@ -48,7 +48,7 @@ class ReleaseOptions:
 
 
 def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_private: bool) -> None:
-    """Refuse options that contradict the release mode.
+    """Raise ConfigError for options that contradict the release mode.
 
     Args:
       options: the release options; `select_by` names a score.
@@ -63,14 +63,14 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
     threshold = options.mode == SEALED_THRESHOLD
     if threshold != (options.min_score is not None):
         raise ConfigError(
-            "min_score is the public score that ends a sealed-threshold sweep: give it with --release "
-            f"{SEALED_THRESHOLD} and with no other; got {options.min_score} with --release {options.mode}"
+            f"min_score must be set with --release {SEALED_THRESHOLD}, and left out otherwise; got "
+            f"{options.min_score} with --release {options.mode}"
         )
     if options.mode == OPEN:
         if options.publish_after_seconds is not None:
             raise ConfigError(
-                "--publish-after is the moment at which a sealed sweep is published, and an open one shows "
-                "every trial as it ends: leave it out, or give --release sealed"
+                "--publish-after applies only to sealed sweeps, because an open sweep shows every trial as "
+                "it ends; got --release open. Leave it out, or set --release sealed."
             )
         return
     if not 0 < (options.publish_after_seconds or 1.0) < math.inf:
@@ -82,12 +82,12 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
         raise ConfigError(unknown_choice("score to select by", options.select_by, final_scores()))
     if options.select_by in NOISED_SCORES and not scores_held_out:
         raise ConfigError(
-            f"{options.select_by} is a noised score of held-out private records: give --score-on-held-out "
-            "and --score-noise-multiplier, too, or select by a score on public data"
+            f"{options.select_by} is a noised score of held-out private records. Also set "
+            "--score-on-held-out and --score-noise-multiplier, or select by a score on public data."
         )
     if seeded_non_private:
         raise ConfigError(
-            f"--release {options.mode} needs trainings with a guarantee; leave seeded_non_private out"
+            f"--release {options.mode} needs trainings with a guarantee. Leave seeded_non_private out."
         )
 
 

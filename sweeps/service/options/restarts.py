@@ -1,10 +1,10 @@
 """The number of a training's steps that restarts may repeat, and whether ε includes them in advance.
 
-Charging repeated steps as they come gives no (ε, δ) statement once somebody restarts because of seen results:
-the number of steps then depends on the results. So private data are charged R steps in advance
+Charging repeated steps as they occur gives no (ε, δ) statement once somebody restarts a training because of
+its results: the number of steps then depends on the results. So private data are charged R steps in advance
 (docs/theory/restarts.md), except
 
-- with a budget ledger, whose filter holds for adaptive steps and refuses at its cap;
+- with a budget ledger, whose filter is valid for adaptive steps and allows no steps beyond its cap;
 - in a sealed sweep, which resumes no training: R = 0.
 """
 
@@ -16,13 +16,13 @@ from sweeps.service.options.sweep_options import SweepOptions
 
 
 def num_restart_steps(options: SweepOptions) -> int | None:
-    """Return R of every private training of a sweep; None if repeated steps are charged as they come.
+    """Return R of every private training of a sweep; None if repeated steps are charged as they occur.
 
     Without a ledger R defaults to one checkpoint interval for private data, and to None for public data,
     whose restarts spend nothing.
 
     Raises:
-      ConfigError: the given R is negative or has no use.
+      ConfigError: the requested R is negative, or does not apply.
     """
     requested_steps = options.mechanism.restart_steps
     if requested_steps is not None and requested_steps < 0:
@@ -30,15 +30,15 @@ def num_restart_steps(options: SweepOptions) -> int | None:
     if not options.release.is_open:
         if requested_steps:
             raise ConfigError(
-                f"--release {options.release.mode} resumes no training, for one that was stopped counts as "
-                f"the worst score: leave --restart-steps out; got {requested_steps}"
+                f"--restart-steps must be 0 with --release {options.release.mode}, where a stopped training "
+                f"gets the worst score and is not resumed; got {requested_steps}. Leave it out."
             )
         return 0
     if ledger_url(options.data, options.ledger) is not None:
         if requested_steps is not None:
             raise ConfigError(
-                "a budget ledger is charged for repeated steps as they come: leave --restart-steps out; got "
-                f"{requested_steps}"
+                "--restart-steps applies only without a budget ledger, which is charged for repeated steps "
+                f"as they occur; got {requested_steps}. Leave it out."
             )
         return None
     if requested_steps is None and options.data.are_private:

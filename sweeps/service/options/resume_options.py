@@ -1,8 +1,8 @@
-"""Resuming a sweep by its name: its folder has its options, and other given options must agree with them.
+"""Resuming a sweep by its name: its folder has its options, and options that are set again must agree.
 
 Options that no result depends on may differ: where, how fast and how long it runs. Addresses are in the
 sweep's plan, because config.yaml is published. Addresses with a password are stored nowhere, and must be
-given again.
+set again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_RESOURCES = (
     *("gpus_per_worker", "max_concurrent_trials", "wait_for_resources", "max_restarts"),
     *("trial_timeout", "stall_timeout", "references", "dataset_id"),
 )
-"""Options of the whole sweep that no result depends on; the plan refuses another data set's id."""
+"""Options of the whole sweep that no result depends on; the plan rejects another data set's id."""
 OptionsOf = Callable[[Path], SweepOptions]
 
 
@@ -51,7 +51,7 @@ def command_of(options: SweepOptions, name: str) -> Command:
     return Command(name=name, words=script, options=type(options).__name__, addresses=addresses)
 
 
-def passes(kind: type[SweepOptions], option: str) -> bool:
+def may_differ(kind: type[SweepOptions], option: str) -> bool:
     """Return whether an option may differ when a sweep is resumed."""
     in_performance = leaves(kind)[option].path[0] == "performance"
     return in_performance or option in OF_ONE_RUN or option in _OF_RESOURCES
@@ -70,7 +70,7 @@ def resumed_sweep(
 
     Raises:
       ConfigError: a change differs from the options that the sweep was started with.
-      StorageError: the sweep of this name is another script's or does not exist, or no name is given and no
+      StorageError: the sweep of this name is another script's or does not exist, or no name is set and no
         sweep is unfinished.
     """
     root = storage_root(overrides.get("storage"))
@@ -91,11 +91,11 @@ def resumed_sweep(
     own_sweeps = [sweep for sweep in sweeps if sweep.command and sweep.command.options == kind.__name__]
     agreeing = [sweep for sweep in own_sweeps if not _differences(sweep, changes, options_of)]
     unfinished = [sweep for sweep in agreeing if not sweep.is_finished]
-    if unfinished or all(passes(kind, option) for option in changes):
+    if unfinished or all(may_differ(kind, option) for option in changes):
         if not unfinished:
             raise StorageError(
-                f"nothing to resume: no sweep of this script in {root / 'sweeps'} is unfinished; give --name "
-                "to have a finished one's figures drawn again"
+                f"nothing to resume: no sweep of this script in {root / 'sweeps'} is unfinished. Set --name "
+                "to redraw the figures of a finished sweep."
             )
         return unfinished[0]
     if not agreeing and own_sweeps:
@@ -106,8 +106,8 @@ def resumed_sweep(
 def _check_agreement(sweep: ResumableSweep, changes: Mapping[str, Any], options_of: OptionsOf) -> None:
     if lines := _differences(sweep, changes, options_of):
         raise ConfigError(
-            f"the sweep {sweep.name!r} goes on with the options that it was started with, and these differ; "
-            "leave them out, or start another sweep without --resume:",
+            f"the sweep {sweep.name!r} resumes with its original options, and these differ. Leave them out, "
+            "or start another sweep without --resume:",
             lines=lines,
         )
 
@@ -119,9 +119,9 @@ def _differences(sweep: ResumableSweep, changes: Mapping[str, Any], options_of: 
     known, flags = leaves(kind), flags_of(kind)
     for option, value in changes.items():
         before = known[option].of(recorded_options)
-        if not passes(kind, option) and not is_same(value, before):
+        if not may_differ(kind, option) and not is_same(value, before):
             earlier = "without it" if before is None else f"with {_value_text(before)}"
-            lines.append(f"{flags[option]} {_value_text(value)}: it was started {earlier}")
+            lines.append(f"{flags[option]} {_value_text(value)}: the sweep was started {earlier}")
     return lines
 
 

@@ -44,7 +44,7 @@ def _task(method: str) -> str:
 
 
 def final_scores() -> list[str]:
-    """Return every score, bare or noised, that a finished trial may have of its own network.
+    """Return every score, bare or noised, that a finished trial may have for its own network.
 
     Scores during and before training are histories and references: they are not a trial's final scores.
 
@@ -85,7 +85,7 @@ def scores_to_compare(data: TrainingData, methods: Sequence[str]) -> dict[str, s
 
 
 def shown_scores(metrics: Mapping[str, float]) -> list[str]:
-    """Return the scores of a trial that a line has room for.
+    """Return the scores of a trial that fit on one line.
 
     >>> shown_scores({"knn_accuracy": 0.5, "image_to_text_recall_at_10": 0.25, "epsilon": 10.0})
     ['image_to_text_recall_at_10']

@@ -20,34 +20,34 @@ class ServiceOptions:
     repeats: int = 3
     """Trainings per point, each with its own public seed."""
     total_epsilon: float | None = None
-    """Most ε of the whole sweep: finds the largest ε of one training or, if that is given, the most
-    repeats up to --repeats."""
+    """Maximum ε of the whole sweep: the sweep computes the largest ε of one training or, if that ε is set,
+    the largest number of repeats up to --repeats."""
     seed: int = 0
     """Public seed of the first repeat, for initialisation, views and evaluation subsets, never for noise."""
     gpus_per_worker: float = 0.0
     """GPUs of one worker; a fraction lets several trials share one."""
     max_concurrent_trials: int | None = None
-    """Trainings at once; by default as many as the cluster's nodes hold, including nodes that join later."""
+    """Maximum trainings at once; by default as many as fit on the cluster, with nodes that join later."""
     wait_for_resources: float = 15.0
-    """Minutes to wait until a cluster has room for one training; 0 refuses at once."""
+    """Minutes to wait until the cluster can run one training; 0 fails at once."""
     max_restarts: int = 2
-    """Times a crashed training is restarted from its checkpoint; the steps that it repeats are charged."""
+    """Maximum restarts of a crashed training from its checkpoint; repeated steps are charged."""
     trial_timeout: float | None = None
-    """Minutes that one attempt at a training may take; then it is ended and counts as a crash."""
+    """Time limit of one attempt at a training, in minutes; an attempt beyond it counts as a crash."""
     stall_timeout: float | None = None
-    """Minutes without a checkpoint after which an attempt is ended and counts as a crash."""
+    """Minutes without a checkpoint after which an attempt is stopped and counts as a crash."""
     time_budget: float | None = None
-    """Minutes of training; then no training starts, and running ones save and stop. --resume continues."""
+    """Minutes of training; then running trainings save and stop, and no others start. --resume continues."""
     early_stopping: Literal["none", "asha", "median"] = "none"
-    """End trainings early by their scores: successive halving or the median rule; ε counts all steps."""
+    """Stop trainings early by their scores: successive halving or the median rule; ε counts all steps."""
     references: bool = True
-    """Also score raw pixels and HOG, once per sweep, like the trainings: on public records, at no ε."""
+    """Also score raw pixels and HOG features, once per sweep, on the same public records; costs no ε."""
     dry_run: bool = False
-    """Print the trials, their ε and an estimate of time, and stop."""
+    """Print the trials, their ε and the estimated time, then stop."""
     listener: str | None = None
     """Your own listener, `package.module:Class`: called at the beginning, with each result and at the end."""
     quiet: bool = False
-    """Print only the answer, warnings and errors, as for a log; a dry run still prints its plan."""
+    """Print only the result, warnings and errors, as for a log; a dry run still prints its plan."""
 
     def __post_init__(self) -> None:
         for name, least in (("repeats", 1), ("max_restarts", 0), ("seed", 0)):
@@ -58,7 +58,7 @@ class ServiceOptions:
         if not 0 <= self.gpus_per_worker < math.inf:
             raise ConfigError(f"gpus_per_worker must be finite and not negative; got {self.gpus_per_worker}")
         if not 0 <= self.wait_for_resources < math.inf:
-            raise ConfigError(f"wait_for_resources must be minutes, 0 or more; got {self.wait_for_resources}")
+            raise ConfigError(f"wait_for_resources must be 0 minutes or more; got {self.wait_for_resources}")
         for name in ("trial_timeout", "stall_timeout", "time_budget"):
             minutes = getattr(self, name)
             if minutes is not None and not 0 < minutes < math.inf:
@@ -81,7 +81,7 @@ class StorageOptions:
     name: str | None = None
     """Name of the sweep; by default made from question, data set and time."""
     resume: bool = False
-    """Continue the named sweep; without a name a script continues its last unfinished one."""
+    """Continue the named sweep; without --name, the script's last unfinished one."""
     tracking_uri: str | None = None
     """MLflow server ($MLFLOW_TRACKING_URI); by default a SQLite database under the storage folder."""
 
@@ -101,11 +101,11 @@ class LedgerOptions:
 def ledger_url(data: DataOptions, options: LedgerOptions) -> str | None:
     """Return the ledger's address; None without one.
 
-    `$DPGCL_LEDGER` without a data set's id does not charge public data, which need no ledger.
+    `$DPGCL_LEDGER` without a data set's id does not apply to public data, which need no ledger.
     """
     if options.no_ledger:
         if options.url is not None:
-            raise ConfigError("give a ledger or no_ledger, not both")
+            raise ConfigError("set a ledger or no_ledger, not both")
         return None
     environment = os.environ.get("DPGCL_LEDGER")
     wanted = data.are_private or options.dataset_id is not None

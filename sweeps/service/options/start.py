@@ -23,4 +23,4 @@ class Start:
 
     def __post_init__(self) -> None:
         if self.tiny and self.full:
-            raise ConfigError("give tiny or full, not both")
+            raise ConfigError("set tiny or full, not both")

@@ -1,4 +1,4 @@
-"""The command line of a sweep: its starting values, the given options, and contradictions among them."""
+"""The command line of a sweep: its starting values, the user's options, and contradictions among them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainers.files.launch_record import CONFIG_FILE
 Options = TypeVar("Options", bound=SweepOptions)
 
 
-# The options of a pair exclude each other: one given on the command line replaces the other one in a file.
+# The options of a pair exclude each other: one on the command line replaces the other one in a file.
 _INSTEAD = {
     "epsilon": "noise_multiplier",
     "noise_multiplier": "epsilon",
@@ -36,9 +36,9 @@ _INSTEAD = {
     "pretrained": "warm_start",
 }
 _OF_ONE_DATASET = ("data_is", "unit_column", "num_records_public", "delta", "dataset_id", "no_ledger")
-"""Options that a file gives for its own data set; for another data set they must be given again.
+"""Options in a file that describe its own data set; for another data set they must be set again.
 
-One data set's being public implies nothing about another; private records would be trained on as public.
+That one data set is public implies nothing about another: private records would be trained on as public.
 """
 _OF_TRAININGS = (*(each.name for each in dataclasses.fields(TrainingOptions)), "data")
 
@@ -190,7 +190,7 @@ def _starting_point(
     if overrides.get("warm_start") is not None:  # in place of the weights that the setting names
         options = replace_options(options, pretrained=TrainingOptions().network.pretrained)
     method_name = overrides.get("method", options.mechanism.method)
-    if method_name == TrainingOptions().mechanism.method:  # whose keys and networks the settings have
+    if method_name == TrainingOptions().mechanism.method:  # the settings are for this method
         return options
     method = method_named(method_name)
     if "num_augmentations" not in names and not method.takes_augmented_keys:
@@ -222,7 +222,7 @@ def _dataset(
 def _setting(
     start: Start, file: OptionsFile | None, dataset: str, option_values: Mapping[str, Any]
 ) -> TrainingOptions | None:
-    """Return the named setting to start from; None for the plain defaults, which a file has, too."""
+    """Return the named setting to start from; None for the plain defaults, as for a file without one."""
     name = start.setting or (file.setting if file is not None else None)
     if name in (None, "auto") and start.full:
         name = "paper"
@@ -264,7 +264,7 @@ def _refuse_unknown_options(kind: type[SweepOptions], words: Sequence[str]) -> N
         option = name[2:].replace("-", "_")
         if option in varied:
             axis = varied[option]
-            raise ConfigError(f"this sweep varies that: give --{axis.replace('_', '-')}, not {name}")
+            raise ConfigError(f"this sweep varies {name}. Set --{axis.replace('_', '-')} instead.")
         if name not in {*valid, *flags}:
             raise ConfigError(_unknown_option(name, valid))
 
@@ -273,29 +273,29 @@ def _unknown_option(name: str, valid: Collection[str]) -> str:
     """Return a message with the nearest option; there are too many options to list.
 
     >>> _unknown_option("--group-sise", ["--group-size", "--epsilon"])
-    "unknown option '--group-sise'; did you mean '--group-size'? Valid: what --help-all lists"
+    "unknown option '--group-sise'; did you mean '--group-size'? --help-all lists all options."
     """
     if line := removed_option_line(name):
         return f"{name} is of an earlier version, {line}"
     message, _, _ = unknown_choice("option", name, [*valid, "--help", "--help-all"]).partition(" Valid: ")
-    return f"{message} Valid: what --help-all lists"
+    return f"{message} --help-all lists all options."
 
 
 def _check_contradictions(options: SweepOptions, overrides: Collection[str]) -> None:
     """Raise ConfigError if options contradict each other."""
     if {"sampling_prob", "expected_batch_size"} <= set(overrides):
-        raise ConfigError("give sampling_prob or expected_batch_size, not both")
+        raise ConfigError("set sampling_prob or expected_batch_size, not both")
     if not options.release.is_open and "repeats" in overrides:
         raise ConfigError(
-            f"repeats are a list of trials that anybody can see, and --release {options.release.mode} draws "
-            "their number in secret; give --mean-trials, or --halting-prob with a threshold"
+            f"--repeats applies only to --release open; --release {options.release.mode} draws the number of "
+            "trials in secret. Set --mean-trials (sealed) or --halting-prob (sealed-threshold)."
         )
     of_adapters = {"lora_alpha", "lora_targets", "lora_towers"} & set(overrides)
     trains_all = options.network.lora_rank == 0 and options.data.modality == "image-text"
     if of_adapters and trains_all and not options.always_adapts:
         names = ", ".join("--" + name.replace("_", "-") for name in sorted(of_adapters))
         raise ConfigError(
-            f"{names} tell of adapters, and lora_rank 0 trains every weight without any: give --lora-rank, "
-            "too"
+            f"{names} must be used with adapters; got --lora-rank 0, which trains every weight without them. "
+            "Set --lora-rank."
         )
     options.mechanism.target_epsilon()

@@ -73,8 +73,8 @@ class SweepOptions(TrainingOptions):
     """Options of a sweep: of its trainings, of the whole sweep, and its axes.
 
     Attributes:
-      always_adapts: whether every trial has adapters; the sweep chooses their rank if none is given.
-      overrides: names of the options that the command line or a file gives; None if unknown, as from Python.
+      always_adapts: whether every trial has adapters; the sweep chooses their rank if none is set.
+      overrides: names of the options that the command line or a file sets; None if unknown, as from Python.
     """
 
     always_adapts: ClassVar[bool] = False
@@ -98,17 +98,17 @@ class SweepOptions(TrainingOptions):
         limits = self.service.trial_timeout, self.service.stall_timeout, self.service.time_budget
         if not self.release.is_open and any(limit is not None for limit in limits):
             raise ConfigError(
-                "a sealed sweep may end no training by the clock: which one is published would follow how "
-                "long records take; leave --trial-timeout, --stall-timeout and --time-budget out"
+                "a sealed sweep must not stop a training by time, or the published trial would depend on how "
+                "long records take. Leave --trial-timeout, --stall-timeout and --time-budget out."
             )
         if not self.release.is_open and self.service.early_stopping != "none":
             raise ConfigError(
-                "a sealed sweep's trainings are independent of each other, and --early-stopping compares "
-                "them as they run: leave it out, or give --release open"
+                "a sealed sweep's trainings must be independent of each other, and --early-stopping compares "
+                "them as they run. Leave it out, or set --release open."
             )
         seeded, private = self.randomness.seeded_non_private, self.data.are_private
         if private and seeded:
-            raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
+            raise ConfigError("seeded_non_private must be left out with private data: it has no guarantee")
         choose_randomness(
             secure_noise=self.randomness.secure_noise,
             data_are_private=private,
@@ -143,7 +143,7 @@ class SweepOptions(TrainingOptions):
         """Return the options, completed by options that are derived from others.
 
         Args:
-          overrides: names of the options that the user gives.
+          overrides: names of the options that the user sets.
         """
         return self
 

@@ -60,7 +60,7 @@ def _parts(kind: str, combination: str, augmentations: Collection[str]) -> list[
         if part not in augmentations:
             raise ConfigError(unknown_choice(f"{kind} augmentation", part, [*augmentations, NONE]))
     if len(set(parts)) != len(parts):
-        raise ConfigError(f"an augmentation is on or off; got {combination!r}: name each once")
+        raise ConfigError(f"a combination must name each augmentation once; got {combination!r}")
     return [name for name in augmentations if name in parts]
 
 

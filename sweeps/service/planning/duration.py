@@ -63,8 +63,8 @@ def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
     )
     num_records = sum(min(len(part), most or len(part)) for part, most in parts if part is not None)
     every, num_steps = evaluation.score_every_steps, trial.config.mechanism.num_steps
-    on_the_way = 1 + num_steps // every if every else 0
-    return num_records * (1 + evaluation.also_untrained + on_the_way)
+    num_during_training = 1 + num_steps // every if every else 0
+    return num_records * (1 + evaluation.also_untrained + num_during_training)
 
 
 def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
@@ -75,7 +75,7 @@ def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
     encoder = starting_encoder(config, shape)
     records = max(2, max_views(config, encoder, shape) // num_views)
     rule, size = config.rule(), config.mechanism.group_size
-    if rule.whole_batch:  # such a rule takes no part of a batch
+    if rule.whole_batch:  # such a rule needs the whole batch
         records = round(config.mechanism.expected_batch_size)
     group_size = records if size == BATCH else int(size)
     groups = max(1, records // group_size)

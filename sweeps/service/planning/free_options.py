@@ -21,7 +21,7 @@ def free_options(
 ) -> dict[str, dict[str, Any]]:
     """Return the changes that each option makes; "plain" has none of the options, "all" has all of them.
 
-    An option has the value that the sweep's options give it, else a value that suits most data.
+    An option has its value in the sweep's options, else a value that suits most data.
 
     Args:
       options: the sweep's options.
@@ -29,8 +29,8 @@ def free_options(
       learning_rates: `OPTION=RATE`, for an option with another learning rate than the sweep's.
 
     Raises:
-      ConfigError: a name is unknown, or a warm start is named without public weights; a learning rate is not
-        of that form, belongs to no option that is tried, or is given twice.
+      ConfigError: a name is unknown, a warm start is named without public weights, or a learning rate has
+        another form, is for an option that is not tried, or is repeated.
     """
     changes = _option_changes(options)
     changes[ALL] = {name: value for values in changes.values() for name, value in values.items()}
@@ -65,7 +65,7 @@ def _check(name: str, names: Collection[str]) -> None:
     if name in names:
         return
     if name == WARM_START:
-        raise ConfigError(f"the option {name} needs public weights: give --warm-start")
+        raise ConfigError(f"the option {name} needs public weights. Set --warm-start.")
     raise ConfigError(unknown_choice("option", name, names))
 
 
@@ -76,11 +76,11 @@ def _rates(assignments: Sequence[str], names: Collection[str]) -> dict[str, floa
         name, _, rate = assignment.partition("=")
         _check(name, names)
         if name in rates:
-            raise ConfigError(f"each option has one learning rate; got two of {name}")
+            raise ConfigError(f"each option has one learning rate; got two for {name}")
         try:
             rates[name] = float(rate)
         except ValueError:
             raise ConfigError(
-                f"a learning rate is given as OPTION=RATE, such as ema=0.03; got {assignment!r}"
+                f"a learning rate must have the form OPTION=RATE, such as ema=0.03; got {assignment!r}"
             ) from None
     return rates

@@ -17,10 +17,10 @@ class EarlierSweep:
 
     Attributes:
       sweep: the sweep's name.
-      sweep_id: its random id; a sweep whose settings it chose belongs only to the sweep of this id.
+      sweep_id: its random id; the fingerprint of the sweep whose settings it chose contains it.
       trials: its trials.
       draws: the draws that each trial may have made, by the trial's name.
-      grid: the settings that were chosen among, in words.
+      grid: the settings that it chose from, in words.
     """
 
     sweep: str
@@ -59,5 +59,5 @@ class PlanInputs:
 
 
 def num_records(data: TrainingData) -> int:
-    """Return the number of records that the guarantee is about: trained on or held out."""
+    """Return the number of records that the guarantee is about: records to train on and held-out records."""
     return len(data.train) + (len(data.held_out_records) if data.held_out_records is not None else 0)

@@ -18,9 +18,9 @@ from trainers.training.warm_start import warm_start_note
 _WEAK_DELTA = 1e-3
 _LARGE_SCORE_ERROR = 0.1
 _TAKEN_FROM_DATA = (
-    "The number of records is taken from the data and therefore public: what is protected is that any one of "
-    "them may be zeroed out, that is, take no part. Give --num-records-public to declare a capacity instead, "
-    "for which adding or removing one is protected."
+    "The number of records is taken from the data and therefore public. The guarantee is for zeroing out any "
+    "one record, which then takes no part. Set --num-records-public to declare a capacity instead; the "
+    "guarantee is then for adding or removing one record."
 )
 
 
@@ -40,21 +40,21 @@ def plan_notes(
     if options.mechanism.num_records_public is None:
         notes.insert(0, _TAKEN_FROM_DATA)
     if (delta := options.mechanism.delta or default_delta(n)) > _WEAK_DELTA:
-        notes.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
+        notes.append(f"With so few records, δ = {delta:.2g} is too large for a strong guarantee.")
     notes += _noise_of_scores(configs) + sampling
     if options.service.early_stopping != "none":
         notes.append(
-            f"Trainings may be ended early by their scores on the way ({options.service.early_stopping}); "
-            "every ε counts all planned steps of each."
+            f"Scores during training may stop a training early ({options.service.early_stopping}); every ε "
+            "still counts all planned steps."
         )
     notes += _noised_notes(configs[0], n) + units
     notes += dict.fromkeys(note for config in configs if (note := warm_start_note(config)))
     notes += dict.fromkeys(note for config in configs if (note := foreign_note(config)))
     if earlier is not None:
         notes.append(
-            f"Each row's setting is the best of the same grid ({earlier.grid}), chosen by the "
-            f"{len(earlier.trials)} trainings of the sweep {earlier.sweep}, whose cost is part of the cost "
-            "of the whole sweep."
+            f"Each row's setting is the best of the same grid ({earlier.grid}). The {len(earlier.trials)} "
+            f"trainings of the sweep {earlier.sweep} chose it; their cost is part of the cost of the whole "
+            "sweep."
         )
     return tuple(notes), frozenset([_TAKEN_FROM_DATA, *sampling, *units])
 
@@ -69,8 +69,8 @@ def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
     if not errors:
         return []
     error = max(errors)
-    warning = "; more records held out, or less noise, would tell more" if error > _LARGE_SCORE_ERROR else ""
-    return [f"A noised accuracy has noise of standard deviation {error:.2g} in it{warning}."]
+    warning = "; hold out more records, or use less noise" if error > _LARGE_SCORE_ERROR else ""
+    return [f"The noise of a noised accuracy has standard deviation {error:.2g}{warning}."]
 
 
 def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
@@ -82,15 +82,15 @@ def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
     capacity, size = largest.num_records_public, int(largest.group_size)
     empty = empty_step_prob(capacity, size, largest.sampling_prob)
     note = (
-        f"Groups are sampled, so one record moves a step's sum by C. At S = {size} a step draws no group "
-        f"with probability {empty:.1g}"
+        f"Groups are sampled, so one record moves a step's sum by C. At S = {size}, the probability that a "
+        f"step draws no group is {empty:.1g}"
     )
     if not largest.num_records_from_data:
         hundredth = math.ceil(capacity / 100)
         lost = share_lost(capacity, hundredth, size)
         note += (
-            f"; {hundredth} empty slots of the {capacity} would cost {lost:.0%} of the groups, and more than "
-            f"{most_empty(capacity, size)} are refused"
+            f"; {hundredth} empty slots of {capacity} would cost {lost:.0%} of the groups, and more than "
+            f"{most_empty(capacity, size)} empty slots are an error"
         )
     return [f"{note}."]
 
@@ -101,16 +101,16 @@ def _noised_notes(config: TrainingConfig, num_records_public: int) -> list[str]:
     if share := config.evaluation.score_on_held_out:
         _, held_out = split_public(num_records_public, share)
         notes.append(
-            f"A share of {share:g} of the slots, {held_out}, is not trained on but scored with noise; each "
-            "record got its slot at random when it was first seen."
+            f"A share of {share:g} of the slots ({held_out}) is not trained on, but scored with noise; each "
+            "record was assigned a random slot when it was first seen."
         )
     if config.evaluation.snr_noise_multiplier is not None:
-        notes.append("The first step's SNR is released with noise; it is charged in ε.")
+        notes.append("The first step's SNR is released with noise; ε includes its cost.")
     return notes
 
 
 def _unit_notes(source: DataOptions, data: TrainingData, configs: Sequence[TrainingConfig]) -> list[str]:
-    """Return a note on the kind of a record, if it is not one row or if more than its image is learned."""
+    """Return a note on the kind of a record, if it is not one row or if training uses more than its image."""
     labelled = any(config.mechanism.rules.takes_labels for config in configs)
     if source.unit_column is not None:
         rows = "rows, images and labels," if labelled else "rows"

@@ -46,8 +46,8 @@ class Fit:
     """The values that were planned for a total ε, and are used again on a resume.
 
     Attributes:
-      total_epsilon: the given maximum ε of the whole sweep.
-      epsilon: ε of one training; None if options or points give it.
+      total_epsilon: the requested maximum ε of the whole sweep.
+      epsilon: ε of one training; None if options or points set it.
       repeats: trainings per point.
     """
 
@@ -83,11 +83,11 @@ class SweepPlan:
       trials: the trials in the order of their starts; for a sealed sweep, the candidates that it draws from.
       notes: sentences for statement, figure and reports; the terminal leaves out the usual ones.
       usual_notes: notes that every sweep of the kind has; docs/sweeps.md describes them.
-      advice: sentences only for the terminal, before anything is spent; they promise nothing.
+      advice: sentences only for the terminal, before anything is spent; not part of the guarantee.
       earlier: the sweep that chose the settings, whose cost is part of this sweep's cost.
       later: trials of a sweep that will follow this sweep, checked against a ledger in advance.
       publication: the time of a sealed sweep's publication, and the cap on its trials; None until fixed.
-      fit: the fit to a total ε; None if no total was given.
+      fit: the fit to a total ε; None if no total was requested.
     """
 
     question: str
@@ -193,22 +193,22 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
       ConfigError: an option breaks a rule.
     """
     if not inputs.points:
-        raise ConfigError("a sweep needs at least one point: give every axis at least one value")
+        raise ConfigError("a sweep needs at least one point. Set at least one value for every axis.")
     options, data = inputs.options, inputs.data
     source, release = options.data, options.release
     points = trial_configs(inputs)
     configs = [config for _, config in points]
     if not configs:
         raise ConfigError(
-            "no trial is left: with private data, and in sealed sweeps, trials with epsilon = inf are not "
-            "run; give a finite epsilon"
+            "a sweep needs at least one trial; private data and sealed sweeps exclude trials with "
+            "epsilon = inf. Set a finite epsilon."
         )
     check_networks(configs, data)
     networks = [config.network for config in configs]
     if any(net.mixes_no_records for net in networks) and not any(net.is_foreign for net in networks):
         raise ConfigError(
-            "--mixes-no-records is your word for a network of your own (package.module:factory), and "
-            f"{networks[0].name} is this package's: leave it out"
+            "--mixes-no-records applies only to a network of your own (package.module:factory); got "
+            f"{networks[0].name}, which is this package's. Leave it out."
         )
     trials = _trials(options, points, data)
     notes, usual_notes = plan_notes(inputs, configs)
@@ -228,7 +228,7 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
     if not release.is_open:
         _check_sealed_plan(plan)
     elif source.are_private and plan.cost is not None and plan.cost.reason is not None:
-        raise ConfigError(f"private data are trained on at a total cost that is known: {plan.cost.reason}")
+        raise ConfigError(f"training on private data needs a known total cost: {plan.cost.reason}")
     return plan
 
 
@@ -237,24 +237,24 @@ def _check_sealed_plan(plan: SweepPlan) -> None:
     for trial in plan.trials:
         if not is_proven(trial):
             raise ConfigError(
-                f"a sealed sweep draws among trainings with a guarantee only, and {trial.name} has label "
-                f"{trial.config.guarantee_label!r}; give a finite epsilon and methods that are proven"
+                f"every trial of a sealed sweep must have a proven guarantee; {trial.name} has the label "
+                f"{trial.config.guarantee_label!r}. Use a finite epsilon and proven methods."
             )
         if not trial.config.mechanism.rules.plain_event:
             raise ConfigError(
-                f"the bounds on a secret choice are for Poisson-sampled Gaussian steps, and "
-                f"{trial.config.mechanism.method} has others: use --release open"
+                "a sealed sweep needs Poisson-sampled Gaussian steps, as its bounds hold only for these; "
+                f"{trial.config.mechanism.method} has other steps. Use --release open."
             )
     if plan.data.queries is None or not plan.data.evaluation_is_public:
         raise ConfigError(
-            "a sealed sweep selects by a score on public data, or by a noised one, for a bare score on "
-            "private records would release them through the choice; give --evaluate-on a public labelled "
-            "data set"
+            "a sealed sweep must select by a score on public data or by a noised score, because a choice by "
+            "bare scores on private records would reveal the records. Set --evaluate-on to a public labelled "
+            "data set."
         )
     scores = visible_scores(plan.data, plan.trials[0].config.mechanism.method)
     if plan.release.select_by not in scores:
         raise ConfigError(
-            f"no trial on these data has the score to select by, {plan.release.select_by!r}; they have "
+            f"select_by must be a score of trials on these data; got {plan.release.select_by!r}. Valid: "
             f"{', '.join(scores)}"
         )
 
@@ -336,7 +336,7 @@ def _data_params(data: TrainingData, evaluation: EvaluationConfig) -> dict[str, 
 
 
 def cross_checks(trial: TrialClass, delta: float) -> dict[str, float]:
-    """Return ε of all that one trial releases by the two other accountants; PRV handles only plain steps."""
+    """Return the ε of one trial's releases by the two other accountants; PRV handles only plain steps."""
     events = [composed_event(steps) for (steps,) in cases_of([trial])]
     checks = {"epsilon_rdp": max(epsilon_rdp(event, delta) for event in events)}
     if trial.joint_noise_multiplier is None and trial.score_noise_multiplier is None:

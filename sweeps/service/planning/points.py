@@ -78,7 +78,7 @@ def at(
 
 
 def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Point]:
-    """Return the points under each way of sampling; unchanged if no way is given.
+    """Return the points under each way of sampling; unchanged if there is no way.
 
     The whole Poisson batch as one group always samples records, so it stays one point. A point without noise
     also stays one point, under the first way: without noise the ways differ little.
@@ -185,6 +185,6 @@ def check_groups(method: str) -> None:
     """
     if not method_named(method).takes_group_size:
         raise ConfigError(
-            f"{method} takes the whole batch, so every group size would be the same training: sweep another "
-            "question (sweeps/batch_size.py), or compare methods (sweeps/methods.py)"
+            f"{method} takes the whole batch, so every group size would be the same training. Sweep the "
+            "batch size instead (sweeps/batch_size.py), or compare methods (sweeps/methods.py)."
         )

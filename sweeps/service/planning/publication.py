@@ -27,7 +27,7 @@ _SECONDS_TO_START = 30.0
 _SECONDS_PER_TRIAL = 10.0
 """The time to start a trial's process, probe its network, and score on small data."""
 _SHARE_THAT_FITS = 0.95
-"""The share of the uncapped law's draws that must fit, if no moment is given."""
+"""The share of the uncapped law's draws that must fit, if the user sets no moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,10 @@ class Publication:
 
     @classmethod
     def planned(cls, release: ReleaseOptions, trial_seconds: float, at_once: int) -> Self:
-        """Return the publication: after the time in the options, or by default a time enough for most draws.
+        """Return the publication: after the time in the options, by default long enough for most draws.
 
         Args:
-          release: the law of the number of trials, and the time if the user gives one.
+          release: the law of the number of trials, and the time if the user sets one.
           trial_seconds: duration of the longest trial, estimated without private records.
           at_once: number of trials that run in parallel.
 
@@ -81,8 +81,8 @@ class Publication:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StorageError(
-                "this sweep's plan does not tell when it is published: its folder is damaged, or was written "
-                "by another version; choose another --name"
+                "this sweep's plan has no valid time of publication: its folder is damaged, or was written "
+                "by another version. Choose another --name."
             ) from error
 
     def as_dict(self) -> Mapping[str, Any]:
@@ -92,8 +92,8 @@ class Publication:
     def note(self) -> str:
         """Return the sentence for the privacy statement."""
         return (
-            f"Published {self.interval_seconds:g} seconds after its start, or whole multiples of that later, "
-            f"with at most {self.max_trials} trials: both were fixed before their number was drawn."
+            f"Published {self.interval_seconds:g} seconds after its start, or a multiple of that later, with "
+            f"at most {self.max_trials} trials; both were fixed before the number of trials was drawn."
         )
 
     def text(self, start_time: float | None = None) -> str:

@@ -36,11 +36,11 @@ _TIMED_STEPS = 6
 def request_of(options: PlannerOptions) -> PlanRequest:
     """Return the planner's request, with the weights, throughput and memory of a training.
 
-    The network is built unless its weights and the throughput are stated. The fixed seconds of a step, for
-    sampling, noise and optimizer, are 0 if nothing was measured. The memory of a worker, by S, is the sum of
-    weights, the groups' sum in float64, the gradients, the optimizer's state, and one pass
+    The network is built unless the options set the number of weights and the throughput. The fixed seconds of
+    a step, for sampling, noise and optimizer, are 0 if nothing was measured. The memory of a worker, by S, is
+    the sum of weights, the groups' sum in float64, the gradients, the optimizer's state, and one pass
     (`trainers.training.microbatch.pass_bytes`). Libraries and the records, which all processes of a machine
-    share, are not counted. The memory is unknown if the weights were stated.
+    share, are not counted. The memory is unknown if the options set the number of weights.
 
     Raises:
       ConfigError: the shape of the images is unknown, or an option breaks a rule.
@@ -124,8 +124,8 @@ def image_shape_of(options: PlannerOptions) -> ImageShape:
     source_shape = None if source is None else source.image_shape
     if source_shape is None:
         raise ConfigError(
-            f"image_shape must be told for data of your own, which the planner does not read; got "
-            f"{options.data.dataset}: give --image-shape CHANNELS HEIGHT WIDTH"
+            f"image_shape must be set for data of your own, which the planner does not read; got "
+            f"--dataset {options.data.dataset}. Set --image-shape CHANNELS HEIGHT WIDTH."
         )
     size = options.data.image_size
     return source_shape if size is None else (source_shape[0], size, size)
@@ -134,7 +134,7 @@ def image_shape_of(options: PlannerOptions) -> ImageShape:
 def num_records_of(options: PlannerOptions) -> int:
     """Return N from the options. Raises ConfigError if they lack it, because the planner reads no records."""
     if options.mechanism.num_records_public is None:
-        raise ConfigError("the planner reads no records: give their number, --num-records-public")
+        raise ConfigError("the planner reads no records, so it needs their number. Set --num-records-public.")
     return options.mechanism.num_records_public
 
 

@@ -65,7 +65,7 @@ class SearchPlan(SweepPlan):
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def params(self) -> dict[str, Any]:
-        """Return the params of the parent run: those shared by all trials, and those of the search."""
+        """Return the params of the parent run: the params that all trials share, and the search's own."""
         varied = {*self.space.columns, "sensitivity", "sampling"}
         if self.space.moves_epsilon:
             varied |= {"noise_multiplier", "target_epsilon"}
@@ -81,7 +81,7 @@ class SearchPlan(SweepPlan):
 
 
 def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequence[str] = ()) -> SearchPlan:
-    """Return the plan of a search: every setting that it may reach is valid, and all trials are paid for.
+    """Return the plan of a search: every setting that it may choose is valid, and all trials are paid for.
 
     Args:
       inputs: the search's inputs, with `SearchOptions`.
@@ -101,11 +101,11 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
     mechanism = plan.trials[0].config.mechanism
     if not mechanism.rules.plain_event:
         raise ConfigError(
-            "an adaptive choice is accounted for Poisson-sampled Gaussian steps and adding or removing one "
-            f"record, and {mechanism.method} has others: give another method, or a grid sweep"
+            "a search needs Poisson-sampled Gaussian steps and adding or removing one record, because its "
+            f"cost is proven only for these; got {mechanism.method}. Use another method, or a grid sweep."
         )
     for axis in space.axes:
-        if axis.option == EPSILON:  # the largest ε can be met: check that the smallest ε can be, too
+        if axis.option == EPSILON:  # the largest ε is feasible; check the smallest, too
             trial_at(inputs, Point(label="trial", changes=space.corner(epsilon=axis.low)))
         for value in axis.choices if axis.option in leaves(NetworkOptions) else ():
             trial_at(inputs, Point(label="trial", changes=space.corner(**{axis.option: value})))
@@ -113,9 +113,9 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
     notes = list(plan.notes)
     if is_proven(trials[0]):
         notes.append(
-            f"Settings are chosen while the search runs, by {options.sampler}; its cost is that of "
-            f"{len(trials)} trainings with the least noise of all, σ = {mechanism.noise_multiplier:.5g}, "
-            "whatever is chosen."
+            f"The sampler {options.sampler} chooses settings while the search runs. Whatever it chooses, the "
+            f"search costs as much as {len(trials)} trainings with the smallest noise multiplier, "
+            f"σ = {mechanism.noise_multiplier:.5g}."
         )
     plan_fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     replacements = {"trials": trials, "notes": tuple(notes)}
@@ -144,7 +144,7 @@ def check_objectives(
     objectives = options.objectives
     if len(set(objectives)) != len(objectives) or not set(objectives) - {EPSILON}:
         raise ConfigError(
-            "objectives must be one or more different scores, and epsilon beside them for a Pareto front; "
+            "objectives must be one or more different scores, plus epsilon for a Pareto front; "
             f"got {' '.join(objectives) or 'none'}"
         )
     possible = [*visible_scores(data, options.mechanism.method), *own_scores, EPSILON]
@@ -152,11 +152,11 @@ def check_objectives(
         if name not in possible:
             raise ConfigError(unknown_choice("objective", name, possible))
     if EPSILON in objectives and options.randomness.seeded_non_private:
-        raise ConfigError("a seeded training has no ε: leave epsilon out of the objectives")
+        raise ConfigError("a seeded training has no ε. Leave epsilon out of the objectives.")
     if EPSILON in objectives and not space.moves_epsilon:
         raise ConfigError(
-            "epsilon is the same in all trials and no objective: give --epsilon-range or "
-            "--noise-multiplier-range, or leave it out"
+            "an objective must vary, and epsilon is the same in all trials. Set --epsilon-range or "
+            "--noise-multiplier-range, or leave epsilon out of the objectives."
         )
 
 
@@ -176,8 +176,8 @@ def searched_trial(plan: SearchPlan, number: int, values: Mapping[str, Any]) -> 
         trial = trial_at(plan.inputs, point)
     if trial.config.mechanism.noise_multiplier < least:
         raise ConfigError(
-            f"every trial must have the budgeted noise_multiplier {least:.6g} at least; trial {number} would "
-            f"have {trial.config.mechanism.noise_multiplier:.6g}: nothing was trained of it"
+            f"every trial's noise_multiplier must be at least the budgeted {least:.6g}; trial {number} would "
+            f"have {trial.config.mechanism.noise_multiplier:.6g}, so it was not trained"
         )
     return trial
 

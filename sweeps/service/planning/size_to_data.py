@@ -18,9 +18,9 @@ _SizedSweep = tuple[SweepOptions, Sequence[Point], list[str]]
 def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: int) -> _SizedSweep:
     """Return options and points whose batches and groups fit the number of records, and the lowered options.
 
-    Only options that were not given are lowered, by the public N: the declared or registered number, or the
-    number in the data if none is declared (`sweeps.service.planning.plan`). Given options that do not fit are
-    refused together.
+    Only options that the user did not set are lowered, by the public N: the declared or registered number,
+    or the number in the data if none is declared (`sweeps.service.planning.plan`). One error lists all
+    options that the user set and that do not fit.
 
     Args:
       options: the sweep's options.
@@ -28,26 +28,26 @@ def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: 
       num_records: the number of records in the data; used only if no number is declared.
 
     Raises:
-      ConfigError: given options do not fit.
+      ConfigError: options that the user set do not fit.
     """
     given_names = options.overrides
     if given_names is None or options.mechanism.sampling_prob is not None:
         return options, points, []
     declared = options.mechanism.num_records_public
     n, _ = split_public(declared or num_records, options.evaluation.score_on_held_out)
-    _refuse_given(options, points, n, given_names)
+    _check_user_sizes(options, points, n, given_names)
     options, notes = _with_smaller_batch(options, n, given_names)
     max_group_size = min(n, options.mechanism.expected_batch_size) if notes else n
     fitting_points = [point for point in points if _fits(point, n, max_group_size)]
     if fitting_points and len(fitting_points) < len(points):
         unfit_labels = ", ".join(point.label for point in points if point not in fitting_points)
-        notes.append(f"left out, for their batches or groups do not fit {n} records: {unfit_labels}")
+        notes.append(f"points whose batches or groups do not fit {n} records are left out: {unfit_labels}")
         points = fitting_points
     size = options.mechanism.group_size
     if isinstance(size, int) and size > max_group_size and _GROUP not in given_names:
         smaller = max(2, int(max_group_size) // 4)
         options = replace_options(options, group_size=smaller)
-        notes.append(f"--group-size is {smaller} in place of {size}")
+        notes.append(f"--group-size is lowered from {size} to {smaller}")
     return options, points, [f"{note[0].upper()}{note[1:]}." for note in notes]
 
 
@@ -58,7 +58,7 @@ def _with_smaller_batch(
     if batch <= n or {_BATCH, "sampling_prob"} & given_names or _BATCH in varied_by(type(options)):
         return options, []
     smaller = _power_of_two_below(n / 4)
-    note = f"--expected-batch-size is {smaller} in place of {batch:g}, a quarter of the {n} records at most"
+    note = f"--expected-batch-size is lowered from {batch:g} to {smaller}, at most a quarter of {n} records"
     return replace(options, mechanism=replace(options.mechanism, expected_batch_size=smaller)), [note]
 
 
@@ -77,8 +77,8 @@ def _fits(point: Point, n: int, max_group_size: float) -> bool:
     return not is_too_large and (batch is None or batch <= n)
 
 
-def _refuse_given(options: SweepOptions, points: Sequence[Point], n: int, names: frozenset[str]) -> None:
-    """Raise ConfigError if given batches or groups do not fit; one message names all of them."""
+def _check_user_sizes(options: SweepOptions, points: Sequence[Point], n: int, names: frozenset[str]) -> None:
+    """Raise ConfigError if batches or groups that the user set do not fit; one message names all of them."""
     faults, axes = [], varied_by(type(options))
     for option in (_BATCH, _GROUP):
         axis = axes.get(option, option)
@@ -88,6 +88,6 @@ def _refuse_given(options: SweepOptions, points: Sequence[Point], n: int, names:
         values = dict.fromkeys([*base_values, *(p.changes[option] for p in points if option in p.changes)])
         large = [f"{value:g}" for value in values if isinstance(value, (int, float)) and value > n]
         if large:
-            faults.append(f"--{axis.replace('_', '-')} must not exceed that; got {' '.join(large)}")
+            faults.append(f"--{axis.replace('_', '-')} must not exceed n; got {' '.join(large)}")
     if faults:
-        raise ConfigError(f"n = {n} records are trained on at most: {'; '.join(faults)}")
+        raise ConfigError(f"a step trains on at most n = {n} records: {'; '.join(faults)}")

@@ -25,7 +25,7 @@ from trainers.config.tree import leaves, replace_options
 EPSILON = "epsilon"
 _CHOICES = {"group_sizes": "group_size", "num_augmentations_grid": "num_augmentations"}
 _RANGES = ("l2_clip_norm", "epsilon", "noise_multiplier", "learning_rate", "temperature")
-# The default search space, if no option to vary is given.
+# The default search space, if the user sets no option to vary.
 _DEFAULT: dict[str, Any] = {
     "group_sizes": (2, 4, 8, 16),
     "num_augmentations_grid": (0, 1, 3),
@@ -47,9 +47,9 @@ class SearchOptions(SweepOptions):
     sampler: str = "tpe"
     """Sampler that proposes settings: tpe learns from earlier trials; random does not."""
     num_trials: int = 20
-    """Number of trainings, fixed in advance, as is their total privacy cost."""
+    """Number of trainings; it is fixed in advance, and so is their total privacy cost."""
     objectives: tuple[str, ...] = ()
-    """Scores to maximise, by default k-NN accuracy (for pairs recall at 10); with epsilon a Pareto front."""
+    """Scores to maximise; by default k-NN accuracy (recall at 10 for pairs); epsilon adds a Pareto front."""
     group_sizes: tuple[GroupSize, ...] = field(default=(), metadata=varies("group_size"))
     """Values of S to choose from."""
     num_augmentations_grid: tuple[int, ...] = ()
@@ -73,22 +73,22 @@ class SearchOptions(SweepOptions):
             raise ConfigError(unknown_choice("sampler", self.sampler, SAMPLERS))
         if not release.is_open:
             raise ConfigError(
-                "a search shows every trial, and its choices follow earlier ones, so it is for --release "
-                f"open; got {release.mode}: give that to a grid sweep, which then draws settings by itself"
+                "a search needs --release open, because it shows every trial and learns from earlier ones; "
+                f"got {release.mode}. Use a grid sweep, which draws its settings at random in that mode."
             )
         if self.service.repeats != 1:
             raise ConfigError(
-                f"a search trains every setting once: leave repeats out; got {self.service.repeats}"
+                f"a search trains every setting once; got --repeats {self.service.repeats}. Leave it out."
             )
         if self.num_trials < 2:
-            raise ConfigError(f"num_trials must be at least 2, for a search to choose; got {self.num_trials}")
+            raise ConfigError(f"num_trials must be at least 2, to choose from; got {self.num_trials}")
         if self.epsilon_range and self.noise_multiplier_range:
-            raise ConfigError("give epsilon_range or noise_multiplier_range, not both: σ follows from ε")
+            raise ConfigError("set epsilon_range or noise_multiplier_range, not both: σ follows from ε")
         if self.epsilon_range or self.noise_multiplier_range:
             for name in ("epsilon", "noise_multiplier"):
                 if getattr(mechanism, name) is not None:
                     raise ConfigError(
-                        f"give {name} or a range of ε or σ, not both; got {name} = {getattr(mechanism, name)}"
+                        f"set {name} or a range of ε or σ, not both; got {name} = {getattr(mechanism, name)}"
                     )
 
     def tiny(self) -> Self:
@@ -99,11 +99,11 @@ class SearchOptions(SweepOptions):
     def full(self) -> Self:
         return replace_options(self, dataset="fashion-mnist", num_trials=50)
 
-    def completed(self, given_names: Collection[str]) -> Self:
+    def completed(self, overrides: Collection[str]) -> Self:
         """Return the options with a default score to maximise and default axes, if they name none.
 
         Args:
-          given_names: options that the user gives; none of them is varied.
+          overrides: options that the user sets; none of them is varied.
 
         >>> SearchOptions().completed(["temperature"]).temperature_range is None
         True
@@ -117,7 +117,7 @@ class SearchOptions(SweepOptions):
         free = {
             name: value
             for name, value in _DEFAULT.items()
-            if _CHOICES.get(name, name.removesuffix("_range")) not in given_names
+            if _CHOICES.get(name, name.removesuffix("_range")) not in overrides
         }
         return dataclasses.replace(options, **free)
 
@@ -149,13 +149,13 @@ class Axis:
 
     @property
     def first(self) -> Any:
-        """The first entry of the list, or the low end of the range as given."""
+        """The first entry of the list, or the low end of the range, not rounded."""
         return self.choices[0] if self.choices else self.low
 
     def value(self, proposed: float) -> Any:
         """Return the option's value for a sampler's proposal: an index in the list, or a number.
 
-        Numbers are rounded to three digits, so that people can type them again, and stay in the range.
+        Numbers are rounded to three digits, so that people can retype them, and stay in the range.
         """
         if self.choices:
             return self.choices[int(proposed)]
@@ -194,10 +194,10 @@ class Space:
             del lists["group_size"]
         axes = [Axis(option=option, choices=values) for option, values in lists.items() if values]
         axes += [_ranged(options, name) for name in _RANGES if getattr(options, f"{name}_range")]
-        return cls.around(axes)
+        return cls.from_axes(axes)
 
     @classmethod
-    def around(cls, axes: Sequence[Axis]) -> Space:
+    def from_axes(cls, axes: Sequence[Axis]) -> Space:
         """Return the space of these axes; an axis with one value becomes a constant."""
         single = [
             axis for axis in axes if len(axis.choices) == 1 or (not axis.choices and axis.low == axis.high)
@@ -206,8 +206,8 @@ class Space:
         if not varied:
             ranges = ", ".join(f"--{name.replace('_', '-')}-range" for name in _RANGES)
             raise ConfigError(
-                "a search must vary at least one option: give two values or more to one of --group-sizes, "
-                f"--num-augmentations-grid, {ranges}"
+                "a search must vary at least one option. Set two or more values for one of --group-sizes, "
+                f"--num-augmentations-grid, {ranges}."
             )
         return cls(axes=varied, constants=_with_target({axis.option: axis.first for axis in single}))
 
@@ -269,7 +269,7 @@ class Between:
 
 
 def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
-    """Return the space of a caller's own lists and ranges, given by option.
+    """Return the space of a caller's own lists and ranges, by option.
 
     Any option of network, objective, views and optimizer may vary. Options of the mechanism may vary if they
     do not change q and T: the guarantee of a search is about trials that share q and T.
@@ -293,11 +293,11 @@ def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
                 f"{option} must be searched over a list of plain values, or Between(low, high); got {scope!r}"
             )
         if option in ("epsilon", "noise_multiplier"):  # the costliest trial is found at the end of a range
-            raise ConfigError(f"{option} is searched over a range: give Between(low, high); got {scope!r}")
+            raise ConfigError(f"{option} must be searched over a range, Between(low, high); got {scope!r}")
         axes.append(Axis(option=option, choices=tuple(dict.fromkeys(scope))))
     if {"epsilon", "noise_multiplier"} <= values.keys():
         raise ConfigError("search epsilon or noise_multiplier, not both: σ follows from ε")
-    return Space.around(axes)
+    return Space.from_axes(axes)
 
 
 def _free() -> list[str]:
@@ -328,7 +328,7 @@ def without_invalid(space: Space, options: SearchOptions, num_records: int) -> t
         raise ConfigError(next(iter(refusals.values())))
     valid_axes, notes = [], []
     if options.group_sizes and not method_named(options.mechanism.method).takes_group_size:
-        notes.append(f"group_size is not searched, for it means nothing to {options.mechanism.method}.")
+        notes.append(f"group_size is not searched, because {options.mechanism.method} takes no group size.")
     for axis in space.axes:
         valid_choices = axis.choices
         if axis.choices:
@@ -339,7 +339,7 @@ def without_invalid(space: Space, options: SearchOptions, num_records: int) -> t
             reasons = {k[place]: reason for k, reason in refusals.items() if k[place] not in valid_choices}
             notes += [f"{axis.option} = {value} is not searched: {why}." for value, why in reasons.items()]
         valid_axes.append(dataclasses.replace(axis, choices=valid_choices))
-    valid = Space.around(valid_axes)
+    valid = Space.from_axes(valid_axes)
     valid = dataclasses.replace(valid, constants={**space.constants, **valid.constants})
     for combination in itertools.product(*(axis.choices for axis in valid_axes if axis.choices)):
         if combination in refusals:
@@ -367,12 +367,12 @@ def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: in
         seed = options.service.seed
         training_config(training, num_records=num_records, public_seed=seed, num_classes=_ANY_CLASSES)
     except ConfigError as error:
-        return str(error)
+        return str(error).rstrip(".")
     return None
 
 
 def _with_target(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the option values; a given σ removes the target ε."""
+    """Return the option values; a σ among them removes the target ε."""
     return {**values, "epsilon": None} if "noise_multiplier" in values else dict(values)
 
 

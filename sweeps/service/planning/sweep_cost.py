@@ -79,7 +79,7 @@ def cost_of(
         return replace(_sealed_cost(release, proven, delta, max_trials), neighboring_relation=relation)
     except ConfigError as error:  # too much for a finite ε: the statement reports it
         worst = max(trial.config.epsilon() for trial in proven)
-        return not_accounted(release.mode, reason=str(error), delta=delta, training_epsilon=worst)
+        return not_accounted(release.mode, reason=str(error).rstrip("."), delta=delta, training_epsilon=worst)
 
 
 def _sealed_cost(
@@ -118,8 +118,8 @@ def _open_cost(trials: Sequence[Trial], draws: Mapping[str, ChargedSteps], delta
     worst = max(trial.config.epsilon() for trial in trials)
     if len(relations) > 1:
         reason = (
-            f"some trainings are accounted to {relations[0]}, others to {relations[1]}; run the methods of "
-            "each in a sweep of their own"
+            f"some trainings are accounted for the neighbouring relation '{relations[0]}', others for "
+            f"'{relations[1]}'. Run the methods of each relation in a separate sweep"
         )
         cost = not_accounted(OPEN, reason=reason, delta=delta, training_epsilon=worst)
         return replace(cost, neighboring_relation=" or ".join(relations))
@@ -127,12 +127,12 @@ def _open_cost(trials: Sequence[Trial], draws: Mapping[str, ChargedSteps], delta
         return _basic_composition(trials, draws, delta, relations[0])
     set_aside = sum(_added_delta(trial, draws.get(trial.name)) for trial in trials)
     if set_aside >= delta:
-        raise ConfigError(f"the caps of all trials together take δ = {set_aside:.2g} of {delta:.2g}")
+        raise ConfigError(f"all trials' batch caps must use less than δ = {delta:.2g}; got {set_aside:.2g}")
     cost = open_cost(trial_classes(trials, draws), delta=delta - set_aside)
     cost = replace(cost, neighboring_relation=relations[0])
     if not set_aside:
         return cost
-    theorem = f"{cost.theorem}, at δ less {set_aside:.2g} for batches that reach their cap"
+    theorem = f"{cost.theorem}, at δ minus {set_aside:.2g} for batches that reach their cap"
     return replace(cost, delta=delta, theorem=theorem)
 
 
@@ -184,21 +184,21 @@ def cost_tags(release: ReleaseOptions, trials: Sequence[Trial], cost: TuningCost
 def cost_line(mode: str, cost: TuningCost | None, trials: OpenTrials) -> str:
     """Return one sentence on the tuning cost, for figures, tags and the terminal."""
     if cost is None:
-        return "Tuning cost: none, for no trial has a guarantee."
+        return "Tuning cost: none, because no trial has a guarantee."
     if cost.tuned_epsilon is None:
         return f"Tuning cost not accounted: {cost.reason}."
     tuned, delta = rounded_up(cost.tuned_epsilon, 4), delta_text(cost.delta)
     if mode != OPEN:
         return (
-            f"{mode.capitalize()} release: with the choice among secret trials ε = {tuned} at δ = {delta} "
-            f"({cost.theorem}); one trial alone ε = {rounded_up(cost.training_epsilon, 4)}."
+            f"{mode.capitalize()} release: including the choice among secret trials, ε = {tuned} at "
+            f"δ = {delta} ({cost.theorem}); one trial alone ε = {rounded_up(cost.training_epsilon, 4)}."
         )
     count = sum(planned["count"] for planned in cost.planned)
     everything = f"all {count} trials together" if count > 1 else "its one trial"
-    others = f"; besides {trials.without_guarantee_text()}" if trials.without_guarantee else ""
+    others = f"; not included: {trials.without_guarantee_text()}" if trials.without_guarantee else ""
     return (
         f"Open release: {everything} ε = {tuned} at δ = {delta} ({cost.theorem}){others}; "
-        "each ε shown is that of one training."
+        "each ε shown is for one training."
     )
 
 

@@ -1,4 +1,4 @@
-"""The records of a sweep: loaded, split, and refused if their scores would reveal private ones."""
+"""The records of a sweep: loaded, split, and rejected if their scores would reveal private ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def load_training_data(
         if not options.are_private:
             raise
         withheld = describe_error(error, data_are_public=False)
-    raise DataError(f"the data of this sweep must be readable; loading them ended in {withheld}")
+    raise DataError(f"the data of this sweep must be readable; loading them failed with {withheld}")
 
 
 def _fresh_slots(capacity: int, ids: Ids) -> SlotTable:
@@ -90,7 +90,7 @@ def _without_counts(error: RecordsError) -> RecordsError:
     rule, _, facts = str(error).partition(";")
     _, _, fix = facts.partition(". ")
     return RecordsError(
-        f"{rule}; some of the training data do not{'. ' * bool(fix)}{fix}",
+        f"{rule}; some of the training data break this rule{'. ' * bool(fix)}{fix}",
         {"in full": str(error)} | dict(error.details),
     )
 
@@ -113,8 +113,8 @@ def _load(
         _check_alike(dataset, scored_set)
         if scored_set.modality == "image" and scored_set.train.labels is None:
             raise ConfigError(
-                f"evaluate_on is scored by its classes, and {scored_set.name} has no labels: give "
-                f"{label_place(scored_set.name)}, or leave it out"
+                f"evaluate_on must have labels to score by; {scored_set.name} has none. Add "
+                f"{label_place(scored_set.name)}, or leave --evaluate-on out."
             )
         index, queries = _split_to_score(scored_set, options.test_fraction)
     elif not private:
@@ -157,7 +157,7 @@ def _load(
 
 
 def _split_to_score(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords | None, AnyRecords]:
-    """Return the index for k-NN and the probe, and the scored records (all, if an index has no use)."""
+    """Return the index for k-NN and the probe, and the scored records (all, if no index is needed)."""
     if dataset.test is None and dataset.train.labels is None:
         return None, dataset.train
     return split_train_test(dataset, test_fraction)
@@ -166,14 +166,14 @@ def _split_to_score(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords 
 def _check_alike(dataset: Dataset, scored_set: Dataset) -> None:
     if scored_set.modality != dataset.modality:
         raise ConfigError(
-            f"evaluate_on must hold {_KINDS[dataset.modality]}, as the training data do; "
-            f"{scored_set.name} holds {_KINDS[scored_set.modality]} "
-            f"(--probe-datasets takes labelled images beside either)"
+            f"evaluate_on must hold {_KINDS[dataset.modality]}, like the training data; "
+            f"{scored_set.name} holds {_KINDS[scored_set.modality]}. "
+            "--probe-datasets takes labelled images for both."
         )
     if scored_set.image_shape != dataset.image_shape:
         raise ConfigError(
             f"evaluate_on must have images of the training data's shape {dataset.image_shape}; "
-            f"got {scored_set.image_shape} (give --image-size, and data of as many channels)"
+            f"got {scored_set.image_shape}. Set --image-size, and use data with the same channels."
         )
 
 
@@ -187,9 +187,9 @@ def _scorable_notes(data: TrainingData) -> list[str]:
         return []
     num_classes = len(np.unique(queries.labels[unknown]))
     return [
-        f"Of the {len(queries)} public records that are scored, {int(unknown.sum())} are of {num_classes} "
-        "classes without an image to learn from, so no answer to them can be right: add images of every "
-        "class, or give another --test-fraction."
+        f"Of the {len(queries)} scored public records, {int(unknown.sum())} belong to {num_classes} classes "
+        "without an image to learn from and cannot be classified correctly. Add images of every class, or "
+        "set another --test-fraction."
     ]
 
 
@@ -212,15 +212,14 @@ def _data_notes(options: DataOptions) -> list[str]:
         notes.append(f"Scores are on the public data set {options.evaluate_on}.")
     if options.probe_datasets:
         names = ", ".join(options.probe_datasets)
-        notes.append(f"Features are also scored on {names}, taken to be public because they are named.")
+        notes.append(f"Features are also scored on {names}, which are public because the user named them.")
     if options.are_private:
         notes.append(
-            "The training data are private: no ε = ∞ trials, no un-noised SNR or loss of private records."
+            "The training data are private: there are no trials at ε = ∞, and no un-noised SNR or loss of "
+            "private records."
         )
         if options.evaluate_on is None and not options.probe_datasets:
-            notes.append(
-                "No scores: give --evaluate-on a public data set, or nothing tells the trials apart."
-            )
+            notes.append("There are no scores to compare trials by. Set --evaluate-on to a public data set.")
     return notes
 
 
@@ -229,14 +228,14 @@ def _check_data_options(options: DataOptions, share: float) -> None:
     scored_name = options.evaluate_on
     if share and options.modality != "image":
         raise ConfigError(
-            "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
-            "which each record is a candidate of every query, so one record can change all answers and no "
-            f"noise for one count covers it; got {share}: leave it out, and give --evaluate-on public pairs"
+            f"score_on_held_out applies only to images with labels; got {share} for images with captions. "
+            "Their score is a recall: one record is a candidate for every query and can change all answers, "
+            "more than noise for one count covers. Leave it out, and set --evaluate-on to public pairs."
         )
     for name in options.probe_datasets:
         if any(used_name and _same_source(name, used_name) for used_name in (options.dataset, scored_name)):
             raise ConfigError(
-                "probe_datasets must be public data sets other than those trained and scored on already; got "
+                "probe_datasets must be public data sets other than the training data and --evaluate-on; got "
                 f"{name} for both"
             )
     if options.are_private and scored_name and _same_source(scored_name, options.dataset):
@@ -246,18 +245,18 @@ def _check_data_options(options: DataOptions, share: float) -> None:
         )
     if share and not options.are_private:
         raise ConfigError(
-            "score_on_held_out is for private training data, for scores of public data need no noise; got "
-            f"{share} with public data: leave it out, or declare --data-is private"
+            "score_on_held_out applies only to private training data, because scores of public data need no "
+            f"noise; got {share} with public data. Leave it out, or set --data-is private."
         )
     if share and scored_name is None:
         raise ConfigError(
-            "score_on_held_out scores private records against a public index, for a noised count to move by "
-            f"one only; got {share}: give --evaluate-on a public labelled data set, too"
+            "score_on_held_out needs a public index, so that one private record changes a noised count by at "
+            f"most one; got {share}. Also set --evaluate-on to a public labelled data set."
         )
 
 
 def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRecords]]) -> None:
-    """Raise ConfigError if public data (given by option) hold private images, whatever the data's names.
+    """Raise ConfigError if public data (by option) hold private images, whatever the data's names.
 
     Private test records, which no training uses, are as private as the others.
 

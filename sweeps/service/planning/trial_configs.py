@@ -37,8 +37,8 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
     device, held_out = _device(options), options.evaluation.score_on_held_out
     declared = options.mechanism.num_records_public
     shared_options = (
-        ("score_on_held_out", held_out, "a record to be trained on by all or scored by all"),
-        ("num_records_public", declared, "one promise to hold for them together"),
+        ("score_on_held_out", held_out, "so that a record is trained on by all or scored by all"),
+        ("num_records_public", declared, "so that one guarantee covers all of them"),
     )
     private, is_open = options.data.are_private, options.release.is_open
     restart_steps = num_restart_steps(options)
@@ -46,8 +46,8 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
         for name, sweep_value, why in shared_options:
             if point.changes.get(name, sweep_value) != sweep_value:
                 raise ConfigError(
-                    f"{name} must be the same in all trials of a sweep, for {why}; got {sweep_value} and, "
-                    f"at the point {point.label}, {point.changes[name]}"
+                    f"{name} must be the same in all trials of a sweep, {why}; got {sweep_value}, and "
+                    f"{point.changes[name]} at the point {point.label}"
                 )
         restarts = {"restart_steps": restart_steps}  # one number, for one note
         training = replace_options(options.training(), **{**point.changes, **restarts, "device": device})
@@ -58,13 +58,13 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
             training = replace_options(training, noise_multiplier=None, restart_steps=None)
         if private and method.label == "as-published":
             raise ConfigError(
-                f"{method.name} is as-published: its guarantee does not hold, and it is refused with "
-                "private data; `python -m dpgcl_core.methods` lists what is proven"
+                f"private data need a proven method; {method.name} is as-published: its guarantee does not "
+                "hold. `python -m dpgcl_core.methods` lists the proven methods."
             )
         if private and training.mechanism.tan_factor > 1 and ledger_url(options.data, options.ledger) is None:
             raise ConfigError(
-                "tan_factor trains at an ε of its own that is far above the target, so on private data it "
-                "must be charged: give --ledger, which reserves it, or search on public data"
+                "tan_factor trains at a separate ε, far above the target, and on private data this ε must be "
+                "charged. Set --ledger, which reserves it, or search on public data."
             )
         config = training_config(
             training,
@@ -79,13 +79,13 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
         check_release(config, data)
         if task_of(config).learns_labels and isinstance(data.train, Records) and data.train.labels is None:
             place = label_place(options.data.dataset)
-            raise ConfigError(f"{method.name} learns labels, and the data have none: give {place}")
+            raise ConfigError(f"{method.name} needs labels, and the data have none. Add {place}.")
         task_of(config).check(config, data.train)
-        configs.append((point, _scored_on_the_way(config, options, data)))
+        configs.append((point, _with_early_scores(config, options, data)))
     return configs
 
 
-def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: TrainingData) -> TrainingConfig:
+def _with_early_scores(config: TrainingConfig, options: SweepOptions, data: TrainingData) -> TrainingConfig:
     """Return a training with the scores that may end it early, taken at every tenth of its steps.
 
     Raises:
@@ -97,8 +97,8 @@ def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: Trai
     score = default_score(modality_of(data.train), method)
     if score not in visible_scores(data, method):
         raise ConfigError(
-            f"early_stopping compares trainings by their {score} on the way, which must be of public "
-            "records: give --evaluate-on a public data set, or leave it out"
+            f"early_stopping compares trainings by their {score} during training, which must be scored on "
+            "public records. Set --evaluate-on to a public data set, or leave --early-stopping out."
         )
     tenth = max(1, config.mechanism.num_steps // 10)
     every = config.evaluation.score_every_steps or tenth
@@ -111,7 +111,7 @@ def check_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> Non
     """Build each network once; raise ConfigError for a network that must not be trained."""
     for config in _first_of_each(configs, lambda c: (c.network, c.optimizer, c.per_tower_clipping)):
         _check_network(config, data)
-    _check_words([config for config in configs if config.network.mixes_no_records], data)
+    _check_declared_networks([config for config in configs if config.network.mixes_no_records], data)
 
 
 def _first_of_each(
@@ -134,12 +134,12 @@ def _device(options: SweepOptions) -> str:
     """Return the device of every training: a GPU only if Ray reserves one."""
     device, gpus = options.performance.device, options.service.gpus_per_worker
     if device == "cuda" and not gpus:
-        raise ConfigError("device cuda needs gpus_per_worker, for Ray to set a GPU aside; got 0")
+        raise ConfigError("device cuda needs gpus_per_worker, so that Ray reserves a GPU; got 0")
     return ("cuda" if gpus else "cpu") if device == "auto" else device
 
 
 def _check_network(config: TrainingConfig, data: TrainingData) -> None:
-    """Build the network once, so that no worker finds the network or optimizer unknown or mixing records."""
+    """Build the network once, so that unknown or record-mixing networks fail before any worker starts."""
     torch.set_num_threads(config.performance.threads_per_worker)  # threads on every core would block others
     shape = image_shape_of(data.train)
     encoder = starting_encoder(config, shape)
@@ -147,11 +147,11 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     optimizer_named(config.optimizer.name)  # not built: that loads torch's compiler, which takes a second
 
 
-def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
+def _check_declared_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
     """Try networks whose authors declare that they mix no records, at step size, on synthetic inputs.
 
-    Every worker makes this test, too, with its own memory and device. But a worker's findings come after the
-    charge, and are withheld if the data are private. At this point the networks have seen only synthetic
+    Every worker makes this test, too, with its own memory and device. But a worker's error comes after the
+    charge, and is withheld if the data are private. At this point the networks have seen only synthetic
     inputs, and nothing has been reserved.
 
     Raises:
@@ -172,6 +172,6 @@ def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
             raise
         except Exception as error:  # a user's network may fail in any way
             raise ConfigError(
-                f"the network {config.network.name} fails on made-up images, as many as a step passes at "
+                f"the network {config.network.name} fails on as many synthetic images as a step passes at "
                 f"once: {type(error).__name__}: {error}"
             ) from error

@@ -65,7 +65,7 @@ class ChargedSteps:
 
 def trial_class(trial: Trial, counts: ChargedSteps | None = None) -> TrialClass:
     """Return one training's releases for the accountants: its planned and its additionally charged draws."""
-    from dpgcl_core.accounting.tuning.trial_release import TrialClass  # here, as a script's points need none
+    from dpgcl_core.accounting.tuning.trial_release import TrialClass  # here: points do not need it
     from dpgcl_core.release import noised_counts
 
     mechanism, evaluation = trial.config.mechanism, trial.config.evaluation

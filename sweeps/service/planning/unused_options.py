@@ -1,4 +1,4 @@
-"""Options that were given but that no training of a sweep reads, such as adapters of a CNN."""
+"""Options that the user set but that no training of a sweep reads, such as adapters of a CNN."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ALWAYS_READ = frozenset({"network", "warm_start"})
 
 
 def unread_options(network: NetworkOptions, params: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the network's options that were given and have no effect.
+    """Return the network's options that the user set and that have no effect.
 
-    An option whose value is that of some setting counts as not given.
+    An option with the value of some setting counts as not set.
 
     Args:
       network: the sweep's network options.
@@ -37,10 +37,10 @@ def unread_note(names: Collection[str]) -> list[str]:
     """Return the advice about unread options; empty if there are no such options.
 
     >>> unread_note(["lora_rank", "lora_targets"])
-    ['No training of this sweep reads --lora-rank and --lora-targets: the network has no use for them.']
+    ['This sweep ignores --lora-rank and --lora-targets: its networks do not use them.']
     """
     if not names:
         return []
     flags = " and ".join("--" + name.replace("_", "-") for name in names)
     them = "them" if len(names) > 1 else "it"
-    return [f"No training of this sweep reads {flags}: the network has no use for {them}."]
+    return [f"This sweep ignores {flags}: its networks do not use {them}."]
