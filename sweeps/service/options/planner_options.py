@@ -65,7 +65,7 @@ class PlannerOptions(SweepOptions):
             raise ConfigError("set core_hours or gpu_hours, not both")
         if self.gpu_hours is not None and self.records_per_second is None:
             raise ConfigError(
-                "gpu_hours needs the throughput of one GPU, but the planner measures only that of a core. "
+                "gpu_hours needs the throughput of one GPU, but the planner measures only CPU cores. "
                 "Set --records-per-second."
             )
         if self.mechanism.noise_multiplier is not None or self.mechanism.sampling_prob is not None:

@@ -37,7 +37,7 @@ def combinations(
       texts: names of text augmentations in the same form; None if there are no captions.
 
     Raises:
-      ConfigError: a name is unknown or given twice, or two combinations would be the same training.
+      ConfigError: a name is unknown, or occurs twice in a combination.
 
     >>> sets = combinations(ViewConfig(), TextViewConfig(), ["none", "crop+blur"], ["word_swap"])
     >>> list(sets), sets["none, word_swap"]["max_crop_area"], sets["crop+blur, word_swap"]["blur_prob"]
