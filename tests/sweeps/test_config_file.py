@@ -207,12 +207,15 @@ def test_exponents_without_a_point_are_numbers(read: Read) -> None:
         ("version: 1\noptimizer: {optimizer: sgd}", "did you mean 'optimizer.name'?"),
         (
             "version: 1\nmechanism: {num_steps: many}",
-            "mechanism.num_steps has an invalid value: Input should be a",
+            "mechanism.num_steps has an invalid value: Input should be a valid",
         ),
         ("version: 1\nmechanism: {num_steps: 7.0}", "mechanism.num_steps has an invalid value"),
         ("version: 1\nmechanism: {num_steps: true}", "mechanism.num_steps has an invalid value"),
         ("version: 1\nservice: {dry_run: 1}", "service.dry_run has an invalid value"),
-        ("version: 1\ndata: {data_is: secret}", "data.data_is has an invalid value: Input should be 'auto'"),
+        (
+            "version: 1\ndata: {data_is: secret}",
+            "data.data_is has an invalid value: Input should be 'auto', 'public'",
+        ),
         ("version: 1\ngroup_sizes: 4", "group_sizes has an invalid value"),
         ("version: 1\ngroup_sizes: [4, all]", "group_sizes has an invalid value"),
         ("version: 1\nmechanism: 7", "mechanism must be a section of options by name; got 7"),
