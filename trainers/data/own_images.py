@@ -335,7 +335,7 @@ def load_folder(request: Request) -> LoadedData:
     path, image_size = request.path, request.image_size
     if not path.is_dir():
         raise DataError(f"folder:PATH must be an existing folder; got {str(path)!r}")
-    names, others = _image_names(path)
+    names, ignored = _image_names(path)
     classes = [name.split("/", 1)[0] if "/" in name else None for name in names]
     if None in classes and any(classes):
         raise RecordsError(
@@ -353,7 +353,7 @@ def load_folder(request: Request) -> LoadedData:
     images, counts = decode_images(files, image_size, max_pixels=request.max_image_pixels)
     labels = np.array(classes, dtype=np.str_) if any(classes) else None
     shown = list(map(encodable, names))
-    ids, counts = _name_ids(names), counts + others
+    ids, counts = _name_ids(names), counts + ignored
     part = _Part(images=images, labels=labels, ids=ids, names=shown, reading_counts=counts)
     return _to_splits([part], image_size)
 
@@ -361,7 +361,7 @@ def load_folder(request: Request) -> LoadedData:
 def _image_names(path: Path) -> tuple[list[str], Counter[str]]:
     """Relative paths of the images with forward slashes, sorted; and the number of other files."""
     names: list[str] = []
-    unusable, others = Counter[str](), Counter[str]()
+    unusable, ignored = Counter[str](), Counter[str]()
 
     def note_closed(_: OSError) -> None:
         unusable["closed"] += 1
@@ -379,15 +379,15 @@ def _image_names(path: Path) -> tuple[list[str], Counter[str]]:
             ):
                 names.append((prefix / name).as_posix())
             else:
-                others[suffix or "no suffix"] += 1
+                ignored[suffix or "no suffix"] += 1
     if unusable.total():
         raise RecordsError(
             "sub-folders of folder:PATH must be readable and no links; "
             f"{unusable['closed']} cannot be read, {unusable['links']} are links",
             dict(unusable),
         )
-    kinds = ", ".join(sorted(others))
-    return sorted(names), +Counter({f"files that are no images, left out ({kinds})": others.total()})
+    kinds = ", ".join(sorted(ignored))
+    return sorted(names), +Counter({f"files that are no images, left out ({kinds})": ignored.total()})
 
 
 def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:

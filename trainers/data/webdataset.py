@@ -261,7 +261,7 @@ def _members(file: Path) -> tuple[dict[str, list[_Member]], Counter[str]]:
       DataError: the file is no shard, or it ends before its end mark.
     """
     files_by_stem: dict[str, list[_Member]] = {}
-    others = Counter[str]()
+    ignored = Counter[str]()
     is_whole = False
     with suppress(tarfile.TarError, OSError), tarfile.open(file, "r:") as archive:
         for member in archive:
@@ -271,7 +271,7 @@ def _members(file: Path) -> tuple[dict[str, list[_Member]], Counter[str]]:
                 place = (member.offset_data, member.size)
                 files_by_stem.setdefault(str(name.parent / stem), []).append((kind.lower(), place))
             elif not member.isdir():
-                others["no suffix" if member.isreg() else "links"] += 1
+                ignored["no suffix" if member.isreg() else "links"] += 1
         # A truncation inside the last file is visible at the end of its content, not in the next header.
         is_whole = os.pread(cast(Any, archive.fileobj).fileno(), _BLOCK, archive.offset) == bytes(_BLOCK)
     if not is_whole:
@@ -285,10 +285,10 @@ def _members(file: Path) -> tuple[dict[str, list[_Member]], Counter[str]]:
             if kind in IMAGE_SUFFIXES or _is_text(kind):
                 samples.setdefault(sample, []).append((kind, place))
             else:
-                others[kind.rpartition(".")[2]] += 1
-    kinds = ", ".join(sorted(others))
+                ignored[kind.rpartition(".")[2]] += 1
+    kinds = ", ".join(sorted(ignored))
     return samples, +Counter(
-        {f"files that are neither images nor captions, left out ({kinds})": others.total()}
+        {f"files that are neither images nor captions, left out ({kinds})": ignored.total()}
     )
 
 
