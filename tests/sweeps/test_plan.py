@@ -620,7 +620,7 @@ def test_noised_plan_tells_nothing_of_one_record(
     [
         (("--data-is", "public", *HELD_OUT, "5"), "applies only to private training data"),
         ((*HELD_OUT[2:], "5"), "Also set --evaluate-on to a public labelled data set"),
-        (HELD_OUT[:4], "--score-on-held-out and --score-noise-multiplier belong together"),
+        (HELD_OUT[:4], "set both --score-on-held-out and --score-noise-multiplier, or neither"),
         ((*HELD_OUT, "0.01"), "--score-noise-multiplier must be finite and at least 0.1"),
         ((*HELD_OUT[:3], "1", *HELD_OUT[4:], "5"), "--score-on-held-out must be a share in [0, 1)"),
         (("--unit-column", "nobody"), "unit_column must name an array"),

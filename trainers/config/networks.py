@@ -17,7 +17,7 @@ HEAD, ALL_LAYERS = "head", "all"
 TRAINED_LAYERS = (HEAD, ALL_LAYERS)
 
 SYNTHETIC = "synthetic:"
-"""Prefix of a number of steps, for a warm start that is made here from generated records."""
+"""Prefix of the number of steps of a warm start on generated records."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -53,7 +53,7 @@ class ViewConfig:
     """The augmentation that makes views of an image (stage 4)."""
 
     min_crop_area: float = 0.3
-    """Smallest share of the image's area that a random crop keeps; fixed if it equals the largest."""
+    """Smallest share of the image's area that a random crop keeps; the area is fixed if both are equal."""
     max_crop_area: float = 1.0
     """Largest share of the image's area that a random crop keeps."""
     flip_prob: float = 0.5
@@ -61,9 +61,9 @@ class ViewConfig:
     brightness: float = 0.4
     """Brightness jitter: a factor is drawn from [1 − x, 1 + x]; 0 = off."""
     contrast: float = 0.4
-    """Contrast jitter, likewise; 0 = off."""
+    """Contrast jitter, drawn like brightness; 0 = off."""
     saturation: float = 0.0
-    """Saturation jitter of colour images, likewise; 0 = off."""
+    """Saturation jitter of colour images, drawn like brightness; 0 = off."""
     hue: float = 0.0
     """Hue jitter of colour images: a rotation is drawn from [−x, x] turns, with x at most 0.5; 0 = off."""
     blur_prob: float = 0.0
@@ -113,13 +113,13 @@ class AnyNetwork:
     """
 
     name: str = field(default="small_cnn", metadata=option("network"))
-    """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; for pairs a CLIP
-    model: clip-tiny, open_clip's name (ViT-B-32), or its configuration's file; for dp_mae and dp_cap mae- or
-    cap-toy, -tiny, -small, -base or -large (or mae-nano); for dp_classifier any of these."""
+    """Images: tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own. Pairs:
+    clip-tiny, an open_clip model (ViT-B-32), or its configuration file. dp_mae: mae-nano, -toy, -tiny,
+    -small, -base or -large. dp_cap: cap-toy, -tiny, -small, -base or -large. dp_classifier: any of these."""
     precision: str = "float32"
     """Network precision: float32, bfloat16 or float16; norms, clipping and noise are never below float32."""
     loss_scale: float = 1024.0
-    """Public scale of float16 gradients, a power of two; never adapted, because that would leak."""
+    """Public scale of float16 gradients, a power of two. It is fixed, because adapting it would leak."""
 
     takes_pairs: ClassVar[bool] = False
     has_towers: ClassVar[bool] = False
@@ -129,7 +129,7 @@ class AnyNetwork:
             raise ConfigError(unknown_choice("precision", self.precision, PRECISIONS))
         require(
             0 < self.loss_scale < math.inf and math.frexp(self.loss_scale)[0] == 0.5,
-            f"loss_scale must be a power of two, for dividing by it to be exact; got {self.loss_scale}",
+            f"loss_scale must be a power of two, so that dividing by it is exact; got {self.loss_scale}",
         )
 
     @property
@@ -145,7 +145,7 @@ class ImageNetwork(AnyNetwork):
     embedding_dim: int = 64
     """Width of the unit embeddings that the loss compares."""
     mixes_no_records: bool = False
-    """Your promise that your own network mixes no records; many of its groups then share a pass."""
+    """Declare that your own network mixes no records, so that many groups can share a forward pass."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,7 +157,7 @@ class TransformerNetwork(AnyNetwork):
     """The additional options of this package's transformers."""
 
     gradient_checkpointing: bool = False
-    """Transformers: recompute activations; groups are then taken one at a time, in less memory."""
+    """Transformers: recompute activations to save memory; groups are then processed one at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +165,8 @@ class PatchNetwork(TransformerNetwork):
     """The additional options of transformers of an image's patches."""
 
     patch_size: int | None = None
-    """Auto-encoder and captioner: side of a patch in pixels, which divides the image; by default 16, for
-    mae-toy 4 and for cap-toy 8."""
+    """Auto-encoder and captioner: side of a patch in pixels, a divisor of the image's side; by default 16
+    (mae-toy: 4, cap-toy: 8)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,7 +181,7 @@ class MaskedNetwork(PatchNetwork):
     """The additional options of a masked auto-encoder."""
 
     mask_ratio: float = 0.75
-    """Auto-encoder: the share of an image's patches that are hidden, and rebuilt from the other patches."""
+    """Auto-encoder: share of an image's patches to hide and to reconstruct from the other patches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,7 +193,7 @@ class CaptioningNetwork(PatchNetwork):
     """The additional options of a captioner."""
 
     tie_embeddings: bool = False
-    """Captioner: share one table between the tokens that are read and the tokens that are predicted."""
+    """Captioner: share one table between the input tokens and the predicted tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ class ClassifyingNetwork(AnyNetwork):
     num_classes: int | None = None
     """Classifier: public number of classes; by default the number of classes in the public data."""
     trained_layers: str = HEAD
-    """Classifier: trained layers: head (a linear layer on frozen features), or all (the encoder, too)."""
+    """Classifier: layers to train: head (a linear layer on frozen features), or all (also the encoder)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,7 +217,7 @@ class ClipNetwork(TransformerNetwork):
     """The additional options of a CLIP model, and which of its weights train."""
 
     pretrained: str = "random"
-    """CLIP: random, or open_clip's name of published weights, such as laion2b_s34b_b79k."""
+    """CLIP: random, or open_clip's name for published weights, such as laion2b_s34b_b79k."""
     lora_rank: int = 16
     """CLIP: rank of the adapters; 0 trains every weight."""
     lora_alpha: float = 16.0
@@ -227,11 +227,11 @@ class ClipNetwork(TransformerNetwork):
     lora_towers: tuple[str, ...] = ("image", "text")
     """CLIP: towers with adapters: image, text."""
     learn_temperature: bool = False
-    """CLIP: train the temperature, too, inside the group norm."""
+    """CLIP: also train the temperature; its gradient counts in the group norm."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.lora_rank >= 0, f"lora_rank must be at least 1, or 0 for none; got {self.lora_rank}")
+        require(self.lora_rank >= 0, f"lora_rank must be 0 (no adapters) or more; got {self.lora_rank}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,9 +239,9 @@ class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, Classifying
     """The network and its initial weights."""
 
     warm_start: Path | None = None
-    """Start from public weights: an exported model's folder, a file with a state dict of the network, or
-    synthetic:STEPS to make them first, without privacy, in STEPS steps on generated records; or from an
-    exported model of the same private data, charged to the same ledger."""
+    """Start from public weights: an exported model's folder, a file with the network's state dict, or
+    synthetic:STEPS to train STEPS steps without privacy on generated records first. Or start from an
+    exported model that was trained on the same private data and charged to the same ledger."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -250,7 +250,7 @@ class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, Classifying
 
 
 def synthetic_steps(warm_start: Path) -> int | None:
-    """Return the steps of a warm start that is made from generated records; None for weights of a file.
+    """Return the number of steps of a warm start on generated records; None for weights from a file.
 
     Raises:
       ConfigError: the number of steps is not a positive whole number.
@@ -258,13 +258,13 @@ def synthetic_steps(warm_start: Path) -> int | None:
     >>> synthetic_steps(Path("synthetic:300")), synthetic_steps(Path("weights.pt"))
     (300, None)
     """
-    given = str(warm_start)
-    if not given.startswith(SYNTHETIC):
+    text = str(warm_start)
+    if not text.startswith(SYNTHETIC):
         return None
-    steps = given.removeprefix(SYNTHETIC)
+    steps = text.removeprefix(SYNTHETIC)
     if not (steps.isascii() and steps.isdigit() and int(steps) > 0):
         raise ConfigError(
-            f"warm_start {SYNTHETIC}STEPS takes a positive whole number of steps, such as {SYNTHETIC}300; "
+            f"STEPS in warm_start {SYNTHETIC}STEPS must be a positive integer, such as {SYNTHETIC}300; "
             f"got {steps!r}"
         )
     return int(steps)
@@ -305,7 +305,7 @@ class ClipNetworkConfig(ClipNetwork, _OfThisPackage):
     Attributes:
       name: the model, as in `trainers.models.clip.published_models.ClipConfig.model`: open_clip's name,
         "clip-tiny", or a file.
-      pretrained: "random", or open_clip's name of published weights; your own file is a warm start.
+      pretrained: "random", or open_clip's name for published weights; pass your own file as a warm start.
     """
 
     name: str = "clip-tiny"

@@ -44,7 +44,7 @@ class RandomnessConfig:
     """Sources of sampling, permutations and noise."""
 
     seeded_non_private: bool = False
-    """Reproducible sampling and noise from the seed. Such runs have NO guarantee and are labelled so."""
+    """Reproducible sampling and noise from the seed. Such runs have NO guarantee; their label says so."""
     secure_noise: bool | None = None
     """Draw sampling, permutations and noise from a cryptographic stream; always on for private data."""
 
@@ -66,7 +66,7 @@ class OptimizerConfig:
     learning_rate_decay: str = "none"
     """How the learning rate falls afterwards: none, cosine or linear, towards 0 at the last step."""
     ema_decay: float = 0.0
-    """Decay of a moving average of the weights that is scored and returned, at no ε; 0 = the last weights."""
+    """Decay of a moving average of the weights, scored and returned at no cost in ε; 0 = last weights."""
 
     def __post_init__(self) -> None:
         require_positive(self, "learning_rate")
@@ -86,26 +86,26 @@ class EvaluationConfig:
     """Scores of frozen features, and metrics during the training."""
 
     max_index_records: int | None = None
-    """Number of training records that k-NN and probe are fitted on, the first by a keyed hash of their id;
-    all by default."""
+    """Number of training records to fit k-NN and the probe on, chosen by a keyed hash of their ids; all by
+    default."""
     max_query_records: int | None = None
-    """Number of test records that are scored, chosen likewise; all by default."""
+    """Number of test records to score, chosen in the same way; all by default."""
     num_neighbors: int = 3
     """k of k-NN."""
     readout: str = POOLED
     """Input of k-NN and probe: pooled (the features), or grid4 (a CNN's feature map averaged to 4×4)."""
     also_untrained: bool = True
-    """Score the network before training, too: at random weights, and at its public start if it has one."""
+    """Also score the untrained network: with random weights and, if any, its public initial weights."""
     record_every_steps: int = 10
     """Steps between recorded SNR and loss values (public data only); 0 = first step only."""
     score_every_steps: int = 0
-    """Steps between scores during the training, if final scores may be seen; 0 = none."""
+    """Steps between scores during training, where the final scores may be seen; 0 = none."""
     score_on_held_out: float = 0.0
-    """Share of the records that are held out and scored with noise against the public --evaluate-on."""
+    """Share of the records to hold out and to score with noise against the public --evaluate-on."""
     score_noise_multiplier: float | None = None
     """Standard deviation of the noise on each count of correct held-out records; charged in ε."""
     snr_noise_multiplier: float | None = None
-    """Release the first step's SNR with this noise (over its sensitivity), charged in ε; not by default."""
+    """Release the first step's SNR with this noise std / sensitivity, charged in ε; off by default."""
 
     def __post_init__(self) -> None:
         require_least(self, 1, "max_index_records", "max_query_records", "num_neighbors")
@@ -116,7 +116,7 @@ class EvaluationConfig:
         require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")
         require(
             (share > 0) == (self.score_noise_multiplier is not None),
-            "score_on_held_out and score_noise_multiplier belong together: give both or neither; "
+            "set both score_on_held_out and score_noise_multiplier, or neither; "
             f"got {share} and {self.score_noise_multiplier}",
         )
         for name in ("score_noise_multiplier", "snr_noise_multiplier"):
@@ -142,9 +142,9 @@ class PerformanceConfig:
     max_views_per_microbatch: int | None = None
     """Images passed through the network at once; by default a number that is fast and fits into memory."""
     prefetch: bool = False
-    """Make the next images' views in a thread; helps if a core is otherwise idle."""
+    """Make the next step's views in a background thread; helps if a core is otherwise idle."""
     checkpoint_every_steps: int = 10
-    """Steps between checkpoints: the most steps that are repeated after a stop."""
+    """Steps between checkpoints; a resumed training repeats at most this many steps."""
     device: str = "auto"
     """cpu, cuda, or auto: in a sweep, cuda if --gpus-per-worker reserves a GPU."""
     worker_processes: bool = False

@@ -22,7 +22,7 @@ PAPER = TrainingOptions(
     evaluation=EvaluationConfig(record_every_steps=50),
     performance=PerformanceConfig(checkpoint_every_steps=25),
 )
-# Found on public data at S = 8 (Fashion-MNIST, one seed) and S = 4 (digits, two seeds), not on the S axis.
+# Tuned on public data at S = 8 (Fashion-MNIST, one seed) and S = 4 (digits, two seeds), not on the S axis.
 _TINY_NETWORK = TrainingOptions(
     objective=ObjectiveConfig(temperature=0.5),
     network=NetworkOptions(name="tiny_cnn", embedding_dim=16),
@@ -62,8 +62,8 @@ PAPER_PAIRS = replace_options(
 )
 
 OWN_NETWORKS = {config.task: config().name for config in (MaskedNetworkConfig, CaptionerConfig)}
-"""The default network of a task that no setting's network fits. A classifier has no default, because it can
-use any encoder."""
+"""The default network of a task that the settings' networks do not fit. A classifier has no default, because
+it can use any encoder."""
 
 SETTINGS: dict[str, TrainingOptions] = {
     "cpu": CPU,

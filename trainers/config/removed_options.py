@@ -2,7 +2,7 @@
 
 A configuration file, a checkpoint or a command of an earlier version may name a removed option. If it has the
 value at which the option did nothing, the training is the same without it, so the file is read. Any other
-value requests something that no training does any more: it is refused, with the changelog's line.
+value requests something that no training does any more, so it is rejected with the changelog's line.
 """
 
 from __future__ import annotations
@@ -31,30 +31,28 @@ class RemovedField:
 
 
 _NO_VIEW_DRAWS = (
-    "removed in 0.2.0: use a larger --expected-batch-size, or more --num-steps, for as many views of a step"
+    "removed in 0.2.0: use a larger --expected-batch-size, or more --num-steps, to get as many views"
 )
 _NO_NEGATIVES = "removed in 0.2.0: use --warm-start, which learns from public records before the training"
-_NO_SUBSPACE = "removed in 0.2.0: use --warm-start for what public records show; --lora-rank trains less"
+_NO_SUBSPACE = "removed in 0.2.0: use --warm-start with public records; --lora-rank trains fewer weights"
 _NO_NOISE_SGD = (
     "removed in 0.2.0: use --optimizer sgd with its learning rate times divisor / (noise_multiplier · "
-    "sensitivity), which takes the same steps where there is no weight decay"
+    "sensitivity), which takes the same steps if there is no weight decay"
 )
 
 _NO_LARS = "removed in 0.2.0: use --optimizer adamw, or sgd with its own learning rate"
-_NO_FEW_SHOT = "removed in 0.2.0: use --max-index-records for probes of few labelled records"
-_NO_NOTIFY = "removed in 0.2.0: use a command after the sweep, which sees its exit code (docs/cluster.md)"
-_NO_SEARCH = (
-    "removed in 0.2.0: use --release, which decides: open runs the grid, sealed draws from its settings"
-)
-_NO_STUDY_STORAGE = "removed in 0.2.0: use study.journal in the search's folder, or optuna.copy_study of it"
-_NO_MEASURED_SNR = "removed in 0.2.0: use dpgcl_core.planning.feasible; its PlanRequest has an alignment_size"
+_NO_FEW_SHOT = "removed in 0.2.0: use --max-index-records to fit the probes on few labelled records"
+_NO_NOTIFY = "removed in 0.2.0: use a command after the sweep that reads its exit code (docs/cluster.md)"
+_NO_SEARCH = "removed in 0.2.0: use --release, where open runs the whole grid and sealed draws from it"
+_NO_STUDY_STORAGE = "removed in 0.2.0: use study.journal in the search's folder; optuna.copy_study copies it"
+_NO_MEASURED_SNR = "removed in 0.2.0: use dpgcl_core.planning.feasible: set alignment_size of its PlanRequest"
 _NO_COPIES = (
-    "removed in 0.2.0: use a bucket of MLflow's server (mlflow server --artifacts-destination), or aws s3 cp "
-    "--recursive (docs/cluster.md)"
+    "removed in 0.2.0: use a bucket for MLflow's artifacts (mlflow server --artifacts-destination), or aws "
+    "s3 cp --recursive (docs/cluster.md)"
 )
 _NO_PUBLISHED = (
-    "removed in 0.2.0: use the table in docs/planning.md, or python -m dpgcl_core.calculator epsilon for a "
-    "row of it"
+    "removed in 0.2.0: use the table in docs/planning.md, or python -m dpgcl_core.calculator epsilon for "
+    "one of its rows"
 )
 
 REMOVED_FIELDS: Mapping[str, RemovedField] = {
@@ -77,7 +75,7 @@ REMOVED_FIELDS: Mapping[str, RemovedField] = {
 REMOVED_CHOICES: Mapping[tuple[str, str], str] = {
     ("optimizer", "noise_sgd"): _NO_NOISE_SGD,
     ("optimizer", "lars"): _NO_LARS,
-    ("sampler", "qmc"): "removed in 0.2.0: use --sampler random, which looks at no score either",
+    ("sampler", "qmc"): "removed in 0.2.0: use --sampler random, which uses no scores either",
 }
 """Lines of the changelog, by an option that remains and its value that was removed."""
 
@@ -93,13 +91,13 @@ def check_removed_field(key: str, value: Any) -> None:
     >>> check_removed_field("public.subspace_dim", 4)
     Traceback (most recent call last):
     ...
-    dpgcl_core.errors.ConfigError: public.subspace_dim = 4 is of an earlier version, removed in 0.2.0: use \
---warm-start for what public records show; --lora-rank trains less
+    dpgcl_core.errors.ConfigError: public.subspace_dim = 4 was removed in 0.2.0: use --warm-start with \
+public records; --lora-rank trains fewer weights
     """
     field = REMOVED_FIELDS[key]
     if value != field.default or type(value) is not type(field.default):
         shown = key if field.is_secret else f"{key} = {value!r}"
-        raise ConfigError(f"{shown} is of an earlier version, {field.line}")
+        raise ConfigError(f"{shown} was {field.line}")
 
 
 def is_removed_section(key: str) -> bool:
@@ -112,7 +110,7 @@ def is_removed_section(key: str) -> bool:
 
 
 def removed_option_line(option: str) -> str | None:
-    """Return the changelog's line for a removed option, given as typed; None for any other option.
+    """Return the changelog's line for a removed option as typed; None for any other option.
 
     >>> removed_option_line("--num-view-draws").partition(":")[0], removed_option_line("--num-steps")
     ('removed in 0.2.0', None)
@@ -128,4 +126,4 @@ def check_removed_choice(option: str, value: str) -> None:
     """
     line = REMOVED_CHOICES.get((option, value))
     if line is not None:
-        raise ConfigError(f"{option} = {value!r} is of an earlier version, {line}")
+        raise ConfigError(f"{option} = {value!r} was {line}")

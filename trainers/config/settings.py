@@ -1,7 +1,7 @@
-"""The options of a training as one typed tree; `trainers.training.resolve` makes a `TrainingConfig` of it.
+"""The options of a training as one typed tree; `trainers.training.resolve` makes a `TrainingConfig` from it.
 
 All values are public choices. The command line of a sweep starts from a named setting
-(`trainers.config.presets`) and replaces the options that the user gives.
+(`trainers.config.presets`) and replaces the options that the user sets.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ class MechanismOptions:
     method: str = "dp_gcl"
     """Method; `python -m dpgcl_core.methods` lists the methods with their guarantees."""
     epsilon: float | None = None
-    """Target ε by PLD for one record; by default 10, unless a noise multiplier is given."""
+    """Target ε for one record, by PLD accounting; by default 10, unless noise_multiplier is set."""
     noise_multiplier: float | None = None
-    """σ = noise std / sensitivity, in place of a target ε."""
+    """σ = noise std / sensitivity, instead of a target ε."""
     delta: float | None = None
     """Target δ; 1/(n ln n) by default."""
     num_records_public: int | None = None
-    """Declared public number of records N, the most that the data may hold; by default the ledger's, or the
-    data set's own number (which is then public)."""
+    """Declared public number of records N, which the data may not exceed; by default the ledger's number, or
+    the data set's own number (which is then public)."""
     sampling: str | None = None
     """What a step samples: groups (sensitivity C) or records (2C, as published); by default groups if the
     method allows it."""
     expected_batch_size: float = 512
-    """Expected records per step, q·n."""
+    """Expected number of records per step, q·n."""
     sampling_prob: float | None = None
-    """q, in place of an expected batch size."""
+    """Sampling probability q, instead of an expected batch size."""
     num_steps: int = 100
-    """T, training steps."""
+    """Number of training steps T."""
     tan_factor: float = 1.0
-    """k of TAN: once σ is found for B, train at B/k and σ/k, in 1/k of the time and at a larger ε."""
+    """k of TAN: calibrate σ for B, then train with B/k and σ/k, in 1/k of the time and at a larger ε."""
     restart_steps: int | None = None
-    """R, steps that restarts may repeat, charged in ε in advance; by default one checkpoint interval for
-    private data without a ledger, otherwise 0."""
+    """Number of steps R that restarts may repeat, charged in ε in advance; by default one checkpoint interval
+    for private data without a ledger, otherwise 0."""
     group_size: GroupSize = 8
-    """S, records per group; "batch" makes the whole realised batch one group."""
+    """Records per group S; "batch" makes the whole realised batch one group."""
     l2_clip_norm: float = 1.0
-    """C, bound on one group's gradient norm."""
+    """Bound C on one group's gradient norm."""
     clipping: str = "flat"
-    """How gradients get norms below C: flat, or automatic (each gradient times C/(norm + 0.01))."""
+    """How gradients are clipped to norm C: flat, or automatic (each gradient times C/(norm + 0.01))."""
     batch_cap: int | None = None
-    """Public cap on the records of a step, for methods that need a cap; by default out of reach."""
+    """Public cap on the records per step, for methods that need one; the default is rarely reached."""
 
     def target_epsilon(self) -> float | None:
-        """Return the ε to calibrate for: inf for methods without noise, None if σ is given instead.
+        """Return the ε to calibrate for: inf for methods without noise, None if σ is set instead.
 
         Raises:
           ConfigError: ε and σ contradict each other or the method.
@@ -74,7 +74,7 @@ class MechanismOptions:
         if self.noise_multiplier is not None:
             if self.epsilon is not None:
                 raise ConfigError(
-                    "give a target epsilon or a noise_multiplier, not both; "
+                    "set either a target epsilon or a noise_multiplier, not both; "
                     f"got epsilon = {self.epsilon} and noise_multiplier = {self.noise_multiplier}"
                 )
             return None
@@ -83,20 +83,19 @@ class MechanismOptions:
             raise ConfigError(f"epsilon must be positive; got {epsilon}")
         if epsilon < SMALLEST_EPSILON:
             raise ConfigError(
-                f"epsilon must be at least {SMALLEST_EPSILON:g}, for the accountant resolves no less; got "
-                f"{epsilon:g}"
+                f"epsilon must be at least {SMALLEST_EPSILON:g}, the accountant's resolution; got {epsilon:g}"
             )
         return epsilon
 
     def _no_noise(self) -> float:
-        """Return inf, the ε of methods that add no noise, and refuse any other ε and any σ."""
+        """Return inf, the ε of methods that add no noise, and reject any other ε and any σ."""
         if self.epsilon is not None and self.epsilon != math.inf:
             raise ConfigError(
-                f"{self.method} adds no noise: leave epsilon out, or give inf; got {self.epsilon:g}"
+                f"epsilon must be left out or inf: {self.method} adds no noise; got {self.epsilon:g}"
             )
         if self.noise_multiplier is not None:
             raise ConfigError(
-                f"{self.method} adds no noise: leave noise_multiplier out; got {self.noise_multiplier:g}"
+                f"leave noise_multiplier out: {self.method} adds no noise; got {self.noise_multiplier:g}"
             )
         return math.inf
 

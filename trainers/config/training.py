@@ -44,7 +44,7 @@ TOWERS = ClippingParts(prefixes=("clip.visual.",))
 
 
 TARGET_DECAY = 0.99
-"""Decay of the average that a method regresses onto, if no `ema_decay` is given."""
+"""Decay of the average that a method regresses onto, if `ema_decay` is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,80 +80,78 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         method, rule = self.mechanism.rules, self.rule()
         if self.num_augmentations and not method.takes_augmented_keys:
             raise ConfigError(
-                f"{method.name} has no place for augmented keys: give num_augmentations = 0; got "
-                f"{self.num_augmentations}"
+                f"num_augmentations must be 0: {method.name} augments no keys; got {self.num_augmentations}"
             )
         if rule.whole_batch and self.performance.num_workers > 1:
             raise ConfigError(
-                f"{method.name} compares all records of a step, so one worker must hold them: give "
+                f"{method.name} compares all records of a step, so one worker must hold them: set "
                 f"num_workers = 1; got {self.performance.num_workers}"
             )
         if rule.whole_batch and self.mechanism.group_stage().yields_incomplete:
             raise ConfigError(
-                f"{method.name} compares all groups of a step, so none may be incomplete; its group stage "
-                "yields incomplete ones: use a method that clips groups by themselves"
+                f"{method.name} compares all groups of a step, so none may be incomplete, but its group "
+                "stage yields incomplete groups. Use a method that clips each group separately"
             )
         private = self.mechanism.is_private and method.trains
         if self.isolates_groups and private and not _isolates(rule):
             raise ConfigError(
-                f"{method.name} passes the records of several units through the network at once, and "
-                f"{self.network.name} is not this package's: if it mixes no records and keeps nothing, say "
-                "so with --mixes-no-records; or use a method that clips groups, which then go one by one"
+                f"{method.name} passes the records of several units through the network at once, which "
+                f"{self.network.name} might mix. If it mixes no records and keeps no state, pass "
+                "--mixes-no-records. Otherwise, use a method that clips groups: it passes one group at a time"
             )
         if self.network.precision == "float16" and not isinstance(rule, GroupClipper):
             raise ConfigError(
-                f"float16 is for methods that clip groups; {method.name} does not: give float32 or bfloat16"
+                f"float16 needs a method that clips groups; got {method.name}. Use float32 or bfloat16"
             )
         if self.network.predictor != method.needs_target:
             raise ConfigError(
-                "a network has a predictor exactly where its method regresses onto a target, and "
-                f"{method.name} {'does' if method.needs_target else 'does not'}: give predictor = "
-                f"{method.needs_target}"
+                f"predictor must be {method.needs_target} for {method.name}, which "
+                f"{'regresses' if method.needs_target else 'does not regress'} onto a target network"
             )
 
     def _check_pairs(self) -> None:
         method, learns = self.mechanism.rules, self.network.learn_temperature
         require(
             (self.text_views is not None) == self.network.takes_pairs,
-            "text_views belong to a network of pairs, such as a CLIP model: give both or neither",
+            "text_views must be set if the network takes pairs, as a CLIP model does, and only then",
         )
         if self.network.takes_pairs and not method.takes_pairs:
             raise ConfigError(
-                f"{method.name} has no loss for pairs of images and texts; "
-                f"{', '.join(each.name for each in METHODS.values() if each.takes_pairs)} have"
+                f"{method.name} has no loss for pairs of images and texts. Use one of "
+                f"{', '.join(each.name for each in METHODS.values() if each.takes_pairs)}"
             )
         if not self.network.takes_pairs and not method.takes_images:
             raise ConfigError(
-                f"{method.name} learns from captions, and the data are images without any: give pairs of "
+                f"{method.name} learns from captions, and the data are images without captions. Use pairs of "
                 "images and texts, such as --dataset shapes"
             )
         clips_groups = isinstance(self.rule(), GroupClipper)
         if self.per_tower_clipping and not (self.network.has_towers and clips_groups):
             raise ConfigError(
-                "per_tower_clipping is for the two towers of a CLIP model and methods that clip groups; "
-                f"got {method.name} of {self.network.name}"
+                "per_tower_clipping needs a CLIP model, for its two towers, and a method that clips groups; "
+                f"got {self.network.name} and {method.name}"
             )
         if learns and not clips_groups:
             raise ConfigError(
-                f"learn_temperature is for methods that clip groups; with {method.name} it has no record's "
-                "path"
+                f"learn_temperature needs a method that clips groups: {method.name} does not clip the "
+                "temperature's gradient"
             )
         if learns and not 0.01 <= self.temperature <= 1:
             raise ConfigError(
-                f"a learned temperature starts between 0.01 and 1, its bounds; got {self.temperature}"
+                f"temperature must be in [0.01, 1] if learn_temperature is set; got {self.temperature}"
             )
 
     def _check_schedule(self) -> None:
         warmup, num_steps = self.optimizer.warmup_steps, self.mechanism.num_steps
         require(
             not warmup or not num_steps or warmup < num_steps,
-            "warmup_steps must be below num_steps, for the learning rate to be reached; got "
-            f"{warmup} of {num_steps}",
+            "warmup_steps must be less than num_steps, so that the learning rate reaches its value; got "
+            f"{warmup} and {num_steps}",
         )
 
     @property
     def loss_settings(self) -> LossSettings:
-        """The settings of losses and rules besides the mechanism's numbers."""
+        """The settings of losses and gradient rules, apart from the mechanism's numbers."""
         return LossSettings(
             temperature=1.0 if self.network.learn_temperature else self.temperature,
             pairs=self.network.takes_pairs,
@@ -168,7 +166,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
     @property
     def isolates_groups(self) -> bool:
-        """Whether the network sees one group at a time and keeps nothing, because nobody vouches for it."""
+        """Whether the network gets one group at a time and keeps no state, because nobody vouches for it."""
         return self.network.is_foreign and not self.network.mixes_no_records
 
     @property
@@ -188,12 +186,12 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
     @property
     def task(self) -> str:
-        """The name of the task that the network is for, see `trainers.tasks.task`."""
+        """The name of the network's task, see `trainers.tasks.task`."""
         return self.network.task
 
     @property
     def average_decay(self) -> float:
-        """Decay of the average of the iterates that is kept; 0 if no average is kept."""
+        """Decay of the moving average of the weights; 0 if no average is kept."""
         return self.optimizer.ema_decay or (TARGET_DECAY if self.mechanism.rules.needs_target else 0.0)
 
     @property

@@ -30,7 +30,7 @@ _OPTION = "option"
 
 
 def option(name: str | None) -> Mapping[str, Any]:
-    """Return the metadata of a field whose option is named differently; with None the field is no option.
+    """Return the metadata of a field whose option has another name; with None, the field is not an option.
 
     For example, `name: str = field(default="adam", metadata=option("optimizer"))`.
     """
@@ -96,7 +96,7 @@ def _leaves(kind: Any) -> Mapping[str, Leaf]:
             ]
         for leaf in field_leaves:
             if leaf.option in leaf_by_option:
-                raise TypeError(f"{kind.__name__} has two options of the name {leaf.option}")
+                raise TypeError(f"{kind.__name__} has two options named {leaf.option}")
             leaf_by_option[leaf.option] = leaf
     return MappingProxyType(leaf_by_option)
 

@@ -27,7 +27,7 @@ def test_removed_field_is_read_at_its_default_alone(key: str) -> None:
         with pytest.raises(ConfigError) as refusal:
             check_removed_field(key, value)
         assert all(words in str(refusal.value) for words in (key, field.line))
-        assert (repr(value) in str(refusal.value).partition(" is ")[0]) != field.is_secret
+        assert (repr(value) in str(refusal.value).partition(" was ")[0]) != field.is_secret
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_description_is_inherited_with_the_field() -> None:
 
 
 def test_two_options_of_one_name_are_a_mistake() -> None:
-    with pytest.raises(TypeError, match="Twice has two options of the name width"):
+    with pytest.raises(TypeError, match="Twice has two options named width"):
         leaves(Twice)
 
 

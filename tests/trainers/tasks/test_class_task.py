@@ -351,7 +351,7 @@ def test_private_labels_that_are_numbered_by_the_data_are_refused() -> None:
     [
         ({"num_classes": 1}, "num_classes must be at least 2; got 1"),
         ({"trained_layers": "tail"}, r"unknown trained_layers 'tail'.*all, head"),
-        ({"num_augmentations": 1}, "no place for augmented keys"),
+        ({"num_augmentations": 1}, "num_augmentations must be 0.*augments no keys"),
         ({"learn_temperature": True}, "is for CLIP models"),
         ({"pretrained": "laion2b_s34b_b79k"}, "is for CLIP models"),
         ({"method": "dp_gcl", "group_size": 4}, "num_classes is for classifiers, which dp_classifier trains"),

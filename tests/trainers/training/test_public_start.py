@@ -306,7 +306,7 @@ def test_settings_of_a_training_make_no_other_start(trainings: list[Recipe]) -> 
 
 @pytest.mark.parametrize("steps", ["", "0", "-5", "1.5", "1e3", "many", "１２", " 300"])
 def test_steps_that_are_no_positive_whole_number_are_refused(steps: str) -> None:
-    with pytest.raises(ConfigError, match="positive whole number of steps"):
+    with pytest.raises(ConfigError, match="must be a positive integer, such as synthetic:300"):
         NetworkOptions(warm_start=Path(f"synthetic:{steps}"))
 
 
