@@ -250,14 +250,14 @@ def test_number_of_corrupt_rows_is_told_of_public_data_alone(tmp_path: Path) -> 
     for kind in ("public", "private"):
         _, notes = load(own, data_is=kind, skip_corrupt=True)
         told[kind] = [note for note in notes if "corrupt" in note or " 3 " in note]
-    assert told == {"public": [f"In {own}: 3 corrupt rows, left out (--skip-corrupt)."], "private": []}
+    assert told == {"public": [f"In {own}: 3 corrupt rows, skipped (--skip-corrupt)."], "private": []}
 
 
 def test_corrupt_rows_of_public_pairs_scored_on_are_told(tmp_path: Path) -> None:
     own, other = write_csv(tmp_path / "a", random_images(20)), tmp_path / "b"
     scored = write_csv(other, random_images(20, seed=1), num_corrupt=2)
     _, notes = load(own, evaluate_on=scored, skip_corrupt=True)
-    assert f"In {scored}: 2 corrupt rows, left out (--skip-corrupt)." in notes
+    assert f"In {scored}: 2 corrupt rows, skipped (--skip-corrupt)." in notes
 
 
 def test_refusal_of_corrupt_rows_tells_no_path_caption_position_or_number(
@@ -266,16 +266,16 @@ def test_refusal_of_corrupt_rows_tells_no_path_caption_position_or_number(
     own = write_csv(tmp_path, random_images(20), num_corrupt=2)
     message = refusal("--tiny", "--dataset", own, "--no-ledger")
     assert message == (
-        "every row must have a readable image of at most 50000000 pixels (--max-image-pixels) and a "
-        "caption of at most 100000 characters; some of the training data break this rule. Repair or remove "
-        "them, or drop them (--skip-corrupt)"
+        "every row must have a readable image of at most 50000000 pixels (--max-image-pixels), a caption of "
+        "at most 100000 characters and (if used) unit, split and label; some of the training data break this "
+        "rule. Repair or remove them, or pass --skip-corrupt"
     )
 
 
 def test_refusal_of_corrupt_public_rows_beside_private_data_tells_how_many(tmp_path: Path) -> None:
     own, other = write_csv(tmp_path / "a", random_images(20)), tmp_path / "b"
     scored = write_csv(other, random_images(20, seed=1), num_corrupt=2)
-    with pytest.raises(RecordsError, match="of 22 rows 2 missing image"):
+    with pytest.raises(RecordsError, match="among 22 rows: 2 missing image"):
         load(own, evaluate_on=scored)
 
 
@@ -283,19 +283,19 @@ def test_numbers_of_corrupt_private_rows_are_details_of_the_refusal(tmp_path: Pa
     own = write_csv(tmp_path, random_images(20), num_corrupt=2)
     with pytest.raises(RecordsError) as caught:
         load(own)
-    assert "of 22 rows 2 missing image" in caught.value.details["in full"]
+    assert "among 22 rows: 2 missing image" in caught.value.details["in full"]
     assert caught.value.details["missing image"] == [20, 21]
 
 
 def test_refusal_of_corrupt_public_rows_tells_how_many(tmp_path: Path) -> None:
     own = write_csv(tmp_path, random_images(20), num_corrupt=2)
-    with pytest.raises(RecordsError, match="of 22 rows 2 missing image"):
+    with pytest.raises(RecordsError, match="among 22 rows: 2 missing image"):
         load(own, data_is="public")
 
 
 def test_data_of_corrupt_rows_alone_are_refused_with_their_faults(tmp_path: Path) -> None:
     own = write_csv(tmp_path, [], num_corrupt=3)
-    with pytest.raises(RecordsError, match="of 3 rows 0 are sound") as caught:
+    with pytest.raises(RecordsError, match="0 of 3 rows are valid") as caught:
         load(own, data_is="public", skip_corrupt=True)
     assert caught.value.details == {"missing image": [0, 1, 2]}
 

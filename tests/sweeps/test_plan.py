@@ -694,4 +694,4 @@ def test_missing_data_file_is_told_by_its_name(refusal: Callable[..., str], tmp_
 def test_images_of_several_shapes_are_refused(refusal: Callable[..., str], tmp_path: Path) -> None:
     sizes = {"train_images": (40, 8, 8), "test_images": (20, 9, 9)}
     np.savez(tmp_path / "mixed.npz", **{k: np.zeros(v, np.uint8) for k, v in sizes.items()})
-    assert "must have one shape" in refusal(*QUICK, "--dataset", f"npz:{tmp_path / 'mixed.npz'}")
+    assert "must have the same shape" in refusal(*QUICK, "--dataset", f"npz:{tmp_path / 'mixed.npz'}")

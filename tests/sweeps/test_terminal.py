@@ -66,7 +66,7 @@ def test_number_of_private_rows_left_out_is_told_in_a_terminal_alone(
     own = write_csv(tmp_path, random_images(20), num_corrupt=7)
     options = replace_options(SweepOptions(), dataset=own, no_ledger=True, skip_corrupt=True)
     text = said(lambda: loaded(options), in_a_terminal=in_a_terminal)
-    assert ("training data: corrupt rows, left out (--skip-corrupt): 7" in text) is in_a_terminal
+    assert ("training data: corrupt rows, skipped (--skip-corrupt): 7" in text) is in_a_terminal
     assert ("7" in text) is in_a_terminal
 
 
@@ -91,9 +91,9 @@ def test_what_was_converted_or_left_out_is_counted_in_a_terminal_alone(
     )
     text = said(lambda: loaded(options), in_a_terminal=in_a_terminal)
     told = (
-        "that are no images, left out (txt): 1",
-        "made colour, as others are: 1",
-        "of which the first is taken: 1",
+        "skipped, because they are not images (txt): 1",
+        "converted to colour like the rest: 1",
+        "of which the first frame or page is used: 1",
     )
     assert [each in text for each in told] == [in_a_terminal] * 3
 
@@ -128,7 +128,7 @@ def test_images_that_cannot_be_used_are_named_in_a_terminal_or_a_trusted_file(
 
     text = said(refuse, in_a_terminal=in_a_terminal)
     names = [f"unreadable: 1, {photos}/cats/broken.jpg", f"not 8-bit: 1, {photos}/cats/deep.png"]
-    assert "save those of more than 8 bits per channel with 8" in text
+    assert "save them with 8-bit channels" in text
     assert [name in text for name in names] == [in_a_terminal] * 2
     files = list(storage.rglob("*.txt"))
     assert len(files) == (not in_a_terminal)

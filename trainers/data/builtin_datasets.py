@@ -91,7 +91,7 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Loads pickled NumPy arrays; any other class or function is refused, so nothing can be run."""
+    """Loads pickled NumPy arrays; any other class or function is rejected, so no code can run."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the three objects that an array is built from."""
@@ -101,7 +101,7 @@ class _ArraysOnly(pickle.Unpickler):
             ("numpy", "dtype"): np.dtype,
         }
         if (module, name) not in builders:
-            raise pickle.UnpicklingError("a class or function that no array needs")
+            raise pickle.UnpicklingError("the file must hold only arrays; it needs another class or function")
         return builders[module, name]
 
 
@@ -141,7 +141,7 @@ def load_eurosat(request: Request) -> LoadedData:
             with replacing(cached) as out:
                 np.savez(out, images=records.images, labels=cast(Any, records.labels), ids=records.ids)
         except OSError as error:
-            _log.warning("the decoded EuroSAT images are not kept: %s", error)
+            _log.warning("the decoded EuroSAT images could not be cached: %s", error)
     return LoadedData(train=records)
 
 
@@ -149,7 +149,7 @@ def _read_decoded(path: Path) -> Records | None:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return Records(images=archive["images"], labels=archive["labels"], ids=archive["ids"])
-    except _DAMAGED:  # absent or damaged: decoded again (DataError is a ValueError)
+    except _DAMAGED:  # absent or damaged: decode again (DataError is a ValueError)
         return None
 
 
@@ -193,4 +193,4 @@ FILES: dict[str, tuple[RemoteFile, ...]] = {
         ),
     ),
 }
-"""What is published of each data set, in the order in which it is read."""
+"""The published files of each data set, in the order in which they are read."""

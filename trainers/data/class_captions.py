@@ -33,8 +33,8 @@ def with_class_captions(records: Records, class_names: Sequence[str], template: 
     """
     if records.labels is None or not class_names:
         raise ConfigError(
-            "class_captions are made of the names of classes, and these images have none: give labels that "
-            "are text, or data with captions"
+            "class_captions need class names, and these images have none. Use text labels, or data with "
+            "captions"
         )
     texts = [(template.replace("{}", name),) for name in class_names]
     return ImageTextRecords(

@@ -15,7 +15,7 @@ from dpgcl_core.errors import DataError
 from trainers.data.faults import RecordsError
 
 ClassNames = tuple[str, ...]
-"""One for every label 0, 1, …; none where they are not known."""
+"""One name for every label 0, 1, …; empty if unknown."""
 
 
 def class_indices(
@@ -34,27 +34,27 @@ def class_indices(
     >>> class_indices([np.array(["dog", "cat"]), np.array(["eel"])])
     ([array([1, 0]), array([2])], ('cat', 'dog', 'eel'))
     """
-    given = [column for column in columns if column is not None]
-    if not given:
+    present = [column for column in columns if column is not None]
+    if not present:
         return list(columns), ()
-    if len(given) < len(columns):
-        raise DataError("labels must be given for training and test records, or for neither; got one of them")
+    if len(present) < len(columns):
+        raise DataError("training and test records must both have labels, or neither; only one has them")
     kinds = {
-        "integer" if c.dtype.kind in "iub" else "text" if c.dtype.kind in "USO" else "other" for c in given
+        "integer" if c.dtype.kind in "iub" else "text" if c.dtype.kind in "USO" else "other" for c in present
     }
     if len(kinds) > 1 or "other" in kinds:
-        types = ", ".join(str(column.dtype) for column in given)
+        types = ", ".join(str(column.dtype) for column in present)
         raise DataError(f"labels must be all integers or all strings; got {types}")
     if kinds == {"text"}:
-        texts = [np.array(as_text(column)) for column in given]
+        texts = [np.array(as_text(column)) for column in present]
         classes = np.unique(np.concatenate(texts))
         places = [np.searchsorted(classes, text).astype(np.int64) for text in texts]
         return list(places), tuple(map(encodable, classes.tolist()))
-    # An unsigned label that is too large becomes negative here and is refused with the negative labels.
-    whole = [column.astype(np.int64) for column in given]
+    # An unsigned label that is too large becomes negative here and is rejected with the negative labels.
+    whole = [column.astype(np.int64) for column in present]
     negative = sum(int((column < 0).sum()) for column in whole)
     if negative:
-        raise RecordsError(f"integer labels must lie in [0, 2^63); {negative} do not")
+        raise RecordsError(f"integer labels must be in [0, 2^63); {negative} are not")
     return list(whole), ()
 
 

@@ -2,8 +2,8 @@
 
 A record is the privacy unit. With a unit column it holds several rows (all images of one person). At each
 step **one** of its rows, chosen by a keyed hash of the record's id and the step, represents the record. So a
-record is sampled as a whole and takes one place of one group whatever its number of rows, and the sensitivity
-of the step is the same as for records with one row.
+record is sampled as a whole and takes one place in one group, whatever its number of rows, and the
+sensitivity of the step is the same as for records with one row.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ AnyRecords: TypeAlias = Records | ImageTextRecords
 """Images, perhaps with labels, or images with captions."""
 
 Modality = Literal["image", "image-text"]
-"""What a record is: an image, or an image with its captions."""
+"""The kind of a record: an image, or an image with its captions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Another data set, on which frozen features are scored to see how well they transfer.
+    """Another data set on which frozen features are scored, to measure how well they transfer.
 
     Attributes:
       name: a short name, valid as part of a metric's name.
@@ -86,10 +86,10 @@ class TrainingData:
 
     def __post_init__(self) -> None:
         if self.class_names and self.queries is None:  # names of training labels would be as private
-            raise DataError("class_names are of the labels of queries; got names and no queries. Give both")
+            raise DataError("class_names name the labels of queries; got names and no queries. Pass queries")
         if self.train_class_names and not self.train_is_public:
             raise DataError(
-                "train_class_names are of public training records; those of private ones go nowhere"
+                "train_class_names must be empty for private training records, because they are private, too"
             )
         if self.queries is not None:
             check_class_names(self.class_names, self.queries)
@@ -159,7 +159,7 @@ def num_public_classes(data: TrainingData) -> int | None:
 
 
 def check_class_names(class_names: Sequence[str], records: AnyRecords) -> None:
-    """Refuse names that do not cover all labels, since the rest would silently count as wrong answers.
+    """Reject names that do not cover all labels, since other labels would silently count as wrong answers.
 
     Raises:
       DataError: there are names, and labels outside their list; the message holds neither.
@@ -169,6 +169,6 @@ def check_class_names(class_names: Sequence[str], records: AnyRecords) -> None:
     unnamed = int(np.sum((records.labels < 0) | (records.labels >= len(class_names))))
     if unnamed:
         raise DataError(
-            f"labels must be places in the list of class names, from 0 on; {unnamed} of "
+            f"labels must be indices in the list of class names, from 0 on; {unnamed} of "
             f"{len(records.labels)} labels are not. Name every class, or none"
         )

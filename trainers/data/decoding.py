@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_IMAGE_PIXELS = 50_000_000
-"""Of one image as stored, unless an option says otherwise; decoded it takes three bytes for each, 150 MB."""
-MOST_IMAGE_PIXELS = 178_000_000
-"""That an option may allow: Pillow itself opens no image of more."""
+"""Default maximum for one image as stored. Decoded, each pixel takes three bytes, or 150 MB in all."""
+PILLOW_MAX_PIXELS = 178_000_000
+"""The highest maximum that can be set: Pillow opens no larger image."""
 
 _DECODERS = ("ignore", None, Warning, re.compile(r"PIL(\.|$)"), 0)
 
@@ -92,10 +92,10 @@ _FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIF
 Decoded = NDArray[np.uint8] | str
 """An image `[height, width]` or `[height, width, 3]`, or the name of its fault."""
 
-ANIMATED = "animations and files of several pages, of which the first is taken"
-TURNED = "images turned or mirrored as their EXIF orientation says"
-TRANSPARENT = "images with transparent parts, laid on white"
-GREY = "grey images made colour, as others are"
+ANIMATED = "animations and multi-page files, of which the first frame or page is used"
+TURNED = "images turned or mirrored by their EXIF orientation"
+TRANSPARENT = "images with transparent parts, which become white"
+GREY = "grey images converted to colour like the rest"
 
 
 def decode_images(
@@ -111,7 +111,7 @@ def decode_images(
     Args:
       sources: encoded bytes or a file for each image; None for a missing image.
       image_size: resize every image to this many pixels square.
-      max_pixels: largest allowed image as stored; a larger one is refused by its header, before decoding.
+      max_pixels: largest allowed image as stored; a larger one is rejected by its header, before decoding.
 
     Files that cannot be used are named in the error's details; for encoded bytes the details hold positions.
 
@@ -129,14 +129,13 @@ def decode_images(
         ]
         for kind in ("missing", "unreadable", "not 8-bit", TOO_LARGE)
     }
-    found = {kind: len(positions) for kind, positions in faults.items() if positions}
-    if found:
+    counts = {kind: len(positions) for kind, positions in faults.items() if positions}
+    if counts:
         raise RecordsError(
-            f"every image must be present, readable, 8-bit and of at most {max_pixels} pixels "
-            f"(--max-image-pixels); of {len(decoded)} images "
-            + ", ".join(f"{count} {kind}" for kind, count in found.items())
-            + ". Repair or remove them, save those of more than 8 bits per channel with 8, or allow larger "
-            "ones (--max-image-pixels)",
+            f"every image must be present and readable, with 8-bit channels and at most {max_pixels} pixels "
+            f"(--max-image-pixels); faults among {len(decoded)} images: "
+            + ", ".join(f"{count} {kind}" for kind, count in counts.items())
+            + ". Repair or remove these images, save them with 8-bit channels, or raise --max-image-pixels",
             faults,
         )
     check_one_size(Counter(image.shape[:2] for image in decoded))

@@ -19,7 +19,7 @@ from dpgcl_core.addresses import masked, text_of_error
 from dpgcl_core.errors import ConfigError, DataError
 
 TIMEOUT_SECONDS = 30.0
-"""Longest wait for a connection and for each piece of the answer."""
+"""Longest wait for a connection and for each piece of the response."""
 
 _CHUNK_BYTES = 1 << 20
 
@@ -58,15 +58,15 @@ def find_or_download(file: RemoteFile, folder_name: str) -> Path:
       folder_name: sub-folder of `$DPGCL_DATA` and of the cache.
 
     Raises:
-      DataError: a found file is damaged, no address gives the file, or the cache cannot be written.
+      DataError: the file found is damaged, no address has the file, or the cache cannot be written.
       ConfigError: `$DPGCL_MIRROR` is not an http or https address.
     """
     path = _find_in_data_folder(file.name, folder_name)
     if path is not None:
         if not file.matches(path):
             raise DataError(
-                f"{file.name} must have its published checksum {file.checksum}; {path} has not. "
-                "Replace or remove it; data of your own are read with npz:PATH, parquet:PATH or folder:PATH"
+                f"{file.name} must have its published checksum {file.checksum}; {path} does not. "
+                "Replace or remove it. To read your own data, use npz:PATH, parquet:PATH or folder:PATH"
             )
         return path
     target = cache_folder() / folder_name / file.name
@@ -125,7 +125,7 @@ def _addresses(file: RemoteFile) -> tuple[str, ...]:
 
 def _download(file: RemoteFile, folder_name: str, target: Path) -> None:
     """Download the file to `target`; pooch moves a temporary file there after checking its checksum."""
-    import pooch  # here: only a download needs it
+    import pooch  # imported here: only a download needs it
     import requests
 
     pooch.get_logger().setLevel(logging.CRITICAL)  # it would print addresses, which may hold a password
@@ -141,11 +141,11 @@ def _download(file: RemoteFile, folder_name: str, target: Path) -> None:
         except OSError as error:
             raise DataError(
                 f"the cache folder must be writable; {target.parent} is not ({error.strerror or error}). "
-                "Set DPGCL_CACHE to a folder that is"
+                "Set DPGCL_CACHE to a writable folder"
             ) from error
         else:
             return
     raise DataError(
-        f"{file.name} is not on this machine and no address gave it: {', '.join(failures)}. "
-        f"Put the file at $DPGCL_DATA/{folder_name}/{file.name}, or set DPGCL_MIRROR to where it is"
+        f"{file.name} is not on this machine and could not be downloaded: {', '.join(failures)}. "
+        f"Put the file at $DPGCL_DATA/{folder_name}/{file.name}, or set DPGCL_MIRROR to an address with it"
     )

@@ -24,7 +24,7 @@ def check_one_size(sizes: Counter[tuple[int, int]]) -> None:
     """Raise RecordsError if images have several sizes, counted by (height, width)."""
     if len(sizes) > 1:
         raise RecordsError(
-            f"all images must have one size; {sizes.total()} images have {len(sizes)} different sizes. "
-            "Give --image-size to resize them to a square",
+            f"all images must have the same size; {sizes.total()} images have {len(sizes)} different sizes. "
+            "Pass --image-size to resize them to a square",
             {"num_images_by_height_and_width": dict(sizes)},
         )

@@ -24,7 +24,7 @@ from trainers.data.dataset_registry import (
     IN_A_COLUMN,
     source_of,
 )
-from trainers.data.decoding import MAX_IMAGE_PIXELS, MOST_IMAGE_PIXELS
+from trainers.data.decoding import MAX_IMAGE_PIXELS, PILLOW_MAX_PIXELS
 from trainers.data.pair_options import PairOptions
 from trainers.data.pair_tables import has_captions
 from trainers.data.pairs import ImageTextRecords, LoadedData
@@ -33,7 +33,7 @@ from trainers.data.request import Request
 from trainers.data.shapes import shapes_name
 
 MAX_IMAGE_SIZE = 1024
-"""Larger squares would fill the memory: images are held in it."""
+"""Images are held in memory, which larger squares would fill."""
 
 _RESERVED = ("image", "images", "label", "labels", "caption", "")
 
@@ -66,8 +66,8 @@ webdataset:PATH
         raise ConfigError(unknown_choice("data set", shown, choices))
     elif _REMOTE.match(path):
         raise ConfigError(
-            f"PATH must be a file or folder of this machine, not an address: got {masked(name)!r}; copy the "
-            "data, or mount where they are"
+            f"PATH must be a local file or folder, not an address; got {masked(name)!r}. Download the data, "
+            "or mount them"
         )
 
 
@@ -116,13 +116,13 @@ def load_dataset(
         `folder:PATH` of images, `csv:PATH` and `webdataset:PATH` of images with captions, `parquet:PATH` of
         either: it holds captions if it has a caption column.
       image_size: resize every image to this many pixels square; None keeps the images' own size
-        (EuroSAT, shapes: 32) and refuses data of several sizes.
+        (EuroSAT, shapes: 32) and rejects data of several sizes.
       unit_column: the column (npz: array, webdataset: json field) that names the privacy unit: for example,
         all rows of one person are one record. None protects one row, or one image with all its captions; a
         person with k of them then has only group privacy.
       pairs: how images with captions are read, or how images get captions from their classes; None reads
         them as open_clip does.
-      max_image_pixels: largest allowed image as stored; a larger one is never decoded, and is refused like a
+      max_image_pixels: largest allowed image as stored; a larger one is never decoded, and is rejected like a
         damaged one.
 
     Raises:
@@ -164,14 +164,14 @@ def load_dataset(
 
 def check_max_image_pixels(limit: int) -> None:
     """Raise ConfigError unless `limit` is a valid maximum number of pixels for images."""
-    if type(limit) is not int or not 1 <= limit <= MOST_IMAGE_PIXELS:
-        raise ConfigError(f"--max-image-pixels must be from 1 to {MOST_IMAGE_PIXELS}; got {limit!r}")
+    if type(limit) is not int or not 1 <= limit <= PILLOW_MAX_PIXELS:
+        raise ConfigError(f"--max-image-pixels must be from 1 to {PILLOW_MAX_PIXELS}; got {limit!r}")
 
 
 def _check_image_size(image_size: int | None) -> None:
     if image_size is not None and (type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE):
         raise ConfigError(
-            f"image_size must be a positive integer, at most {MAX_IMAGE_SIZE}, or None; got {image_size!r}"
+            f"image_size must be a positive integer of at most {MAX_IMAGE_SIZE}, or None; got {image_size!r}"
         )
 
 
@@ -180,8 +180,8 @@ def _check_unit_column(name: str, unit_column: str | None) -> None:
     has_columns = source is not None and source.has_columns
     if unit_column is not None and (not has_columns or unit_column in _RESERVED):
         raise ConfigError(
-            "unit_column must name a column of npz:PATH or parquet:PATH (or csv:PATH, webdataset:PATH) other "
-            f"than image, label and caption; got {unit_column!r} of {name.partition(':')[0]}"
+            "unit_column must name a column of npz:PATH, parquet:PATH, csv:PATH or webdataset:PATH other "
+            f"than image, label and caption; got {unit_column!r} for {name.partition(':')[0]}"
         )
 
 
@@ -191,8 +191,8 @@ def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
     unused = [field for field in pairs.changed_fields if field not in meant]
     if unused:
         raise ConfigError(
-            f"{', '.join(unused)} mean nothing for {name.partition(':')[0]} "
-            f"{'with' if has_pairs else 'without'} captions of its own; leave them out, or name their column"
+            f"{name.partition(':')[0]} data {'with' if has_pairs else 'without'} captions do not use "
+            f"{', '.join(unused)}. Leave these options out, or name the column of the captions"
         )
 
 
@@ -241,7 +241,7 @@ def is_split_held_out(train: AnyRecords, held_out: AnyRecords, share: float, slo
 
 
 def _is_held_out(records: AnyRecords, share: float, slots: SlotTable) -> NDArray[np.bool_]:
-    from dpgcl_core.release.noised_counts import split_public  # here, with the accountants
+    from dpgcl_core.release.noised_counts import split_public  # imported here, as it loads the accountants
 
     trained, _ = split_public(slots.capacity, share)
     return slots.slots_of(records.ids) >= trained
@@ -269,7 +269,7 @@ def split_train_test(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords
     train, test = dataset.train.take(~test_rows), dataset.train.take(test_rows)
     if len(train) == 0 or (len(test) == 0 and test_fraction > 0):
         raise DataError(
-            f"a split must leave records on both sides; test_fraction {test_fraction} of {len(test_rows)} "
-            f"leaves {len(train)} to train on and {len(test)} to test on. Change test_fraction or add records"
+            f"a split must leave records for training and testing; test_fraction = {test_fraction} leaves "
+            f"{len(train)} for training and {len(test)} for testing. Change test_fraction or add records"
         )
     return train, test

@@ -101,30 +101,28 @@ def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str,
             pixels = max((_check_member(archive, name) for name in member_names if name in names), default=0)
             if pixels > max_pixels:
                 raise DataError(
-                    f"an image of npz:PATH must be of at most {max_pixels} pixels; got {pixels}: "
-                    "resize them, or allow more (--max-image-pixels)"
+                    f"images of npz:PATH must have at most {max_pixels} pixels; got {pixels}. "
+                    "Resize them, or raise --max-image-pixels"
                 )
             arrays = {name: archive[name] for name in member_names if name in names}
     except DataError:
         raise
     except MemoryError:
         raise DataError(
-            f"the arrays of npz:PATH must fit into memory, and do not; got {str(path)!r}"
+            f"the arrays of npz:PATH must fit into memory; those of {str(path)!r} do not"
         ) from None
     except _UNREADABLE_NPZ:
         arrays = None
-    if arrays is None:  # raised out here: the reader's own message could quote the file's content
+    if arrays is None:  # raised outside `except`: the reader's own message could quote the file's content
         raise DataError(
-            f"npz:PATH must be a readable .npz of plain arrays, no Python objects; got {str(path)!r}"
+            f"npz:PATH must be a readable .npz of arrays without Python objects; got {str(path)!r}"
         )
     if ("images" in arrays) == ("train_images" in arrays):
         raise DataError(f"an .npz must hold either images or train_images; found {_join_names(names)}")
     for name in arrays:
         prefix = name[: -len(max((c for c in columns if name.endswith(c)), key=len))]
         if f"{prefix}images" not in arrays:
-            raise DataError(
-                f"an .npz with {name} must hold the images they belong to; found {_join_names(names)}"
-            )
+            raise DataError(f"an .npz with {name} must also hold {prefix}images; found {_join_names(names)}")
     return arrays
 
 
@@ -181,8 +179,8 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
     first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
     if first == last:
         raise DataError(
-            f"{name} must have exactly one channel axis, of size 1 or 3, second or last; got "
-            f"{images.shape[1:]} for each"
+            f"{name} must have exactly one channel axis, of size 1 or 3, as second or last axis; got "
+            f"the shape {images.shape[1:]} per image"
         )
     return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
@@ -200,10 +198,10 @@ def load_parquet(request: Request) -> LoadedData:
     """
     files, unit_column = existing_parquet_files(request.path), request.unit_column
     header = parquet_header(files[0])
-    of_unit = f"unit_column must name one parquet column; got {unit_column!r}"
-    for name, rule in (("image", "parquet data must have one column image"), (unit_column, of_unit)):
+    of_unit = f"unit_column must name exactly one parquet column; got {unit_column!r}"
+    for name, rule in (("image", "parquet data must have one column named image"), (unit_column, of_unit)):
         if name is not None and header.count(name) != 1:
-            raise DataError(f"{rule}, found {_join_names(header)}")
+            raise DataError(f"{rule}. Columns found: {_join_names(header)}")
     table = read_parquet(files, {"image", "label", unit_column or "id"})
     base = request.path.parent if request.path.is_file() else request.path
     encoded = [_content(base / v) if isinstance(v, str) else v for v in unpacked(table.column("image"))]
@@ -236,14 +234,14 @@ def parquet_files(path: Path) -> list[Path]:
 
 
 def existing_parquet_files(path: Path) -> list[Path]:
-    """Return `parquet_files`.
+    """Return `parquet_files`, which must not be empty.
 
     Raises:
       DataError: there are none.
     """
     files = parquet_files(path)
     if not files:
-        raise DataError(f"parquet:PATH must be a .parquet file or a folder that has some; got {str(path)!r}")
+        raise DataError(f"parquet:PATH must be a .parquet file or a folder of them; got {str(path)!r}")
     return files
 
 
@@ -265,7 +263,7 @@ def parquet_header(file: Path) -> list[str]:
     header = None
     with suppress(*unreadable_parquet()):
         header = pq.read_schema(file).names
-    if header is None:  # raised out here: the reader's own message could quote the file's content
+    if header is None:  # raised outside `with`: the reader's own message could quote the file's content
         raise DataError("parquet files must be readable; the first one is not")
     return list(header)
 
@@ -339,16 +337,16 @@ def load_folder(request: Request) -> LoadedData:
     classes = [name.split("/", 1)[0] if "/" in name else None for name in names]
     if None in classes and any(classes):
         raise RecordsError(
-            "folder:PATH must hold images either all in class sub-folders or none; "
-            f"{classes.count(None)} of {len(classes)} lie outside"
+            "folder:PATH must hold all images in class sub-folders, or none of them; "
+            f"{classes.count(None)} of {len(classes)} images are outside"
         )
     if "train" in classes and _SPLIT_NAMES.issuperset(classes):
         raise DataError(
-            "folder:PATH must hold class sub-folders, not splits; give its train sub-folder as PATH"
+            "folder:PATH must hold class sub-folders, not splits; pass its train sub-folder as PATH"
         )
     if any(name.count("/") > 1 for name in names):  # cats/tabby/1.png is of the class cats
-        found = sorted({str(name) for name in classes})
-        show_on_a_terminal({"classes, by the folder right below PATH alone": found})
+        shown_classes = sorted({str(name) for name in classes})
+        show_on_a_terminal({"classes, named after the sub-folders directly below PATH": shown_classes})
     files = [path / name for name in names]
     images, counts = decode_images(files, image_size, max_pixels=request.max_image_pixels)
     labels = np.array(classes, dtype=np.str_) if any(classes) else None
@@ -382,26 +380,26 @@ def _image_names(path: Path) -> tuple[list[str], Counter[str]]:
                 ignored[suffix or "no suffix"] += 1
     if unusable.total():
         raise RecordsError(
-            "sub-folders of folder:PATH must be readable and no links; "
+            "sub-folders of folder:PATH must be readable and must not be links; "
             f"{unusable['closed']} cannot be read, {unusable['links']} are links",
             dict(unusable),
         )
     kinds = ", ".join(sorted(ignored))
-    return sorted(names), +Counter({f"files that are no images, left out ({kinds})": ignored.total()})
+    return sorted(names), +Counter({f"files skipped, because they are not images ({kinds})": ignored.total()})
 
 
 def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
     """Convert all parts to one image shape and one class index."""
     if any(len(part.images) == 0 or 0 in part.images.shape for part in parts):
         raise DataError(
-            "a data set must hold at least one record with at least one pixel, in every split; got none"
+            "every split must hold at least one record, with at least one pixel; some split holds none"
         )
     labels, class_names = class_indices([part.labels for part in parts])
     images = [part.images if image_size is None else resize_images(part.images, image_size) for part in parts]
     shapes = [split.shape[1:] for split in images]
     if len(set(shapes)) > 1:
         raise DataError(
-            "training and test images must have one shape (channels, height, width); "
+            "training and test images must have the same shape (channels, height, width); "
             f"got {shapes[0]} and {shapes[1]}"
         )
     records = [

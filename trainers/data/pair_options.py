@@ -18,34 +18,34 @@ class PairOptions:
     """How your own pairs are read: which columns hold which data, and how corrupt rows are treated."""
 
     image: str | None = field(default=None, metadata=option("csv_img_key"))
-    """Column of csv or parquet with the images' paths (parquet: or bytes): filepath (parquet: or image)."""
+    """Column of csv or parquet with image paths (parquet: or bytes); default filepath (parquet: or image)."""
     caption: str | None = field(default=None, metadata=option("csv_caption_key"))
-    """Column of csv or parquet with captions (parquet: or lists): title or caption unless given."""
+    """Column of csv or parquet with captions (parquet: or lists of them); by default title or caption."""
     separator: str = field(default="\t", metadata=option("csv_separator"))
-    """What stands between the columns of csv:PATH; a tab unless given, as in open_clip."""
+    """Character between the columns of csv:PATH; by default a tab, as in open_clip."""
     unit: str | None = field(default=None, metadata=option(None))
     """Column that names the privacy unit; None: it is one image with all its captions."""
     split: str | None = field(default=None, metadata=option("csv_split_key"))
-    """Column of csv or parquet that says train or test; without it all rows are training rows."""
+    """Column of csv or parquet that holds train or test; by default all rows are training rows."""
     label: str | None = field(default=None, metadata=option("csv_label_key"))
     """Column of csv or parquet with captions that holds the images' classes, for scores by label."""
     class_captions: str | None = field(default=None, metadata=option(None))
-    """Text with {} for the class's name, which labelled images without captions get as theirs."""
+    """Caption template with {} for the class's name, for labelled images without captions."""
     skip_corrupt: bool = False
-    """Drop image-text rows without a readable image or a caption, instead of refusing the data."""
+    """Drop corrupt image-text rows, such as rows without a readable image, instead of ending in an error."""
 
     def __post_init__(self) -> None:
         if self.separator == "\\t":  # most shells pass a tab this way
             object.__setattr__(self, "separator", "\t")
         if len(self.separator) != 1 or self.separator in '"\r\n':
             raise ConfigError(
-                "the csv separator must be one character, no quote and no line end; "
+                "the csv separator must be one character other than a quote or a line end; "
                 f"got {self.separator!r}. A tab is the default"
             )
         if self.class_captions is not None and "{}" not in self.class_captions:
             raise ConfigError(
-                f"class_captions must say by {{}} where the class's name goes; got {self.class_captions!r}. "
-                'Write it as "a photo of a {}."'
+                f"class_captions must contain {{}} where the class's name goes; got {self.class_captions!r}. "
+                'Example: "a photo of a {}."'
             )
         columns = (self.image, self.caption, self.unit, self.split, self.label)
         names = [name for name in columns if name is not None]
@@ -109,8 +109,8 @@ def _find(names: Sequence[str], header: list[str], scheme: str, separator: str, 
     how_many = "several have" if any(name in names for name in header) else "none has"
     hint = f" with separator {separator!r}" if separator else ""
     error = DataError(
-        f"{scheme} data must have one column {' or '.join(names)} for the {purpose}; {how_many} such a "
-        f"name{hint}. Name the column (--csv-img-key, --csv-caption-key, …), or give the separator "
+        f"{scheme} data must have one column named {' or '.join(names)} for the {purpose}; {how_many} such a "
+        f"name{hint}. Name the column (--csv-img-key, --csv-caption-key, …), or set the separator "
         "(--csv-separator)"
     )
     error.details = {"columns": list(header)}

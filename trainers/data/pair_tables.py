@@ -6,7 +6,7 @@ is one image with all its captions, whatever other columns there are.
 
 An image that is given by its path is identified by that path: relative to the file's folder if the image is
 in that folder, so that ids stay when the folder moves, else absolute. So one image is one record however its
-path is spelled. A file that has several paths through links becomes as many records.
+path is spelled. A file that links give several paths becomes several records.
 
 No message holds a line of the file: even the first line is a record if the columns have no names, or if the
 file uses another separator.
@@ -198,7 +198,7 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, 
 
 
 def _paths(images: Sequence[str | bytes | None]) -> list[str | None]:
-    """The path of each image as written, without detours such as `..`; None if the image has no path."""
+    """The path of each image, normalised (no `..`); None if the image has no path."""
     return [os.path.normpath(image) if image and isinstance(image, str) else None for image in images]
 
 
@@ -208,7 +208,7 @@ def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
     >>> image_keys(["a.png", "./b/../a.png", "/data/a.png", "../a.png", None], Path("/data"))
     ['a.png', 'a.png', 'a.png', '/a.png', '']
     """
-    # A folder that is the target of a link has two absolute paths; the file may contain either.
+    # A folder that is reached through a link has two absolute paths; the file may contain either.
     roots = [os.path.join(root, "") for root in (os.path.abspath(base), os.path.realpath(base))]
 
     def of_path(path: str) -> str:
@@ -238,7 +238,7 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
         lines = [line for line in csv.reader(text, delimiter=separator) if line]
     if len(lines) < 2 or lines[-1] != [_END]:
         raise DataError(
-            "csv:PATH must be a readable text file with a line of column names and every quote closed; "
+            "csv:PATH must be a readable text file with a line of column names and no unclosed quote; "
             f"got {str(path)!r}"
         )
     _check_one_line_each(lines[:-1])
@@ -270,7 +270,7 @@ def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
 
     Two quotes that do not belong together turn all lines between them into one cell, and those rows would be
     lost silently. No single row shows whether this was intended. Dropping such rows would not be a function
-    of each row alone, so the whole file is refused, even if corrupt rows are dropped.
+    of each row alone, so the whole file is rejected, even if corrupt rows are dropped.
 
     Raises:
       RecordsError: the rows are in `details`, where the first row is 0 and column names are -1.
@@ -278,8 +278,8 @@ def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
     rows = [row - 1 for row, line in enumerate(lines) if any("\n" in cell or "\r" in cell for cell in line)]
     if rows:
         raise RecordsError(
-            f"every row of a csv file must be one line; {len(rows)} go on over line breaks, as rows do "
-            "that a stray quote joins: write captions without line breaks, and each quote in a caption twice",
+            f"every row of a csv file must take one line; rows with line breaks: {len(rows)}. A stray quote "
+            "may join rows. Write captions without line breaks, and double each quote in a caption",
             {"rows with line breaks": rows},
         )
 

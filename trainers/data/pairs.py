@@ -32,12 +32,12 @@ from trainers.data.records import Records, RecordsOfRows
 from trainers.data.rows import row_of_each
 
 MAX_CAPTION_CHARACTERS = 100_000
-"""Of one caption; a text model reads some hundred of them, and its tokenizer takes quadratic time."""
+"""Limit of one caption. A text model reads a few hundred, and its tokenizer takes quadratic time."""
 
-SKIPPED = "corrupt rows, left out (--skip-corrupt)"
+SKIPPED = "corrupt rows, skipped (--skip-corrupt)"
 
 SPLITS = ("train", "test")
-"""What a split column may hold."""
+"""The values that a split column may hold."""
 
 
 class StoredImages(Protocol):
@@ -55,7 +55,7 @@ class StoredImages(Protocol):
 
 
 Images = NDArray[np.uint8] | StoredImages
-"""In memory, or read when asked for."""
+"""Images in memory, or images that are read on access."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +74,14 @@ class ImageTextRecords(RecordsOfRows):
         num_rows = len(self.captions)
         if len(self.images.shape) != 4 or self.images.shape[0] != num_rows:
             raise DataError(
-                "images must be [num_rows, channels, height, width] with captions for each; "
-                f"got {list(self.images.shape)} and captions for {num_rows}"
+                "images must be [num_rows, channels, height, width] with captions for each row; "
+                f"got {list(self.images.shape)} and captions for {num_rows} rows"
             )
         self._check_columns()
         empty = sum(not row or not all(caption.strip() for caption in row) for row in self.captions)
         if empty:
             raise RecordsError(
-                f"every image must have captions and none may be empty; {empty} break the rule"
+                f"every image must have captions, and none may be empty; {empty} break this rule"
             )
 
     def pairs_at(
@@ -164,7 +164,7 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
     Args:
       rows: the rows as stored; a corrupt row carries its fault.
       images_of: function from sound rows, one per image, to their images `[n, channels, height, width]`.
-      skip_corrupt: drop corrupt rows instead of refusing the whole data set.
+      skip_corrupt: drop corrupt rows instead of rejecting the whole data set.
 
     Raises:
       RecordsError: some rows are corrupt, no row is left, a record is in both splits, or an image has
@@ -175,19 +175,19 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
     places = [[row for row in sound if rows.splits[row] == s] for s in SPLITS] if rows.splits else [sound]
     if not all(places):
         raise RecordsError(
-            f"a data set must hold at least one sound row, in every split; of {len(rows.keys)} rows "
-            f"{len(sound)} are sound, and a split has none",
+            f"every split must hold at least one valid row; {len(sound)} of {len(rows.keys)} rows are valid, "
+            "and some split has none",
             faults,
         )
     names = rows.keys if rows.units is None else rows.units
     shared = set.intersection(*({names[row] for row in part} for part in places)) if len(places) > 1 else ()
     if shared:
-        raise RecordsError(f"a record must lie in one split; {len(shared)} lie in both train and test")
+        raise RecordsError(f"a record must be in one split only; {len(shared)} are in both train and test")
     labels, class_names = _labels(rows, sound)
     parts = [_images_by_unit(rows, part) for part in places]
     train, *test = (_records(rows, part, labels, images_of) for part in parts)
     if test and train.images.shape[1:] != test[0].images.shape[1:]:
-        raise DataError("training and test images must have one size; they differ. Give --image-size")
+        raise DataError("training and test images must have the same size; they differ. Pass --image-size")
     return LoadedData(
         train=train,
         test=test[0] if test else None,
@@ -220,9 +220,9 @@ def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str
     if faults and not skip_corrupt:
         counts = ", ".join(f"{len(faults[fault])} {fault}" for fault in sorted(faults))
         raise RecordsError(
-            f"every row must have a readable image of at most {rows.max_pixels} pixels "
-            f"(--max-image-pixels) and a caption of at most {MAX_CAPTION_CHARACTERS} characters; "
-            f"of {len(rows.faults)} rows {counts}. Repair or remove them, or drop them (--skip-corrupt)",
+            f"every row must have a readable image of at most {rows.max_pixels} pixels (--max-image-pixels), "
+            f"a caption of at most {MAX_CAPTION_CHARACTERS} characters and (if used) unit, split and label; "
+            f"faults among {len(rows.faults)} rows: {counts}. Repair or remove them, or pass --skip-corrupt",
             faults,
         )
     return sound, faults

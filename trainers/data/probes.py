@@ -36,8 +36,8 @@ def load_probes(
     short = [probe_name(name) for name in names]
     if len(set(short)) < len(short):
         raise ConfigError(
-            "probe_datasets must have different names, without their folders, for their scores to be told "
-            f"apart; got {', '.join(short)}: rename files"
+            "probe_datasets must have different names, without their folders, to tell their scores apart; "
+            f"got {', '.join(short)}. Rename the files"
         )
     return tuple(
         load_probe(
@@ -79,14 +79,14 @@ def load_probe(
     channels, height, width = image_shape
     if height != width:
         raise ConfigError(
-            "probe_datasets are resized to the training images' square, and these are "
-            f"{height} × {width} pixels: give --image-size"
+            "probe_datasets are resized to the training images' size, which must be square; got "
+            f"{height} × {width} pixels. Pass --image-size"
         )
     fitting = None if pairs is None else pairs.fitting(name)
     dataset = load_dataset(name, image_size=height, pairs=fitting, max_image_pixels=max_image_pixels)
     index, queries = split_train_test(dataset, test_fraction)
     if index.labels is None or queries.labels is None:
-        raise ConfigError(f"probe_datasets need labels, for k-NN and the linear probe: {label_place(name)}")
+        raise ConfigError(f"probe_datasets need labels, for k-NN and linear probe. Add {label_place(name)}")
     index, queries = _images(index, channels), _images(queries, channels)
     return Probe(name=probe_name(name), index=index, queries=queries, class_names=dataset.class_names)
 

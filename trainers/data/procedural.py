@@ -29,10 +29,10 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.record_ids import Ids, keyed_uniform
 
 VERSION = 1
-"""Of the images: raised whenever one of them changes."""
+"""Version of the images; incremented whenever one of them changes."""
 
 SMALLEST_SIDE = 8
-"""Pixels; on less, shapes are no shapes."""
+"""In pixels; shapes are not recognisable in a smaller image."""
 
 NUM_LEAVES = 60
 MAX_OBJECTS = 8
@@ -69,8 +69,8 @@ def procedural_images(indices: Ids, image_shape: tuple[int, int, int], *, seed: 
     channels, height, width = image_shape
     if channels < 1 or min(height, width) < SMALLEST_SIDE:
         raise ConfigError(
-            f"procedural images have at least one channel and sides of {SMALLEST_SIDE} pixels; got "
-            f"{image_shape} (channels, height, width): give larger images"
+            f"procedural images must have at least one channel and sides of at least {SMALLEST_SIDE} pixels; "
+            f"got {image_shape} (channels, height, width). Use larger images"
         )
     images = np.empty((len(indices), *image_shape), dtype=np.uint8)
     for start in range(0, len(indices), _AT_ONCE):

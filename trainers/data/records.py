@@ -1,4 +1,4 @@
-"""Image records: one record is one privacy unit, with one row or, given a unit column, several."""
+"""Image records: one record is one privacy unit, with one row, or several if there is a unit column."""
 
 from __future__ import annotations
 
@@ -97,5 +97,5 @@ class Records(RecordsOfRows):
           DataError: the records have no labels.
         """
         if self.labels is None:
-            raise DataError("labels are asked for, and these records have none")
+            raise DataError("these records have no labels; load a data set with labels")
         return self.labels[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]

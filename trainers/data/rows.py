@@ -13,13 +13,13 @@ from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import Ids, keyed_uniform
 
 NO_STEP = -1
-"""The step of what is chosen once: other choices than at any step."""
+"""Stands for the step in a choice that is made only once; the choice differs from those at any step."""
 
 RowStarts = NDArray[np.int64]
 
 
 def check_row_starts(row_starts: RowStarts | None, *, num_records: int, num_rows: int) -> None:
-    """Refuse starts that leave a row without a record, or a record without a row.
+    """Reject starts that leave a row without a record, or a record without a row.
 
     Raises:
       DataError: such a start exists; the message states the rule and no number of records.
@@ -30,7 +30,7 @@ def check_row_starts(row_starts: RowStarts | None, *, num_records: int, num_rows
         or row_starts[-1] != num_rows
         or (np.diff(row_starts) < 1).any()
     ):
-        raise DataError("row_starts must cut the rows into one or more per record, in their order")
+        raise DataError("row_starts must assign one or more consecutive rows to each record, in order")
 
 
 def rows_of(

@@ -40,10 +40,10 @@ from trainers.data.pairs import ImageTextRecords, LoadedData
 from trainers.data.request import Request
 
 VERSION = 1
-"""Of the pairs: raised whenever the same numbers give others."""
+"""Version of the pairs; incremented whenever the same numbers give different pairs."""
 
 MAX_SHAPE_PAIRS = 60_000
-"""Most pairs at once."""
+"""Largest number of pairs in one data set."""
 
 NUM_TRAIN_SHAPES, NUM_TEST_SHAPES = 30_000, 2_000
 """Pairs of the built-in data set `shapes`."""
@@ -52,7 +52,7 @@ FIRST_UNUSED_SHAPE = 2**20
 """No data set of shapes holds a pair with this number or a higher one, whatever its seed."""
 
 MAX_SHAPE_CAPTIONS = 4
-"""Wordings there are: most captions per picture."""
+"""Number of wordings, and so the largest number of captions per picture."""
 
 SHAPE_IMAGE_SIZES = (32, 256)
 """The smallest and the largest side of a picture, in pixels."""
@@ -227,7 +227,7 @@ def shapes_name(name: str) -> ShapesName:
     if match is None or not 1 <= num_records <= MAX_SHAPE_PAIRS:
         raise ConfigError(
             f"shapes:NUM:SEED must have 1 to {MAX_SHAPE_PAIRS} training pairs and a seed of at most 9 "
-            f"digits, and may go on as shapes:NUM:SEED:common or shapes:NUM:SEED:short; got {name!r}"
+            f"digits, and may end in :common or :short; got {name!r}"
         )
     vocabulary = "common" if match[3] == "common" else "all"
     return ShapesName(num_records, int(match[2] or 0), vocabulary, match[3] == "short")

@@ -1,8 +1,8 @@
 """`webdataset:PATH`: image-text pairs in tar shards, indexed once, then read by record.
 
 Poisson sampling draws each record independently, so a record must be readable without reading the records
-before it. A shuffled stream of shards, the usual way to read them, samples by a law that is not the one given
-to the accountant. So every shard is read completely **once** to record each image's place, whether it can be
+before it. A shuffled stream of shards, the usual way to read them, does not follow the sampling law that the
+accountant assumes. So every shard is read completely **once** to record each image's place, whether it can be
 decoded, and its captions. These are kept in one index file next to each shard, which is used as long as the
 shard has the same size and modification time. The index holds the captions: it is as private as the shard and
 gets the shard's permissions.
@@ -113,7 +113,7 @@ class ShardImages:
         if bad:
             raise RecordsError(
                 # No number: at a step it would disclose how many records were drawn.
-                "every image must stay readable; some that were drawn are not any more: restore the shards",
+                "every image must stay readable; some sampled images no longer are. Restore the shards",
                 {"rows": bad},
             )
         return stack_images(decoded)
@@ -135,7 +135,7 @@ class ShardImages:
         if content is None:
             # The shard's name would disclose information about the records that were drawn.
             raise RecordsError(
-                "every shard must stay as it was when it was indexed; one has changed: load the data again",
+                "a shard must not change after it was indexed; one has changed. Load the data again",
                 {"shards": [shard]},
             )
         return content
@@ -192,8 +192,8 @@ def _shards(path: Path) -> list[Path]:
     missing = sum(not file.is_file() for file in files)
     if not files or missing:
         raise DataError(
-            "webdataset:PATH must be a .tar file, a folder with some, or a name with ranges such as "
-            f"{{000..011}}; got {str(path)!r}, of which {missing} of {len(files)} shards exist not"
+            "webdataset:PATH must be a .tar file, a folder of .tar files, or a name with ranges such as "
+            f"{{000..011}}; got {str(path)!r}, where {missing} of {len(files)} shards are missing"
         )
     return files
 
@@ -205,8 +205,8 @@ def _index(file: Path, unit_field: str | None, max_pixels: int) -> _ShardIndex:
     place = file.with_name(f".{file.name}.pairs.json")
     header = [_FORMAT, *stamp, unit_field, max_pixels]
     with suppress(OSError, ValueError, TypeError):  # absent or damaged: built again
-        found, rows, counts = json.loads(place.read_bytes())
-        if found == header:
+        stored_header, rows, counts = json.loads(place.read_bytes())
+        if stored_header == header:
             samples = [_Sample(*row) for row in rows]
             samples = [sample._replace(captions=tuple(sample.captions)) for sample in samples]
             return _ShardIndex(stamp, samples, counts)
@@ -216,7 +216,7 @@ def _index(file: Path, unit_field: str | None, max_pixels: int) -> _ShardIndex:
             os.fchmod(out.fileno(), state.st_mode & 0o666)
             out.write(json.dumps([header, samples, counts]).encode())
     except OSError:
-        _log.warning("a shard's index could not be kept, so it is built each time: let its folder be written")
+        _log.warning("a shard's index could not be saved, so it is built each time. Make its folder writable")
     return _ShardIndex(stamp, samples, counts)
 
 
@@ -258,7 +258,7 @@ def _members(file: Path) -> tuple[dict[str, list[_Member]], Counter[str]]:
     """Return the images and texts of each sample, and the number of files that are neither.
 
     Raises:
-      DataError: the file is no shard, or it ends before its end mark.
+      DataError: the file is not a shard, or it ends before its end mark.
     """
     files_by_stem: dict[str, list[_Member]] = {}
     ignored = Counter[str]()
@@ -276,8 +276,8 @@ def _members(file: Path) -> tuple[dict[str, list[_Member]], Counter[str]]:
         is_whole = os.pread(cast(Any, archive.fileobj).fileno(), _BLOCK, archive.offset) == bytes(_BLOCK)
     if not is_whole:
         raise DataError(
-            "webdataset:PATH must be whole, readable, uncompressed tar shards; "
-            f"{str(file)!r} is not one, or it is cut off: fetch it again"
+            "webdataset:PATH must be complete, readable, uncompressed tar shards; "
+            f"{str(file)!r} is not, or it is truncated. Download it again"
         )
     samples: dict[str, list[_Member]] = {}
     for stem, files in files_by_stem.items():
@@ -288,7 +288,7 @@ def _members(file: Path) -> tuple[dict[str, list[_Member]], Counter[str]]:
                 ignored[kind.rpartition(".")[2]] += 1
     kinds = ", ".join(sorted(ignored))
     return samples, +Counter(
-        {f"files that are neither images nor captions, left out ({kinds})": ignored.total()}
+        {f"files skipped, because they are neither images nor captions ({kinds})": ignored.total()}
     )
 
 

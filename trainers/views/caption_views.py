@@ -85,7 +85,7 @@ def make_text_views(
     [('Two. One.', 'One. Two.'), ('a b c', 'a b c')]
     """
     if len(captions) != len(ids):
-        raise ConfigError(f"captions must have one id each; got {len(captions)} and {len(ids)} ids")
+        raise ConfigError(f"captions must have one id each; got {len(captions)} captions and {len(ids)} ids")
     from trainers.views.image_views import Draw  # imported here, as it loads torch
 
     draw = Draw(ids, int(seed), int(step), num_views)

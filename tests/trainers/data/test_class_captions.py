@@ -59,12 +59,12 @@ def test_images_without_named_classes_are_refused() -> None:
     records = labelled()
     unlabelled = Records(images=records.images, ids=records.ids)
     for given, names in ((unlabelled, NAMES), (records, ())):
-        with pytest.raises(ConfigError, match="made of the names of classes"):
+        with pytest.raises(ConfigError, match="class_captions need class names"):
             with_class_captions(given, names, TEMPLATE)
 
 
 def test_template_without_a_place_for_the_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"by \{\} where"):
+    with pytest.raises(ConfigError, match=r"must contain \{\} where.*got \'a photo\'"):
         PairOptions(class_captions="a photo")
 
 

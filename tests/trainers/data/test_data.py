@@ -180,7 +180,7 @@ def test_mixed_sizes_are_usable_with_image_size(scheme, tmp_path):
     ],
 )
 def test_unusable_images_are_refused_by_number_alone(scheme, kind, bad, tmp_path):
-    with pytest.raises(RecordsError, match=f"of 3 images 1 {kind}") as caught:
+    with pytest.raises(RecordsError, match=f"among 3 images: 1 {kind}") as caught:
         load_dataset(write_images(scheme, tmp_path, [encoded(noise(4, 4)), bad, encoded(noise(4, 4))]))
     named = caught.value.details[kind]
     assert named == ([1] if scheme == "parquet" else [str(tmp_path / f"own/{SECRET}1.png")])
@@ -283,27 +283,30 @@ BAD_NPZ = {
     "both": ({"images": OK, "train_images": OK}, "either images or train_images"),
     "labels without images": (
         {"images": OK, "test_labels": np.arange(3)},
-        "test_labels must hold the images",
+        "test_labels must also hold test_images; found",
     ),
     "float images": ({"images": OK / 255}, "images must be uint8, 0 to 255; got float64"),
     "2 axes": ({"images": OK[0]}, "got 2 axes"),
     "4 channels": ({"images": noise(3, 4, 4, 4)}, "exactly one channel axis"),
     "ambiguous": ({"images": noise(3, 3, 4, 3)}, "exactly one channel axis"),
-    "empty": ({"images": OK[:0]}, "at least one record"),
-    "no pixels": ({"images": OK[:, :0]}, "at least one record with at least one pixel"),
-    "empty test": ({"train_images": OK, "test_images": OK[:0]}, "in every split"),
+    "empty": ({"images": OK[:0]}, "at least one record, "),
+    "no pixels": ({"images": OK[:, :0]}, "at least one record, with at least one pixel"),
+    "empty test": ({"train_images": OK, "test_images": OK[:0]}, "some split holds none"),
     "few labels": (
         {"images": OK, "labels": np.arange(2)},
         r"labels must have one entry per image; got shape \(2,\)",
     ),
     "float labels": ({"images": OK, "labels": np.ones(3)}, "all integers or all strings; got float64"),
-    "negative labels": ({"images": OK, "labels": np.array([0, -1, -2])}, "2 do not"),
-    "half labels": ({"train_images": OK, "train_labels": np.arange(3), "test_images": OK}, "or for neither"),
+    "negative labels": ({"images": OK, "labels": np.array([0, -1, -2])}, "2 are not"),
+    "half labels": (
+        {"train_images": OK, "train_labels": np.arange(3), "test_images": OK},
+        "or neither; only one has them",
+    ),
     "few ids": ({"images": OK, "ids": np.arange(2)}, "ids must have one entry per image"),
     "repeated ids": ({"images": OK, "ids": np.array(["q", "q", "r"])}, "ids must be unique.*1 of 3 repeat"),
     "float ids": ({"images": OK, "ids": np.arange(3.0)}, "strings or integers; got float64"),
     "two shapes": ({"train_images": OK, "test_images": noise(2, 5, 5)}, r"\(1, 4, 4\) and \(1, 5, 5\)"),
-    "objects": ({"images": OK, "labels": np.array([None, 1, "x"], dtype=object)}, "no Python objects"),
+    "objects": ({"images": OK, "labels": np.array([None, 1, "x"], dtype=object)}, "without Python objects"),
 }
 
 
@@ -358,7 +361,7 @@ def test_parquet_reads_labels_stored_as_a_dictionary(tmp_path):
 
 
 BAD_PARQUET = {
-    "no image": ({"picture": [PNG], "text": ["x"]}, "one column image, found picture, text"),
+    "no image": ({"picture": [PNG], "text": ["x"]}, "one column named image. Columns found: picture, text"),
     "number as image": ({"image": [1]}, "image must hold encoded image bytes or paths.*got int64"),
     "path of no file": ({"image": [{"path": "x"}]}, "of 1 images 1 missing"),
     "float label": ({"image": [PNG], "label": [0.5]}, "label must hold integers or strings; got double"),
@@ -367,8 +370,8 @@ BAD_PARQUET = {
         "label must have a value in every row; 1 have none",
     ),
     "caption number": ({"image": [PNG], "caption": [1]}, "caption must hold strings"),
-    "repeated image": (pa.table([[PNG], [PNG]], names=["image", "image"]), "one column image"),
-    "repeated label": (pa.table([[PNG], [1], [1]], names=["image", "label", "label"]), "each once"),
+    "repeated image": (pa.table([[PNG], [PNG]], names=["image", "image"]), "one column named image"),
+    "repeated label": (pa.table([[PNG], [1], [1]], names=["image", "label", "label"]), "each only once"),
     "float id": ({"image": [PNG], "id": [0.5]}, "id must hold integers or strings"),
     "null id": ({"image": [PNG] * 2, "id": ["x", None]}, "id must have a value in every row"),
     "repeated id": ({"image": [PNG] * 2, "id": ["x", "x"]}, "ids must be unique"),
@@ -522,7 +525,7 @@ def test_folder_skips_hidden_and_other_files(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a/1.png": PNG, "2.png": PNG}, "class sub-folders or none; 1 of 2 lie outside"),
+        ({"a/1.png": PNG, "2.png": PNG}, "class sub-folders, or none of them; 1 of 2 images are outside"),
         ({"train/1.png": PNG, "test/1.png": PNG}, "not splits"),
         ({"notes.txt": b"x"}, "at least one image"),
     ],
@@ -591,5 +594,5 @@ def test_split_fraction_outside_its_range_is_refused(fraction):
 
 def test_split_that_leaves_a_side_empty_is_refused():
     one = Records(images=OK[:1, None], ids=ids_from_names(["x"]))
-    with pytest.raises(DataError, match="both sides"):
+    with pytest.raises(DataError, match=r"test_fraction = 0\.5 leaves"):
         split_train_test(Dataset(name="one", train=one, test=None, is_builtin=False), 0.5)

@@ -161,7 +161,7 @@ def test_file_of_a_folder_is_an_image_by_its_content(kind: str, tmp_path: Path) 
     (tmp_path / "empty").write_bytes(b"")
     loaded = load_dataset(f"folder:{tmp_path}")
     assert loaded.names == ["photo", "photo.bin", "photo.jfif"]
-    assert loaded.reading_counts == {"files that are no images, left out (no suffix, txt)": 2}
+    assert loaded.reading_counts == {"files skipped, because they are not images (no suffix, txt)": 2}
 
 
 def test_damaged_file_with_the_suffix_of_an_image_is_a_fault(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_thumbnail_of_a_raw_photograph_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "b.NEF").write_bytes(encoded(Image.fromarray(COLOUR), "TIFF"))
     loaded = load_dataset(f"folder:{tmp_path}")
     assert len(loaded.train) == 1
-    assert loaded.reading_counts == {"files that are no images, left out (nef)": 1}
+    assert loaded.reading_counts == {"files skipped, because they are not images (nef)": 1}
 
 
 def test_text_beside_the_pixels_is_not_read() -> None:

@@ -155,7 +155,7 @@ def test_failed_download_leaves_nothing(kind, reason, server, cache, monkeypatch
 def test_failed_download_keeps_what_the_cache_had(server, cache):
     (cache / "s").mkdir(parents=True)
     (cache / "s" / "set.bin").write_bytes(b"older")
-    with pytest.raises(DataError, match="no address gave it"):
+    with pytest.raises(DataError, match="could not be downloaded: "):
         find_or_download(remote(f"{server.url}/short/set.bin"), "s")
     assert (cache / "s" / "set.bin").read_bytes() == b"older"
 
@@ -444,7 +444,7 @@ class Malicious:
 @pytest.mark.parametrize("protocol", [2, 5])
 def test_cifar10_with_a_malicious_pickle_is_refused_and_nothing_runs(protocol, data, tmp_path, monkeypatch):
     bad = {"cifar-10-batches-py/data_batch_3": pickle.dumps(Malicious(tmp_path / "owned"), protocol)}
-    with pytest.raises(pickle.UnpicklingError, match="no array needs"):
+    with pytest.raises(pickle.UnpicklingError, match="must hold only arrays"):
         load_cifar10(monkeypatch, data, tar_gz(cifar_batches() | bad))
     assert not (tmp_path / "owned").exists()
 
@@ -516,7 +516,7 @@ def test_eurosat_ids_do_not_depend_on_image_size(data, monkeypatch):
 
 
 def test_eurosat_with_a_damaged_image_is_refused_by_number_alone(data, monkeypatch):
-    with pytest.raises(RecordsError, match="of 3 images 1 unreadable"):
+    with pytest.raises(RecordsError, match="among 3 images: 1 unreadable"):
         load_eurosat(monkeypatch, data, eurosat_zip(Forest_2=b"x"))
 
 

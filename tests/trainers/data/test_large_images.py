@@ -170,7 +170,7 @@ def test_a_large_image_is_dropped_as_a_corrupt_one(tmp_path: Path) -> None:
     assert len(loaded.train) == 1
 
 
-@pytest.mark.parametrize("limit", [0, -1, decoding.MOST_IMAGE_PIXELS + 1])
+@pytest.mark.parametrize("limit", [0, -1, decoding.PILLOW_MAX_PIXELS + 1])
 def test_limit_out_of_range_is_refused(limit: int) -> None:
     with pytest.raises(ConfigError, match="--max-image-pixels"):
         load_dataset("digits", max_image_pixels=limit)

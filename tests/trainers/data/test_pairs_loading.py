@@ -105,7 +105,7 @@ def test_unit_column_makes_all_images_of_a_person_one_record(scheme, tmp_path):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_corrupt_rows_are_refused_unless_they_are_skipped(scheme, tmp_path):
     name = write(scheme, tmp_path, ("one", "two", " ", "four"))
-    with pytest.raises(RecordsError, match="of 4 rows 1 empty caption") as caught:
+    with pytest.raises(RecordsError, match="among 4 rows: 1 empty caption") as caught:
         load_dataset(name)
     assert caught.value.details == {"empty caption": [2]}
     loaded = load_dataset(name, pairs=PairOptions(skip_corrupt=True))
@@ -148,8 +148,8 @@ def test_parquet_without_captions_stays_image_data(tmp_path):
         ("digits", {"skip_corrupt": True}, "skip_corrupt"),
         ("shapes:5", {"image": "x"}, "image"),
         ("npz:x", {"caption": "x"}, "caption"),
-        ("webdataset:x", {"separator": ",", "skip_corrupt": True}, "separator mean"),
-        ("parquet", {"skip_corrupt": True}, "skip_corrupt mean nothing for parquet without captions"),
+        ("webdataset:x", {"separator": ",", "skip_corrupt": True}, "separator. Leave"),
+        ("parquet", {"skip_corrupt": True}, "parquet data without captions do not use skip_corrupt"),
     ],
 )
 def test_pair_options_that_mean_nothing_are_refused(name, given, unused, tmp_path):

@@ -101,7 +101,7 @@ def test_radii_of_leaves_follow_the_scale_free_law() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 7, 28), (1, 28, 7), (0, 28, 28)])
 def test_images_that_hold_no_shapes_are_refused(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(ConfigError, match="give larger images"):
+    with pytest.raises(ConfigError, match="Use larger images"):
         _images(2, shape)
 
 

@@ -95,7 +95,7 @@ def test_probe_without_labels_is_refused(tmp_path: Path) -> None:
 
 
 def test_probe_of_a_network_for_oblongs_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"8 × 6 pixels: give --image-size"):
+    with pytest.raises(ConfigError, match=r"got 8 × 6 pixels\. Pass --image-size"):
         load_probe("digits", image_shape=(1, 8, 6), test_fraction=0.3)
 
 

@@ -124,5 +124,5 @@ def test_missing_unit_column_is_refused(scheme: str, tmp_path: Path) -> None:
     ("name", "column"), [("digits", "person"), ("folder:x", "person"), ("npz:x", "label")]
 )
 def test_unit_column_of_data_without_such_is_refused(name: str, column: str) -> None:
-    with pytest.raises(ConfigError, match="unit_column must name a column of npz:PATH or parquet:PATH"):
+    with pytest.raises(ConfigError, match="unit_column must name a column of npz:PATH, parquet:PATH"):
         load_dataset(name, unit_column=column)

@@ -101,7 +101,7 @@ def test_reading_one_record_touches_no_other(tmp_path):
             opened.write(bytes(40))
     os.utime(shard, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert (records.images[np.array([2])][0] == picture(2).transpose(2, 0, 1)).all()
-    with pytest.raises(RecordsError, match="some that were drawn are not any more") as caught:
+    with pytest.raises(RecordsError, match="some sampled images no longer are") as caught:
         records.images[np.array([2, 3])]
     assert caught.value.details == {"rows": [1]}
     assert not re.search(r"\d", str(caught.value)), "a number tells how many were drawn"
@@ -199,14 +199,14 @@ def test_an_index_that_cannot_be_kept_is_no_error(tmp_path, caplog):
     shard = write_shard(tmp_path / "s.tar", [sample(1, "one")])
     index_of(shard).mkdir()  # in the place of the file
     assert len(load_webdataset(shard).train) == 1
-    assert "let its folder be written" in caplog.text
+    assert "Make its folder writable" in caplog.text
 
 
 def test_a_shard_that_changed_after_loading_is_refused(tmp_path):
     shard = write_shard(tmp_path / "s.tar", [sample(1, "one")])
     records = load_webdataset(shard).train
     write_shard(shard, [sample(2, "two"), sample(1, "one")])
-    with pytest.raises(RecordsError, match="must stay as it was when it was indexed") as caught:
+    with pytest.raises(RecordsError, match="must not change after it was indexed") as caught:
         records.images[np.array([0])]
     assert caught.value.details == {"shards": [0]}
     assert not re.search(r"\d", str(caught.value)), "which shard tells which records were drawn"
@@ -230,7 +230,7 @@ FAULTS = {
 def test_corrupt_samples_are_refused_by_count_with_positions_in_details_alone(fault, tmp_path):
     shard = write_shard(tmp_path / "s.tar", [sample(1, "one"), FAULTS[fault], sample(2, SECRET)])
     for _ in range(2):  # from the shard and from its index
-        with pytest.raises(RecordsError, match=f"of 3 rows 1 {fault}") as caught:
+        with pytest.raises(RecordsError, match=f"among 3 rows: 1 {fault}") as caught:
             load_webdataset(shard)
         assert caught.value.details == {fault: [1]}
         assert SECRET not in str(caught.value)
@@ -253,7 +253,7 @@ def test_a_shard_that_is_cut_off_is_refused(place, tmp_path):
     cut = {"in a file": second.offset_data + 30, "in a header": second.offset + 100}
     shard.write_bytes(shard.read_bytes()[: cut.get(place, second.offset)])
     for skip_corrupt in (False, True):
-        with pytest.raises(DataError, match="cut off: fetch it again"):
+        with pytest.raises(DataError, match=r"truncated\. Download it again"):
             load_webdataset(shard, skip_corrupt=skip_corrupt)
 
 
@@ -280,7 +280,7 @@ def test_ranges_name_shards(tmp_path):
 
 
 def test_a_folder_without_shards_is_refused(tmp_path):
-    with pytest.raises(DataError, match="a folder with some"):
+    with pytest.raises(DataError, match=r"a folder of \.tar files"):
         load_webdataset(tmp_path)
 
 
@@ -329,7 +329,7 @@ def test_further_images_of_a_sample_are_left_out_and_counted(tmp_path):
     }
     loaded = load_webdataset(write_files(tmp_path / "s.tar", files))
     assert captions_by_image(loaded.train) == {picture(0).transpose(2, 0, 1).tobytes(): ("one",)}
-    left_out = "files that are neither images nor captions, left out (cls, no suffix, png, wav)"
+    left_out = "files skipped, because they are neither images nor captions (cls, no suffix, png, wav)"
     assert loaded.reading_counts == {left_out: 4}
 
 
@@ -346,7 +346,7 @@ def test_files_are_those_of_records_and_those_left_out(tmp_path):
     files |= {"b.png": b"no image", "b.txt": b"four", "c.txt": b"five", "a.json": b"{}", "a.npy": b"x"}
     loaded = load_webdataset(write_files(tmp_path / "s.tar", files), skip_corrupt=True)
     assert len(loaded.train) == 3
-    left_out = "files that are neither images nor captions, left out (npy)"
+    left_out = "files skipped, because they are neither images nor captions (npy)"
     assert loaded.reading_counts == {SKIPPED: 2, left_out: 1}
     parts_of_records, parts_of_corrupt_rows = 2 * 3 + 1, 2 + 1
     assert len(files) == parts_of_records + parts_of_corrupt_rows + 1

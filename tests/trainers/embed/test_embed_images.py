@@ -145,7 +145,7 @@ def test_model_of_no_square_refuses_to_stretch(tmp_path: Path) -> None:
 def test_unreadable_images_are_counted_and_nothing_is_written(tmp_path: Path, images: Path) -> None:
     write_small_model(tmp_path / "m")
     (images / "cats" / "secret-name.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match="of 8 images 1 unreadable") as caught:
+    with pytest.raises(DataError, match="among 8 images: 1 unreadable") as caught:
         _embed(tmp_path / "m", f"folder:{images}", tmp_path / "e.parquet")
     assert "secret-name" not in str(caught.value)
     assert not (tmp_path / "e.parquet").exists()

@@ -209,7 +209,7 @@ def test_probabilities_outside_their_range_are_refused(name, prob):
 
 
 def test_captions_without_an_id_each_are_refused():
-    with pytest.raises(ConfigError, match="got 2 and 3 ids"):
+    with pytest.raises(ConfigError, match="got 2 captions and 3 ids"):
         views_of(["a", "b"], ids_of(3))
 
 
