@@ -29,7 +29,7 @@ DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class ClipDescription:
-    """The additional fields of `model.json` for a CLIP model, which is loaded by them and no other file's.
+    """The additional fields of `model.json` for a CLIP model; loading needs no other configuration file.
 
     Attributes:
       architecture: open_clip's configuration of the model, as in `open_clip_config.json`.
@@ -72,7 +72,7 @@ class MaskedDescription:
 
     def __post_init__(self) -> None:
         if type(self.patch_size) is not int or type(self.mask_ratio) is not float:
-            raise ValueError("patch_size must be a whole number, mask_ratio a number")
+            raise ValueError("patch_size must be an integer, and mask_ratio a float")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class CaptionerDescription:
 
     def __post_init__(self) -> None:
         if type(self.patch_size) is not int or type(self.tie_embeddings) is not bool:
-            raise ValueError("patch_size must be a whole number, tie_embeddings true or false")
+            raise ValueError("patch_size must be an integer, and tie_embeddings true or false")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +108,9 @@ class ClassifierDescription:
 
     def __post_init__(self) -> None:
         if self.encoder not in KINDS_OF_MODELS or self.encoder == CLASSIFIER:
-            raise ValueError("encoder must be a kind of model with features")
+            raise ValueError("encoder must be a kind of model other than a classifier")
         if type(self.num_classes) is not int or self.num_classes < 2:
-            raise ValueError("num_classes must be a whole number of at least 2")
+            raise ValueError("num_classes must be an integer of at least 2")
         if self.trained_layers not in TRAINED_LAYERS:
             raise ValueError("trained_layers must be head or all")
 
@@ -214,12 +214,12 @@ def read_description(folder: Path | str) -> ModelDescription:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StorageError(
-            f"{folder} is no exported model: {DESCRIPTION} is missing or damaged; "
-            "python -m trainers.export writes one"
+            f"{folder} is not an exported model: {DESCRIPTION} is missing or damaged. "
+            "Export a model with python -m trainers.export."
         ) from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         number = values.get("format") if isinstance(values, dict) else None
-        raise StorageError(f"{path} must be of format {FORMAT}; got {number}: export the model again")
+        raise StorageError(f"{path} must have format {FORMAT}; got {number}. Export the model again.")
     if values.get("kind") not in KINDS_OF_MODELS:
         raise StorageError(
             unknown_choice(f"kind of model in {path}", str(values.get("kind")), KINDS_OF_MODELS)
@@ -235,11 +235,11 @@ def read_description(folder: Path | str) -> ModelDescription:
         values |= {"image_shape": tuple(values["image_shape"]), "choice": values.pop("chosen")}
         description = ModelDescription(**values | of_kinds)
     except (TypeError, KeyError, ValueError) as error:
-        raise StorageError(f"{path} is damaged; export the model again") from error
+        raise StorageError(f"{path} is damaged. Export the model again.") from error
     if clip is None and (description.pixel_mean, description.pixel_std) != (PIXEL_MEAN, PIXEL_STD):
         raise StorageError(
             f"{path} normalises pixels by mean {description.pixel_mean} and std {description.pixel_std}, "
-            f"this version by {PIXEL_MEAN} and {PIXEL_STD}; embed with the version that exported it"
+            f"but this version uses {PIXEL_MEAN} and {PIXEL_STD}. Embed with the version that exported it."
         )
     return description
 
@@ -267,7 +267,7 @@ def read_model_weights(folder: Path, description: ModelDescription) -> Mapping[s
     weights = read_weights(file)
     if weights.sha256 != description.sha256:
         raise StorageError(
-            f"{file} is not what was exported: its sha256 is {weights.sha256}, and {DESCRIPTION} "
-            f"says {description.sha256}; export the model again"
+            f"{file} is not the exported file: {DESCRIPTION} states sha256 {description.sha256}; "
+            f"got {weights.sha256}. Export the model again."
         )
     return weights.tensors

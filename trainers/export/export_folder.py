@@ -3,7 +3,7 @@
     model.safetensors          the weights of an encoder of images
     model.json                 a `ModelDescription`: network, input, training, ε, and the hash of the weights
     privacy_statement.json     the sweep's statement, with a first entry on this model
-    privacy_statement.md       the same as a page
+    privacy_statement.md       the same statement as a page
     README.md                  the model card: the statement on this model, and how to use the model
 
 For a CLIP model, `model.safetensors` is replaced by files that open_clip and peft read directly
@@ -43,7 +43,7 @@ from trainers.models.masked import MaskedAutoEncoder
 STATEMENT, CARD = "privacy_statement", "README.md"
 
 ImageNetwork: TypeAlias = Encoder | MaskedAutoEncoder | Captioner | Classifier
-"""What makes features of images alone."""
+"""A network that computes features from images alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def write_model(
       ConfigError: the CLIP model cannot be built here.
     """
     if folder.exists():
-        raise StorageError(f"an exported model is never overwritten, and {folder} exists: give another --to")
+        raise StorageError(f"an exported model is never overwritten; {folder} exists. Choose another --to.")
     building = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         building.mkdir(parents=True)
@@ -107,14 +107,14 @@ def load_encoder(
 
     Raises:
       StorageError: the folder holds no model, is damaged, or its weights do not fit its network.
-      ConfigError: the folder holds a CLIP model, or names the user's own network, which was not given or
-        cannot be built.
+      ConfigError: the folder holds a CLIP model, or names the user's own network, which `own_network` does
+        not name or which cannot be built.
     """
     description = read_description(folder)
     if description.kind == CLIP_MODELS.name:
         raise ConfigError(
-            f"the model in {folder} must be an encoder of images; got a CLIP model, which "
-            "trainers.export.export_folder.load_clip loads"
+            f"the model in {folder} must be an image encoder; got a CLIP model. "
+            "Load it with trainers.export.export_folder.load_clip."
         )
     return KINDS[description.kind].open(Path(folder), description, own_network=own_network), description
 
@@ -129,7 +129,7 @@ def load_clip(folder: Path | str) -> tuple[ImageTextEncoder, ModelDescription]:
       StorageError: the folder holds no model, is damaged, or its weights do not fit its model.
       ConfigError: the folder holds an encoder of images, or the model cannot be built.
     """
-    return _load_kind(CLIP_MODELS, folder, "a CLIP model, which embeds texts, too")
+    return _load_kind(CLIP_MODELS, folder, "a CLIP model, which also embeds texts")
 
 
 def load_captioner(folder: Path | str) -> tuple[Captioner, ModelDescription]:
@@ -142,7 +142,7 @@ def load_captioner(folder: Path | str) -> tuple[Captioner, ModelDescription]:
       StorageError: the folder holds no model, is damaged, or its weights do not fit its network.
       ConfigError: the folder holds a model of another kind.
     """
-    return _load_kind(CAPTIONERS, folder, "a captioner, which dp_cap trains")
+    return _load_kind(CAPTIONERS, folder, "a captioner, trained by dp_cap")
 
 
 def load_classifier(
@@ -158,7 +158,7 @@ def load_classifier(
       StorageError: the folder holds no model, is damaged, or its weights do not fit its network.
       ConfigError: the folder holds a model of another kind, or as in `load_encoder`.
     """
-    return _load_kind(CLASSIFIERS, folder, "a classifier, which dp_classifier trains", own_network)
+    return _load_kind(CLASSIFIERS, folder, "a classifier, trained by dp_classifier", own_network)
 
 
 def _load_kind(
@@ -166,5 +166,5 @@ def _load_kind(
 ) -> tuple[NetworkT, ModelDescription]:
     description = read_description(folder)
     if description.kind != kind.name:
-        raise ConfigError(f"the model in {folder} must be {title}; got one of kind {description.kind}")
+        raise ConfigError(f"the model in {folder} must be {title}; got kind {description.kind}")
     return kind.open(Path(folder), description, own_network=own_network), description

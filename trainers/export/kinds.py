@@ -56,7 +56,7 @@ from trainers.models.transformer import ImageShape, PatchEncoder
 from trainers.torchvision_import import script_import
 
 ADAPTER = "adapter"
-"""Folder of a CLIP model's adapters, beside its weights."""
+"""Folder of a CLIP model's adapters, next to its weights."""
 
 NetworkT = TypeVar("NetworkT", bound=nn.Module)
 PatchNetworkT = TypeVar("PatchNetworkT", bound=PatchEncoder)
@@ -122,7 +122,7 @@ class ModelKind(ABC, Generic[NetworkT]):
 
         Raises:
           StorageError: the folder is damaged, or its weights do not fit its network.
-          ConfigError: the network cannot be built, or is the user's own and was not given.
+          ConfigError: the network cannot be built, or is the user's own and `own_network` does not name it.
         """
         if description.encoder_kind == IMAGE_ENCODER:
             refuse_unknown_network(folder, description, own_network)
@@ -131,8 +131,8 @@ class ModelKind(ABC, Generic[NetworkT]):
         difference = misfits(tensors, part.state_dict())
         if difference is not None:
             raise StorageError(
-                f"the weights in {folder} do not fit the network {description.network}: {difference}; use "
-                "the version of the network that was trained"
+                f"the weights in {folder} do not fit the network {description.network}: {difference}. Use "
+                "the version of the network that was trained."
             )
         part.load_state_dict(dict(tensors))
         return network.eval()
@@ -328,12 +328,12 @@ def refuse_unknown_network(folder: Path, description: ModelDescription, own_netw
     """Refuse to import a network that a folder names and the caller does not.
 
     Raises:
-      ConfigError: the network is the user's own, and was not given.
+      ConfigError: the network is the user's own, and `own_network` does not name it.
     """
     if description.network not in NETWORKS and description.network != own_network:
         raise ConfigError(
-            f"the model in {folder} is of a network of your own, {description.network}: give --network "
-            f"{description.network}, and have it on PYTHONPATH, if you trust it; got {own_network}"
+            f"the model in {folder} uses a network of your own, so --network must be {description.network}; "
+            f"got {own_network}. If you trust this network, put it on PYTHONPATH and pass the option."
         )
 
 

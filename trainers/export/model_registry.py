@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 EXPORT_ROLE = "export"
 CARD = "README.md"
 REQUIRED = ("numpy", "pillow", "pyarrow", "safetensors", "scipy", "sqlalchemy", "torch", "dp-accounting")
-"""What the code imports that loads and runs an encoder of images."""
+"""Packages that loading and running an image encoder imports."""
 REQUIRED_OF_CLIP = ("open_clip_torch", "peft", "timm")
 REQUIRED_OF_TORCHVISION = ("torchvision",)
 _LOADER = "trainers.pyfunc"
@@ -87,8 +87,8 @@ def register(folder: Path, tracking_uri: str, name: str | None = None) -> Regist
     description = read_description(folder)
     if description.network not in NETWORKS and description.network.count(":") == 1:
         raise ConfigError(
-            f"a registered model is loaded without being asked, so its network must be one of this project; "
-            f"got {description.network}: load it from its folder, with --network"
+            f"a registered model is loaded without --network, so its network must be one of this project; "
+            f"got {description.network}. Load the model from its folder, with --network."
         )
     name = name or registered_name(description.sweep)
     client = connect(tracking_uri)
@@ -212,9 +212,9 @@ def _run_of(client: MlflowClient, description: ModelDescription) -> str:
         return str(run.info.run_id)
     names = sorted({run.data.tags[SWEEP_TAG] for role in (SWEEP_ROLE, SEALED_ROLE) for run in runs_of(role)})
     raise TrackingError(
-        f"MLflow has no run of sweep {description.sweep!r}, trial {description.trial!r}, to register "
-        f"the model with; its sweeps: {', '.join(names) or 'none'}. Give --tracking-uri the address that "
-        "the sweep wrote to"
+        f"MLflow has no run of sweep {description.sweep!r}, trial {description.trial!r}, to attach "
+        f"the model to; its sweeps: {', '.join(names) or 'none'}. Set --tracking-uri to the address that "
+        "the sweep logged to."
     )
 
 

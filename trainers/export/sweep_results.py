@@ -3,7 +3,7 @@
 Only `release/` of a sealed sweep is read. The content of its `trusted/`, including other trials and their
 number, is not covered by the published ε and must not leave.
 
-An open sweep's statement exists only while it is true: the driver removes it before it draws more.
+An open sweep's statement exists only while it is true: the driver removes it before further draws.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainers.files.weights import read_weights
 PUBLISHED = "model.safetensors"
 """The weights that a sealed sweep publishes, in its folder `release/`."""
 ANSWER = "answer.json"
-"""The answer of a sweep, beside its statement."""
+"""The answer of a sweep, next to its statement."""
 _PREDICTOR = "predictor."  # in methods that regress onto a target: a part of the loss, not of the model
 
 
@@ -35,7 +35,7 @@ class FinishedTrial:
 
     Attributes:
       name: the trial's name; None in a sealed sweep, where it would disclose the trial's position.
-      params: its choices, as MLflow shows them.
+      params: its settings, as MLflow shows them.
       metrics: its visible final values.
       attempts_lost: whether attempts at it may have drawn steps that its own ε does not include.
       doubt: the sweep's objection to a gain of the trial's setting over the network before training; None if
@@ -68,16 +68,16 @@ class FinishedTrial:
     def _checkpointed(self) -> dict[str, Tensor]:
         if self.metrics["num_steps_done"] == 0:
             raise ConfigError(
-                f"{self.name} is the untrained network: there is nothing to export; choose another"
+                f"{self.name} is the untrained network, so there is nothing to export. Choose another trial."
             )
-        remedy = "the model cannot be exported; its training must be repeated, and charged, in another sweep"
+        remedy = "Restore it; otherwise the training must be repeated, and charged, in another sweep."
         if not self.file.is_file():
-            raise StorageError(f"{self.file} is missing: restore it, or {remedy}")
+            raise StorageError(f"{self.file} is missing. {remedy}")
         checkpoint = CheckpointFolder(self.file.parent, every_steps=1).load()
         if checkpoint is None or checkpoint.step != self.metrics["num_steps_done"]:
             raise StorageError(
                 f"{self.file} must hold the weights after step {self.metrics['num_steps_done']:g}; got step "
-                f"{checkpoint.step if checkpoint else 'none'}: restore it, or {remedy}"
+                f"{checkpoint.step if checkpoint else 'none'}. {remedy}"
             )
         return released_state(checkpoint, averaged=self.is_averaged)
 
@@ -96,7 +96,7 @@ def released_state(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Tenso
     if checkpoint.average is None:
         raise StorageError(
             f"the checkpoint after step {checkpoint.step} must hold the average of the weights, which was "
-            "scored, and holds none: restore it"
+            "scored; got none. Restore the checkpoint."
         )
     return checkpoint.model | checkpoint.average
 
@@ -143,7 +143,7 @@ def read_sweep(root: Path, name: str) -> FinishedSweep:
     """
     names = sorted(plan.parent.name for plan in (root / "sweeps").glob("*/plan.json"))
     if not names:
-        raise StorageError(f"there are no sweeps in {root}: give --storage the folder that they were run in")
+        raise StorageError(f"there are no sweeps in {root}. Set --storage to the folder they were run in.")
     if name not in names:  # a path into a sweep's folder is not a name either
         raise StorageError(unknown_choice(f"sweep in {root}", name, names))
     folder = root / "sweeps" / name
@@ -161,8 +161,8 @@ def _read_statement(place: Path, folder: Path) -> Statement:
         return Statement(values=json.loads(values.read_text(encoding="utf-8")), page=page.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise StorageError(
-            f"a model leaves with its sweep's privacy statement, and {values} is missing or damaged, so the "
-            f"sweep is unfinished or was stopped; finish it with {resume_line(folder)}, which writes it"
+            f"a model is exported only with its sweep's privacy statement; {values} is missing or damaged. "
+            f"The sweep is unfinished or was stopped. Finish it: {resume_line(folder)}"
         ) from error
 
 
@@ -186,7 +186,7 @@ def _open_trials(folder: Path, doubts: Mapping[str, str]) -> tuple[FinishedTrial
         )
     if not trials:
         raise StorageError(
-            f"no training of {folder.name} has finished: continue it with {resume_line(folder)}"
+            f"no training of {folder.name} has finished. Continue the sweep: {resume_line(folder)}"
         )
     return tuple(trials)
 
@@ -195,7 +195,7 @@ def _published(release: Path, doubts: Mapping[str, str]) -> FinishedTrial:
     file, weights = release / "result.json", release / PUBLISHED
     result = _read_result(file)
     if result.get("outcome") != "one model" or not weights.is_file():
-        raise StorageError(f"the sealed sweep published no model: there is nothing to export in {release}")
+        raise StorageError(f"the sealed sweep published no model, so {release} has nothing to export")
     return FinishedTrial(
         name=None,
         params=_params(result, file),
@@ -223,7 +223,7 @@ def _read_answer(place: Path) -> tuple[Mapping[str, str], tuple[TakenSetting, ..
                     doubt = (
                         f"{name} is not distinguishable above {comparison['minus']} "
                         f"({100 * comparison['mean']:+.2f} points in the sweep's answer): it may have "
-                        "learned nothing of the data"
+                        "learned nothing from the data"
                     )
                     doubts |= dict.fromkeys(trials or [""], doubt)
                 if name == choice["take"]:
@@ -247,7 +247,7 @@ def _params(result: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
     params = result.get("params")
     if not isinstance(params, Mapping) or "image_shape" not in params:
         raise StorageError(
-            f"{file} does not tell the network and its input, for an earlier version wrote it; run the sweep "
-            "again, under another --name, to export its models"
+            f"{file} does not record the network and its input, because an earlier version wrote it. "
+            "To export models of this sweep, run it again under another --name."
         )
     return params

@@ -1,20 +1,20 @@
-"""Writes one trained model of a sweep with its privacy statement into a folder of its own.
+"""Export one trained model of a sweep, with its privacy statement, to a new folder.
 
     python -m trainers.export --sweep NAME --trial NAME
     python -m trainers.export --sweep NAME --best knn_accuracy --to /models/scans
     python -m trainers.export --sweep NAME --register
 
-Without `--trial` the setting is exported that the sweep's answer takes, and of its repeats the one with the
-median score: not the luckiest. With `--best` it is the model with the highest score, among the trials with a
-guarantee where there are any. What that choice costs: an open sweep releases all its trials, so choosing
-among them is post-processing of the whole sweep, and the ε that holds for the chosen model, the choice
-included, is that of the whole sweep. The ε of its one training is stated beside it, and never in its place.
-Of a sealed sweep only what it published can be exported, at the ε of the whole sweep.
+By default, the setting that the sweep's answer recommends is exported: the repeat with the median score, not
+the luckiest one. With `--best`, the model with the highest score is exported, among the trials with a
+guarantee if there are any. This choice has a privacy cost. An open sweep releases all its trials, so choosing
+among them is post-processing of the whole sweep. The ε that holds for the chosen model, including the choice,
+is therefore the ε of the whole sweep. The ε of the training alone is stated next to it, never in its place.
+From a sealed sweep, only the published model can be exported, at the ε of the whole sweep.
 
-The folder holds the weights (`model.safetensors`), what they are (`model.json`), and the sweep's privacy
-statement with a first line on this model. It is never overwritten. The weights of a CLIP model are merged
-with its adapters into what open_clip loads by itself (`open_clip.create_model("local-dir:FOLDER")`); the
-adapters stand beside in `adapter/`, as peft reads them on the model that the training started from.
+The folder holds the weights (`model.safetensors`), their description (`model.json`), and the sweep's privacy
+statement with a first line about this model. It is never overwritten. A CLIP model's adapters are merged into
+its weights, so that open_clip can load them (`open_clip.create_model("local-dir:FOLDER")`). The adapters
+alone are in `adapter/`, which peft loads onto the model that the training started from.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # only the command loads torch, its help does not
     from trainers.export.sweep_results import FinishedSweep, FinishedTrial, TakenSetting
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", CLASSIFIER_SCORE, "knn_accuracy")
-"""What the best trial is chosen by: the first of these that there is."""
+"""Scores by which the best trial is chosen: the first of them that any trial has."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,18 +74,18 @@ def export_command(
 
     Args:
       sweep: the sweep's name.
-      storage: folder where it was run; $DPGCL_STORAGE or ~/dpgcl-results unless given.
+      storage: folder where it was run; $DPGCL_STORAGE or ~/dpgcl-results by default.
       trial: export this trial's model.
-      best: export the best one by this score, in place of what the sweep's answer takes.
-      to: new folder; exported/SWEEP-TRIAL in the storage folder unless given.
-      register: also put it into MLflow's model registry, with the statement as its card; an export that is
-        there already is registered as it is.
-      registered_name: of the registered model; dpgcl-SWEEP unless given.
+      best: export the trial with the best value of this score, instead of the answer's recommendation.
+      to: new folder; exported/SWEEP-TRIAL in the storage folder by default.
+      register: also add it to MLflow's model registry, with the model card as its description; an existing
+        export is registered unchanged.
+      registered_name: name of the registered model; dpgcl-SWEEP by default.
       tracking_uri: MLflow server or database that has the sweep; $MLFLOW_TRACKING_URI or the storage
-        folder's unless given.
+        folder's database by default.
 
     Raises:
-      ConfigError: there is no such trial or score, both are given, or as `write_model`.
+      ConfigError: there is no such trial or score, both are set, or as `write_model`.
       StorageError: as `read_sweep` and `write_model`.
       TrackingError: as `trainers.export.model_registry.register`.
     """
@@ -96,12 +96,12 @@ def export_command(
 
     if not register and (registered_name or tracking_uri):
         raise ConfigError(
-            "--registered-name and --tracking-uri are of the model registry: give --register with them; got "
-            f"{registered_name or tracking_uri}"
+            "--registered-name and --tracking-uri apply only to --register; got "
+            f"{registered_name or tracking_uri}. Add --register, or leave them out."
         )
     if trial is not None and best is not None:
         raise ConfigError(
-            f"--trial names a model and --best chooses one: give one of them; got {trial}, {best}"
+            f"--trial and --best exclude each other; got --trial {trial} and --best {best}. Leave one out."
         )
     root = storage_root(storage)
     results = read_sweep(root, sweep)
@@ -117,7 +117,7 @@ def export_command(
     print(f"chosen: {description.choice}")
     if chosen_trial.doubt is not None:
         print(f"warning: {chosen_trial.doubt}", file=sys.stderr)
-    print(f"{'taken as it is' if written_before else 'written'}: {folder}")
+    print(f"{'already exported' if written_before else 'written'}: {folder}")
     for line in kind_of(chosen_trial.params).usage(folder, description):
         print(line)
     if register:
@@ -134,7 +134,7 @@ def _register(folder: Path, tracking_uri: str, name: str | None) -> None:
     from trainers.export.model_registry import register as register_model
 
     found = register_model(folder, tracking_uri, name)
-    print(f"{'registered' if found.is_new else 'registered before'}: {found.name}, version {found.version}")
+    print(f"{'registered' if found.is_new else 'already registered'}: {found.name}, version {found.version}")
     print(f'load it: mlflow.pyfunc.load_model("{found.uri}").predict(images)')
 
 
@@ -166,8 +166,8 @@ def choose_trial(
     if sweep.is_sealed:
         if trial is not None or best is not None:
             raise ConfigError(
-                "a sealed sweep published one model, and nothing else of it may leave: leave --trial and "
-                f"--best out; got {trial or best}"
+                "a sealed sweep publishes one model, and nothing else of it may be exported; got "
+                f"{trial or best}. Leave --trial and --best out."
             )
         return sweep.trials[0], "the one model that the sealed sweep published"
     names = [str(each.name) for each in sweep.trials]
@@ -179,13 +179,13 @@ def choose_trial(
     if len(medians) > 1:
         listed = ", ".join(f"{trial.name} ({setting.name})" for trial, setting in medians)
         raise ConfigError(
-            f"the answer of {sweep.name} takes a setting at each ε: give --trial the one to export, of the "
-            f"median repeats {listed}"
+            f"the answer of {sweep.name} recommends a setting for each ε. Set --trial to one of their median "
+            f"repeats: {listed}"
         )
     if medians:
         (median, setting), *_ = medians
         repeats = f"the median of its repeats by {setting.score}"
-        return median, f"{setting.name}, which the sweep's answer takes; {repeats}"
+        return median, f"{setting.name}, which the sweep's answer recommends; {repeats}"
     return _best(sweep, best, names)
 
 
@@ -193,7 +193,7 @@ def _median(sweep: FinishedSweep, setting: TakenSetting) -> tuple[FinishedTrial,
     """Return the repeat of a setting with the median score; of two middle scores, the lower."""
     trials = [trial for trial in sweep.trials if trial.name in setting.trials]
     if not trials:
-        raise ConfigError(f"the answer of {sweep.name} takes {setting.name}, of which no trial is there")
+        raise ConfigError(f"the answer of {sweep.name} recommends {setting.name}, which has no trial")
     trials.sort(key=lambda trial: (trial.metrics.get(setting.score, -math.inf), str(trial.name)))
     return trials[(len(trials) - 1) // 2], setting
 
@@ -204,7 +204,7 @@ def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tupl
     scores = {name for each in proven or trained for name in each.metrics if is_final_score(name)}
     if not scores:
         raise ConfigError(
-            f"no training of {sweep.name} has a score to choose by: give --trial one of {', '.join(names)}"
+            f"no training of {sweep.name} has a score to choose by. Set --trial to one of {', '.join(names)}"
         )
     if score is None:
         score = next((name for name in DEFAULT_SCORES if name in scores), DEFAULT_SCORES[-1])
@@ -212,8 +212,8 @@ def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tupl
         raise ConfigError(unknown_choice(f"score of the trials of {sweep.name}", score, scores))
     candidates = [each for each in proven or trained if score in each.metrics]
     best = max(candidates, key=lambda trial: trial.metrics[score])
-    among = "the trials with a guarantee" if proven else "all trials"
-    return best, f"the best {score}, {best.metrics[score]:.4f}, of {among} ({len(candidates)} have one)"
+    among = "trials with a guarantee and this score" if proven else "trials with this score"
+    return best, f"the best {score}, {best.metrics[score]:.4f}, of {len(candidates)} {among}"
 
 
 def describe(sweep: FinishedSweep, trial: FinishedTrial, choice: str) -> ModelDescription:
@@ -275,16 +275,16 @@ def _promise(sweep: FinishedSweep, trial: FinishedTrial, figures: Mapping[str, A
     if label != PROVEN or statement["cost"] is None:
         return f"NO PRIVACY GUARANTEE: this model ({place}) was trained on {data}; label `{label}`."
     if figures["sweep_epsilon"] is None:
-        whole = f"not accounted ({statement['cost']['reason']}), so nothing is promised for the choice of it"
+        whole = f"not accounted ({statement['cost']['reason']}), so no guarantee covers its selection"
     else:
         whole = _pair(figures["sweep_epsilon"], figures["sweep_delta"])
     if statement["guarantee_label"] == PROVEN:
-        together = f"All that the sweep releases together, this model and the choice of it included: {whole}."
+        together = f"All releases of the sweep together, including this model and its selection: {whole}."
     else:
-        together = f"All its trainings that have a guarantee together: {whole}; the others have none."
+        together = f"All trainings of the sweep with a guarantee, together: {whole}. The others have none."
     return (
         f"This model ({place}) was trained on {data}. "
-        f"Its one training alone: {_pair(figures['epsilon'], figures['delta'])}. {together} "
+        f"This training alone: {_pair(figures['epsilon'], figures['delta'])}. {together} "
         f"{_beside(statement)}Neighbouring data sets: {trial.params['neighboring_relation']}"
         f"{_among(statement)}."
     )
@@ -296,8 +296,8 @@ def _beside(statement: Mapping[str, Any]) -> str:
     if not starts or ledger is None:
         return ""
     return (
-        f"It starts from the model of sweep {' and '.join(starts)}, which the same records made; both "
-        f"together, and all that is charged to {ledger['dataset_id']!r} in ledger "
+        f"It starts from the model of sweep {' and '.join(starts)}, which was trained on the same records. "
+        f"Both together, with everything else charged to {ledger['dataset_id']!r} in ledger "
         f"{ledger['head']['ledger_id']}: {_pair(ledger['epsilon'], ledger['delta'])}. "
     )
 
@@ -310,5 +310,5 @@ def _among(statement: Mapping[str, Any]) -> str:
 
 def _pair(epsilon: float | None, delta: float | None) -> str:
     if epsilon is None or delta is None:
-        return "not accounted, for attempts of it were lost"
+        return "not accounted, because some of its attempts were lost"
     return f"ε = {epsilon_text(epsilon)}, δ = {delta_text(delta)}"

@@ -130,7 +130,7 @@ def test_description_keeps_the_epsilon_of_training_and_sweep_apart(sweeps: Sweep
 def test_promise_of_a_chosen_model_states_the_sweeps_epsilon(sweeps: Sweeps, tmp_path: Path) -> None:
     found = read_description(sweeps.export("--sweep", "scans", to=tmp_path / "m"))
     assert found.sweep_epsilon is not None
-    assert f"the choice of it included: ε = {epsilon_text(found.sweep_epsilon)}" in found.promise
+    assert f"including this model and its selection: ε = {epsilon_text(found.sweep_epsilon)}" in found.promise
 
 
 def test_statement_begins_with_the_model_and_goes_on_as_the_sweeps(sweeps: Sweeps, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_best_is_sought_among_the_trials_with_a_guarantee() -> None:
     )
     chosen, how = choose_trial(_sweep(*trials))
     assert chosen.name == "b"
-    assert "of the trials with a guarantee" in how
+    assert "trials with a guarantee and this score" in how
 
 
 def test_best_is_sought_among_all_where_none_has_a_guarantee() -> None:
@@ -203,7 +203,7 @@ def test_best_is_refused_by_what_is_no_score_of_the_trained_network(score: str) 
 
 
 def test_sweep_without_scores_asks_for_a_trial_by_name() -> None:
-    with pytest.raises(ConfigError, match="--trial one of a, b"):
+    with pytest.raises(ConfigError, match="--trial to one of a, b"):
         choose_trial(_sweep(_trial("a"), _trial("b")))
 
 
@@ -246,7 +246,7 @@ def test_sealed_export_does_not_tell_which_trial_it_was(sweeps: Sweeps, tmp_path
 
 @pytest.mark.parametrize("option", [("--trial", "draw-0"), ("--best", "knn_accuracy")])
 def test_sealed_sweep_refuses_to_export_by_choice(sweeps: Sweeps, option: tuple[str, str]) -> None:
-    with pytest.raises(ConfigError, match="nothing else of it may leave"):
+    with pytest.raises(ConfigError, match="nothing else of it may be exported"):
         main(["--storage", str(sweeps.root), "--sweep", "sealed", *option])
 
 
@@ -325,7 +325,7 @@ def test_median_repeat_of_what_the_answer_takes_is_exported() -> None:
     sweep = replace(_sweep(*trials), choices=(taken,))
     chosen, words = choose_trial(sweep)
     assert chosen.name == "a-r2"
-    assert words == "a, which the sweep's answer takes; the median of its repeats by knn_accuracy"
+    assert words == "a, which the sweep's answer recommends; the median of its repeats by knn_accuracy"
     assert choose_trial(sweep, best="knn_accuracy")[0].name == "b-r0"
 
 
@@ -388,7 +388,7 @@ def test_changed_weights_are_not_loaded(sweeps: Sweeps, tmp_path: Path) -> None:
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "model.safetensors").write_bytes(content)
-    with pytest.raises(StorageError, match="not what was exported"):
+    with pytest.raises(StorageError, match="is not the exported file"):
         load_encoder(folder)
 
 
@@ -396,7 +396,7 @@ def test_network_of_the_users_own_is_imported_only_when_named(sweeps: Sweeps, tm
     folder = sweeps.export("--sweep", "open", to=tmp_path / "m")
     path = folder / "model.json"
     path.write_text(path.read_text().replace('"tiny_cnn"', '"trainers.models.small_cnn:tiny_cnn"'))
-    with pytest.raises(ConfigError, match="if you trust it"):
+    with pytest.raises(ConfigError, match="If you trust this network"):
         load_encoder(folder)
     assert load_encoder(folder, own_network="trainers.models.small_cnn:tiny_cnn")[1].embedding_dim == 8
 
@@ -406,12 +406,12 @@ def test_unknown_format_or_kind_is_refused(sweeps: Sweeps, tmp_path: Path, old: 
     path = sweeps.export("--sweep", "open", to=tmp_path / "m") / "model.json"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(StorageError, match=r"of format|unknown kind"):
+    with pytest.raises(StorageError, match=r"must have format 1; got|unknown kind"):
         read_description(path.parent)
 
 
 def test_a_trial_by_name_and_the_best_one_exclude_each_other(sweeps: Sweeps) -> None:
-    with pytest.raises(ConfigError, match="give one of them; got S4, knn_accuracy"):
+    with pytest.raises(ConfigError, match=r"got --trial S4 and --best knn_accuracy. Leave one out"):
         main(["--sweep", "open", "--storage", str(sweeps.root), "--trial", "S4", "--best", "knn_accuracy"])
 
 

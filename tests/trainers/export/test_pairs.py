@@ -240,7 +240,7 @@ def test_changed_weights_of_a_clip_model_are_not_loaded(adapted: Path, tmp_path:
     content = bytearray((folder / WEIGHTS).read_bytes())
     content[-1] ^= 1
     (folder / WEIGHTS).write_bytes(content)
-    with pytest.raises(StorageError, match="not what was exported"):
+    with pytest.raises(StorageError, match="is not the exported file"):
         load_clip(folder)
 
 
