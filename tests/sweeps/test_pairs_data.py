@@ -116,7 +116,7 @@ def test_labelled_pairs_without_a_split_are_split_into_index_and_queries(tmp_pat
 def test_private_pairs_without_other_pairs_have_no_scores(tmp_path: Path) -> None:
     data, notes = load(write_csv(tmp_path, random_images(20)))
     assert (data.index, data.queries) == (None, None)
-    assert any("No scores" in note for note in notes)
+    assert any("no scores to compare trials by" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
         if all(sorted(table.column_names) == names for table in tables) and len({*names}) == len(names):
             return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
     raise DataError(
-        "parquet files must have the same columns of the same types, each once; some differ in "
+        "parquet files must have the same columns of the same types, each only once; check the columns "
         f"{_join_names(list(columns))}"
     )
 

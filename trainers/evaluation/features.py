@@ -86,7 +86,7 @@ def check_some(index: AnyRecords | None, queries: AnyRecords) -> None:
     if (index is not None and len(index) == 0) or len(queries) == 0:
         raise DataError(
             "scoring needs at least one index and one query record; got "
-            f"{len(index) if index else 0} and {len(queries)}. Hold out a larger share of the records"
+            f"{len(index) if index else 0} and {len(queries)}. Hold out a larger share of the records."
         )
 
 

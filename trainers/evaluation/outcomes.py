@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
 IMBALANCE = 2
-"""From a largest class so many times the smallest on, an accuracy says little by itself."""
+"""If the largest class is at least this many times the smallest, an accuracy alone says little."""
 
 
 class Score(float):

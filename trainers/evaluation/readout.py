@@ -57,7 +57,7 @@ def check_readout(encoder: nn.Module, readout: str) -> None:
     backbone = encoder.backbone if isinstance(encoder, Encoder) else None
     if readout == GRID4 and not callable(getattr(backbone, "feature_map", None)):
         raise ConfigError(
-            f"readout {GRID4} reads a CNN's feature map, which tiny_cnn, small_cnn, wide_cnn and resnet18 "
-            "have, and networks of your own with a feature_map(images) -> [n, channels, height, width]; "
-            f"this one has none: give readout {POOLED}"
+            f"readout {GRID4} needs a feature map; got a network without one. tiny_cnn, small_cnn, "
+            "wide_cnn and resnet18 have one, and your own network can define feature_map(images) -> "
+            f"[n, channels, height, width]. Set the readout to {POOLED}."
         )

@@ -40,9 +40,9 @@ EmbedTexts = Callable[[Sequence[str]], Tensor]
 
 RECALL_AT = (1, 5, 10)
 MAX_BYTES = 2**28
-"""Bound on the memory of similarities, not counting embeddings, but for one query's; changes no score."""
+"""Bound on the memory of similarities, which one query may exceed; changes no score."""
 TIE_TOLERANCE = 1e-6
-"""Similarities closer than this are ties: about what a product of unit vectors in float32 is rounded by."""
+"""Similarities closer than this are ties: about the rounding error of a product of float32 unit vectors."""
 
 _BYTES_PER_SIMILARITY = 12  # two tensors of 4 bytes, two masks of 1 byte, and slack
 
@@ -147,8 +147,8 @@ def check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
     """
     if labels.min() < 0 or labels.max() >= num_classes:
         raise DataError(
-            f"labels must be 0 to {num_classes - 1}, rows of the class names; got {labels.min()} to "
-            f"{labels.max()}. Name every class"
+            f"labels must be from 0 to {num_classes - 1}, rows of the class names; got {labels.min()} "
+            f"to {labels.max()}. Name every class."
         )
 
 
@@ -208,7 +208,7 @@ def embed_in_batches(embed: Callable[[slice], Tensor], num_rows: int, batch_size
             part = slice(start, min(start + batch_size, num_rows))
             parts.append(embed(part))
     if not parts:
-        raise DataError("there is nothing to embed; give at least one image and one text")
+        raise DataError("there is nothing to embed. Pass at least one image and one text.")
     return torch.cat(parts)
 
 

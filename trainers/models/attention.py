@@ -2,7 +2,7 @@
 
 `nn.MultiheadAttention` keeps queries, keys and values in one fused parameter and uses its output layer's
 weight without calling that layer's `forward`. So adapters cannot be applied to the query only, and the
-per-layer hooks that make the clipped group gradient see nothing. `SeparateAttention` computes the same
+per-layer hooks that compute the clipped group gradient observe nothing. `SeparateAttention` computes the same
 result from four plain `nn.Linear`; `separate_attention` converts the models of open_clip without changing a
 weight, and `fused_state_dict` returns the weights under their old names.
 """
@@ -54,7 +54,7 @@ class SeparateAttention(nn.Module):
         super().__init__()
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
             raise ConfigError(
-                f"num_heads must divide embed_dim, both positive; got {num_heads} and {embed_dim}"
+                f"num_heads must divide embed_dim, and both must be positive; got {num_heads} and {embed_dim}"
             )
         self.num_heads = num_heads
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device)
@@ -120,7 +120,7 @@ def separate_attention(model: nn.Module) -> int:
 
     Weights are copied as slices, bit for bit. Training mode and `requires_grad` are kept, and outputs change
     only by rounding. An optimizer made before the conversion does not know the new parameters. Nothing is
-    converted if anything is refused.
+    converted if any module is rejected.
 
     Args:
       model: a model of open_clip, or another module that holds each attention once.
@@ -141,7 +141,7 @@ def separate_attention(model: nn.Module) -> int:
         if not is_plain or has_extras or not fused.batch_first or not name:
             raise ConfigError(
                 f"module {name!r} cannot be converted exactly: it must be a plain nn.MultiheadAttention "
-                "inside a model, with batch_first, without dropout, add_bias_kv, add_zero_attn and adapters"
+                "inside a model, with batch_first, without dropout, add_bias_kv, add_zero_attn or adapters"
             )
     for name, fused in layers:
         model.set_submodule(name, _separate(fused))

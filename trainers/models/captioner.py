@@ -1,7 +1,7 @@
 """Captioners (DP-Cap, Sander et al. 2024): one transformer of an image, and another of its caption.
 
 The encoder is a transformer of the image's patches. The decoder attends to the caption's earlier tokens, by
-causal self-attention, and to all of the encoder's tokens, by cross-attention. The sizes are those of the
+causal self-attention, and to all of the encoder's tokens, by cross-attention. The sizes are from the
 paper's table 6. The features that are scored and exported are the mean of the encoder's tokens; the decoder
 serves the loss, likelihoods and generated captions.
 
@@ -72,7 +72,7 @@ SIZES = {
     "cap-base": Size(depth=12, width=768, decoder_width=768),
     "cap-large": Size(depth=24, width=1024, decoder_width=768),
 }
-"""Sizes by name; the toy is for a CPU and generated pairs, the others are those of DP-Cap. With 32,000 tokens
+"""Sizes by name; the toy is for a CPU and generated pairs, the others are from DP-Cap. With 32,000 tokens
 they have 0.8 to 2.3 % more weights than in its table 6. A small vocabulary can write every caption, in more
 tokens: the toy knows 1,024 tokens, and its 64 places hold every caption of `shapes`."""
 
@@ -83,7 +83,7 @@ class NextTokens(NamedTuple):
     Attributes:
       log_likelihoods: float32 `[n, length − 1]`, the log-likelihood of each next token; 0 if the token does
         not count.
-      counts: bool `[n, length − 1]`, whether the token counts: it is of the caption, or its end token.
+      counts: bool `[n, length − 1]`, whether the token counts: it is a caption token or the end token.
     """
 
     log_likelihoods: Tensor

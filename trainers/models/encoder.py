@@ -143,7 +143,7 @@ def build_encoder(config: NetworkConfig, image_shape: ImageShape, seed: int) -> 
 
 
 def device_named(name: str) -> torch.device:
-    """Return a device by name; `auto` is a GPU if there is one."""
+    """Return a device by name; `auto` is a GPU if one is available."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
@@ -175,7 +175,7 @@ def _factory(name: str) -> Callable[[ImageShape], nn.Module]:
     except Exception as error:  # a user's module may fail in any way while it is imported
         raise ConfigError(
             f"network {name!r} must name an importable `package.module:factory`; "
-            f"{type(error).__name__}: {error}. Put the package on PYTHONPATH or install it"
+            f"{type(error).__name__}: {error}. Put the package on PYTHONPATH or install it."
         ) from error
     if not callable(factory):
         raise ConfigError(f"network {name!r} must name a callable; got {type(factory).__name__}")
@@ -204,6 +204,6 @@ def _feature_dim(backbone: nn.Module, name: str, image_shape: ImageShape) -> int
         got = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ConfigError(
             f"network {name!r} must return features [n, feature_dim]; got {got} for n = 2. "
-            "Pool and flatten inside the network"
+            "Pool and flatten inside the network."
         )
     return features.shape[1]

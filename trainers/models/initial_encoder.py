@@ -1,4 +1,4 @@
-"""Loads given weights into an encoder of images: weights of a whole encoder, or of only a backbone."""
+"""Loads a warm start into an encoder of images: weights of a whole encoder, or of only a backbone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def encoder_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {_BACKBONE + name: value for name, value in tensors.items()}
 
 
-def load_given(encoder: Encoder, start: WarmStart, tensors: Mapping[str, Tensor]) -> None:
+def load_warm_start(encoder: Encoder, start: WarmStart, tensors: Mapping[str, Tensor]) -> None:
     """Load a warm start's tensors into the encoder, except the predictor and a head of another width.
 
     Raises:
@@ -57,10 +57,10 @@ def load_whole(network: nn.Module, start: WarmStart, tensors: Mapping[str, Tenso
     difference = misfits(tensors, network.state_dict())
     if difference is not None:
         raise ConfigError(
-            f"the warm start must be of the same network, and {start.path} is not: {difference}; give the "
-            "--network and image size that it was made with"
+            f"the warm start must be of the same network, but {start.path} is not: {difference}. Set the "
+            "--network and image size that it was made with."
         )
     for name, value in tensors.items():
         if not torch.isfinite(value).all():
-            raise ConfigError(f"a warm start must be finite, and {name} in {start.path} is not; give another")
+            raise ConfigError(f"a warm start must be finite; {name} in {start.path} is not. Use another.")
     network.load_state_dict(dict(tensors))

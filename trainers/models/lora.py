@@ -105,13 +105,13 @@ def _target_names(module: nn.Module, targets: Sequence[str], title: str) -> list
         names = [name for name in layers if name == target or name.endswith(f".{target}")]
         if not names:
             linear = {name.rpartition(".")[2] for name, layer in layers.items() if type(layer) is nn.Linear}
-            raise ConfigError(unknown_choice(f"target of LoRA in {title}", target, sorted(linear)))
+            raise ConfigError(unknown_choice(f"LoRA target in {title}", target, sorted(linear)))
         for name in names:
             if type(layers[name]) is not nn.Linear:
                 raise ConfigError(
-                    f"target {target!r} of LoRA matches {name!r}, a {type(layers[name]).__name__}; adapters "
-                    "go on plain nn.Linear layers. In nn.MultiheadAttention call separate_attention first, "
-                    "and name q_proj, k_proj, v_proj or out_proj"
+                    f"LoRA target {target!r} must be a plain nn.Linear; it matches {name!r}, a "
+                    f"{type(layers[name]).__name__}. For nn.MultiheadAttention, call separate_attention, "
+                    "and name q_proj, k_proj, v_proj or out_proj."
                 )
         matches += [name for name in names if name not in matches]
     return matches
@@ -120,14 +120,14 @@ def _target_names(module: nn.Module, targets: Sequence[str], title: str) -> list
 def _refuse_modules(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if hasattr(layer, "lora_A"):
-            raise ConfigError(f"layer {name!r} carries an adapter already; call merge_lora first")
+            raise ConfigError(f"layer {name!r} already has an adapter. Call merge_lora first.")
         dropout = layer.p if isinstance(layer, _DropoutNd) else 0.0
         if isinstance(layer, nn.MultiheadAttention):
             dropout = layer.dropout
         if dropout > 0:
             raise ConfigError(
-                f"layer {name!r} has dropout {dropout}; a step's randomness must come from the mechanism "
-                "and the views alone. Set it to 0"
+                f"layer {name!r} must have no dropout; got {dropout}. A step's randomness must come only "
+                "from the mechanism and the views. Set the dropout to 0."
             )
 
 
@@ -155,7 +155,7 @@ def prove_adapters_train(module: nn.Module, run: Callable[[nn.Module], Tensor]) 
     probe = copy.deepcopy(module)
     trainable = {name: p for name, p in probe.named_parameters() if p.requires_grad}
     if not trainable:
-        raise ConfigError("the network has no trainable weight; put adapters on it with with_lora")
+        raise ConfigError("the network has no trainable weight. Add adapters with with_lora.")
     owners: dict[str, list[bool]] = defaultdict(list)
     for name, moves in _moving(probe, trainable, run).items():
         owners[_owner(name)].append(moves)
@@ -165,7 +165,7 @@ def prove_adapters_train(module: nn.Module, run: Callable[[nn.Module], Tensor]) 
         for parameter in trainable.values():
             parameter.add_(_PERTURBATION * torch.randn(parameter.shape, generator=generator).to(parameter))
     still = [name for name, moves in _moving(probe, trainable, run).items() if not moves]
-    _refuse_still("weight", "after a first step", still)
+    _refuse_still("weight", "after one step", still)
 
 
 def _owner(parameter_name: str) -> str:
@@ -192,7 +192,7 @@ def _refuse_still(kind: str, moment: str, names: list[str]) -> None:
     if names:
         rest = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
         raise ConfigError(
-            f"every trainable {kind} must receive a finite gradient that is not zero; {moment} these do not: "
-            f"{', '.join(names[:_MAX_NAMED])}{rest}. Freeze what the output does not use, and make sure "
-            "that the forward pass calls the adapted layers themselves"
+            f"every trainable {kind} must receive a finite, nonzero gradient; {moment} these do not: "
+            f"{', '.join(names[:_MAX_NAMED])}{rest}. Freeze weights that the output does not use, and make "
+            "sure that the forward pass calls the adapted layers themselves."
         )

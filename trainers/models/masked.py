@@ -1,6 +1,6 @@
 """Masked auto-encoders (He et al. 2022): one transformer of some patches, and another that rebuilds the rest.
 
-The sizes are those of ViP (Yu et al. 2023, table 4): an encoder of 12 or 24 blocks, a decoder of 4 blocks of
+The sizes are from ViP (Yu et al. 2023, table 4): an encoder of 12 or 24 blocks, a decoder of 4 blocks of
 width 512. The features that are scored and exported are the mean of the encoder's tokens of all patches; the
 decoder serves only the loss. There is no class token, and the token of hidden patches is an embedding layer
 of one row, so no parameter is used outside a layer.
@@ -46,7 +46,7 @@ SIZES = {
     "mae-base": Size(depth=12, width=768),
     "mae-large": Size(depth=24, width=1024),
 }
-"""Sizes by name; the toy is for a CPU and small images, the others are those of ViP. At 224 × 224 pixels they
+"""Sizes by name; the toy is for a CPU and small images, the others are from ViP. At 224 × 224 pixels they
 have as many weights as in its table 4, except the last: depth 24 and width 1,024 make 316.6 million, not
 233.3."""
 
@@ -73,8 +73,8 @@ class MaskedAutoEncoder(PatchEncoder):
         self.num_hidden = round(config.mask_ratio * self.num_patches)
         if not 0 < self.num_hidden < self.num_patches:
             raise ConfigError(
-                f"mask_ratio must hide a patch and leave one: {config.mask_ratio} of {self.num_patches} "
-                f"patches hides {self.num_hidden}; give another --mask-ratio, or a smaller --patch-size"
+                f"mask_ratio must hide at least one patch but not all; got {config.mask_ratio}, which hides "
+                f"{self.num_hidden} of {self.num_patches}. Change --mask-ratio, or reduce --patch-size."
             )
         self.to_decoder = nn.Linear(size.width, size.decoder_width)
         self.hidden = nn.Embedding(1, size.decoder_width)

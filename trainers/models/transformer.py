@@ -222,8 +222,8 @@ def patch_grid(image_shape: ImageShape, patch_size: int) -> tuple[int, int]:
     _, height, width = image_shape
     if height % patch_size or width % patch_size:
         raise ConfigError(
-            f"patch_size must divide the image, {height} × {width} pixels; got {patch_size}: give "
-            "another --patch-size or --image-size"
+            f"patch_size must divide the image, {height} × {width} pixels; got {patch_size}. Change "
+            "--patch-size or --image-size."
         )
     return height // patch_size, width // patch_size
 

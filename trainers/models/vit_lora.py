@@ -45,7 +45,7 @@ class ImageTower(nn.Module):
         if size != [height, width]:
             raise ConfigError(
                 f"this image tower reads images of {height}×{width} pixels; got {size[0]}×{size[1]}. "
-                f"Load the images with --image-size {height}, or choose another network"
+                f"Load the images with --image-size {height}, or choose another network."
             )
         if channels not in (1, _COLOURS):
             raise ConfigError(f"this image tower reads images of 1 or 3 channels; got {channels}")

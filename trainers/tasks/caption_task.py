@@ -44,8 +44,8 @@ class Captions(PerRecordTask[Captioner]):
     def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
         if not isinstance(records, ImageTextRecords):
             raise ConfigError(
-                f"{config.mechanism.method} learns from captions, and the data are images without any: give "
-                "pairs of images and texts"
+                f"{config.mechanism.method} learns from captions; got images without captions. Use pairs "
+                "of images and texts."
             )
 
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> Captioner:

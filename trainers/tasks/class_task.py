@@ -58,16 +58,16 @@ class Classes(PerRecordTask[Classifier]):
         method = config.mechanism.method
         if isinstance(records, ImageTextRecords):
             raise ConfigError(
-                f"{method} learns labels of images, and the data are pairs of images and texts: use a method "
-                "for pairs, or load images with labels"
+                f"{method} learns labels of images; got pairs of images and texts. Use a method for pairs, "
+                "or load images with labels."
             )
         if records.labels is None:
-            raise ConfigError(f"{method} learns labels, and the data have none: give images with labels")
+            raise ConfigError(f"{method} learns labels; got images without labels. Use images with labels.")
         num_classes = _network(config).num_classes
         if len(records.labels) and not 0 <= records.labels.min() <= records.labels.max() < num_classes:
             raise ConfigError(
-                f"labels must be whole numbers from 0 to below num_classes = {num_classes}, and some are "
-                "not: give the number of classes that there may be, --num-classes"
+                f"labels must be integers from 0 to below num_classes = {num_classes}; got others. Set "
+                "--num-classes to an upper bound on the number of classes."
             )
 
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> Classifier:

@@ -26,8 +26,8 @@ class ContrastiveTask(Task[NetworkT]):
         super().check(config, records)
         if config.group_loss() is None and not config.rule().whole_batch:
             raise ConfigError(
-                f"{config.mechanism.method} clips any objective and has no loss of embeddings, which the "
-                f"task {self.name} needs: use a contrastive method"
+                f"{config.mechanism.method} has no loss on embeddings, which the task {self.name} needs. "
+                "Use a contrastive method."
             )
 
     @abstractmethod

@@ -22,7 +22,7 @@ from trainers.evaluation import features
 from trainers.evaluation.readout import check_readout
 from trainers.evaluation.scorer import Scoring
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
-from trainers.models.initial_encoder import load_given
+from trainers.models.initial_encoder import load_warm_start
 from trainers.models.precision import pass_in, scale_gradient
 from trainers.tasks.contrastive import ContrastiveTask
 from trainers.tasks.task import image_views
@@ -36,8 +36,8 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
     def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
         if isinstance(records, ImageTextRecords):
             raise ConfigError(
-                f"{config.network.name} is an encoder of images, and the data are pairs of images and texts: "
-                "give another --network"
+                f"{config.network.name} is an image encoder; got pairs of images and texts. "
+                "Choose another --network."
             )
 
     def build(
@@ -46,7 +46,7 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
         assert isinstance(config.encoder, NetworkConfig)
         encoder = build_encoder(config.encoder, image_shape, config.public_seed)
         if config.warm_start is not None and start_tensors is not None:
-            load_given(encoder, config.warm_start, start_tensors)
+            load_warm_start(encoder, config.warm_start, start_tensors)
         return encoder
 
     def check_network(self, config: TrainingConfig, network: Encoder, image_shape: tuple[int, ...]) -> None:
@@ -106,8 +106,8 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
     def evaluate(self, network: Encoder, scoring: Scoring) -> dict[str, float]:
         if isinstance(scoring.queries, ImageTextRecords):
             raise ConfigError(
-                "image-text records are scored by an image and a text tower; got a network of type "
-                f"{type(network).__name__}: give a CLIP network"
+                "scoring image-text records needs an image tower and a text tower; got "
+                f"{type(network).__name__}. Use a CLIP network."
             )
         if scoring.index is None:
             return {}

@@ -50,8 +50,8 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
         if not isinstance(records, ImageTextRecords):
             raise ConfigError(
-                f"{config.network.name} is a CLIP model, and the data are images without captions: give "
-                "another --network"
+                f"{config.network.name} is a CLIP model; got images without captions. Choose "
+                "another --network."
             )
 
     def build(

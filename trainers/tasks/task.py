@@ -62,13 +62,13 @@ class Task(ABC, Generic[NetworkT]):
         method = config.mechanism.rules
         if method.task and method.task != self.name:
             raise ConfigError(
-                f"{method.name} has the objective of the task {method.task}, and {config.network.name} is a "
-                f"network for the task {self.name}: give --network one of its own"
+                f"{method.name} needs a network for the task {method.task}; got {config.network.name}, which "
+                f"is for the task {self.name}. Choose another --network."
             )
         if method.needs_embeddings and not self.embeds:
             raise ConfigError(
-                f"{method.name} compares unit embeddings, and the task {self.name} has none: use a method "
-                "that clips groups, whatever their objective"
+                f"{method.name} compares unit embeddings, but the task {self.name} has none. Use a method "
+                "that clips groups with any objective."
             )
         self.check_records(config, records)
 
@@ -241,7 +241,7 @@ def register_task(task: AnyTask) -> AnyTask:
       ConfigError: another task has the name.
     """
     if _tasks.get(task.name, task) is not task:
-        raise ConfigError(f"a task named {task.name!r} is registered already: give yours another name")
+        raise ConfigError(f"a task named {task.name!r} is already registered. Choose another name.")
     _tasks[task.name] = task
     return task
 

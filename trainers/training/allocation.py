@@ -23,14 +23,14 @@ _LARGEST_KEPT, _MOST_KEPT = 2**25, 2**28
 def keep_freed_memory() -> bool:
     """Have this process reuse the memory it frees; return whether the C library was set so.
 
-    It keeps up to 256 MiB at a time, in tensors of up to 32 MiB: larger tensors would leave gaps that large
-    networks have no room for. Only glibc has the call. It changes no result; the peak grows by the memory
-    that is kept. If the user has set one of glibc's own variables for it, such as `MALLOC_TRIM_THRESHOLD_`,
-    or a `glibc.malloc` tunable, that setting stays.
+    It keeps up to 256 MiB at a time, in tensors of up to 32 MiB: larger tensors would leave gaps, for which
+    large networks have no memory to spare. Only glibc has the call. It changes no result; the peak grows by
+    the memory that is kept. If the user has set one of glibc's own variables for it, such as
+    `MALLOC_TRIM_THRESHOLD_`, or a `glibc.malloc` tunable, that setting stays.
     """
-    told = any(os.environ.get(name) for name in _OF_THE_USER)
-    told |= "glibc.malloc." in os.environ.get(_TUNABLES, "")
-    if told or not sys.platform.startswith("linux"):
+    set_by_user = any(os.environ.get(name) for name in _OF_THE_USER)
+    set_by_user |= "glibc.malloc." in os.environ.get(_TUNABLES, "")
+    if set_by_user or not sys.platform.startswith("linux"):
         return False
     try:
         set_option = ctypes.CDLL(None).mallopt

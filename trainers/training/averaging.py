@@ -1,4 +1,4 @@
-"""Moving averages of the released iterates, which are scored and returned, and which BYOL regresses onto.
+"""Moving averages of the released iterates: they are scored and returned, and BYOL regresses onto them.
 
     θ̄ ← d_t·θ̄ + (1 − d_t)·θ,   d_t = min(decay, (1 + t)/(10 + t)),   after the optimizer's step t = 0, 1, …
 
@@ -63,11 +63,11 @@ class WeightAverage:
         """
         averages = self.state()
         if state is None or state.keys() != averages.keys():
-            problem = "none" if state is None else "that of another network"
+            problem = "none" if state is None else "the average of another network"
             raise StorageError(
-                "the checkpoint must hold the average of the weights that ema_decay or the method asks for; "
-                f"got {problem}: give the training's own ema_decay, or delete checkpoint.pt to start it "
-                "over; what was spent stays charged"
+                "the checkpoint must hold the average of the weights that ema_decay or the method requires; "
+                f"got {problem}. Restore the training's own ema_decay, or delete checkpoint.pt to start "
+                "over. The ε spent so far stays charged."
             )
         with torch.no_grad():
             for name, weights in averages.items():

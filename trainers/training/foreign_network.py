@@ -60,13 +60,13 @@ def foreign_note(config: TrainingConfig) -> str:
         return ""
     if config.network.mixes_no_records:
         return (
-            f"On the word of the network's author: {name} {PROMISE}. It was tried on made-up inputs, and no "
-            "test can prove it; the guarantee depends on it."
+            f"The network's author promises that {name} {PROMISE}. The guarantee depends on this promise. It "
+            "was tested on synthetic inputs, but no test can prove it."
         )
     return (
-        f"The network {name} is not this package's: groups go through it one at a time, on copies of its "
-        "weights, buffers and attributes, so that it has nothing to mix. That it keeps no data outside of "
-        "its modules and their classes is its author's promise."
+        f"The network {name} is not part of this package. Groups pass through it one at a time, on copies of "
+        "its weights, buffers and attributes, so that it cannot mix them. The network's author promises that "
+        "it keeps no data outside of its modules and their classes."
     )
 
 

@@ -109,7 +109,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [_available_on_machine()]
-    limits += [room for room in (_room_in_cgroup(*files) for files in _CGROUP_FILES) if room is not None]
+    limits += [free for free in (_free_in_cgroup(*files) for files in _CGROUP_FILES) if free is not None]
     return max(0, min(limits))
 
 
@@ -130,7 +130,7 @@ def _available_on_machine() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _room_in_cgroup(limit: Path, usage: Path) -> int | None:
+def _free_in_cgroup(limit: Path, usage: Path) -> int | None:
     """Return the free bytes of a control group; None without a control group or a limit."""
     try:
         return int(limit.read_text()) - int(usage.read_text())

@@ -42,7 +42,7 @@ class Observer:
         self._evaluation_is_public = evaluation_is_public
 
     def visible(self, values: dict[str, float]) -> dict[str, float]:
-        """Return those of the given values that may be seen."""
+        """Return only the values that may be seen."""
         return metric_policy.visible(
             values,
             training_data_is_public=self._train_is_public,
@@ -55,7 +55,7 @@ class Observer:
         return self._train_is_public and (step == 0 or (every > 0 and step % every == 0))
 
     def note(self, step: int, values: dict[str, float]) -> None:
-        """Append to the series those of `values` that may be seen."""
+        """Append the values that may be seen to the series."""
         for name, value in self.visible(values).items():
             self.series.setdefault(name, []).append((step, value))
 

@@ -116,11 +116,11 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.network.name not in NETWORKS:
             known = unknown_choice("network", self.network.name, NETWORKS)
-            raise ConfigError(f"{SYNTHETIC}STEPS pre-trains a network of this package: {known}")
+            raise ConfigError(f"{SYNTHETIC}STEPS pre-trains only networks of this package: {known}")
         if self.num_steps <= self.optimizer.warmup_steps:
             raise ConfigError(
-                f"{SYNTHETIC}STEPS takes more steps than the {self.optimizer.warmup_steps} in which its "
-                f"learning rate rises; got {self.num_steps}: give some hundreds"
+                f"{SYNTHETIC}STEPS needs more than the {self.optimizer.warmup_steps} steps in which its "
+                f"learning rate rises; got {self.num_steps}. Use several hundred."
             )
 
     @property
@@ -168,8 +168,8 @@ def recipe_of(network: EncoderConfig, image_shape: ImageShape, *, num_steps: int
         return recipe_for(network=NetworkConfig(**_of(network, "name", "embedding_dim")))
     if network.name not in SMALL_MODELS:
         raise ConfigError(
-            f"{SYNTHETIC}{num_steps} pre-trains small CLIP models, {', '.join(SMALL_MODELS)}; give "
-            f"{network.name} published or exported weights"
+            f"{SYNTHETIC}{num_steps} pre-trains only the small CLIP models {', '.join(SMALL_MODELS)}; "
+            f"got {network.name}. Start it from published or exported weights."
         )
     towers = ClipNetworkConfig(name=network.name)
     own_shape = (3, *find_clip(ClipConfig(model=network.name)).image_size)  # it sees grey images in colour
@@ -181,9 +181,9 @@ def _check_size_of_pairs(image_shape: ImageShape) -> None:
     smallest, largest = shapes.SHAPE_IMAGE_SIZES
     if channels != 3 or height != width or not smallest <= height <= largest:
         raise ConfigError(
-            f"{SYNTHETIC}STEPS makes pairs with squares in colour, of {smallest} to {largest} pixels; the "
-            f"data have {height} × {width} pixels in {channels} channels: give --image-size, or weights of a "
-            "file"
+            f"{SYNTHETIC}STEPS generates square colour images of {smallest} to {largest} pixels; got data of "
+            f"{height} × {width} pixels in {channels} channels. Set --image-size, or start from a file of "
+            "weights."
         )
 
 
@@ -192,7 +192,7 @@ def _of(network: EncoderConfig, *names: str) -> dict[str, Any]:
 
 
 def public_start(recipe: Recipe) -> Path:
-    """Return the file with the weights of a recipe, from the cache if it is there, otherwise made now.
+    """Return the file with the weights of a recipe, from the cache if it exists, otherwise made now.
 
     Processes that need the same weights at the same time make them only once. A file that is damaged, or that
     holds something else, is made again.
@@ -252,8 +252,8 @@ def _cache_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, NotImplementedError) as error:
         raise StorageError(
-            f"the cache folder must be writable, with file locks; {path.parent} is not ({error}). Set "
-            "DPGCL_CACHE to a folder that is"
+            f"the cache folder must be writable and support file locks; got {path.parent} ({error}). Set "
+            "DPGCL_CACHE to another folder."
         ) from error
 
 
@@ -395,8 +395,8 @@ def _pairs(recipe: Recipe, step: int) -> ImageTextRecords:
 def _print_note(recipe: Recipe, seconds_per_step: float) -> None:
     seconds = recipe.num_steps * seconds_per_step
     print(
-        f"note: making a public start of {recipe.network.name}: {recipe.num_steps} steps on "
-        f"{recipe.made_of}, about {max(1, round(seconds))} s, once: it is kept in {cache_folder() / _FOLDER}",
+        f"note: pre-training {recipe.network.name} for {recipe.num_steps} steps on {recipe.made_of}, only "
+        f"once, in about {max(1, round(seconds))} s. The weights are kept in {cache_folder() / _FOLDER}",
         file=sys.stderr,
         flush=True,
     )

@@ -25,11 +25,11 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
     Raises:
       ConfigError: private records would be trained on without a proven guarantee or scored against
         private records, their number is outside the range that the method's accounting covers, or the
-        records held out for noised scores are not those that their slots determine.
+        records held out for noised scores differ from the ones that their slots determine.
     """
     if not data.train_is_public and config.guarantee_label != PROVEN:
         raise ConfigError(
-            f"private records are trained on with a guarantee only; got label {config.guarantee_label!r}, "
+            f"private records can be trained on only with a guarantee; got label {config.guarantee_label!r}, "
             f"noise_multiplier = {config.mechanism.noise_multiplier}, "
             f"seeded_non_private = {config.seeded_non_private}"
         )
@@ -37,10 +37,10 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
         for name in ("index", "queries", "probes"):
             if getattr(data, name) not in (None, ()):
                 raise ConfigError(
-                    f"with private training records the {name} of a score must be public: one record of a "
-                    "private k-NN index, gallery or probe training set can change every answer, and an "
-                    "un-noised score tells of its queries; got private ones. Give --evaluate-on a public "
-                    "data set, and --score-on-held-out for noised scores of private records"
+                    f"with private training records, the {name} of a score must be public; got private ones. "
+                    "One record of a private k-NN index, gallery or probe training set can change every "
+                    "answer, and a score without noise leaks its queries. Set --evaluate-on to a public data "
+                    "set, and use --score-on-held-out for noised scores of private records."
                 )
     config.mechanism.rules.check_records(config.mechanism, len(data.train))
     _check_labels(config, data)
@@ -55,15 +55,15 @@ def _check_labels(config: TrainingConfig, data: TrainingData) -> None:
     scored = data.queries is not None and data.queries.labels is not None
     if data.train_is_public and scored and data.train_class_names != data.class_names:
         raise ConfigError(
-            f"{config.mechanism.method} is scored on labels of the same list of classes, and those of the "
-            "training data and of evaluate_on are numbered by two lists: give data with the same classes, or "
-            "integer labels of one list in both"
+            f"{config.mechanism.method} must be trained and scored on one list of classes, but the training "
+            "data and evaluate_on number their labels by two lists. Use data with the same classes, or with "
+            "integer labels from one list."
         )
     if not data.train_is_public and train.classes_from_data:
         raise ConfigError(
-            f"{config.mechanism.method} needs integer labels, of a public list of classes: text labels are "
-            "numbered by their place among all classes of the private data, so one record could change the "
-            "labels of others; got text labels"
+            f"{config.mechanism.method} needs integer labels from a public list of classes; got text labels. "
+            "Text labels are numbered by their position among all classes of the private data, so one record "
+            "could change the labels of others."
         )
 
 
@@ -73,40 +73,40 @@ def _check_noised_scores(config: TrainingConfig, data: TrainingData) -> None:
     if (records is not None) != (share > 0):
         found = "none" if records is None else "some"
         raise ConfigError(
-            f"score_on_held_out and held-out records belong together; got {share} and {found}: "
-            "split the records by trainers.data.split_held_out"
+            f"score_on_held_out and held-out records need each other; got {share} and {found}. "
+            "Split the records with trainers.data.loading.split_held_out."
         )
     if records is None:
         return
     train, held_out = images_alone(data.train), images_alone(records)
     if train is None or held_out is None:
         raise ConfigError(
-            "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
-            "which each record is a candidate of every query, so one record can change all answers and no "
-            f"noise for one count covers it; got {share}: leave it out"
+            f"score_on_held_out applies only to images with labels; got {share} for images with captions. "
+            "Their score is a recall: each record is a candidate of every query, so one record can change "
+            "all answers, which the noise for one count does not cover. Leave score_on_held_out out."
         )
     if index is None or index is data.train or not data.evaluation_is_public or index.labels is None:
         raise ConfigError(
-            "score_on_held_out needs a public labelled index other than the training records, for a noised "
-            "count to move by one only; give --evaluate-on a public labelled data set"
+            "score_on_held_out needs a public labelled index other than the training records, so that one "
+            "record changes a noised count by at most one. Set --evaluate-on to a public labelled data set."
         )
     if data.slots is None or not is_split_held_out(train, held_out, share, data.slots):
         raise ConfigError(
-            "records must go to training or to scoring by their slots, the same in all trials; got "
-            f"{'no slots' if data.slots is None else 'another split'}: use trainers.data.split_held_out with "
-            "score_on_held_out, and give its slot table"
+            "slots must decide whether a record is trained on or scored, in the same way in all trials; got "
+            f"{'no slots' if data.slots is None else 'another split'}. Use "
+            "trainers.data.loading.split_held_out with score_on_held_out, and pass its slot table."
         )
     num_trained, _ = split_public(data.slots.capacity, share)
     if num_trained != config.mechanism.num_records_public:
         raise ConfigError(
-            f"the slot table has {data.slots.capacity} slots, of which {num_trained} are trained on, and the "
-            f"training is accounted for {config.mechanism.num_records_public}: give both the same number"
+            f"the slot table has {num_trained} training slots (of {data.slots.capacity}), but the training "
+            f"is accounted for {config.mechanism.num_records_public} records. Use the same number for both."
         )
     if held_out.labels is None or held_out.classes_from_data:
         raise ConfigError(
-            "score_on_held_out needs integer labels, of the same meaning as those of the public index: text "
-            "labels are numbered by their place among all classes of the private data, so one record could "
-            f"change the labels of others; got {'no' if held_out.labels is None else 'text'} labels"
+            "score_on_held_out needs integer labels with the same meaning as the labels of the public index; "
+            f"got {'no' if held_out.labels is None else 'text'} labels. Text labels are numbered by their "
+            "position among all classes of the private data, so one record could change the labels of others."
         )
 
 

@@ -57,7 +57,7 @@ def training_config(
     Args:
       options: the training's options.
       num_records: number of records trained on and held out; used, and then public, only if
-        `num_records_public` is not given.
+        `num_records_public` is not set.
       public_seed: seed of initialisation, views and evaluation subsets.
       modality: the kind of the records: "image" or "image-text".
       calibration_folder: the folder where calibrations are kept.
@@ -105,8 +105,8 @@ def _warm_start(
         return read_warm_start(path, charged_to=charged_to)
     if image_shape is None:
         raise ConfigError(
-            f"{path} is made for images of one shape: give training_config the image_shape (channels, "
-            "height, width) of the records"
+            f"{path} is made for one image shape; got none. Pass the image_shape (channels, height, width) "
+            "of the records to training_config."
         )
     encoder = network.encoder if isinstance(network, ClassifierConfig) else network
     recipe = recipe_of(encoder, image_shape, num_steps=num_steps, seed=public_seed)
@@ -119,19 +119,15 @@ def _network(
     task = mechanism.rules.task
     if task == ClassifierConfig.task:
         return _classifier(options, mechanism.method, num_classes)
-    _refuse_given(options, "is for classifiers, which dp_classifier trains", *_CLASSIFIER_ALONE)
+    _check_left_out(options, "the classifiers of dp_classifier", *_CLASSIFIER_ALONE)
     if modality == "image-text" and not task:
         return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options))
-    _refuse_given(options, "is for CLIP models, which contrastive methods train on pairs", *_CLIP_ALONE)
+    _check_left_out(options, "the CLIP models of contrastive methods on pairs", *_CLIP_ALONE)
     if task == MaskedNetworkConfig.task:
         return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
     if modality == "image-text":
         return CaptionerConfig(**_fields_of(CaptionerConfig, options))
-    _refuse_given(
-        options,
-        "is for transformers: CLIP models, and the networks of dp_mae and dp_cap",
-        "gradient_checkpointing",
-    )
+    _check_left_out(options, "CLIP models and the networks of dp_mae and dp_cap", "gradient_checkpointing")
     shared = _fields_of(NetworkConfig, options)
     return NetworkConfig(**shared, predictor=mechanism.rules.needs_target)
 
@@ -140,12 +136,10 @@ def _classifier(options: NetworkOptions, method: str, num_classes: int | None) -
     num_outputs = options.num_classes or num_classes
     if num_outputs is None:
         raise ConfigError(
-            f"{method} needs a public number of classes, which private labels must not tell: give "
-            "--num-classes, the most that there may be"
+            f"{method} needs a public number of classes, which must not be read from private labels; got "
+            "none. Set --num-classes to a public upper bound."
         )
-    _refuse_given(
-        options, "is for CLIP models, which contrastive methods train on pairs", "learn_temperature"
-    )
+    _check_left_out(options, "the CLIP models of contrastive methods on pairs", "learn_temperature")
     settings = _fields_of(ClassifierConfig, options) | {"num_classes": num_outputs}
     return ClassifierConfig(**settings, encoder=_encoder(options, method))
 
@@ -162,16 +156,18 @@ def _encoder(options: NetworkOptions, method: str) -> EncoderConfig:
             known = [*NETWORKS, *masked.SIZES, *captioner.SIZES, *SMALL_MODELS, "package.module:factory"]
             raise ConfigError(unknown_choice(f"network of {method}", name, known))
         return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options) | {"lora_rank": 0})
-    _refuse_given(options, "is for CLIP models", "pretrained")
-    _refuse_given(options, "is for transformers", "gradient_checkpointing")
+    _check_left_out(options, "CLIP models", "pretrained")
+    _check_left_out(options, "transformers", "gradient_checkpointing")
     return NetworkConfig(**_fields_of(NetworkConfig, options))
 
 
-def _refuse_given(options: NetworkOptions, reason: str, *names: str) -> None:
+def _check_left_out(options: NetworkOptions, networks: str, *names: str) -> None:
     default = NetworkOptions()
     for name in names:
         if getattr(options, name) != getattr(default, name):
-            raise ConfigError(f"{name} {reason}")
+            raise ConfigError(
+                f"{name} applies only to {networks}; got {getattr(options, name)}. Leave it out."
+            )
 
 
 def _fields_of(kind: type[AnyNetworkConfig], options: NetworkOptions) -> dict[str, Any]:
@@ -186,7 +182,7 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
     noise = 1.0 if request.noise_multiplier is None else request.noise_multiplier
     if not noise > 0:
         raise ConfigError(
-            f"noise_multiplier must be positive; got {noise} (for a non-private trial: epsilon = inf)"
+            f"noise_multiplier must be positive; got {noise}. For a non-private trial, set epsilon = inf."
         )
     method = method_named(request.method)
     sampling_prob = _sampling_prob(request.sampling_prob, request.expected_batch_size, num_trained)
@@ -229,7 +225,7 @@ def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
 
     The noise of the mean gradient is σΔ/B as before (nearly, if records are sampled and the remainder is
     dropped), so the training is expected to behave like the large training, in 1/k of the time. Its own ε is
-    much larger; nothing is promised at the ε of the large training.
+    much larger, and it has no guarantee at the ε of the large training.
 
     Args:
       mechanism: the mechanism of the large training.
@@ -254,16 +250,16 @@ def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
     is_whole = not (method.takes_group_size or method.one_record_groups)
     if method.needs_cap or not method.plain_event or mechanism.group_size == BATCH or is_whole:
         raise ConfigError(
-            f"tan_factor keeps noise over batch by scaling both, and the noise of {method.name} with "
-            f"group_size = {mechanism.group_size} follows its batch by itself: use a method that clips "
-            "groups of a fixed size, or records"
+            f"tan_factor scales the noise with the batch size, but the noise of {method.name} with "
+            f"group_size = {mechanism.group_size} depends on the batch size already. Use a method that clips "
+            "groups of a fixed size, or records."
         )
     noise = mechanism.noise_multiplier / factor
     if mechanism.is_private and noise < MIN_NOISE_MULTIPLIER:
         raise ConfigError(
-            f"tan_factor = {factor:g} leaves a noise_multiplier of {noise:.3g}, of which the least that is "
-            f"accounted for is {MIN_NOISE_MULTIPLIER:g}: at most "
-            f"{mechanism.noise_multiplier / MIN_NOISE_MULTIPLIER:.3g} here; give a smaller factor or epsilon"
+            f"tan_factor must leave a noise_multiplier of at least {MIN_NOISE_MULTIPLIER:g}; got {factor:g}, "
+            f"which leaves {noise:.3g}. Set it to at most "
+            f"{mechanism.noise_multiplier / MIN_NOISE_MULTIPLIER:.3g}, or choose a smaller epsilon."
         )
     return dataclasses.replace(
         mechanism, sampling_prob=mechanism.sampling_prob / factor, noise_multiplier=noise
@@ -275,9 +271,9 @@ def _sampling_prob(sampling_prob: float | None, expected_batch_size: float, num_
         return sampling_prob
     if not 0 < expected_batch_size <= num_records_public:
         raise ConfigError(
-            "expected_batch_size must be in (0, num_records_public], for sampling_prob to be in (0, 1]; "
-            f"got {expected_batch_size:g} records a step, but num_records_public = "
-            f"{num_records_public}: give --expected-batch-size, at most that"
+            "expected_batch_size must be in (0, num_records_public], so that sampling_prob is in (0, 1]; "
+            f"got {expected_batch_size:g} with num_records_public = {num_records_public}. "
+            f"Set --expected-batch-size to at most {num_records_public}."
         )
     return expected_batch_size / num_records_public
 
@@ -299,13 +295,13 @@ def _check_group_size(mechanism: Mechanism) -> None:
         return
     if size < mechanism.rules.min_group_size:
         raise ConfigError(
-            f"group_size must be at least 2, for a record needs another to differ from; got {size}"
+            f"group_size must be at least 2, since a record is compared with others in its group; got {size}"
         )
     if mechanism.sampling == RECORDS and size > mechanism.expected_batch_size / 4:
         share = expected_dropped_share(mechanism.num_records_public, mechanism.sampling_prob, size)
         raise ConfigError(
             f"group_size must be at most a quarter of the expected batch size, "
             f"{mechanism.expected_batch_size:g}; got {size}, whose incomplete groups would drop "
-            f'{share:.0%} of the sampled records (for one group of everything use "batch", for large groups '
-            "--sampling groups)"
+            f'{share:.0%} of the sampled records. For one group of the whole batch, use "batch". For large '
+            "groups, use --sampling groups."
         )

@@ -4,14 +4,14 @@ The guarantee of a training is about its own records. Whatever the first weights
 fixed beforehand and do not depend on those records, the steps after them are the same mechanism, and ε is
 the same. The guarantee says nothing about the data that the first weights were made from. So:
 
-- Weights made from **private** records carry their own ε into the training. They are refused unless a ledger
+- Weights made from **private** records carry their own ε into the training. They are rejected unless a ledger
   adds up both: a training may start from a model that was charged to a data set in a ledger if the training
   is charged to the same data set. A privacy filter holds for everything that is charged to it, even if each
   training is chosen after seeing the models of earlier trainings (docs/theory/ledger.md), so the ledger's
   (ε, δ) covers both. The ε of the second training is its own: it holds for every fixed start, and does not
   count the start.
 - A model that was exported from public or synthetic data is accepted.
-- A file that does not state its data is taken to be public on the user's word, and the privacy statement
+- A file that does not state its data is assumed to be public on the user's word, and the privacy statement
   says so.
 - Weights that were made here from generated records (`trainers.training.public_start`) come from no record.
 
@@ -66,14 +66,14 @@ def read_warm_start(path: Path, *, charged_to: str | None = None) -> WarmStart:
         )
     elif not path.is_file():
         raise ConfigError(
-            f"warm_start must be an exported model's folder or a file of weights; there is no {path}"
+            f"warm_start must be the folder of an exported model or a file of weights; {path} does not exist"
         )
     private = _private_start(path, charged_to)
     if path.name in (WEIGHTS, WEIGHTS_FILE) and (path.parent / DESCRIPTION).exists():
         description = read_description(path.parent)
         if path.name != description.weights_file:
             raise StorageError(
-                f"the model in {path.parent} is in {description.weights_file}, not {path.name}"
+                f"the weights in {path.parent} must be {description.weights_file}; got {path.name}"
             )
         read_model_weights(path.parent, description)
         data = f"public {description.dataset}"
@@ -81,7 +81,7 @@ def read_warm_start(path: Path, *, charged_to: str | None = None) -> WarmStart:
             data = f"private {description.dataset}, charged to the same data set of the same ledger"
         origin = f"the exported model of sweep {description.sweep}, trained on {data}"
     else:
-        origin = "weights that are taken to be public on the word of whoever gave them"
+        origin = "weights that are assumed to be public on the word of the user who supplied them"
     weights = read_weights(path)
     return WarmStart(
         path=str(path),
@@ -123,10 +123,10 @@ def _private_start(path: Path, charged_to: str | None) -> PrivateStart | None:
     if start is None:
         ledger_text = "no ledger" if charged_to is None else f"data set {charged_to!r} of a ledger"
         raise ConfigError(
-            f"a training must start from public or synthetic weights; {path} comes from private data, and "
-            "its ε would have to be added to this training's. Train from scratch, or give public weights, or "
-            "charge both to one data set of one ledger, and give the exported model's whole folder; this "
-            f"training is charged to {ledger_text}"
+            f"a training must start from public or synthetic weights, but {path} comes from private data. "
+            "Its ε would have to be added to this training's ε. Train from scratch, use public weights, or "
+            "charge both trainings to one data set of one ledger and pass the exported model's whole folder. "
+            f"This training is charged to {ledger_text}."
         )
     return start
 
@@ -186,7 +186,7 @@ def _planned(start: WarmStart) -> Mapping[str, Tensor]:
     if weights.sha256 != start.sha256:
         raise ConfigError(
             f"the warm start {start.path} must be the file that the training was planned with, sha256 "
-            f"{start.sha256}; got {weights.sha256}: put it back, and where all machines see it"
+            f"{start.sha256}; got {weights.sha256}. Restore the file where all machines see it."
         )
     return weights.tensors
 
@@ -204,12 +204,12 @@ def warm_start_note(config: TrainingConfig) -> str | None:
 def _of_data(start: WarmStart) -> str:
     if start.private is not None:
         return (
-            f"ε of this sweep is without that of sweep {start.private.sweep}, which these records paid, too; "
-            "the ledger's (ε, δ) is of both."
+            f"The ε of this sweep does not include the ε of sweep {start.private.sweep}, which used the same "
+            "records. The ledger's (ε, δ) covers both."
         )
     if start.from_records:
         return (
-            "The guarantee is about this sweep's training data and says nothing of the data that made those "
-            "weights."
+            "The guarantee covers this sweep's training data, and not the data that those weights were "
+            "trained on."
         )
-    return "No record made those images or weights, which cost no ε."
+    return "Neither those images nor those weights come from any record, so they cost no ε."

@@ -363,7 +363,7 @@ def test_parquet_reads_labels_stored_as_a_dictionary(tmp_path):
 BAD_PARQUET = {
     "no image": ({"picture": [PNG], "text": ["x"]}, "one column named image. Columns found: picture, text"),
     "number as image": ({"image": [1]}, "image must hold encoded image bytes or paths.*got int64"),
-    "path of no file": ({"image": [{"path": "x"}]}, "of 1 images 1 missing"),
+    "path of no file": ({"image": [{"path": "x"}]}, "among 1 images: 1 missing"),
     "float label": ({"image": [PNG], "label": [0.5]}, "label must hold integers or strings; got double"),
     "null label": (
         {"image": [PNG] * 2, "label": ["x", None]},

@@ -167,7 +167,7 @@ def test_file_of_a_folder_is_an_image_by_its_content(kind: str, tmp_path: Path) 
 def test_damaged_file_with_the_suffix_of_an_image_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(Image.fromarray(COLOUR)))
     (tmp_path / "b.heic").write_bytes(b"no image")
-    with pytest.raises(RecordsError, match="of 2 images 1 unreadable"):
+    with pytest.raises(RecordsError, match="among 2 images: 1 unreadable"):
         load_dataset(f"folder:{tmp_path}")
 
 

@@ -336,7 +336,7 @@ def test_further_images_of_a_sample_are_left_out_and_counted(tmp_path):
 @pytest.mark.parametrize("extra", ["v1.0_9.txt", "v1.txt"])
 def test_caption_without_an_image_is_a_fault(extra, tmp_path):
     files = pair("v1.0_1", 1, "one") | pair("v1.0_2", 2, "two") | {extra: b"stray"}
-    with pytest.raises(RecordsError, match="of 3 rows 1 missing image"):
+    with pytest.raises(RecordsError, match="among 3 rows: 1 missing image"):
         load_webdataset(write_files(tmp_path / "s.tar", files))
 
 

@@ -356,7 +356,7 @@ def test_towers_are_scored_in_evaluation_mode_and_left_as_they_were(encoder: Ima
 
 def test_pairs_are_refused_for_a_network_without_a_text_tower() -> None:
     images = build_encoder(NetworkConfig(), (3, 32, 32), seed=0)
-    with pytest.raises(ConfigError, match="give a CLIP network"):
+    with pytest.raises(ConfigError, match="Use a CLIP network"):
         _scores(images, _pairs(5))
 
 

@@ -162,7 +162,7 @@ def test_the_same_seed_builds_the_same_network_and_leaves_the_global_state() -> 
 
 @pytest.mark.parametrize("patch_size", [3, 5])
 def test_patch_size_that_does_not_divide_the_image_is_refused(patch_size: int) -> None:
-    with pytest.raises(ConfigError, match=rf"must divide the image, 32 × 32 pixels; got {patch_size}: give"):
+    with pytest.raises(ConfigError, match=rf"must divide the image, 32 × 32 pixels; got {patch_size}\. "):
         build_captioner(CaptionerConfig(patch_size=patch_size), (3, 32, 32), seed=0)
 
 

@@ -146,7 +146,7 @@ def test_same_adapters_are_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_model_without_adapters_has_none_to_export(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no adapters to export; export the merged model"):
+    with pytest.raises(ConfigError, match=r"no adapters to export. Export the merged model"):
         export_adapter(_trained(None), tmp_path, note="x")
 
 

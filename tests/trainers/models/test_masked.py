@@ -118,13 +118,13 @@ def test_the_same_seed_builds_the_same_network_and_leaves_the_global_state() -> 
 
 @pytest.mark.parametrize("patch_size", [3, 5, 8])
 def test_patch_size_that_does_not_divide_the_image_is_refused(patch_size: int) -> None:
-    with pytest.raises(ConfigError, match=rf"must divide the image, 4 × 6 pixels; got {patch_size}: give"):
+    with pytest.raises(ConfigError, match=rf"must divide the image, 4 × 6 pixels; got {patch_size}. Change"):
         small(patch_size)
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.95])
 def test_mask_that_hides_no_patch_or_all_is_refused(ratio: float) -> None:
-    with pytest.raises(ConfigError, match=r"must hide a patch and leave one: .* of 6 patches hides"):
+    with pytest.raises(ConfigError, match=r"at least one patch but not all; got .*, which hides \d of 6"):
         small(mask_ratio=ratio)
 
 

@@ -157,8 +157,8 @@ def test_scale_of_an_adapter_is_alpha_over_rank() -> None:
 @pytest.mark.parametrize(
     ("targets", "reason"),
     [
-        (["q_prj"], "unknown target of LoRA in the network 'q_prj'; did you mean 'q_proj'"),
-        (["q_proj", "value"], "unknown target of LoRA in the network 'value'"),
+        (["q_prj"], "unknown LoRA target in the network 'q_prj'; did you mean 'q_proj'"),
+        (["q_proj", "value"], "unknown LoRA target in the network 'value'"),
         (["attn"], "matches 'tower.transformer.resblocks.0.attn', a SeparateAttention"),
     ],
 )
@@ -171,7 +171,7 @@ def test_targets_that_match_no_linear_layer_are_refused(targets: list[str], reas
 
 
 def test_targets_in_fused_attention_are_refused_with_the_fix() -> None:
-    with pytest.raises(ConfigError, match=r"adapters go on.*call separate_attention first"):
+    with pytest.raises(ConfigError, match=r"must be a plain nn\.Linear.*call separate_attention"):
         with_lora(_open_clip_tower(), rank=4, alpha=4, targets=["out_proj"])
 
 
@@ -180,12 +180,12 @@ def test_targets_in_fused_attention_are_refused_with_the_fix() -> None:
 )
 def test_adapters_beside_dropout_are_refused(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(4, 4), layer)
-    with pytest.raises(ConfigError, match="'1' has dropout"):
+    with pytest.raises(ConfigError, match="'1' must have no dropout; got"):
         with_lora(model, rank=2, alpha=2, targets=["0"])
 
 
 def test_second_adapters_are_refused() -> None:
-    with pytest.raises(ConfigError, match="carries an adapter already"):
+    with pytest.raises(ConfigError, match="already has an adapter"):
         with_lora(_tower(), rank=4, alpha=4, targets=["k_proj"])
 
 
@@ -259,14 +259,14 @@ def test_proof_refuses_a_weight_without_gradient_after_the_start() -> None:
             output: Tensor = adapter.lora_B["default"](hidden)
             return output
 
-    with pytest.raises(ConfigError, match=r"after a first step these do not: .*lora_A"):
+    with pytest.raises(ConfigError, match=r"after one step these do not: .*lora_A"):
         _prove(HalfUsed())
 
 
 @pytest.mark.parametrize("factor", [float("nan"), 0.0])
 def test_proof_refuses_outputs_that_carry_no_gradient(factor: float) -> None:
     tower, images = _tower(), _images(2, *SMALL)
-    with pytest.raises(ConfigError, match="finite gradient that is not zero"):
+    with pytest.raises(ConfigError, match="must receive a finite, nonzero gradient"):
         prove_adapters_train(tower, lambda network: network(images) * factor)
 
 

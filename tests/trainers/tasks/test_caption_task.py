@@ -314,7 +314,7 @@ def test_warm_start_of_another_network_names_the_first_mismatch(
 ) -> None:
     torch.save(CAPTIONS.build(config_of(), SHAPE, None).state_dict(), tmp_path / "other.pt")
     config = config_of(warm_start=tmp_path / "other.pt", **changes)
-    with pytest.raises(ConfigError, match=r"of the same network, and .* is not: .*: has \["):
+    with pytest.raises(ConfigError, match=r"of the same network, but .* is not: .*: has \["):
         train(config, data_of())
 
 
@@ -328,17 +328,17 @@ def test_options_of_clip_models_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"per_tower_clipping needs a CLIP model.*got cap-toy"):
         config_of(per_tower_clipping=True)
     for changes in ({"learn_temperature": True}, {"pretrained": "laion2b_s34b_b79k"}):
-        with pytest.raises(ConfigError, match="is for CLIP models"):
+        with pytest.raises(ConfigError, match="applies only to the CLIP models"):
             config_of(**changes)
     with pytest.raises(ConfigError, match=r"num_augmentations must be 0.*augments no keys"):
         config_of(num_augmentations=1)
-    with pytest.raises(ConfigError, match="this one has none: give readout pooled"):
+    with pytest.raises(ConfigError, match=r"got a network without one.*Set the readout to pooled"):
         CAPTIONS.check_network(config_of(readout="grid4"), network_of(config_of()), SHAPE)
 
 
 def test_public_start_of_pairs_refuses_images_that_are_not_made() -> None:
     for shape in ((1, 32, 32), (3, 32, 64), (3, 28, 28)):
-        with pytest.raises(ConfigError, match="makes pairs with squares in colour, of 32 to 256 pixels"):
+        with pytest.raises(ConfigError, match="generates square colour images of 32 to 256 pixels"):
             recipe_of(CaptionerConfig(), shape, num_steps=20, seed=0)
 
 

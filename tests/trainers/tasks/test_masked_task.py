@@ -281,7 +281,7 @@ def test_auto_encoder_is_refused_by_contrastive_methods() -> None:
 def test_warm_start_of_another_network_names_the_first_mismatch(tmp_path: Path) -> None:
     torch.save(network_of(config_of(patch_size=4)).state_dict(), tmp_path / "other.pt")
     config = config_of(warm_start=tmp_path / "other.pt")
-    with pytest.raises(ConfigError, match=r"of the same network, and .* is not: .*embed\.weight"):
+    with pytest.raises(ConfigError, match=r"of the same network, but .* is not: .*embed\.weight"):
         train(config, data_of())
 
 

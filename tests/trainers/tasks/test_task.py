@@ -168,15 +168,15 @@ def test_tasks_are_found_by_name() -> None:
 def test_name_of_a_task_is_taken_once() -> None:
     assert tasks.register_task(IMAGES) is IMAGES
     other = type("Other", (MaskedImages,), {"name": "images"})()
-    with pytest.raises(ConfigError, match="registered already"):
+    with pytest.raises(ConfigError, match="already registered"):
         tasks.register_task(other)
     assert task_named("images") is IMAGES
 
 
 def test_tasks_refuse_each_others_records() -> None:
-    with pytest.raises(ConfigError, match="is an encoder of images, and the data are pairs"):
+    with pytest.raises(ConfigError, match="is an image encoder; got pairs"):
         IMAGES.check(make_config(), pairs())
-    with pytest.raises(ConfigError, match="is a CLIP model, and the data are images without captions"):
+    with pytest.raises(ConfigError, match="is a CLIP model; got images without captions"):
         PAIRS.check(config_of(), make_data().train)
 
 
@@ -221,13 +221,13 @@ def test_methods_that_compare_embeddings_refuse_a_task_without_them() -> None:
         changes = {"batch_cap": 60} if method.needs_cap else {}
         changes |= {} if method.takes_group_size else {"group_size": "batch"}
         config = _config(method=name, noise_multiplier=1.0, **changes)
-        with pytest.raises(ConfigError, match=f"{name} compares unit embeddings, and the task test_masked"):
+        with pytest.raises(ConfigError, match=f"{name} compares unit embeddings, but the task test_masked"):
             train(config, make_data())
 
 
 def test_contrastive_tasks_need_a_loss_of_embeddings() -> None:
     config = make_config(method=ANY_OBJECTIVE.name, num_augmentations=0)
-    with pytest.raises(ConfigError, match="has no loss of embeddings, which the task images needs"):
+    with pytest.raises(ConfigError, match="has no loss on embeddings, which the task images needs"):
         train(config, make_data())
     objective = IMAGES.objective(config, nn.Module())  # type: ignore[arg-type]
     assert isinstance(objective, EmbeddingObjective)

@@ -151,7 +151,7 @@ def test_checkpoint_without_an_average_is_refused_where_one_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _crashed(monkeypatch, tmp_path, 3)
-    with pytest.raises(StorageError, match=r"got none: give the training's own ema_decay"):
+    with pytest.raises(StorageError, match=r"got none\. Restore the training's own ema_decay"):
         train(make_config(optimizer=AVERAGED), make_data(), checkpoints=_folder(tmp_path))
 
 
@@ -173,5 +173,5 @@ def test_checkpoint_tells_which_weights_are_released(changes: dict[str, object],
 
 def test_average_of_another_network_is_refused() -> None:
     average = WeightAverage(_encoder(), 0.9)
-    with pytest.raises(StorageError, match="got that of another network"):
+    with pytest.raises(StorageError, match="got the average of another network"):
         average.load({"weight": torch.zeros(2)})

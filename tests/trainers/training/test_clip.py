@@ -61,14 +61,14 @@ def test_adapters_stand_on_the_targets_alone(lora: ClipLora, num_layers: int) ->
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"targets": ("q_prj",)}, "target of LoRA in the image tower 'q_prj'; did you mean 'q_proj'"),
-        ({"targets": ("text_projection",)}, "target of LoRA in the image tower"),
+        ({"targets": ("q_prj",)}, "LoRA target in the image tower 'q_prj'; did you mean 'q_proj'"),
+        ({"targets": ("text_projection",)}, "LoRA target in the image tower"),
         ({"targets": ("attn",)}, "a SeparateAttention"),
-        ({"targets": "q"}, "must be a list of names; got 'q'"),
-        ({"targets": ()}, "must be a list of names"),
+        ({"targets": "q"}, "must be a non-empty list of names; got 'q'"),
+        ({"targets": ()}, "must be a non-empty list of names"),
         ({"towers": ("images",)}, "unknown tower 'images'; did you mean 'image'"),
         ({"towers": ()}, "at least one tower"),
-        ({"alpha": 0.0}, "alpha of LoRA must be positive"),
+        ({"alpha": 0.0}, "LoRA alpha must be positive"),
     ],
 )
 def test_adapters_that_cannot_be_made_are_refused(options: dict[str, Any], reason: str) -> None:

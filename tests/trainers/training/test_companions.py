@@ -155,7 +155,7 @@ def test_foreign_network_sees_one_group_at_a_time() -> None:
     run.encoder.backbone.register_forward_hook(lambda module, args, output: rows.append(len(output)))
     run.take_step()
     assert set(rows) == {4 * 3, 4 * 2}  # with augmented keys and, for the figures, without
-    assert "not this package's" in foreign_note(config)
+    assert "not part of this package" in foreign_note(config)
 
 
 class KeepsTheLargest(torch.nn.Module):

@@ -260,9 +260,9 @@ def test_activations_of_a_pair_count_both_towers() -> None:
 
 
 def test_network_of_the_other_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is a CLIP model, and the data are images without captions"):
+    with pytest.raises(ConfigError, match="is a CLIP model; got images without captions"):
         PAIRS.check(config_of(), make_data().train)
-    with pytest.raises(ConfigError, match="is an encoder of images, and the data are pairs"):
+    with pytest.raises(ConfigError, match="is an image encoder; got pairs"):
         IMAGES.check(make_config(), pairs())
 
 

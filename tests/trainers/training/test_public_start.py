@@ -277,7 +277,7 @@ def test_all_trials_of_a_sweep_start_from_weights_that_were_made_once(trainings:
     assert len({trial.config.public_seed for trial in plan.trials}) == 2
     (note,) = (note for note in plan.notes if note.startswith("Warm start"))
     assert "11 steps without privacy on procedural images" in note
-    assert "No record made those images or weights" in note
+    assert "Neither those images nor those weights come from any record" in note
 
 
 def test_a_start_costs_no_privacy(kept: None) -> None:
@@ -311,7 +311,7 @@ def test_steps_that_are_no_positive_whole_number_are_refused(steps: str) -> None
 
 
 def test_too_few_steps_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"more steps than the 10 .* got 10: give"):
+    with pytest.raises(ConfigError, match=r"more than the 10 steps .* got 10\. Use"):
         _config("synthetic:10")
 
 
@@ -377,13 +377,13 @@ def test_weights_of_the_package_are_those_of_the_recipe_that_their_file_states()
 
 
 def test_large_clip_models_are_refused_with_those_that_are_pretrained() -> None:
-    with pytest.raises(ConfigError, match=r"small CLIP models, clip-tiny, .*; give ViT-B-32 published"):
+    with pytest.raises(ConfigError, match=r"small CLIP models clip-tiny, .*; got ViT-B-32\. Start"):
         _of_pairs(network="ViT-B-32")
 
 
 def test_a_start_for_images_of_no_shape_is_refused() -> None:
     setting = replace_options(DIGITS_CPU, noise_multiplier=1.0, warm_start=Path("synthetic:11"))
-    with pytest.raises(ConfigError, match="give training_config the image_shape"):
+    with pytest.raises(ConfigError, match="Pass the image_shape"):
         training_config(setting, num_records=1445, public_seed=0)
 
 
@@ -399,4 +399,4 @@ def test_a_start_of_another_network_or_shape_is_refused(
 
 def test_the_note_of_a_file_still_speaks_of_its_data(tmp_path: Path) -> None:
     torch.save(_untrained().state_dict(), tmp_path / "weights.pt")
-    assert "says nothing of the data" in str(warm_start_note(_config(str(tmp_path / "weights.pt"))))
+    assert "not the data that those weights" in str(warm_start_note(_config(str(tmp_path / "weights.pt"))))

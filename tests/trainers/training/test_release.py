@@ -178,8 +178,8 @@ def test_split_is_by_slot_alone_of_exact_sizes_and_the_same_for_every_trial() ->
         ({"index": None, "queries": None}, "needs a public labelled index"),
         ({"index": dataclasses.replace(make_records(40), labels=None)}, "needs a public labelled index"),
         ({"train_is_public": True, "evaluation_is_public": False}, "needs a public labelled index"),
-        ({"held_out_records": None}, "belong together"),
-        ({"held_out_records": make_records(20)}, "by their slots"),
+        ({"held_out_records": None}, "need each other"),
+        ({"held_out_records": make_records(20)}, "slots must decide"),
         ({"held_out_records": _pool(labels=False)}, "needs integer labels"),
         ({"held_out_records": dataclasses.replace(_pool(), classes_from_data=True)}, "got text labels"),
     ],
@@ -192,7 +192,7 @@ def test_noised_scores_that_could_move_further_are_refused(changes: dict[str, ob
 @pytest.mark.parametrize("name", ["index", "queries"])
 def test_private_index_or_query_is_refused_with_the_reason(name: str) -> None:
     data = dataclasses.replace(make_data(private=True), **{name: make_records(30)})
-    with pytest.raises(ConfigError, match=rf"the {name} of a score must be public: one record of a private"):
+    with pytest.raises(ConfigError, match=rf"the {name} of a score must be public; got private ones\. One"):
         train(make_config(), data)
 
 
@@ -204,7 +204,7 @@ def test_training_records_as_index_of_noised_scores_are_refused() -> None:
 
 def test_label_other_than_proven_is_refused_for_private_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingConfig, "guarantee_label", "as-published")
-    with pytest.raises(ConfigError, match="with a guarantee only; got label 'as-published'"):
+    with pytest.raises(ConfigError, match="only with a guarantee; got label 'as-published'"):
         release.check_release(make_config(), make_data(private=True))
 
 
@@ -285,7 +285,7 @@ def test_scoring_beyond_the_grant_is_refused(tmp_path: Path) -> None:
     config = _config()
     train(config, _data(), checkpoints=folder)
     (tmp_path / "checkpoint.pt").unlink()
-    with pytest.raises(LedgerError, match="grants 1 drawings of noised scores"):
+    with pytest.raises(LedgerError, match="grants 1 draws of noised scores"):
         train(config, _data(), checkpoints=CheckpointFolder(tmp_path, every_steps=2, is_paid=True))
 
 

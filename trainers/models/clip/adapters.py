@@ -50,14 +50,14 @@ class ClipLora:
 
     def __post_init__(self) -> None:
         if isinstance(self.targets, str) or not self.targets:
-            raise ConfigError(f"the targets of LoRA must be a list of names; got {self.targets!r}")
+            raise ConfigError(f"LoRA targets must be a non-empty list of names; got {self.targets!r}")
         if not self.alpha > 0:
-            raise ConfigError(f"the alpha of LoRA must be positive; got {self.alpha!r}")
+            raise ConfigError(f"LoRA alpha must be positive; got {self.alpha!r}")
         for tower in self.towers:
             if tower not in TOWERS:
                 raise ConfigError(unknown_choice("tower", tower, TOWERS))
         if not self.towers:
-            raise ConfigError("LoRA must adapt at least one tower; got none. Choose image, text or both")
+            raise ConfigError("LoRA must adapt at least one tower; got none. Choose image, text or both.")
 
 
 def lora_of(settings: Any) -> ClipLora | None:

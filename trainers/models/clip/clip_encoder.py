@@ -175,7 +175,7 @@ def _checkpoint_activations(clip: nn.Module, name: str) -> None:
         clip.set_grad_checkpointing(True)  # type: ignore[operator]
     except Exception as error:  # an open_clip tower without it asserts, raises or has no such method
         raise ConfigError(
-            f"CLIP model {name} has no gradient checkpointing ({type(error).__name__}); turn it off"
+            f"CLIP model {name} has no gradient checkpointing ({type(error).__name__}). Turn it off."
         ) from error
 
 
@@ -272,8 +272,8 @@ def refuse_other_size(spec: ClipSpec, image_shape: tuple[int, ...]) -> None:
     if tuple(size) != spec.image_size or channels not in (1, 3):
         height, width = spec.image_size
         raise ConfigError(
-            f"CLIP model {spec.name} reads images of {height} × {width} pixels, grey or in colour; got "
-            f"{' × '.join(map(str, size))} with {channels} channels: give --image-size {height}"
+            f"CLIP model {spec.name} reads images of {height} × {width} pixels with 1 or 3 channels; got "
+            f"{' × '.join(map(str, size))} with {channels} channels. Set --image-size {height}."
         )
 
 

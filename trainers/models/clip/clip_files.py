@@ -60,8 +60,8 @@ def trained_encoder(spec: ClipSpec, lora: ClipLora | None, state: Mapping[str, T
     difference = misfits(state, encoder.state_dict())
     if difference is not None:
         raise StorageError(
-            f"the trained weights do not fit CLIP model {spec.name}: {difference}; put its configuration "
-            "back as it was when it was trained"
+            f"the trained weights do not fit CLIP model {spec.name}: {difference}. Restore the "
+            "configuration that it was trained with."
         )
     encoder.load_state_dict(dict(state))
     return encoder
@@ -145,7 +145,7 @@ def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str
     layers: dict[str, Any] = dict(encoder.clip.named_modules())
     factors = {name: _factors(layer) for name, layer in layers.items() if hasattr(layer, "lora_A")}
     if not factors:
-        raise ConfigError("the model has no adapters to export; export the merged model instead")
+        raise ConfigError("the model has no adapters to export. Export the merged model instead.")
     scale = layers[next(iter(factors))].scaling[_ADAPTER]  # the same for all adapters
     # peft 0.21 adds the adapter of a fused attention's output layer twice (huggingface/peft#3774).
     is_fused = not any(name.endswith("out_proj") for name in factors)

@@ -58,11 +58,11 @@ def published_note(network: ClipNetworkConfig) -> str:
     if sha256 := SHIPPED.get((network.name, network.pretrained)):
         return (
             f"Starts from the weights {network.pretrained} of {network.name}, which come with this package "
-            f"(sha256 {sha256}). No record made them: they were trained on generated pairs, and cost no ε."
+            f"(sha256 {sha256}). They were trained on generated pairs and on no records, so they cost no ε."
         )
     return (
-        f"Starts from the published weights {network.pretrained} of {network.name}. The guarantee is about "
-        "this sweep's training data and says nothing of the data that made those weights."
+        f"Starts from the published weights {network.pretrained} of {network.name}. The guarantee covers "
+        "this sweep's training data, and not the data that those weights were trained on."
     )
 
 
@@ -71,7 +71,7 @@ def _refuse_place(pretrained: str) -> None:
     if Path(pretrained).expanduser().exists() or Path(pretrained).suffix or os.sep in pretrained:
         raise ConfigError(
             f"pretrained must be {RANDOM} or open_clip's name of published weights; got {pretrained}, a "
-            "place: give it as --warm-start"
+            "path. Pass it as --warm-start."
         )
 
 
@@ -86,7 +86,7 @@ def check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
     if network.pretrained != RANDOM:
         raise ConfigError(
             f"a training must start from one set of weights; got the warm start {start.path} and pretrained "
-            f"= {network.pretrained}: leave one out, with --pretrained {RANDOM}"
+            f"= {network.pretrained}. Leave the warm start out, or set --pretrained {RANDOM}."
         )
     place = Path(start.path).parent
     if not (place / CONFIG_FILE).is_file():
@@ -94,8 +94,8 @@ def check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
     made_for, asked = (find_clip(ClipConfig(model=each)) for each in (f"{place / CONFIG_FILE}", network.name))
     if _what_it_is(made_for) != _what_it_is(asked):
         raise ConfigError(
-            f"the warm start must be of the same CLIP model, and {place / CONFIG_FILE} says another than "
-            f"{network.name}: give --network {place}"
+            f"the warm start must be of the same CLIP model, but {place / CONFIG_FILE} describes another "
+            f"model than {network.name}. Set --network {place}."
         )
 
 

@@ -1,8 +1,8 @@
 """CLIP models of open_clip, with random weights or with weights as their authors published them.
 
 A model is named as in open_clip ("ViT-B-32", "ViT-L-14-336", ...), is described by your own file, or is one
-of `SMALL_MODELS`, small enough to be trained from scratch on a CPU. Its first weights are random, come
-through open_clip's own loader if a network connection allows it, or come from a file. They must be
+of `SMALL_MODELS`, small enough to be trained from scratch on a CPU. Its first weights are random, are
+downloaded by open_clip's own loader, or come from a file. They must be
 **public**: the data they were made from are not protected by the training that starts from them
 (`trainers.training.warm_start`).
 
@@ -96,7 +96,7 @@ class ClipSpec:
     Attributes:
       name: the name as requested.
       architecture: the mapping that open_clip calls `model_cfg`.
-      mean, std: per colour, mean and deviation of the pixels in [0, 1] for which the weights were made.
+      mean, std: per colour, mean and deviation of pixels in [0, 1] that the weights expect.
       weights: the file of its first weights; None for random weights.
     """
 
@@ -217,10 +217,10 @@ def _read_architecture(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no JSON"
+        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise ConfigError(
-            f"the model configuration {path} cannot be read ({reason}); give a JSON file with "
-            f"{', '.join(_PARTS)}, or a folder that holds {CONFIG_FILE}"
+            f"the model configuration {path} cannot be read ({reason}). Pass a JSON file with "
+            f"{', '.join(_PARTS)}, or a folder that contains {CONFIG_FILE}."
         ) from error
     architecture = content.get("model_cfg", content) if isinstance(content, dict) else {}
     missing = [part for part in _PARTS if part not in architecture]
@@ -245,8 +245,8 @@ def _shipped_file(config: ClipConfig) -> Path:
     sha256, path = SHIPPED[config.model, config.weights], shipped_path(config.model, config.weights)
     if (found := read_weights(path).sha256) != sha256:
         raise StorageError(
-            f"{path} must be the file that comes with this package, sha256 {sha256}; got {found}: install "
-            "the package again"
+            f"{path} must be the file that comes with this package, sha256 {sha256}; got {found}. Install "
+            "the package again."
         )
     return path
 
@@ -270,9 +270,9 @@ def _downloaded(config: ClipConfig, published: Mapping[str, Any]) -> Path:
         repository, _, file = hub.rpartition("/")
         source = f"{file or WEIGHTS_FILE} of huggingface.co/{repository}" if hub else url
         raise ConfigError(
-            f"the weights {config.weights!r} of {config.model} cannot be downloaded here "
-            f"({type(error).__name__}): fetch {source} where there is a network, put it on this machine and "
-            f"give its path with {_network_for(config, published)}--pretrained {RANDOM} --warm-start FILE"
+            f"the weights {config.weights!r} of {config.model} cannot be downloaded "
+            f"({type(error).__name__}). Download {source} on a machine with network access, copy it, and "
+            f"pass its path with {_network_for(config, published)}--pretrained {RANDOM} --warm-start FILE."
         ) from error
 
 
@@ -298,7 +298,7 @@ def _random_model(spec: ClipSpec) -> nn.Module:
         model: nn.Module = kind(**architecture)
     except Exception as error:  # open_clip checks little; timm and transformers have their own errors
         raise ConfigError(
-            f"CLIP model {spec.name} cannot be built: {type(error).__name__}: {error}. See its configuration"
+            f"CLIP model {spec.name} cannot be built: {type(error).__name__}: {error}. Check its settings."
         ) from error
     return model
 
@@ -314,12 +314,12 @@ def _load(model: nn.Module, path: Path, name: str) -> None:
     difference = misfits(tensors, template)
     if difference:
         raise ConfigError(
-            f"the checkpoint {path} does not fit CLIP model {name}: {difference}. Give the "
-            "model it was made for"
+            f"the checkpoint {path} does not fit CLIP model {name}: {difference}. Choose "
+            "the model that it was made for."
         )
     broken = next((key for key, value in tensors.items() if not bool(torch.isfinite(value).all())), None)
     if broken:
-        raise StorageError(f"the checkpoint {path} holds numbers that are not finite in {broken!r}")
+        raise StorageError(f"the checkpoint {path} contains non-finite numbers in {broken!r}")
     model.load_state_dict(tensors)
 
 

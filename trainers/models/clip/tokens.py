@@ -114,8 +114,8 @@ def write_merges(path: Path, vocabulary: int) -> None:
     """
     if not _BYTES_AND_ENDS <= vocabulary <= CLIP_VOCABULARY:
         raise ConfigError(
-            f"a vocabulary must have {_BYTES_AND_ENDS} to {CLIP_VOCABULARY} tokens, of which "
-            f"{_BYTES_AND_ENDS} are bytes and ends; got {vocabulary}"
+            f"a vocabulary must have {_BYTES_AND_ENDS} to {CLIP_VOCABULARY} tokens, including "
+            f"{_BYTES_AND_ENDS} for bytes, start and end; got {vocabulary}"
         )
     with gzip.open(open_clip().tokenizer.default_bpe(), "rt", encoding="utf-8") as source:
         lines = source.read().split("\n")[: 1 + vocabulary - _BYTES_AND_ENDS]  # the first is a heading
@@ -185,6 +185,6 @@ def _of_open_clip(name: str) -> Any:
         return open_clip().get_tokenizer(f"local-dir:{folder}" if folder.is_dir() else name)
     except Exception as error:  # offline, or a file is missing: each library has its own errors
         raise ConfigError(
-            f"the tokeniser of CLIP model {name} cannot be loaded here ({type(error).__name__}): put its "
-            "files beside open_clip_config.json in a folder, and give the folder as the model"
+            f"the tokeniser of CLIP model {name} cannot be loaded ({type(error).__name__}). Put its "
+            "files and open_clip_config.json into one folder, and set --network to this folder."
         ) from error
