@@ -1,14 +1,14 @@
-"""Writes captions of images with an exported captioner.
+"""Write captions of images with an exported captioner.
 
     python -m trainers.caption --model FOLDER --images folder:/data/scans --to captions.csv
 
-Every token of a caption is the likeliest one after the preceding tokens. Images are read as
+Each token is the likeliest one after the preceding tokens (greedy decoding). Images are read as
 `python -m trainers.embed` reads them; their own captions, if any, are ignored. The file has the columns `id`
-and `caption`, and a row per image.
+and `caption`, and one row per image.
 
 Captions of private images reveal their content, so they are private data themselves. The model's guarantee
-is about the records that the model was trained on. It covers the model, and nothing that the model is
-applied to.
+is about the records that the model was trained on. It covers the model, and not the data that
+the model is applied to.
 """
 
 from __future__ import annotations

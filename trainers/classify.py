@@ -1,14 +1,14 @@
-"""Predicts the classes of images with an exported classifier.
+"""Predict the classes of images with an exported classifier.
 
     python -m trainers.classify --model FOLDER --images folder:/data/scans --to classes.csv
 
 Images are read as `python -m trainers.embed` reads them; their own labels, if any, are ignored. The file has
-the columns `id`, `label` and `probability`, and a row per image: the likeliest class, numbered as in the
-training's labels, and the probability that the classifier gives it.
+the columns `id`, `label` and `probability`, and one row per image: the likeliest class, numbered as in
+the training's labels, and the probability that the classifier assigns to it.
 
 Classes of private images reveal their content, so they are private data themselves. The model's guarantee
-is about the records that the model was trained on. It covers the model, and nothing that the model is
-applied to.
+is about the records that the model was trained on. It covers the model, and not the data that
+the model is applied to.
 """
 
 from __future__ import annotations

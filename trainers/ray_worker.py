@@ -113,7 +113,7 @@ def packed_method(name: str) -> bytes | None:
             cloudpickle.unregister_pickle_by_value(module)
     except Exception as error:  # a user's class may refuse pickling with any exception
         raise ConfigError(
-            f"the method {name!r} must be sent to the workers, and cannot be pickled: "
+            f"the method {name!r} must be sent to the workers, but cannot be pickled: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -359,4 +359,4 @@ def _check_code(code_root: Path | None) -> None:
     """
     here = Path(__file__).resolve().parents[1]
     if code_root is not None and here != code_root:
-        raise ConfigError(f"every process must import the code that the sweep runs, {code_root}; got {here}")
+        raise ConfigError(f"every process must import the sweep's copy of the code, {code_root}; got {here}")

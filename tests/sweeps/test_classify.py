@@ -101,7 +101,7 @@ def test_private_encoder_is_started_from_where_the_same_data_set_is_charged(
     check_starts(planned.private_starts, ledger)
     note = warm_start_note(trial.config)
     assert note in planned.notes
-    assert "ε of this sweep is without that of sweep one, which these records paid, too" in str(note)
+    assert "The ε of this sweep does not include the ε of sweep one, which used the same records" in str(note)
 
 
 def test_statement_says_that_the_encoders_epsilon_comes_on_top(planned: SweepPlan, ledger: Ledger) -> None:
@@ -115,7 +115,7 @@ def test_statement_says_that_the_encoders_epsilon_comes_on_top(planned: SweepPla
 def test_private_encoder_is_refused_where_another_data_set_or_none_is_charged(
     encoder: Path, charged_to: str | None
 ) -> None:
-    with pytest.raises(ConfigError, match="charge both to one data set of one ledger"):
+    with pytest.raises(ConfigError, match="charge both trainings to one data set of one ledger"):
         read_warm_start(encoder, charged_to=charged_to)
 
 
@@ -123,13 +123,13 @@ def test_private_encoder_without_a_statement_of_its_own_is_refused(encoder: Path
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(encoder / "model.safetensors", alone)
-    with pytest.raises(ConfigError, match="give the exported model's whole folder"):
+    with pytest.raises(ConfigError, match="pass the exported model's whole folder"):
         read_warm_start(alone, charged_to="scans")
     _state(encoder, model={"sha256": "0" * 64})
-    with pytest.raises(ConfigError, match="give the exported model's whole folder"):
+    with pytest.raises(ConfigError, match="pass the exported model's whole folder"):
         read_warm_start(encoder, charged_to="scans")
     _state(encoder, ledger=None)
-    with pytest.raises(ConfigError, match="give the exported model's whole folder"):
+    with pytest.raises(ConfigError, match="pass the exported model's whole folder"):
         read_warm_start(encoder, charged_to="scans")
 
 
@@ -199,7 +199,7 @@ def test_encoder_and_head_are_charged_to_one_budget(
     assert of_both.epsilon_filter > of_encoder.epsilon_filter
     assert export([*where, "head", "--to", str(tmp_path / "head")]) == 0
     promise = json.loads((tmp_path / "head" / "model.json").read_text())["promise"]
-    assert "It starts from the model of sweep encoder, which the same records made" in promise
+    assert "It starts from the model of sweep encoder, which was trained on the same records" in promise
     assert "ε = 30.0000" in promise
 
 
@@ -237,5 +237,5 @@ def test_classifier_is_scored_on_labels_of_the_same_list_alone(tmp_path: Path) -
     assert plan.trials[0].config.network.num_classes == 2
     for others in (("bird", "cat", "dog"), ("dog", "eel")):
         chosen = options(*given, named("others.npz", others))
-        with pytest.raises(ConfigError, match="labels of the same list of classes"):
+        with pytest.raises(ConfigError, match="must be trained and scored on one list of classes"):
             plan_of("classify", chosen, [Point(label="one", changes={})])

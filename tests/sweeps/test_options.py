@@ -177,7 +177,7 @@ def test_option_names_are_none_of_ray_job_submit() -> None:
         (["--group-sizes", "0"], "group_size must be"),
         (["--sampling-prob", "0"], "sampling_prob must be in (0, 1]; got 0"),
         (["--sampling-prob", "1.5"], "sampling_prob must be in (0, 1]; got 1.5"),
-        (["--expected-batch-size", "100000"], "for sampling_prob to be in (0, 1]; got 100000"),
+        (["--expected-batch-size", "100000"], "so that sampling_prob is in (0, 1]; got 100000"),
         (["--num-steps", "0"], "num_steps must be at least 1; got 0"),
         (["--repeats", "0"], "repeats must be at least 1; got 0"),
         (["--learning-rate", "0"], "--learning-rate must be positive and finite; got 0"),

@@ -101,12 +101,12 @@ def test_fingerprint_follows_how_a_csv_file_is_read(option: str, lists: Path) ->
     ("arguments", "reason"),
     [
         (("--network=resnet18",), "unknown CLIP model 'resnet18'"),
-        (("--network=ViT-B-32",), "give --image-size 224"),
+        (("--network=ViT-B-32",), "Set --image-size 224"),
         (("--method=group_clip",), "no loss for pairs"),
         (("--method=byol_groups", "--num-augmentations=0"), "no loss for pairs"),
         (("--method=dp_sgd", "--learn-temperature"), "needs a method that clips groups"),
         (("--method=dp_sgd", "--per-tower-clipping"), "and a method that clips groups"),
-        (("--lora-rank=2", "--lora-targets=qq"), "unknown target of LoRA in the image tower"),
+        (("--lora-rank=2", "--lora-targets=qq"), "unknown LoRA target in the image tower"),
         (("--lora-rank=2", "--lora-towers=text", "--per-tower-clipping"), "clip.visual"),
         (("--learn-temperature", "--temperature=3"), r"must be in \[0.01, 1\].*got 3"),
         (("--lora-rank=0", "--lora-targets=q"), "got --lora-rank 0, which trains every weight"),
@@ -125,7 +125,7 @@ def test_plan_refuses_what_pairs_cannot_be_trained_with(arguments: tuple[str, ..
     "arguments", [("--pretrained=openai",), ("--learn-temperature",), ("--gradient-checkpointing",)]
 )
 def test_plan_refuses_options_of_clip_for_images(arguments: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"for (CLIP models|transformers)"):
+    with pytest.raises(ConfigError, match=r"applies only to (the )?(CLIP models|transformers)"):
         planned("--dataset=digits", "--noise-multiplier=1", "--repeats=1", *arguments)
 
 

@@ -158,7 +158,7 @@ def test_training_that_may_not_go_on_is_left_out_and_the_sweep_ends(
     assert [code for code, *_ in found] == [1, 0, 0]
     assert [used for _, used, *_ in found] == [[first, second, third], [second], []]
     assert len({epsilon for *_, epsilon, _ in found}) == 1
-    assert f"{third}: left out: its restarts could repeat 8 steps, and R = 4" in found[1][-1]
+    assert f"{third}: left out: its restarts could repeat 8 steps, but only R = 4" in found[1][-1]
     page = (tmp_path / "sweeps/one/privacy_statement.md").read_text()
     assert "up to R = 4 steps of each training may be drawn again" in page
     assert "42 steps in total, including steps for restarts" in page
@@ -180,8 +180,8 @@ def test_sweep_whose_every_training_is_left_out_has_failed(
         code = run_sweep("group-size", chosen, points(chosen), lambda *_: [])
         found.append((code, capsys.readouterr().out))
     assert [code for code, _ in found] == [1, 1, 1]
-    assert "goes on from" not in found[0][1]
-    assert f"{trial}: goes on from step 0; 0 of R = 4 left" in found[1][1]
+    assert "continues from" not in found[0][1]
+    assert f"{trial}: continues from step 0; 0 of R = 4 restart steps remain" in found[1][1]
     assert "Start a new sweep with a larger --restart-steps, or with --ledger; neither can be" in found[2][1]
     assert "\nno training was finished\n" in found[2][1]
     assert "--resume --name" not in found[2][1]

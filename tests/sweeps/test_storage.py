@@ -93,7 +93,7 @@ def test_relative_storage_lies_where_the_command_was_typed(
 
 def test_storage_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"cannot be written: check .*file"):
+    with pytest.raises(StorageError, match=r"cannot be written \(.*Check .*file"):
         check_writable(tmp_path / "file" / "results")
 
 
@@ -102,7 +102,7 @@ def test_storage_that_the_system_closes_is_refused(monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(StorageError, match=r"cannot be written: check .* \(No space left on device\)"):
+    with pytest.raises(StorageError, match=r"cannot be written \(No space left on device\)\. Check "):
         check_writable(tmp_path / "results")
 
 
@@ -129,7 +129,7 @@ def test_storage_in_the_copy_of_a_job_is_refused(
         inside = tmp_path / "elsewhere" / "results"
     if by == "environment":
         monkeypatch.setenv("DPGCL_STORAGE", str(inside))
-    with pytest.raises(StorageError, match="throw-away copy"):
+    with pytest.raises(StorageError, match="temporary copy of the code"):
         storage_root(None if by == "environment" else inside)
 
 

@@ -174,8 +174,8 @@ def test_module_is_submitted_with_python(small_jobs):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("storage in the copy", r"error: the storage folder /\S+/results lies in the job's throw-away copy"),
-        ("relative storage", r"error: the storage folder /\S+/results lies in the job's throw-away copy"),
+        ("storage in the copy", r"error: the storage folder /\S+/results is in the job's temporary copy"),
+        ("relative storage", r"error: the storage folder /\S+/results is in the job's temporary copy"),
     ],
 )
 def test_job_refuses_storage_that_would_be_lost(small_jobs, name, message):

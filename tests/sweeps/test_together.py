@@ -105,7 +105,7 @@ def test_two_users_share_a_cluster_a_ledger_and_a_server(head: Head, server: str
     third = carl.start("--name=ann")
     assert third.wait() == 2, third.stdout
     assert re.fullmatch(
-        r"error: MLflow at .* has another sweep 'ann', of .*: choose another --name.*\n", third.stderr
+        r"error: MLflow at .* has a sweep 'ann' from .*\. Choose another --name.*\n", third.stderr
     )
     assert not (carl.folder / "storage/sweeps/ann").exists()
     runs = tracked_runs(patiently(lambda: connect(server), print), "tags.`dpgcl.role` = 'trial'")

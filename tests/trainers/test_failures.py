@@ -122,7 +122,7 @@ def test_worker_with_other_code_says_so_and_fetches_no_record(
     trial: ray_worker.RayTrial, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     result, num_fetched = worked(dataclasses.replace(trial, code_root=tmp_path), monkeypatch)
-    assert result["error"].startswith("every process must import the code that the sweep runs")
+    assert result["error"].startswith("every process must import the sweep's copy of the code")
     assert num_fetched == 0
 
 

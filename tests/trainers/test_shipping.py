@@ -110,7 +110,7 @@ def test_registered_method_is_packed_and_known_only_once() -> None:
 
 def test_method_that_cannot_travel_is_refused_by_name() -> None:
     register(_own(title=(part for part in "unpicklable")))
-    with pytest.raises(ConfigError, match="'mine' must be sent to the workers, and cannot be pickled"):
+    with pytest.raises(ConfigError, match="'mine' must be sent to the workers, but cannot be pickled"):
         packed_method("mine")
 
 

@@ -1,21 +1,21 @@
-"""Embeds images with an exported model; with a CLIP model also texts, and pairs of both.
+"""Embed images with an exported model; with a CLIP model also texts, and pairs of both.
 
     python -m trainers.embed --model FOLDER --images folder:/data/scans --to scans.parquet
     python -m trainers.embed --model FOLDER --images parquet:/data/scans.parquet --features projection
     python -m trainers.embed --model FOLDER --images csv:/data/pairs.csv --to pairs.npz
     python -m trainers.embed --model FOLDER --texts captions.txt --to captions.npz
 
-Images are read by the rules of `trainers.data.loading` (a folder, an `.npz`, parquet files, pairs of one's
-own, or a built-in data set), resized to the model's input and brought to its number of channels. What cannot
-be read is refused as a whole, with how many there are; so no row goes missing. `--features backbone` gives
-the features that the scores are computed from, `projection` the unit embeddings that the loss saw.
+Images are read by the rules of `trainers.data.loading` (a folder, an `.npz`, parquet files, your own pairs,
+or a built-in data set), resized to the model's input and converted to its number of channels. If any image
+cannot be read, the command fails and prints how many, so no row goes missing. `--features backbone` writes
+the features that the scores use. `projection` writes the unit embeddings that the loss compares.
 
-A CLIP model gives unit embeddings in the space of both towers, and of images with captions both sides. Rows
-of pairs with one image are one record, and it has one embedding. `--texts` is a file with one caption per
-line. An encoder of images takes the images of such pairs.
+A CLIP model writes unit embeddings in the space that both towers share. For images with captions, it embeds
+both sides. Rows with the same image are one record with one image embedding. `--texts` is a file with one
+caption per line. An image encoder ignores the captions of pairs.
 
-Embeddings of private data are private data themselves. The model's guarantee is about the records that
-it was trained on; it covers the model, and nothing that the model is applied to.
+Embeddings of private data are private data themselves. The model's guarantee is about the records that it was
+trained on. It covers the model, and not the data that the model is applied to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Embeddings of images and, with a CLIP model, of texts and pairs, as `trainers.embed.options` specifies."""
+"""Embeddings of images and, with a CLIP model, of texts and pairs; options: `trainers.embed.options`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def embed_alone(options: EmbedOptions) -> None:
     """Embed images with an encoder of images, and write the embeddings."""
     if options.texts is not None or options.images is None:
         raise ConfigError(
-            "--texts needs a CLIP model; the model is an encoder of images: give --images alone"
+            "--texts needs a CLIP model; got an image encoder. Pass --images and leave --texts out."
         )
     encoder, description = load_encoder(options.model, own_network=options.network)
     channels, height, width = description.image_shape
@@ -64,8 +64,8 @@ def embed_with_towers(options: EmbedOptions) -> None:
     """Embed images, texts or both with a CLIP model, and write the embeddings."""
     if options.features is not None:
         raise ConfigError(
-            f"a CLIP model has one kind of embedding, which both towers share; got --features "
-            f"{options.features}: leave it out"
+            "--features applies only to image encoders; got --features "
+            f"{options.features} with a CLIP model. Leave it out."
         )
     encoder, description = load_clip(options.model)
     encoder.to(chosen_device(options.device))
@@ -76,8 +76,8 @@ def embed_with_towers(options: EmbedOptions) -> None:
         )
         if options.texts is not None and dataset.modality == "image-text":
             raise ConfigError(
-                f"{options.images} has captions of its own: embed the texts in a run of their own, without "
-                "--images"
+                f"--texts cannot be combined with images that have captions; got --images {options.images}. "
+                "Embed the texts in a separate run, without --images."
             )
         embeddings = embed_source(encoder, dataset, batch_size)
     if options.texts is not None:
@@ -85,11 +85,11 @@ def embed_with_towers(options: EmbedOptions) -> None:
     write_embeddings(options.to, embeddings, model=description, features="unit embeddings")
     sides = {"images": embeddings.images, "texts": embeddings.texts}
     counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
-    print(f"written: {options.to}, embeddings of {counts}, of width {encoder.embedding_dim}")
+    print(f"written: {options.to}, embeddings of {counts}, width {encoder.embedding_dim}")
     if embeddings.num_truncated and embeddings.texts is not None:  # not in the file: it depends on the texts
         print(
-            f"note: {embeddings.num_truncated} of {len(embeddings.texts)} captions are longer than the "
-            f"{encoder.spec.context_length} tokens that the model reads, and were cut",
+            f"note: {embeddings.num_truncated} of {len(embeddings.texts)} captions were cut to the "
+            f"{encoder.spec.context_length} tokens that the model reads",
             file=sys.stderr,
         )
 
@@ -150,7 +150,7 @@ def embed_images(
         return outputs
     if not isinstance(encoder, Encoder):
         raise ConfigError(
-            f"a network of no contrastive method has no projection head: leave --features out; got {features}"
+            f"--features {features} needs a network of a contrastive method. Leave --features out."
         )
     rows = [np.zeros((0, encoder.embedding_dim), dtype=np.float32)]
     with torch.no_grad():
@@ -167,5 +167,5 @@ def chosen_device(name: str) -> torch.device:
       ConfigError: a GPU is requested, and this machine has none.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda needs a GPU that torch sees; got none: give --device cpu")
+        raise ConfigError("--device cuda needs a GPU that torch can use; got none. Set --device cpu.")
     return device_named(name)

@@ -130,7 +130,7 @@ def embed_with_image_tower(
 def embed_texts(
     encoder: ImageTextEncoder, captions: Sequence[str], beside: Embeddings, batch_size: int
 ) -> Embeddings:
-    """Return others with those of captions, in their order, and how many were longer than the model reads."""
+    """Return `beside` with the captions' embeddings, in their order, and the number of cut captions."""
     device, num_truncated = next(encoder.parameters()).device, 0
 
     def embed(rows: slice) -> torch.Tensor:
@@ -190,17 +190,17 @@ def read_captions(path: Path) -> list[str]:
       DataError: the file cannot be read, or captions are empty (the message states how many).
     """
     if path.suffix in (".csv", ".tsv", ".parquet"):
-        raise ConfigError(f"--texts takes a file with one caption per line, no table; got {path}")
+        raise ConfigError(f"--texts must be a file with one caption per line, not a table; got {path}")
     try:
         content = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except OSError as error:
-        raise DataError(f"the captions must be in a readable file; got {path} ({error.strerror})") from error
+        raise DataError(f"the file of captions must be readable; got {path} ({error.strerror})") from error
     captions = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
     num_faults = sum(bool(caption_fault([text])) for text in captions)
     if num_faults:
         raise DataError(
-            f"every caption must be a text that is not empty; of {len(captions)} in {path} {num_faults} "
-            "break the rule: repair or remove them, so that rows stay those of the file"
+            f"captions must not be empty; {num_faults} of the {len(captions)} in {path} are not valid. "
+            "Repair or remove them, so that each row of the output is a line of the file."
         )
     return captions
 
@@ -224,7 +224,7 @@ def load_at_size(
     show_on_a_terminal(dataset.reading_counts)
     if dataset.image_shape[1:] != (height, width):
         raise ConfigError(
-            f"the model reads images of {height}×{width} pixels, and only squares are resized to; got "
-            f"{dataset.image_shape[1]}×{dataset.image_shape[2]}: resize them beforehand"
+            f"the model reads images of {height}×{width} pixels, but images are resized only to squares; got "
+            f"{dataset.image_shape[1]}×{dataset.image_shape[2]}. Resize them beforehand."
         )
     return dataset

@@ -1,7 +1,8 @@
 """The output file of embeddings, in one of two formats, whatever was embedded.
 
-`.npz` holds arrays, `.parquet` holds rows. Both also state, as JSON, which model made them and whose they
-are: in parquet's metadata under `dpgcl`, and in the array `about` of an npz.
+`.npz` holds arrays, `.parquet` holds rows. Both also state, as JSON, which model made them and that
+embeddings of private data are private: in parquet's metadata under `dpgcl`, and in the array `about` of an
+npz.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from trainers.export.description import ModelDescription
 
 PARQUET, NPZ, CSV = ".parquet", ".npz", ".csv"
 _NOTE = (
-    "{} of private images are private data themselves: the guarantee covers the model, not what it is "
-    "applied to."
+    "{} of private images are private data themselves: the guarantee covers the model, but not the "
+    "data that it is applied to."
 )
 NOTE = _NOTE.format("Embeddings")
 
@@ -35,11 +36,9 @@ def check_target(path: Path, *formats: str) -> None:
       StorageError: the file exists.
     """
     if path.suffix not in formats:
-        raise ConfigError(
-            f"what the model gives is written to a {' or '.join(formats)} file; got --to {path}"
-        )
+        raise ConfigError(f"--to must be a {' or '.join(formats)} file; got {path}")
     if path.exists():
-        raise StorageError(f"{path} exists and is not overwritten: give another --to")
+        raise StorageError(f"{path} exists and is not overwritten. Choose another --to.")
 
 
 def write_embeddings(path: Path, embeddings: Embeddings, *, model: ModelDescription, features: str) -> None:

@@ -1,4 +1,4 @@
-"""The options of commands that show images to an exported model, and those of `python -m trainers.embed`."""
+"""Options of the commands that run an exported model on images, and of `python -m trainers.embed`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class ModelOptions:
 
     Attributes:
       model: folder of an exported model of the command's kind.
-      batch_size: images or texts at once; a number that fits the model unless given.
-      device: where to compute.
-      max_image_pixels: of one image as stored; a larger one is refused before it is decoded.
+      batch_size: images or texts per pass; by default a number that suits the model.
+      device: the device to compute on.
+      max_image_pixels: maximum pixels of a stored image; larger images are rejected before decoding.
       csv_separator: character between the columns of a csv file.
-      csv_img_key: column of csv or parquet with images; filepath or image unless given.
-      csv_caption_key: column of csv or parquet with captions; title or caption unless given.
+      csv_img_key: csv or parquet column with images; filepath or image by default.
+      csv_caption_key: csv or parquet column with captions; title or caption by default.
     """
 
     model: Path
@@ -51,8 +51,8 @@ class EmbedOptions(ModelOptions):
       images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
       texts: file of captions, one per line; needs a CLIP model.
       to: new file, .parquet or .npz.
-      features: what to write of an image encoder; backbone unless given.
-      network: the network of your own that the model names, if you trust it.
+      features: features to write, for an image encoder; backbone by default.
+      network: your own network that the model names, if you trust it.
     """
 
     images: str | None = None
@@ -64,4 +64,4 @@ class EmbedOptions(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.images is None and self.texts is None:
-            raise ConfigError("there is nothing to embed: give --images, or of a CLIP model --texts")
+            raise ConfigError("there is nothing to embed. Pass --images, or --texts with a CLIP model.")

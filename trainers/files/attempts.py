@@ -95,13 +95,13 @@ class Attempts:
             newest = self._newest()
         except OSError as error:
             raise StorageError(
-                f"{self.folder} cannot be read ({error.strerror}), so this attempt may be outdated: it stops "
-                "before it draws more"
+                f"{self.folder} cannot be read ({error.strerror}), so this attempt may be outdated. It stops "
+                "before it draws more steps."
             ) from error
         if newest > number:
             raise StorageError(
                 f"attempt {number} of this training, on {socket.gethostname()}, is outdated by attempt "
-                f"{newest}: it stops before it draws more"
+                f"{newest}. It stops before it draws more steps."
             )
 
     def count(self, number: int, counts: DrawCounts) -> None:
@@ -134,7 +134,7 @@ class Attempts:
             return DrawCounts()
         except (ValueError, TypeError) as error:
             raise StorageError(
-                f"{path} is damaged; restore it, or start this training in a new folder"
+                f"{path} is damaged. Restore it, or start this training in a new folder."
             ) from error
 
     def total(self) -> DrawCounts:

@@ -39,7 +39,7 @@ from trainers.files.attempts import Attempts, DrawCounts
 from trainers.files.durable_files import make_folder, replacing, sync_folder
 
 _WAIT_SECONDS = 900.0
-"""An attempt that is outdated ends with its step, and a large one takes minutes."""
+"""An outdated attempt ends after its current step, and a large step takes minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class CheckpointFolder:
             raise StorageError(f"another process is training in {self.folder}") from error
         except (OSError, NotImplementedError) as error:
             raise StorageError(
-                f"{self.folder} cannot be locked ({error}): give a storage folder with flock"
+                f"{self.folder} cannot be locked ({error}). Use a storage folder that supports flock."
             ) from error
         try:
             self.refuse_outdated()
@@ -173,8 +173,8 @@ class CheckpointFolder:
         counts, restarts = self.read_counts(), self._num_restart_steps
         if restarts is not None and counts.num_steps + num_ahead > self._num_steps + restarts:
             raise StorageError(
-                f"{self.count_file} counts {counts.num_steps} steps, more than this training has drawn: "
-                "another process trains here, and more would be drawn than is charged"
+                f"{self.count_file} counts {counts.num_steps} steps, more than this training has drawn. "
+                "Another process trains in this folder, and more steps would be drawn than are charged."
             )
         self._count(DrawCounts(num_steps=num_ahead))
         self._counted_to = checkpoint.step + num_ahead
@@ -202,8 +202,8 @@ class CheckpointFolder:
             checkpoint = Checkpoint(**content)
         except Exception as error:
             raise StorageError(
-                f"checkpoint {path} cannot be read ({type(error).__name__}): "
-                "restore it, or delete this one file to start the training over; what was spent stays charged"
+                f"checkpoint {path} cannot be read ({type(error).__name__}). "
+                "Restore it, or delete only this file to start over. The ε spent so far stays charged."
             ) from error
         check_removed_field("public.subspace_dim", 0 if basis is None else len(basis))
         return checkpoint
@@ -251,7 +251,7 @@ class CheckpointFolder:
         if counts is None and (start_step > 0 or (self._is_kept and num_restart_steps is not None)):
             return (
                 f"the count of drawn steps {self.count_file} is missing, so earlier attempts cannot be "
-                "charged; restore it, or start this training in a new folder"
+                "charged. Restore it, or start this training in a new folder."
             )
         if counts is None or num_restart_steps is None:
             return None
@@ -259,20 +259,20 @@ class CheckpointFolder:
         if num_repeated <= num_restart_steps:
             return None
         return (
-            f"left out: its restarts could repeat {num_repeated} steps, and R = {num_restart_steps} are "
-            "charged in advance; the other trainings and the stated ε stand as they are. Start a new sweep "
-            "with a larger --restart-steps, or with --ledger; neither can be added to this one"
+            f"left out: its restarts could repeat {num_repeated} steps, but only R = {num_restart_steps} are "
+            "charged in advance. The other trainings and the stated ε are unaffected. Start a new sweep "
+            "with a larger --restart-steps, or with --ledger; neither can be added to this sweep."
         )
 
-    def goes_on_text(self, num_restart_steps: int) -> str:
-        """Return a text with the next attempt's first step and the part of R that is left by then.
+    def resume_text(self, num_restart_steps: int) -> str:
+        """Return a text with the next attempt's first step and the part of R that remains.
 
         Args:
           num_restart_steps: R, the repeated steps that are charged in advance.
         """
         saved, counts = self.saved_step(), self.read_counts()
         num_remaining = num_restart_steps - max(0, counts.num_steps - saved)
-        return f"goes on from step {saved}; {num_remaining} of R = {num_restart_steps} left"
+        return f"continues from step {saved}; {num_remaining} of R = {num_restart_steps} restart steps remain"
 
     def read_counts(self) -> DrawCounts:
         """Return upper bounds on all draws so far."""
@@ -311,16 +311,16 @@ class CheckpointFolder:
         counts = self.read_counts() + DrawCounts(num_scorings=1)
         if self._num_restart_steps is not None and counts.num_scorings > 1:
             raise StorageError(
-                "left out: it was stopped while its noised scores were drawn, and one drawing of them is "
-                "charged in advance; the other trainings and the stated ε stand as they are"
+                "left out: it was stopped while its noised scores were drawn, but only one draw of them is "
+                "charged in advance. The other trainings and the stated ε are unaffected."
             )
         if self.is_paid:
             grant = read_grant(self.folder)
             if grant is None or grant.num_scorings < counts.num_scorings:
                 raise LedgerError(
-                    f"the budget ledger grants {grant.num_scorings if grant else 0} drawings of noised "
-                    f"scores to the training in {self.folder}, and this would be number "
-                    f"{counts.num_scorings}; --resume charges it"
+                    f"the budget ledger grants {grant.num_scorings if grant else 0} draws of noised "
+                    f"scores to the training in {self.folder}, but this would be draw "
+                    f"{counts.num_scorings}. Use --resume to charge it."
                 )
         self._count(DrawCounts(num_scorings=1))
         return counts.num_scorings
@@ -338,8 +338,8 @@ class CheckpointFolder:
         granted = grant.num_steps - grant.num_steps_lost if grant is not None else 0
         if granted < num_steps:
             raise LedgerError(
-                f"the budget ledger grants {max(0, granted)} steps to the training in {self.folder}, and "
-                f"{num_steps} may be drawn; see that the ledger can be reached and has room, then --resume"
+                f"the budget ledger grants {max(0, granted)} steps to the training in {self.folder}, but "
+                f"{num_steps} may be drawn. Check the ledger's connection and budget, then use --resume."
             )
 
     def _count(self, draws: DrawCounts) -> None:
@@ -381,7 +381,7 @@ def read_drawn(count_file: Path) -> DrawCounts | None:
         total = DrawCounts(**json.loads(count_file.read_text()))
     except (ValueError, TypeError) as error:
         raise StorageError(
-            f"{count_file} is damaged; restore it, or start this training in a new folder"
+            f"{count_file} is damaged. Restore it, or start this training in a new folder."
         ) from error
     return total.at_least(attempts_of(count_file).total())
 
@@ -401,7 +401,7 @@ def write_drawn(count_file: Path, counts: DrawCounts) -> None:
 
 
 GRANT_FILE = "grant.json"
-"""Beside the checkpoints, for the driver to write and the worker to read."""
+"""File next to the checkpoints that the driver writes and the worker reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,7 +429,7 @@ def read_grant(folder: Path) -> Grant | None:
     try:
         return Grant(**json.loads(path.read_text())) if path.is_file() else None
     except (ValueError, TypeError) as error:
-        raise StorageError(f"{path} is damaged; delete it, and --resume charges the training anew") from error
+        raise StorageError(f"{path} is damaged. Delete it, and --resume charges the training anew") from error
 
 
 def write_grant(folder: Path, grant: Grant) -> None:

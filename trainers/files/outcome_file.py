@@ -61,5 +61,5 @@ def read_outcomes(folder: Path) -> Outcomes | None:
         return Outcomes(record_ids=scores.pop(_RECORD_IDS), scores=scores)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise StorageError(
-            f"{path} must hold the outcomes of a training's scores, and is damaged: delete it to go on"
+            f"{path} must hold the outcomes of a training's scores, but is damaged. Delete it to continue."
         ) from error

@@ -33,21 +33,21 @@ def storage_root(option: Path | None) -> Path:
     path = option or (Path(environment) if environment else default_root())
     if "://" in str(path) or re.match(r"\w+:/", str(path)):
         raise StorageError(
-            f"the storage folder must be a path of this machine, for checkpoints need locks; got "
-            f"{masked(str(path))}: give a folder, and let MLflow's server keep artifacts at an address "
-            "(mlflow server --artifacts-destination)"
+            f"the storage folder must be a path on this machine, because checkpoints need locks; got "
+            f"{masked(str(path))}. Use a local folder, and let MLflow's server keep artifacts at an address "
+            "(mlflow server --artifacts-destination)."
         )
     path = Path.cwd() / path.expanduser()  # resolved now, before the process may change its folder
     if in_throw_away_copy(path):
         raise StorageError(
-            f"the storage folder {path} lies in the job's throw-away copy of the code and would be lost; "
-            "give --storage (after --) or $DPGCL_STORAGE a path outside it"
+            f"the storage folder {path} is in the job's temporary copy of the code and would be lost. "
+            "Set --storage (after --) or $DPGCL_STORAGE to a path outside it."
         )
     return path
 
 
 def default_root() -> Path:
-    """Return the storage folder that is used if none is given."""
+    """Return the default storage folder."""
     return Path.home() / "dpgcl-results"
 
 
@@ -64,7 +64,7 @@ def check_writable(root: Path) -> None:
             file.flush()
     except OSError as error:
         raise StorageError(
-            f"the storage folder {root} cannot be written: check {existing} ({error.strerror})"
+            f"the storage folder {root} cannot be written ({error.strerror}). Check {existing}."
         ) from error
 
 

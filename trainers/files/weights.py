@@ -49,8 +49,8 @@ def read_weights(path: Path) -> Weights:
         content = path.read_bytes()
     except OSError as error:
         raise StorageError(
-            f"the weights {path} cannot be read here ({error.strerror}); put them where every machine that "
-            "trains or embeds sees them under this path"
+            f"the weights {path} cannot be read ({error.strerror}). Put them where every machine that trains "
+            "or embeds can read them at this path."
         ) from error
     try:
         if path.suffix == SAFETENSORS:
@@ -59,8 +59,8 @@ def read_weights(path: Path) -> Weights:
             tensors = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:  # unpicklers and parsers raise nearly anything on damaged bytes
         raise StorageError(
-            f"the weights {path} cannot be read ({type(error).__name__}): give a .safetensors file, or what "
-            "torch.save wrote of a state dictionary of plain tensors"
+            f"the weights {path} cannot be read ({type(error).__name__}). Use a .safetensors file, or a "
+            "state dictionary of plain tensors written by torch.save."
         ) from error
     return Weights(tensors=_named_tensors(tensors, path), sha256=hashlib.sha256(content).hexdigest())
 
@@ -68,8 +68,8 @@ def read_weights(path: Path) -> Weights:
 def _named_tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
     if isinstance(content, Mapping) and {"step", "model", "optimizer"} <= content.keys():
         raise StorageError(
-            f"{path} is the checkpoint of a training, which may be one on private data: export the model "
-            "with python -m trainers.export, and give the exported folder"
+            f"{path} is the checkpoint of a training, which may have used private data. Export the model "
+            "with python -m trainers.export, and pass the exported folder."
         )
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
@@ -78,7 +78,7 @@ def _named_tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise StorageError(
-                f"{path} must hold tensors by name and nothing else; got {type(value).__name__} as {name!r}"
+                f"{path} must hold only tensors by name; got {type(value).__name__} as {name!r}"
             )
     return content
 

@@ -92,15 +92,15 @@ def check_address(tracking_uri: str) -> None:
     if scheme not in (*DATABASE_SCHEMES, "http", "https") or "://" not in tracking_uri:
         raise TrackingError(
             f"an MLflow address must start with one of {', '.join((*DATABASE_SCHEMES, 'http', 'https'))} and "
-            f"'://' (MLflow keeps no runs in plain folders any more); got {masked(tracking_uri)!r}. "
-            "Give a server, for example http://127.0.0.1:5000, or a file, for example "
-            "sqlite:///results/mlflow.db"
+            f"'://' (MLflow no longer keeps runs in plain folders); got {masked(tracking_uri)!r}. "
+            "Use a server, for example http://127.0.0.1:5000, or a file, for example "
+            "sqlite:///results/mlflow.db."
         )
 
 
 _SERVER_FIX = (
-    "; check that `curl {address}/health` says OK, start one with `mlflow server`, "
-    "or leave the address out to keep runs in a local file"
+    ". Check that `curl {address}/health` prints OK, start a server with `mlflow server`, "
+    "or leave the address out to keep runs in a local file."
 )
 
 
@@ -220,7 +220,7 @@ def _filter(tags: Mapping[str, str]) -> str:
 
 def _quoted(value: str) -> str:
     if "'" in value and '"' in value:
-        raise ConfigError(f"a name may hold ' or \" but not both; got {value}")
+        raise ConfigError(f"a name may contain ' or \" but not both; got {value}")
     return f'"{value}"' if "'" in value else f"'{value}'"
 
 
@@ -237,11 +237,11 @@ def _sqlite_file(uri: str, *, create: bool) -> Path:
     path = database_file(uri)
     if path == Path():
         raise TrackingError(
-            f"an SQLite address must name a file, as sqlite:///results/mlflow.db; got {masked(uri)!r}"
+            f"an SQLite address must name a file, such as sqlite:///results/mlflow.db; got {masked(uri)!r}"
         )
     if not create and not path.is_file():
         raise TrackingError(
-            f"no MLflow database at {path}; run a sweep first, or give the address of the one that was used"
+            f"no MLflow database exists at {path}. Run a sweep first, or set the address of its database."
         )
     return path
 

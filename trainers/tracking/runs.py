@@ -39,17 +39,17 @@ PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
 TUNING_COST_TAG = "tuning_cost"
 STOPPED_TAG = "stopped_at_step"
-"""Of a training that was ended early by its scores: it is not one of those that are compared."""
+"""Tag of a training that was ended early by its scores: it is left out of comparisons."""
 AXIS_PREFIX = "Axis: "
-"""Before a param that repeats what a sweep varies: MLflow compares runs by their first params, by name."""
+"""Prefix of params that repeat the swept settings: MLflow compares runs by their first params, by name."""
 _COUNTS = ("num_steps_done", "num_steps_charged", "num_restarts")
-"""Numbers of a training that MLflow has among its params: nothing to compare runs by."""
-NO_TUNING_COST = "The tuning cost of this sweep was not recorded; each ε is that of one training."
+"""Numbers of a training that MLflow stores as params, because they are no measure to compare runs by."""
+NO_TUNING_COST = "The tuning cost of this sweep was not recorded. Each ε covers only one training."
 # Times of a sealed run: a real time would disclose the sweep's duration, and so its number of trials.
 SEALED_TIME_MS = 1
 MASKED_TIMES = (
-    "The times of this run are masked, 1 January 1970: real ones would tell how long the sweep took, and so "
-    "how many trials it had."
+    "The times of this run are masked as 1 January 1970, because real times would disclose how long the "
+    "sweep took, and so how many trials it had."
 )
 
 _END_OF_ANSWER = "\n\n---\n\n"
@@ -106,8 +106,8 @@ class Tracker:
                 entry = _created(client, experiment, location, tags)
         if entry.lifecycle_stage == "deleted":
             raise TrackingError(
-                f"the MLflow experiment {experiment!r} at {masked(uri)} was deleted; restore it with "
-                f"`mlflow experiments restore -x {entry.experiment_id}` or choose another name"
+                f"the MLflow experiment {experiment!r} at {masked(uri)} was deleted. Restore it with "
+                f"`mlflow experiments restore -x {entry.experiment_id}`, or choose another name."
             )
         return cls(client, entry.experiment_id, uri)
 
@@ -168,7 +168,7 @@ class Tracker:
         Args:
           name, sweep_id: as in `start_sweep`; without the id, any run of the name is returned.
         """
-        with server_errors(self.uri, f"looking for the sweep {name!r}"):
+        with server_errors(self.uri, f"searching for the sweep {name!r}"):
             runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
             ids = [run.data.tags.get(SWEEP_ID_TAG, "") for run in runs]
             for run, stored_id in zip(runs, ids, strict=True):
@@ -177,8 +177,8 @@ class Tracker:
             for run, stored_id in zip(runs, ids, strict=True):
                 if sweep_id and stored_id and self._search({PARENT_TAG: run.info.run_id}):
                     raise TrackingError(
-                        f"MLflow at {masked(self.uri)} has another sweep {name!r}, of another storage "
-                        "folder: choose another --name, or delete its runs there"
+                        f"MLflow at {masked(self.uri)} has a sweep {name!r} from another storage "
+                        "folder. Choose another --name, or delete its runs there."
                     )
             return str(runs[0].info.run_id) if runs else None
 
@@ -255,7 +255,7 @@ class Tracker:
 
     def trial_statuses(self, parent_run_id: str) -> dict[str, str]:
         """Return the status of each of a sweep's trials that has a run, by name. Raises as `log_artifact`."""
-        with server_errors(self.uri, "looking for the trials of a sweep"):
+        with server_errors(self.uri, "searching for the trials of a sweep"):
             runs = self._search({PARENT_TAG: parent_run_id})
         return {run.data.tags[TRIAL_TAG]: str(run.info.status) for run in runs}
 
@@ -305,7 +305,7 @@ class Tracker:
 
     def set_tags(self, parent_run_id: str, tags: Mapping[str, Any]) -> None:
         """Replace tags of a sweep's parent run and of all its trials. Raises as `log_artifact`."""
-        with server_errors(self.uri, "noting the tuning cost"):
+        with server_errors(self.uri, "recording the tuning cost"):
             trials = self._search({PARENT_TAG: parent_run_id})
             for run_id in (parent_run_id, *(run.info.run_id for run in trials)):
                 for name, value in tags.items():
@@ -452,7 +452,7 @@ def _note(name: str, params: Mapping[str, Any], tags: Mapping[str, Any], descrip
 
     lines = [
         f"**{escaped(name)}**: a sweep of differentially private contrastive learning"
-        + (", one run per training." if tags.get("release_mode", "open") == "open" else ", one run."),
+        + (", with one run per training." if tags.get("release_mode", "open") == "open" else ", in one run."),
         escaped(masked_text(description)),
         f"- ε: {escaped(first('target_epsilons', 'target_epsilon', 'epsilons'))}",
         f"- δ: {escaped(first('target_delta', 'delta'))}",

@@ -75,7 +75,7 @@ class SweepTrials:
         for name, trial in self._begun_trials(finished_or_excluded):
             restarts, checkpoints = trial.config.mechanism.num_restart_steps, self._checkpoints(trial)
             if restarts is not None and checkpoints.read_counts().num_attempts:
-                yield f"{name}: {checkpoints.goes_on_text(restarts)}"
+                yield f"{name}: {checkpoints.resume_text(restarts)}"
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
         """Return the source of the remaining trials."""

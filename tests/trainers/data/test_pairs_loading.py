@@ -305,7 +305,7 @@ def test_noised_scores_of_pairs_are_refused():
         held_out_records=scored,
     )
     asked = EvaluationConfig(also_untrained=False, score_on_held_out=0.3, score_noise_multiplier=5.0)
-    with pytest.raises(ConfigError, match=r"the score is a recall.*one record can change all answers"):
+    with pytest.raises(ConfigError, match=r"score is a recall.*one record can change all answers"):
         check_release(make_config(evaluation=asked, num_records_public=56), data)
 
 

@@ -195,7 +195,7 @@ def test_existing_file_is_not_overwritten(tmp_path: Path, images: Path) -> None:
 
 
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="no exported model"):
+    with pytest.raises(StorageError, match="is not an exported model"):
         main(["--model", str(tmp_path), "--images", "digits", "--to", str(tmp_path / "e.npz")])
 
 

@@ -201,7 +201,7 @@ def test_captions_that_were_cut_are_counted_on_the_terminal_alone(
     found = _embed(model, tmp_path / "e.npz", "--texts", str(tmp_path / "a.txt"), "--batch-size", "2")
     shown = capsys.readouterr()
     assert "2 of 3 captions" in shown.err
-    assert "captions are longer" not in shown.out
+    assert "captions were cut" not in shown.out
     about = json.loads(str(found["about"]))
     assert set(about) == {"model_sha256", "features", "note"}
 
@@ -216,7 +216,7 @@ def test_captions_that_fit_are_not_spoken_of(
 
 def test_empty_captions_are_counted_and_none_is_shown(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a secret\n\nb\n")
-    with pytest.raises(DataError, match=r"of 3 in .* 1 break the rule") as caught:
+    with pytest.raises(DataError, match=r"1 of the 3 in .* are not valid") as caught:
         read_captions(tmp_path / "a.txt")
     assert "secret" not in str(caught.value)
 
@@ -243,8 +243,8 @@ def test_captions_that_cannot_be_read_are_refused(tmp_path: Path, content: bytes
     ("more", "reason"),
     [
         ((), "nothing to embed"),
-        (("--images", "digits", "--features", "backbone"), "one kind of embedding"),
-        (("--images", "shapes:20", "--texts", "a.txt"), "captions of its own"),
+        (("--images", "digits", "--features", "backbone"), "--features applies only to image encoders"),
+        (("--images", "shapes:20", "--texts", "a.txt"), "cannot be combined with images that have captions"),
     ],
 )
 def test_what_a_clip_model_cannot_do_is_refused(

@@ -57,7 +57,7 @@ def test_attempt_that_cannot_look_stops(tmp_path: Path) -> None:
     attempts = Attempts(tmp_path / "one")
     number = attempts.claim()
     shutil.rmtree(attempts.folder)
-    with pytest.raises(StorageError, match=r"cannot be read .* may be outdated: it stops"):
+    with pytest.raises(StorageError, match=r"cannot be read .* may be outdated. It stops"):
         attempts.refuse_outdated(number)
 
 
@@ -92,7 +92,7 @@ def test_damaged_count_of_an_attempt_is_refused(tmp_path: Path) -> None:
     folder.begin_attempt(0, T)
     file = next((tmp_path / "count.attempts").iterdir())
     file.write_text('{"steps": 1}')
-    with pytest.raises(StorageError, match=r"000001\.json is damaged; restore it"):
+    with pytest.raises(StorageError, match=r"000001\.json is damaged\. Restore it"):
         folder.read_counts()
 
 

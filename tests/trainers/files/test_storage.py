@@ -48,7 +48,7 @@ def test_relative_folder_is_that_of_the_command(tmp_path: Path, monkeypatch: pyt
 
 def test_address_is_no_folder() -> None:
     with pytest.raises(
-        StorageError, match=r"must be a path of this machine.*; got s3:.*--artifacts-destination"
+        StorageError, match=r"must be a path on this machine.*; got s3:.*--artifacts-destination"
     ):
         storage_root(Path("s3://bucket/results"))
 
@@ -59,10 +59,10 @@ def test_throw_away_copy_is_refused_inside_a_job_alone(
     copy = tmp_path / "_ray_pkg_1234" / "results"
     assert storage_root(copy) == copy
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    with pytest.raises(StorageError, match="throw-away copy"):
+    with pytest.raises(StorageError, match="temporary copy of the code"):
         storage_root(copy)
     monkeypatch.setattr(storage, "CODE_ROOT", tmp_path / "_ray_pkg_99")
-    with pytest.raises(StorageError, match="throw-away copy"):
+    with pytest.raises(StorageError, match="temporary copy of the code"):
         storage_root(tmp_path / "_ray_pkg_99" / "results")
 
 

@@ -95,7 +95,7 @@ def test_sweep_of_the_same_name_in_another_folder_is_refused(tracker: Tracker) -
     """Its finished trials would be taken for those of this one."""
     log(tracker, tracker.start_sweep("s", {}, {}, sweep_id="mine"))
     with pytest.raises(
-        TrackingError, match="another sweep 's', of another storage folder: choose another --name"
+        TrackingError, match=r"has a sweep 's' from another storage folder. Choose another --name"
     ):
         tracker.start_sweep("s", {}, {}, sweep_id="yours")
 
