@@ -290,11 +290,7 @@ def test_images_without_captions_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="dp_cap learns from captions, and the data are images without"):
         training_config(OPTIONS, num_records=40, public_seed=0)
     images = dataclasses.replace(data_of(), train=make_records(40))
-<<<<<<< HEAD
-    with pytest.raises(ConfigError, match="dp_cap learns from captions, and the data are images without"):
-=======
     with pytest.raises(ConfigError, match="dp_cap learns from captions; got images without captions"):
->>>>>>> c374280f (The test of a captioner's data expects the task's own message)
         train(config_of(), images)
 
 
