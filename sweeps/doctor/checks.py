@@ -32,7 +32,7 @@ def check_machines(data_path: str | None, root: Path) -> list[Finding]:
             nodes, silent = facts_of_nodes()
             storage = check_storage(root, len(nodes))
     except DpgclError as error:
-        fix = "start one with `ray start --head`, and set RAY_ADDRESS to the host:port that it prints"
+        fix = "start a cluster with `ray start --head`, and set RAY_ADDRESS to the host:port that it prints"
         alone = [check_versions([driver], driver), check_data(data_path), *check_storage(root, 1)]
         return [Finding("ray", "wrong", str(error), f"{fix} (docs/cluster.md)"), *alone]
     return [
@@ -45,9 +45,9 @@ def check_machines(data_path: str | None, root: Path) -> list[Finding]:
 
 
 def check_nodes(nodes: Sequence[NodeFacts], silent: Sequence[str]) -> Finding:
-    """Refuse a cluster with nodes that do not answer."""
+    """Report nodes that do not answer."""
     if silent:
-        fix = "look at `ray status`, and at the raylet's log on that node; end or replace the node"
+        fix = "check `ray status` and the raylet's log on that node, then stop or replace the node"
         return Finding("ray", "wrong", f"no answer from {', '.join(silent)}", fix)
     num_cpus, num_gpus = sum(node.num_cpus for node in nodes), sum(node.num_gpus for node in nodes)
     return Finding(
@@ -56,17 +56,17 @@ def check_nodes(nodes: Sequence[NodeFacts], silent: Sequence[str]) -> Finding:
 
 
 def check_versions(nodes: Sequence[NodeFacts], driver: NodeFacts) -> Finding:
-    """Refuse nodes whose program versions or copy of this code differ from the driver's."""
+    """Report nodes whose program versions or copy of this code differ from the driver's."""
     odd = [
-        f"{program} is {version or 'missing'} here, and {node.versions[program] or 'none'} on {node.name}"
+        f"{program} is {version or 'missing'} here, but {node.versions[program] or 'missing'} on {node.name}"
         for program, version in driver.versions.items()
         for node in nodes
         if node.versions[program] != version
     ]
     if odd:
         fix = (
-            "install the versions of constraints.txt on every node, and start Ray there again; the code of "
-            "this machine is sent along by `ray job submit --working-dir .`"
+            "install the versions of constraints.txt on every node, and restart Ray there; "
+            "`ray job submit --working-dir .` sends the code of this machine along"
         )
         return Finding("versions", "wrong", "; ".join(odd), fix)
     shown = ", ".join(f"{program} {version}" for program, version in driver.versions.items())
@@ -74,29 +74,29 @@ def check_versions(nodes: Sequence[NodeFacts], driver: NodeFacts) -> Finding:
 
 
 def check_gpus(nodes: Sequence[NodeFacts]) -> Finding:
-    """Refuse nodes on which torch sees fewer GPUs than Ray counts."""
+    """Report nodes on which torch sees fewer GPUs than Ray counts."""
     if not any(node.num_gpus for node in nodes):
-        return Finding("gpu", "skipped", "Ray counts none on the nodes that are up")
+        return Finding("gpu", "skipped", "Ray counts no GPUs on the running nodes")
     short = [node for node in nodes if node.num_gpus_seen < node.num_gpus]
     if short:
         seen = ", ".join(f"{node.num_gpus_seen} of {node.num_gpus:g} on {node.name}" for node in short)
-        fix = "install a driver and torch with CUDA there (docs/performance.md): nvidia-smi must list all"
+        fix = "install a driver and torch with CUDA (docs/performance.md): nvidia-smi must list all GPUs"
         return Finding("gpu", "wrong", f"torch sees fewer GPUs than Ray counts: {seen}", fix)
-    return Finding("gpu", "ok", f"torch sees all {sum(node.num_gpus for node in nodes):g}")
+    return Finding("gpu", "ok", f"torch sees all {sum(node.num_gpus for node in nodes):g} GPUs")
 
 
 def check_data(data_path: str | None) -> Finding:
-    """Refuse data that the driver cannot read; the nodes get the records from it."""
+    """Report data that the driver cannot read; the nodes get the records from it."""
     if data_path is None:
-        return Finding("data", "skipped", "a built-in data set, or none was given (--dataset)")
+        return Finding("data", "skipped", "built-in data need no check; set --dataset to check others")
     if not os.access(data_path, os.R_OK):
-        fix = "give the path as the driver's machine sees it: a job's driver runs on the head node"
+        fix = "pass the path as the driver's machine sees it: a job's driver runs on the head node"
         return Finding("data", "wrong", "this machine cannot read the data", fix)
-    return Finding("data", "ok", "this machine can read them")
+    return Finding("data", "ok", "this machine can read the data")
 
 
 def check_storage(root: Path, num_nodes: int) -> list[Finding]:
-    """Refuse a folder that cannot be written or locked here; with several nodes it must be shared.
+    """Report a folder that this machine cannot write or lock, or that several nodes do not share.
 
     Args:
       root: the storage folder; missing parts of its path would be created.
@@ -107,12 +107,12 @@ def check_storage(root: Path, num_nodes: int) -> list[Finding]:
         check_writable(root)
         with tempfile.TemporaryFile(dir=existing) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        here = Finding("storage", "ok", f"{root} can be written and locked here")
+        here = Finding("storage", "ok", f"this machine can write and lock {root}")
         return [here, *findings_of(probe_storage(existing))] if num_nodes > 1 else [here]
     except DpgclError as error:
-        return [Finding("storage", "wrong", str(error), "give --storage a folder that you can write")]
+        return [Finding("storage", "wrong", str(error), "set --storage to a folder that you can write")]
     except OSError as error:
-        fix = "give a POSIX folder with flock: NFS 4 with local_lock=none, or Lustre mounted with flock"
+        fix = "use a POSIX file system with flock: NFS 4 with local_lock=none, or Lustre mounted with flock"
         return [Finding("storage", "wrong", f"{root} cannot be locked ({error.strerror})", fix)]
 
 
@@ -121,22 +121,22 @@ def findings_of(probe: StorageProbe) -> list[Finding]:
     if apart := probe.apart():
         return [Finding("storage", "wrong", apart, TO_SHARE)]
     locks = [Finding("storage", "note", text, TO_LOCK)] if (text := probe.unlocked()) else []
-    seen = f"{probe.folder} is seen by {count(len(probe.nodes), 'node')}"
+    seen = f"{probe.folder} is the same folder on {count(len(probe.nodes), 'node')}"
     return [*locks, Finding("storage", "ok", seen)]
 
 
 def check_tracking(uri: str) -> Finding:
-    """Refuse an MLflow that does not answer; a database that does not exist yet will be created."""
+    """Report an MLflow that does not answer; a database that does not exist yet will be created."""
     if uri.lower().startswith("sqlite") and not database_file(uri).exists():
-        return Finding("mlflow", "ok", "a database of this machine's, which the first sweep makes")
+        return Finding("mlflow", "ok", "a database on this machine, which the first sweep creates")
     kind = "database" if is_database(uri) else "server"
     return _connection("mlflow", lambda: connect(uri), f"the {kind} answers", "start it (docs/cluster.md)")
 
 
 def check_ledger(url: str | None) -> Finding:
-    """Refuse a ledger, in a file or in PostgreSQL, that does not answer."""
+    """Report a ledger, in a file or in PostgreSQL, that does not answer."""
     if url is None:
-        return Finding("ledger", "skipped", "none was given (--ledger, $DPGCL_LEDGER); private data need one")
+        return Finding("ledger", "skipped", "no ledger set (--ledger, $DPGCL_LEDGER); private data need one")
     return _connection("ledger", lambda: Ledger.open(url).head(), "it answers", "see docs/ledger.md")
 
 

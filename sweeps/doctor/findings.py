@@ -1,4 +1,4 @@
-"""The findings of the checks and their fixes, as text and as JSON, with no number of any record in them."""
+"""The findings of the checks and their fixes, as text and JSON, without anything that depends on records."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def as_text(findings: Sequence[Finding]) -> str:
     ok       clock: 2 ms apart
     wrong    data: gone
              fix: mount it
-    1 thing to fix
+    1 problem to fix
     """
     lines = []
     for finding in findings:
         lines.append(f"{finding.status:<8} {finding.check}: {finding.text}")
         lines += [f"{'':<8} fix: {finding.fix}"] if finding.fix else []
     number = sum(finding.status == "wrong" for finding in findings)
-    ending = f"{number} thing{'s' * (number != 1)} to fix" if number else "ready"
+    ending = f"{number} problem{'s' * (number != 1)} to fix" if number else "ready"
     return masked_text("\n".join([*lines, ending]))
 
 

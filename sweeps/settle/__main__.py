@@ -3,8 +3,8 @@
     python -m sweeps.settle --name NAME --ledger sqlite:////safe/ledger.db
     python -m sweeps.settle --name NAME --storage FOLDER --give-back-unstarted
 
-Finished trainings are charged the steps that they took, and all others stay charged in full. Trainings that
-never began are given back with --give-back-unstarted: use it only if the folder is no older copy of itself.
+Finished trainings are charged the steps that they took, and all others stay charged in full. With
+--give-back-unstarted, trainings that never began are refunded; use it only if the folder is no older copy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def settle_command(
 
     url = ledger or os.environ.get("DPGCL_LEDGER")
     if url is None:
-        raise ConfigError("ledger must be given, for reservations lie there: --ledger URL or $DPGCL_LEDGER")
+        raise ConfigError("the ledger of the reservations is needed: pass --ledger URL or set $DPGCL_LEDGER")
     folder = named_folder(storage_root(storage), name)
     closed = close_reservations(folder, Ledger.open(url), give_back_unstarted=give_back_unstarted)
     for each in closed:

@@ -103,7 +103,7 @@ def _sweep(shell: Shell, command: str) -> Path:
     ledger = shell.folder.parent / "the ledger.db"
 
     free = {"LEDGER": quoted(ledger), "NAME": "scans", "E": "40", "D": "1e-3", "N": str(NUM_PATIENTS)}
-    shell.paste(refused, before="A new ledger is made once: ", change=lambda line: fill_in(line, free))
+    shell.paste(refused, before="To create a ledger, run once: ", change=lambda line: fill_in(line, free))
     charged = f"{command} --ledger {quoted(ledger)} --dataset-id scans"
     shell.type(f"{charged} --dry-run")
     stopped = shell.interrupt(charged, after="[1/4]")
@@ -126,7 +126,7 @@ def _sweep(shell: Shell, command: str) -> Path:
     )
     such = "--dataset scans --epsilon 4 --expected-batch-size 32 --num-steps 60"
     left = shell.type(f"python -m dpgcl_core.ledger remaining --ledger {quoted(ledger)} {such}")
-    assert printed_after(said, "The ledger holds ").split()[0] in left
+    assert printed_after(said, "The ledger allows ").split()[0] in left
     return folder
 
 

@@ -1753,7 +1753,7 @@ BREAKAGES = (
     Breakage(
         name="a private encoder is started from whatever ledger paid for it",
         file="sweeps/service/privacy/ledger_choice.py",
-        before='ledger.check_has(start.head, f"the privacy statement beside {path}")',
+        before='ledger.check_has(start.head, f"the privacy statement next to {path}")',
         after="_ = start.head",
         tests=("tests/sweeps/test_classify.py::test_private_encoder_that_another_ledger_paid_is_refused",),
     ),

@@ -118,7 +118,7 @@ def _without_chance(lines: list[str]) -> list[str]:
     found, is_answer = [], False
     for line in lines:
         is_answer = line.startswith("answer: ") or (is_answer and line.startswith("  "))
-        if not is_answer or line.startswith(("answer: ", "  The ledger holds")):
+        if not is_answer or line.startswith(("answer: ", "  The ledger allows")):
             found.append("answer: #" if line.startswith("answer: ") else line)
     return [line for line in found if not line.startswith(("estimate:", "… "))]
 

@@ -128,7 +128,7 @@ def test_check_charges_nothing(make_budget: Callable[..., SweepBudget]) -> None:
 
 def test_sweep_above_the_cap_is_refused_whole_with_the_fix(make_budget: Callable[..., SweepBudget]) -> None:
     budget = make_budget(quota=2 * NUM_STEPS - 1)
-    with pytest.raises(BudgetExceeded, match="nothing was started: take fewer points or repeats"):
+    with pytest.raises(BudgetExceeded, match=r"nothing was started\. Use fewer points, repeats or steps"):
         budget.check()
     with pytest.raises(BudgetExceeded):
         budget.begin(budget.trials, None)
@@ -441,7 +441,7 @@ def test_unit_must_be_the_registered_one(
     assert by_kind(other) == {"plain": 0, "joint": 0, "counts": 0}
     person = replace(noised_plan.source, unit_column="person")
     assert (unit_of(person), unit_of(noised_plan.source)) == ("person", "record")
-    with pytest.raises(ConfigError, match="stands for single rows"):
+    with pytest.raises(ConfigError, match="means single rows"):
         unit_of(replace(noised_plan.source, unit_column="record"))
 
 
@@ -535,9 +535,9 @@ def test_sweep_does_not_go_on_with_another_account(
 ) -> None:
     budget = make_budget()
     other = Ledger.create(str(tmp_path / "other.db"))
-    with pytest.raises(LedgerError, match="is charged to a ledger; resume it with"):
+    with pytest.raises(LedgerError, match=r"is charged to a ledger\. Resume it with"):
         sweep_budget(planned, other, "scans", budget.folder)
-    with pytest.raises(LedgerError, match="and data set 'scans'"):
+    with pytest.raises(LedgerError, match="with --dataset-id scans"):
         sweep_budget(planned, budget.ledger, "others", budget.folder)
     (tmp_path / "free").mkdir()
     free = SweepFolder(tmp_path / "free")
@@ -608,7 +608,7 @@ def test_plan_says_where_no_mark_can_lie(
     assert marks_note(given.data, ledger) == []
     monkeypatch.setattr(os, "access", lambda *_: False)
     (note,) = marks_note(given.data, ledger)
-    assert "charges to another ledger, or to none, would not be recognised" in note
+    assert "charged to another ledger, or to none, would not be recognised" in note
     assert marks_note(given.data, None) == []
 
 

@@ -165,9 +165,9 @@ def test_model_that_nobody_charged_has_no_part_in_the_statement_beside_it(
 def test_private_encoder_that_another_ledger_paid_is_refused(planned: SweepPlan, tmp_path: Path) -> None:
     other = Ledger.create(str(tmp_path / "other.db"))
     other.register("scans", Cap(epsilon=8.0, delta=1e-5), num_records_public=10_000)
-    with pytest.raises(LedgerError, match=r"the privacy statement beside .*model\.safetensors"):
+    with pytest.raises(LedgerError, match=r"the privacy statement next to .*model\.safetensors"):
         check_starts(planned.private_starts, other)
-    with pytest.raises(LedgerError, match="needs the ledger that it was charged to"):
+    with pytest.raises(LedgerError, match="pass the --ledger that it was charged to"):
         check_starts(planned.private_starts, None)
 
 

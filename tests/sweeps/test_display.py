@@ -81,7 +81,7 @@ def test_watch_counts_each_end_once(files: list[Path]) -> None:
     watch.note_start("a", 100, files[0])
     watch.note_end("a")
     watch.note_end("a")
-    assert watch.line(1.0) == "1 of 2 trials done; waiting for Ray's first process"
+    assert watch.line(1.0) == "1 of 2 trials done; waiting for the first Ray process"
 
 
 def test_watch_takes_no_steps_of_an_earlier_attempt_for_this_one(files: list[Path]) -> None:
@@ -98,7 +98,7 @@ def test_watch_shows_scoring_and_no_more_rows_than_fit(tmp_path: Path) -> None:
         watch.note_start(f"t{number}", 100, file)
         tell(file, 100)
     assert "t0: scoring" in watch.line(0.0)
-    assert "17 more run" in watch.line(0.0)
+    assert "17 more running" in watch.line(0.0)
     assert "and 8 more" in drawn(watch, 0.0)
 
 

@@ -86,5 +86,5 @@ def test_dry_run_needs_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(driver, "ray_session", lambda *_: pytest.fail("Ray was started"))
     code, out, err = run_script("group_size", *QUICK, "--dry-run", "--storage", str(tmp_path))
     assert code == 0, err
-    assert "note: this machine cannot run it: RAY_ADDRESS must be the host:port of a cluster" in out
+    assert "note: this machine cannot run the sweep: RAY_ADDRESS must be the host:port of a cluster" in out
     assert "estimate:" in out

@@ -224,7 +224,7 @@ This process on node 10.0.0.1 was started with:
 
 
 def test_cluster_of_another_ray_is_told_in_one_line() -> None:
-    said = "Ray 2.60.0 and Python 3.12.1; got Ray 2.40.0 and Python 3.11.7: install what constraints.txt pins"
+    said = "Ray 2.60.0 and Python 3.12.1; got Ray 2.40.0 and Python 3.11.7. Install the versions of "
     with pytest.raises(ConfigError, match=re.escape(said)):
         ray_session._refuse_other_versions(MISMATCH)
     ray_session._refuse_other_versions("Can't find a node_ip_address.json file")
@@ -250,7 +250,7 @@ def test_scratch_folder_of_a_killed_driver_goes_when_the_next_one_starts(tmp_pat
 @pytest.mark.parametrize(
     ("failures", "why"),
     [
-        (["killed due to the node running low on memory"], "killed for want of memory"),
+        (["killed due to the node running low on memory"], "killed for lack of memory"),
         (["killed due to the node running low on memory", "its node died"], "worker lost"),
     ],
 )

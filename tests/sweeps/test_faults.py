@@ -176,7 +176,8 @@ def test_sweep_whose_ledger_is_gone_stops_at_the_next_checkpoint(faults: Faults)
     assert after.drawn - before.drawn < EVERY_STEPS
     assert faults.codes["ledger gone"] == 1
     assert (
-        "the ledger is gone, and every training stopped at its next checkpoint" in faults.said["ledger gone"]
+        "the ledger is unreachable; every training stopped at its next checkpoint"
+        in faults.said["ledger gone"]
     )
     assert f"failed: {faults.trial(1)} (LedgerError (its message is withheld" in faults.said["ledger gone"]
 

@@ -82,7 +82,7 @@ def test_score_has_a_name_of_its_own() -> None:
 
     assert _name_of(careful) == "careful"
     for taken in (knn_accuracy, lambda metrics: 1.0):
-        with pytest.raises(ConfigError, match="a name of its own"):
+        with pytest.raises(ConfigError, match="must be a named function"):
             _name_of(taken)
 
 
@@ -148,5 +148,5 @@ def test_search_and_run_go_the_way_of_every_sweep(monkeypatch: pytest.MonkeyPatc
 
 def test_sealed_sweep_has_no_table_of_trials() -> None:
     options = replace_options(SweepOptions(), release="sealed", mean_trials=5)
-    with pytest.raises(ConfigError, match="publishes one model"):
+    with pytest.raises(ConfigError, match="publishes only one model"):
         run(options, [Point(label="a", changes={})])

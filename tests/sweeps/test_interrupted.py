@@ -99,7 +99,7 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
         driver = start(*([] if number == signal.SIGINT else ["--resume"]))
         driver.wait_for(held)
         driver.kill(number)
-        if number == signal.SIGINT:  # the step in flight does not end: at once
+        if number == signal.SIGINT:  # the current step does not end: at once
             driver.wait_for((found.folder / "drawn" / "S4-Na1-private-r1.stop").exists)
             driver.kill(number)
         note(number.name, driver)

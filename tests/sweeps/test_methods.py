@@ -96,7 +96,7 @@ def test_ledger_refuses_steps_that_it_cannot_add_up(
     with_ledger.register("scans", num_records_public=200, cap=Cap(epsilon=100, delta=1e-3))
     chosen = options(*QUICK, "--method", method, "--dataset", own, "--ledger", url, "--dataset-id", "scans")
     chosen = replace_options(chosen, storage=tmp_path, num_records_public=200)
-    with pytest.raises(ConfigError, match="a ledger adds up"):
+    with pytest.raises(ConfigError, match="a ledger can add up only"):
         run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
 
 
@@ -337,13 +337,13 @@ def test_comparison_costs_what_its_tuning_cost_too(done: Done) -> None:
 
 
 def test_tuning_tells_the_cost_of_what_follows_in_advance(done: Done) -> None:
-    in_advance = done.said.split("with other seeds; all together:\n")[1].split("sweep:")[0]
+    in_advance = done.said.split("cost of both sweeps together:\n")[1].split("sweep:")[0]
     assert f"ε = {rounded_up(done.statement('one')['cost']['tuned_epsilon'], 4)}" in in_advance
 
 
 def test_statement_of_the_tuning_says_that_a_comparison_follows(done: Done) -> None:
     page = (done.folder / "sweeps/one-tuning/privacy_statement.md").read_text()
-    assert "A comparison follows, of 6 trials more" in page
+    assert "A comparison of 6 more trials follows" in page
 
 
 @pytest.mark.ci
@@ -422,7 +422,7 @@ def test_resume_goes_on_where_only_the_tuning_was_done(ray: Ray, again: Path) ->
 
 
 def test_comparison_needs_an_open_release() -> None:
-    with pytest.raises(ConfigError, match="its release is open"):
+    with pytest.raises(ConfigError, match="its release must be open"):
         run_tuned_sweep("methods", options("--tiny", *SEALED), [], GRID, lambda *_: [])
 
 

@@ -58,7 +58,7 @@ def test_server_that_comes_back_gets_everything_and_two_lines_say_so(server: Ser
         assert box.finish(PATIENT) == []
     assert server.taken == ["a", "b", "c"]
     assert said[0] == ("warning: MLflow at http://***@host is away; results are kept in here and sent later")
-    assert said[-1] == "MLflow answers again, and has all 3 results that waited"
+    assert said[-1] == "MLflow answers again, and has received the 3 results that waited"
     assert len([line for line in said if not line.startswith("waiting up to")]) == 2
 
 
@@ -143,7 +143,7 @@ def test_start_is_tried_again_only_where_the_server_does_not_answer() -> None:
         return "connected"
 
     assert patiently(call, said.append, sleep=slept.append) == "connected"
-    assert said == ["MLflow does not answer yet (Connection refused); asking again for a minute …"]
+    assert said == ["MLflow does not answer yet (Connection refused); trying again for a minute …"]
     assert len(slept) == 2
 
     def refuse() -> str:

@@ -69,13 +69,13 @@ def test_every_finding_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monke
     found = StorageProbe(folder=tmp_path, nodes=(good, apart), silent=("four",))
     assert found.apart()
     assert not found.unlocked()
-    with pytest.raises(StorageError, match=r"not on two \(another folder of that path\): mount one"):
+    with pytest.raises(StorageError, match=r"not on two \(another folder at that path\): mount one"):
         check_shared(tmp_path, said.append)
     found = StorageProbe(folder=tmp_path, nodes=(good, unlocked), silent=("four",))
     assert found.unlocked()
     check_shared(tmp_path, said.append)
     locks, silent = said
-    assert "do not hold between nodes (three): start no sweep from two nodes at once" in locks
+    assert "do not hold between nodes (three): do not start sweeps from two nodes at once" in locks
     assert silent.endswith(": four")
 
 
@@ -103,8 +103,10 @@ def test_folder_that_one_node_has_for_itself_is_refused_and_a_shared_one_used() 
             last = said.splitlines()[-1]
             assert code == 2, said
             address = re.escape(hosts.address(2))
-            assert re.match(rf"error: the storage folder {top}/apart must be one folder on all nodes; ", last)
-            assert re.search(rf"not on {address} \(\w+\) \(another folder of that path\): mount one", last)
+            assert re.match(
+                rf"error: the storage folder {top}/apart must be the same folder on all nodes; ", last
+            )
+            assert re.search(rf"not on {address} \(\w+\) \(another folder at that path\): mount one", last)
             assert not (top / "apart/sweeps").exists(), "nothing was begun"
             assert not list((top / "apart").glob(".dpgcl-probe-*"))
             code, said = sweep("shared")

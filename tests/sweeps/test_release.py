@@ -404,5 +404,5 @@ def test_charged_data_are_no_public_data_to_train_on(more: tuple[str, ...], tmp_
     ledger = Ledger.create(str(tmp_path / "ledger.db"))
     ledger.register("scans", Cap(epsilon=8.0, delta=1e-3), num_records_public=60)
     ledger.bind("scans", tmp_path / "own.npz")
-    with pytest.raises(LedgerError, match="leave out --data-is public"):
+    with pytest.raises(LedgerError, match="Leave out --data-is public"):
         check_ledger(options("--tiny", "--dataset", dataset, "--data-is", "public", *more))

@@ -219,7 +219,7 @@ def test_failure_of_mlflow_is_told_once_with_the_place_of_the_results(
     shown = capsys.readouterr().out
     place = tmp_path / "sweeps" / "one"
     assert shown.count("warning: MLflow does not answer") == 1
-    assert f"MLflow did not take 4 results; kept in {place}." in shown
+    assert f"MLflow did not accept 4 results; kept in {place}." in shown
     assert shown.count("--resume --name one\n") == 1
 
 
@@ -354,7 +354,7 @@ def test_sweep_with_a_ledger_does_not_go_on_without(
     sweep(*given)
     assert sweep("--no-non-private", "--resume") == 0
     assert Ledger.open(str(tmp_path / "ledger.db")).read_charges("scans", with_pld=False).num_settled == 2
-    with pytest.raises(ConfigError, match="'scans' is an id in a ledger"):
+    with pytest.raises(ConfigError, match="'scans' needs a ledger: pass --ledger"):
         sweep("--no-non-private", "--resume", "--no-ledger")
     (tmp_path / "ledger.db").rename(tmp_path / "away.db")
     with pytest.raises(LedgerError, match="there is no such file"):
@@ -403,7 +403,7 @@ def test_answer_is_printed_kept_on_disk_and_first_in_the_parent_run(
     (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
     note = parent.data.tags[NOTE_TAG].split("\n\n")[:3]
     assert note[0] == escaped(f"{beaten} {headline}")
-    assert "points over S = 4 (within noise), the next" in note[1]
+    assert "points over S = 4 (within noise), the second highest" in note[1]
     assert "ε of one training" in note[2]
     assert "of the whole sweep" in note[2]
     assert parent.data.metrics["best_knn_accuracy"] == 0.5
@@ -479,11 +479,11 @@ def test_answer_counts_the_trainings_that_the_ledger_still_holds(
 ) -> None:
     given = make_ledger(tmp_path / "ledger.db", 65)
     assert sweep(*given) == 0
-    assert "The ledger holds 4 more trainings like the costliest of these." in capsys.readouterr().out
+    assert "The ledger allows 4 more trainings like the costliest of these." in capsys.readouterr().out
     with pytest.raises(BudgetExceeded):
         sweep("--repeats", "5", "--name", "more", *given)
     assert sweep("--repeats", "4", "--name", "more", *given) == 0
-    assert "The ledger holds 0 more trainings" in capsys.readouterr().out
+    assert "The ledger allows 0 more trainings" in capsys.readouterr().out
 
 
 def test_description_of_the_parent_run_has_the_answers_warning(
@@ -555,7 +555,7 @@ def test_ray_that_does_not_start_leaves_no_sweep(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def starved(*_: object) -> Any:
-        raise ClusterError("Ray must start, and did not")
+        raise ClusterError("Ray did not start")
 
     monkeypatch.setattr(driver, "ray_session", starved)
     with pytest.raises(ClusterError):
@@ -573,7 +573,7 @@ def test_cluster_too_small_leaves_no_sweep(
         return nullcontext(max_concurrent_trials(service, two, [{"CPU": 1.0}]))
 
     monkeypatch.setattr(driver, "ray_session", too_small)
-    with pytest.raises(ValueError, match="the cluster holds 1 "):
+    with pytest.raises(ValueError, match="the cluster can hold only 1 "):
         sweep()
     assert not (tmp_path / "sweeps").exists()
     with pytest.raises(DashboardError):

@@ -121,7 +121,7 @@ def test_full_disk_ends_a_sweep_in_one_line_loses_nothing_and_is_resumed(
     assert driver.wait() == 1, driver.stdout + driver.stderr
     said = [line for line in driver.stdout.splitlines() if "no space" in line or "Traceback" in line]
     assert said == [
-        f"stopped: no space is left in {storage}, and nothing that was finished is lost; make room, then "
+        f"stopped: no space is left in {storage}. No finished result is lost. Free some space, then "
         f"continue with {resume_line(storage / 'sweeps' / 'one')}"
     ]
     assert driver.stderr == ""

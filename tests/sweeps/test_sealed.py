@@ -525,7 +525,7 @@ def test_private_sealed_sweep_selects_by_the_noised_score_and_publishes_it(
     assert result["metrics"] == {"noised_knn_accuracy": 0.9, "knn_accuracy": 0.0, "num_steps_charged": 10}
     statement = json.loads((tmp_path / "a/sweeps/one/release/privacy_statement.json").read_text())
     assert statement["promises"]
-    assert "the score that selects is noised_knn_accuracy" in statement["scores"]
+    assert "selection by noised_knn_accuracy" in statement["scores"]
 
 
 @pytest.mark.ci

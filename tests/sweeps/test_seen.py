@@ -72,7 +72,7 @@ def test_refusal_names_nodes_and_the_folder_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(file_visibility, "_count_missing", asked)
     files = [(f"/data/shards/s-{number}.tar", 1, None) for number in range(3)]
     with pytest.raises(
-        DataError, match=r"weights in /data/shards, must .* on 10\.0\.0\.2 \(2 of 3\): mount"
+        DataError, match=r"weights in /data/shards, at the same path; .* on 10\.0\.0\.2 \(2 of 3\)\. Mount"
     ) as said:
         check_seen(files)
     assert "s-0" not in str(said.value)
@@ -109,7 +109,7 @@ def test_weights_that_one_node_does_not_see_are_refused_before_the_charge(
             code, said = sweep("apart/weights.pt")
             assert code == 2, said
             address = re.escape(hosts.address(2))
-            assert re.search(rf"\nerror: what trainings .* different on {address} \(1 of 1\): mount", said)
+            assert re.search(rf"\nerror: all nodes must .* different on {address} \(1 of 1\)\. Mount", said)
             assert not (top / "shared/sweeps/one/plan.json").exists(), "nothing was begun"
             code, said = sweep("all.pt")
             assert code == 0, said

@@ -64,7 +64,7 @@ def test_second_of_two_sweeps_that_begin_together_is_refused(data: DataOptions, 
     first, second = _files(data, tmp_path), _files(data, tmp_path)
     tables = [files.holding(25, IDS) for files in (first, second)]
     first.keep(tables[0])
-    with pytest.raises(StorageError, match="start this one again"):
+    with pytest.raises(StorageError, match="Start this sweep again"):
         second.keep(tables[1])
     kept = _files(data, tmp_path).holding(25, IDS)
     assert np.array_equal(kept.slots_of(IDS), tables[0].slots_of(IDS))
@@ -79,7 +79,7 @@ def test_damaged_table_is_refused_and_not_replaced(data: DataOptions, tmp_path: 
     files = _files(data, tmp_path)
     files.keep(files.holding(25, IDS))
     files.path(25).write_bytes(b"damaged")
-    with pytest.raises(StorageError, match="restore it"):
+    with pytest.raises(StorageError, match="Restore it"):
         _files(data, tmp_path).holding(25, IDS)
     assert files.path(25).read_bytes() == b"damaged"
 
@@ -88,5 +88,5 @@ def test_table_of_another_capacity_is_refused(data: DataOptions, tmp_path: Path)
     files = _files(data, tmp_path)
     files.keep(files.holding(25, IDS))
     files.path(25).rename(files.path(30))
-    with pytest.raises(StorageError, match="is of 25 slots: restore the table of 30"):
+    with pytest.raises(StorageError, match=r"must have 30 slots; got 25\. Restore"):
         files.holding(30, IDS)

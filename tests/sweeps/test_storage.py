@@ -300,7 +300,7 @@ def test_result_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 )
 def test_sweep_name_cannot_leave_the_storage_folder(name: str, tmp_path: Path) -> None:
     for resume in (False, True):
-        with pytest.raises(StorageError, match="the name of a sweep must be"):
+        with pytest.raises(StorageError, match="the name of a sweep names a folder: it must have"):
             find(tmp_path, name, resume=resume)
 
 
@@ -430,7 +430,7 @@ def test_folder_of_an_earlier_version_is_refused_in_one_line(resume: bool, tmp_p
     del plan["layout"]
     (folder.path / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(
-        StorageError, match=r"layout None.* choose another --name\..*settle --name one --storage /"
+        StorageError, match=r"layout None.* Choose another --name\..*settle --name one --storage /"
     ):
         find(tmp_path, "one", resume=resume)
 

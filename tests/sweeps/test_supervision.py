@@ -106,7 +106,7 @@ def test_restart_that_was_charged_in_advance_says_so(
     sweep.draw()
     sweep.supervisor.note_loss("t", OF_RAY)
     sweep.start()
-    said = "t: worker lost, restarted at step 0, 5 of the R = 8 steps for restarts used\n"
+    said = "t: worker lost, restarted at step 0, 5 of the R = 8 restart steps used\n"
     assert capsys.readouterr().out == said
 
 
@@ -172,7 +172,7 @@ def test_death_for_want_of_memory_says_what_helps(watched: Callable[..., Watched
     sweep.start()
     why = sweep.supervisor.note_loss("t", "Task was killed due to the node running low on memory.")
     told = str(sweep.supervisor.give_up("t", why))
-    assert told.startswith("killed for want of memory; its processes died")
+    assert told.startswith("killed for lack of memory; its processes died")
     for failure in (told, str(TrialFailure.of_worker("OutOfMemoryError (its message is withheld: …)"))):
         assert "--max-views-per-microbatch" in failure
     assert why_lost(OF_RAY) == "worker lost", "Ray names memory among all causes of any death"
@@ -261,5 +261,5 @@ def test_training_that_ray_kills_for_want_of_memory_says_what_helps(tmp_path: Pa
     )
     said = driver.stdout + driver.stderr
     assert code == 1, said
-    assert "failed: S4-Na1-private-r0 (killed for want of memory; " in said
+    assert "failed: S4-Na1-private-r0 (killed for lack of memory; " in said
     assert "--max-views-per-microbatch" in said

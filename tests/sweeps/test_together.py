@@ -161,8 +161,8 @@ def test_cluster_of_another_ray_is_refused_in_one_line(tmp_path: Path) -> None:
         done = head.run(*command, environment=environment)
         assert done.returncode == 2
         assert re.fullmatch(
-            r"error: the cluster must run the Ray and the Python of this process, Ray \S+ and Python \S+; "
-            r"got Ray 2\.40\.0 and Python \S+: install what constraints\.txt pins on all nodes; .*\n",
+            r"error: the cluster must run the same versions as this process, Ray \S+ and Python \S+; "
+            r"got Ray 2\.40\.0 and Python \S+\. Install the versions of constraints\.txt on all nodes; .*\n",
             done.stderr,
         ), done.stderr
         assert not list((head.home / "dpgcl-results").glob("sweeps/*"))

@@ -139,7 +139,7 @@ def test_refusal_says_which_epsilon_repeats_and_values_fit(
 
 def test_nothing_to_fit_without_a_guarantee(trials_of: TrialsOf) -> None:
     options = support.options("--tiny", "--seeded-non-private")
-    with pytest.raises(ConfigError, match="is for trainings with a guarantee, and none is planned"):
+    with pytest.raises(ConfigError, match="needs trainings with a guarantee, and none is planned"):
         limits_of(options, trials_of, 3.0).fit(has_fixed_noise=False)
 
 
@@ -172,7 +172,7 @@ def test_command_line_plans_within_the_total_and_tells_the_ledgers_side(tmp_path
     code, out, err = support.run_script("group_size", *given, *small)
     assert (code, err) == (0, "")
     assert "--total-epsilon: ε = " in out
-    assert "ledger: 'scans' has a cap ε = 3 at δ = 0.0001 for all that is ever charged to it" in out
+    assert "ledger: 'scans' has a cap ε = 3 at δ = 0.0001 for everything ever charged to it" in out
     code, out, err = support.run_script("group_size", *given, *small[:-2], "--epsilon", "3")
     assert code == 2
     assert "What would fit: --epsilon " in err

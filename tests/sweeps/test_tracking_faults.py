@@ -76,7 +76,7 @@ def all_taken(sweep: Sweep, driver: Driver) -> str:
     while code := driver.wait():
         said += driver.stdout + driver.stderr
         assert code == 1, said
-        assert "MLflow did not take" in driver.stdout, said
+        assert "MLflow did not accept" in driver.stdout, said
         driver = sweep.start("--resume")
     return said + driver.stdout + driver.stderr
 
@@ -123,12 +123,12 @@ def test_server_killed_in_mid_sweep_and_started_again_has_every_trial_once(
     driver.wait_for(lambda: sweep.result(1).exists() and sweep.drawn(2) == 2)
     driver.wait_for(lambda: "warning: MLflow at" in driver.stdout)
     running(port)
-    driver.wait_for(lambda: "MLflow answers again, and has all" in driver.stdout)
+    driver.wait_for(lambda: "MLflow answers again, and has received" in driver.stdout)
     sweep.let_go(2)
     assert driver.wait() == 0, driver.stdout + driver.stderr
     assert finished(address) == once(3)
     assert driver.stdout.count("warning: MLflow") == 1, driver.stdout
-    assert driver.stdout.count("MLflow answers again, and has all") == 1
+    assert driver.stdout.count("MLflow answers again, and has received") == 1
     assert driver.stderr == ""
 
 
@@ -161,7 +161,7 @@ def test_server_that_hangs_stops_neither_trials_nor_the_ledgers_check(
         sweep.let_go(2)
         assert driver.wait() == 1, driver.stdout + driver.stderr
         assert sweep.drawn(2) - drawn < EVERY_STEPS
-        assert "MLflow did not take 2 results" in driver.stdout
+        assert "MLflow did not accept 2 results" in driver.stdout
         assert "--resume --name one\n" in driver.stdout
         (tmp_path / "away.db").rename(url)
         gateway.be(PASS)
@@ -176,7 +176,7 @@ def test_slow_start_of_a_server_is_waited_for(storage: Path, tmp_path: Path) -> 
     port = free_port()
     sweep = Sweep(tmp_path, f"http://127.0.0.1:{port}", "--repeats=1")
     driver = sweep.start()
-    driver.wait_for(lambda: "MLflow does not answer yet (Connection refused); asking again" in driver.stdout)
+    driver.wait_for(lambda: "MLflow does not answer yet (Connection refused); trying again" in driver.stdout)
     server = start_server(storage, port)
     try:
         assert driver.wait() == 0, driver.stdout + driver.stderr

@@ -1,10 +1,10 @@
 """The number of trainings that a cluster holds: now, as nodes change, and with nodes of an autoscaler.
 
-Room is requested from Ray by placement groups, with W bundles for each training that would run if there were
-room. They end with the driver, even if it is killed, and the groups of two sweeps add up. An autoscaler's
+Resources are requested from Ray by placement groups, with W bundles for each training that waits for space.
+The groups end with the driver, even if it is killed, and the groups of two sweeps add up. An autoscaler's
 resource request would outlast its driver, and replace the request of another driver. A granted group holds
-its room until it is released. So groups exist only while all existing room is taken: otherwise they would
-compete with the trainings themselves, whose workers Ray places at its own time.
+its resources until it is released. So groups exist only while all existing resources are in use: otherwise
+they would compete with the trainings themselves, whose workers Ray places later.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TrialNeeds:
         return min(_times(node.get(kind, 0.0), amount, kind) for kind, amount in self.worker.items())
 
     def trials_on(self, nodes: Sequence[Node]) -> int:
-        """Return how many trainings the nodes hold; a training's workers may be on any nodes with room.
+        """Return how many trainings the nodes hold; a training's workers may be on any nodes with space.
 
         >>> needs = TrialNeeds(worker={"CPU": 2.0}, num_workers=2)
         >>> needs.trials_on([{"CPU": 1.0}] * 8), needs.trials_on([{"CPU": 5.0}, {"CPU": 4.0}])
@@ -99,11 +99,11 @@ def no_room_text(needs: TrialNeeds, nodes: Sequence[Node]) -> str:
     """Return a message why no training fits, with the shapes of the nodes.
 
     >>> print(no_room_text(TrialNeeds(worker={"CPU": 2.0}, num_workers=1), [{"CPU": 1.0}] * 3))
-    one training needs 1 worker with 2 CPUs and 0 GPUs, and no node of the cluster holds a worker (3 of 1 CPU and 0 GPUs)
+    one training needs 1 worker with 2 CPUs and 0 GPUs, but no node of the cluster can hold a worker (nodes: 3 of 1 CPU and 0 GPUs)
     """  # noqa: E501
     held = sum(map(needs.workers_on, nodes))
-    problem = "no node of the cluster holds a worker" if not held else f"the cluster holds {held}"
-    return f"one training needs {needs}, and {problem} ({shapes_text(nodes)})"
+    problem = f"the cluster can hold only {held}" if held else "no node of the cluster can hold a worker"
+    return f"one training needs {needs}, but {problem} (nodes: {shapes_text(nodes)})"
 
 
 def shapes_text(nodes: Sequence[Node]) -> str:
@@ -146,10 +146,10 @@ class Scaling:
 
     def __str__(self) -> str:
         """Return it for a message."""
-        parts = [f"{number} of {kind!r} starting" for kind, number in self.starting.items()]
+        parts = [f"starting {number} of type {kind!r}" for kind, number in self.starting.items()]
         parts += [f"not started: {reason}" for reason in dict.fromkeys(self.failed)]
-        parts += ["no more nodes will be started for it"] if self.is_refused else []
-        text = "; ".join(parts) or "nothing yet"
+        parts += ["it will start no more nodes for this request"] if self.is_refused else []
+        text = "; ".join(parts) or "no node is starting yet"
         return f"autoscaler: {text}" if self.has_report else "there is no autoscaler"
 
 
@@ -167,7 +167,7 @@ class Cluster:
         return [node["Resources"] for node in untyped_ray.nodes() if node["Alive"]]
 
     def request(self, needs: TrialNeeds, number: int) -> None:
-        """Request room for this number of trainings, and release the room that Ray has granted."""
+        """Request resources for this number of trainings, and release the resources that Ray has granted."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         open_requests: list[Any] = []
@@ -245,11 +245,11 @@ class Capacity:
         return max(1, min(held, self.trials_at_once() * self.needs.num_workers))
 
     def wait_for_room(self, minutes: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Request the room of one training, and return once it fits.
+        """Request the resources of one training, and return once it fits.
 
         Raises:
-          ConfigError: no node holds a worker, and no node that does will be started.
-          ClusterError: the time is over.
+          ConfigError: no node can hold a worker, and no larger node will be started.
+          ClusterError: the training did not fit in time.
         """
         began, looks = self._clock(), 0
         while self.needs.trials_on(nodes := self._look()) < 1:
@@ -262,19 +262,19 @@ class Capacity:
                 raise ConfigError(f"{no_room_text(self.needs, nodes)}{self._advice(scaling)}")
             if self._clock() - began >= 60 * minutes:
                 raise ClusterError(
-                    f"{no_room_text(self.needs, nodes)}; nothing came of {minutes:g} min of waiting "
+                    f"{no_room_text(self.needs, nodes)}; it did not fit within {minutes:g} min "
                     f"(--wait-for-resources), and nothing was charged; {scaling}"
                 )
             if looks == 1:
-                print_line(f"waiting up to {minutes:g} min for room: {no_room_text(self.needs, nodes)}")
+                print_line(f"waiting up to {minutes:g} min for resources: {no_room_text(self.needs, nodes)}")
             self._warn_each_minute(f"still waiting: {shapes_text(nodes)}; {scaling}")
             sleep(_LOOK_EVERY_SECONDS)
         self._cluster.request(self.needs, 0)
 
     def follow(self, num_begun: int, num_pending: int, num_left: int) -> None:
-        """Request room for the remaining trainings, and warn once a minute while none begins.
+        """Request resources for the remaining trainings, and warn once a minute while none begins.
 
-        On a private Ray this is a no-op, because its room is fixed.
+        On a private Ray this is a no-op, because its resources are fixed.
 
         Args:
           num_begun: running trainings.
@@ -293,7 +293,7 @@ class Capacity:
             self._warn_each_minute(self._pending_text(num_pending))
 
     def let_go(self) -> None:
-        """Withdraw all requests, because an ended training leaves room for the next training."""
+        """Withdraw all requests, because an ended training leaves space for the next one."""
         if self._grows:
             self._cluster.request(self.needs, 0)
 
@@ -301,13 +301,13 @@ class Capacity:
         nodes = self._look()
         held = self.needs.trials_on(nodes)
         reason = (
-            "whose room others may hold, or whose processes are slow to start"
+            "other programs may use them, or processes are slow to start"
             if held
             else no_room_text(self.needs, nodes)
         )
         return (
-            f"nothing runs: {count(num_pending, 'training')} pending, for {self.needs}; "
-            f"nodes: {shapes_text(nodes)}, {reason}; {self._cluster.scaling()}"
+            f"no training runs: {count(num_pending, 'training')} pending, each for {self.needs}; "
+            f"nodes: {shapes_text(nodes)}; {reason}; {self._cluster.scaling()}"
         )
 
     def _warn_each_minute(self, text: str) -> None:
@@ -317,7 +317,7 @@ class Capacity:
 
     def _advice(self, scaling: Scaling) -> str:
         scaling_text = f"; {scaling}" if self._grows else ""
-        return f"{scaling_text}: fewer --num-workers, --threads-per-worker or --gpus-per-worker may fit"
+        return f"{scaling_text}. Lower --num-workers, --threads-per-worker or --gpus-per-worker"
 
     def _look(self) -> list[Node]:
         """Return the resources of running nodes, updated once a second."""

@@ -1,8 +1,8 @@
 """A check that all nodes of a Ray cluster see the files that trainings read directly: shards and weights.
 
 Most records are sent through Ray's object store. But a webdataset's records, which a step reads when it draws
-them, and a warm start's weights are read on the training's node. A worker's findings about private records
-are withheld, and come after the charge. So the nodes are checked before.
+them, and a warm start's weights are read on the training's node. A worker's errors about private records
+are withheld, and come after the charge. So the nodes are checked before any training starts.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def check_seen(files: Sequence[NeededFile]) -> None:
     if missing:
         folder = Path(files[0][0]).parent
         raise DataError(
-            f"what trainings read by themselves, as the shards and weights in {folder}, must be seen by all "
-            f"nodes at the same path; missing or different on {', '.join(missing)}: mount one shared file "
-            "system there, or copy the files to all nodes with their times (cp -p)"
+            f"all nodes must see the files that trainings read directly, such as the shards and weights in "
+            f"{folder}, at the same path; missing or different on {', '.join(missing)}. Mount one shared "
+            "file system there, or copy the files to all nodes and keep their times (cp -p)"
         )
 
 

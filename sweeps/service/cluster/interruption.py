@@ -45,16 +45,16 @@ def stopping_text(num_drawing: int) -> str:
     """Return the line to print for a stop that waits for trainings.
 
     >>> stopping_text(2)
-    'stopping once the step in flight of 2 trainings is saved; Ctrl-C again stops at once'
+    'stopping when the current step of 2 trainings is saved; press Ctrl-C again to stop at once'
     """
     trainings = count(num_drawing, "training")
-    return f"stopping once the step in flight of {trainings} is saved; Ctrl-C again stops at once"
+    return f"stopping when the current step of {trainings} is saved; press Ctrl-C again to stop at once"
 
 
 def no_room_text(folder: SweepFolder) -> str:
     """Return the message for a sweep that ended because no space was left."""
     return (
-        f"stopped: no space is left in {folder.root}, and nothing that was finished is lost; make room, then "
+        f"stopped: no space is left in {folder.root}. No finished result is lost. Free some space, then "
         f"continue with {resume_line(folder.path)}"
     )
 

@@ -244,9 +244,9 @@ def _start(options: Mapping[str, Any], scratch: Path) -> None:
         ray.shutdown()
         _end_processes_of(scratch)
     raise ClusterError(
-        "Ray must start, or answer, before anything is trained, and did not; nothing was charged. This "
-        "machine may have no processor time, memory or room in /tmp left: try again when it has, or set "
-        f"RAY_ADDRESS to a cluster that answers. Ray says: {problem.partition('. ')[0][:300]}"
+        "Ray did not start or did not answer, so nothing was trained or charged. This machine may be short "
+        "of processor time, memory or space in /tmp. Try again later, or set RAY_ADDRESS to a cluster that "
+        f"answers. Ray's error: {problem.partition('. ')[0][:300]}"
     )
 
 
@@ -256,9 +256,9 @@ def _refuse_other_versions(message: str) -> None:
     if "Version mismatch" in message and len(versions) == 2:
         (ray, python), (own_ray, own_python) = versions
         raise ConfigError(
-            "the cluster must run the Ray and the Python of this process, Ray "
-            f"{own_ray} and Python {own_python}; got Ray {ray} and Python {python}: install what "
-            "constraints.txt pins on all nodes; python -m sweeps.doctor names them"
+            f"the cluster must run the same versions as this process, Ray {own_ray} and Python "
+            f"{own_python}; got Ray {ray} and Python {python}. Install the versions of constraints.txt on "
+            "all nodes; python -m sweeps.doctor lists the nodes that differ"
         )
 
 

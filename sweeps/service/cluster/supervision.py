@@ -117,7 +117,7 @@ class Supervisor:
         reason = attempt.ended_for if attempt is not None and attempt.ended_for else why_lost(error)
         self._loss_reasons[name] = reason
         if self._ray_logs:
-            self._warn(f"note: {name}: {reason}; what Ray says of its processes is in {self._ray_logs}")
+            self._warn(f"note: {name}: {reason}; Ray's messages about its processes are in {self._ray_logs}")
             self._ray_logs = ""
         return reason
 
@@ -180,7 +180,7 @@ class Supervisor:
         num_repeated = max(0, num_drawn - step)
         cost = f"{count(num_repeated, 'step')} charged"
         if num_in_advance is not None:
-            cost = f"{num_repeated} of the R = {num_in_advance} steps for restarts used"
+            cost = f"{num_repeated} of the R = {num_in_advance} restart steps used"
         text = f"{reason}, restarted at step {step}, {cost}"
         self._warn(f"{name}: {text}")
         if self._log is not None:

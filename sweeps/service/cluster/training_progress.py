@@ -101,10 +101,10 @@ class SweepWatch:
         """Return a line with the sweep's progress."""
         running, in_tenths = self._look(), not self._tells_times
         stages = [f"{name}: {run.stage(in_tenths=in_tenths)}" for name, run in running[:_MOST_NAMED]]
-        rest = [f"{len(running) - _MOST_NAMED} more run"] if len(running) > _MOST_NAMED else []
+        rest = [f"{len(running) - _MOST_NAMED} more running"] if len(running) > _MOST_NAMED else []
         over, *end = self._summary(now)
         end = end if self._tells_times else []
-        return "; ".join([over, *(stages or ["waiting for Ray's first process"]), *rest, *end])
+        return "; ".join([over, *(stages or ["waiting for the first Ray process"]), *rest, *end])
 
     def summary(self, now: float) -> str:
         """Return the sweep's progress, without its single trainings."""

@@ -9,12 +9,12 @@ from enum import Enum, auto
 from trainers.failures import NO_ROOM
 
 _SMALLER = (
-    "a smaller microbatch takes less memory and gives the same results: --resume with "
-    "--max-views-per-microbatch, for instance 32, or with fewer --max-concurrent-trials"
+    "a smaller microbatch takes less memory and gives the same results: use --resume with a lower "
+    "--max-views-per-microbatch (for example 32), or with a lower --max-concurrent-trials"
 )
 # Ray's messages for its own kill; its message for any other death lists memory among possible causes.
 _RAY_FOUND_NO_MEMORY = re.compile(r"running low on memory|OutOfMemoryError")
-_KILLED_FOR_MEMORY = "killed for want of memory"
+_KILLED_FOR_MEMORY = "killed for lack of memory"
 _NO_MEMORY = re.compile(
     rf"\b(?:OutOfMemoryError|MemoryError)\b|can't allocate memory|CUDA out of memory|{_KILLED_FOR_MEMORY}"
 )
@@ -78,6 +78,6 @@ def why_lost(error: object) -> str:
     """Return the reason why a process was lost, from Ray's message on the last process.
 
     >>> why_lost("Task was killed due to the node running low on memory."), why_lost("maybe the OOM killer")
-    ('killed for want of memory', 'worker lost')
+    ('killed for lack of memory', 'worker lost')
     """
     return _KILLED_FOR_MEMORY if _RAY_FOUND_NO_MEMORY.search(str(error)) else "worker lost"

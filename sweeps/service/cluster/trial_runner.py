@@ -60,7 +60,7 @@ def run_trials(
     )
     execution.stopping.begin(plan.trials)
     if execution.watch is None:
-        doing("sealed sweep under way; nothing of its trials is shown", aloud=False)
+        doing("running the sealed sweep; its trials are not shown", aloud=False)
         return tune_trials(execution, session, trials, plan.data)
     with watching(execution.watch):
         return tune_trials(execution, session, trials, plan.data)

@@ -20,7 +20,7 @@ from sweeps.service.planning.trials import Trial
 from sweeps.service.storage.sweep_names import fit_for_name
 from trainers.tracking.runs import trial_run_name
 
-_RESTARTS = " for restarts (charged though not drawn; --restart-steps 0 turns it off)"
+_RESTARTS = " steps for restarts (charged even if unused; --restart-steps 0 turns them off)"
 
 
 def print_line(text: str) -> None:
@@ -54,7 +54,7 @@ def print_plan(plan: SweepPlan, *, in_full: bool) -> None:
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
     print_line(
         f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, {steps_text(mechanism)}, "
-        f"δ = {delta_text(mechanism.target_delta)}, to {' or '.join(relations)}"
+        f"δ = {delta_text(mechanism.target_delta)}, neighbours: {' or '.join(relations)}"
     )
     points = {trial.name.rsplit("-r", 1)[0]: trial for trial in plan.trials}
     hint = "" if in_full else "; --dry-run lists them"
@@ -69,7 +69,7 @@ def print_plan(plan: SweepPlan, *, in_full: bool) -> None:
     print_line(plan.tags()["tuning_cost"])
     if plan.later:
         trials, later_text = (*plan.trials, *plan.later), count(len(plan.later), "trial")
-        print_line(f"then {later_text} of the best settings, with other seeds; all together:")
+        print_line(f"then {later_text} of the best settings with other seeds; cost of both sweeps together:")
         print_line(cost_line(plan.release.mode, cost_of(plan.release, trials), open_trials(trials)))
 
 
@@ -109,14 +109,14 @@ def estimate_text(plan: SweepPlan) -> str:
     threads = count(plan.trials[0].config.performance.threads_per_worker, "thread")
     scope = "" if plan.release.is_open else "for one trial of every setting, "
     return (
-        f"estimate: {scope}{duration(seconds)} of training and embedding in all on one worker at a time "
-        f"with {threads}, measured here on synthetic images; divide by the "
-        "trials that run at once, and add start-up and probes"
+        f"estimate: {scope}{duration(seconds)} of training and embedding in total, one worker at a time "
+        f"with {threads}, measured on this machine with synthetic images. Divide by the number of trials "
+        "that run at once, and add start-up and probes"
     )
 
 
 def headline(metrics: Mapping[str, float]) -> list[str]:
-    """Return the scores of a trial that a line has room for.
+    """Return the scores of a trial that fit in a line.
 
     >>> headline({"knn_accuracy": 0.50004, "epsilon": 0.99843})
     ['knn_accuracy 0.5', 'epsilon 0.9985']

@@ -48,7 +48,7 @@ class SweepBudget:
       trials: all trials of the sweep.
       later: trials of a later sweep; the budget must have room for them in advance, too.
       unit: the unit that one record stands for.
-      source: the data's options; if None, images that the data name are not marked.
+      source: the data's options; if None, the images that the data refer to are not marked.
       outage: the reason why the ledger is unreachable; None while it answers.
     """
 
@@ -85,21 +85,21 @@ class SweepBudget:
         unproven = [trial.name for trial in self.trials if not is_proven(trial)]
         if unproven:
             raise ConfigError(
-                f"a ledger takes trainings with a guarantee only, and {unproven[0]} has none; leave such "
-                "trials out (--no-non-private, no --seeded-non-private)"
+                f"a ledger accepts only trainings with a guarantee, and {unproven[0]} has none. Leave such "
+                "trials out: pass --no-non-private, and do not pass --seeded-non-private"
             )
         methods = [t.config.mechanism.method for t in self.trials if not t.config.mechanism.rules.plain_event]
         if methods:
             raise ConfigError(
-                f"a ledger adds up Poisson-sampled Gaussian steps for adding or removing one record, and "
-                f"{methods[0]} has others: leave it out of the sweep, or give --no-ledger"
+                "a ledger can add up only Poisson-sampled Gaussian steps for adding or removing one record, "
+                f"and {methods[0]} has other steps. Leave it out of the sweep, or pass --no-ledger"
             )
         registered = self.ledger.statement(self.dataset_id).unit
         if registered != self.unit:
             raise LedgerError(
-                f"data set {self.dataset_id!r} is registered with unit {registered!r}, and this sweep "
-                f"protects {self.unit!r}: --unit-column must name the registered unit, and be left out "
-                f"for {RECORD!r}"
+                f"data set {self.dataset_id!r} is registered with unit {registered!r}, but this sweep "
+                f"protects {self.unit!r}. --unit-column must name the registered unit; leave it out for "
+                f"{RECORD!r}"
             )
         try:
             planned = self.reservations.plan([*self._unreserved(), *self.later])
@@ -108,30 +108,29 @@ class SweepBudget:
             num_trials = len(self.trials) + len(self.later)
             raise BudgetExceeded(
                 f"{error}. The whole sweep ({num_trials} trial{'s' * (num_trials != 1)}) must fit before it "
-                "starts, and nothing was started: take fewer points or repeats, fewer steps, or a smaller "
-                "epsilon"
+                "starts, so nothing was started. Use fewer points, repeats or steps, or a smaller epsilon"
             ) from error
 
     def text(self) -> str:
-        """Return the line on the sweep's share of the ledger and on its rest, next to the sweep's own ε."""
+        """Return the line on the sweep's share of the ledger's cap, and on the remaining budget."""
         spending = self.ledger.read_charges(self.dataset_id, with_pld=False)
         planned = self.reservations.plan([*self._unreserved(), *self.later])
         cap = f"cap ε = {spending.cap.epsilon:g} at δ = {spending.cap.delta:.4g}"
-        line = f"ledger: {self.dataset_id!r} has a {cap} for all that is ever charged to it"
+        line = f"ledger: {self.dataset_id!r} has a {cap} for everything ever charged to it"
         if spending.rdp is not None and spending.rdp_budget is not None:
             rule = spending.cap.rdp_filter()
             needed_rdp = sum(rule.cost(training.step_class, training.num_steps) for training in planned)
             needed_share, charged_share = needed_rdp / spending.rdp_budget, spending.rdp / spending.rdp_budget
             line += (
-                f"; {charged_share:.1%} of it is charged, and these trials take {needed_share:.1%} "
+                f"; {charged_share:.1%} of it is charged, and these trials need {needed_share:.1%} "
                 f"(RDP {needed_rdp:.4g} of {spending.rdp_budget:.4g} at order {rule.order:g})"
             )
         costliest = max(self.trials, key=lambda trial: trial.config.epsilon())
         num_more = _num_admitted(self.ledger, self.dataset_id, costliest, planned)
         return (
-            f"{line}; then {num_more} more like {costliest.name} fit. What this sweep costs is the ε above. "
-            "The ledger counts the same trials by a coarser rule, under which later sweeps may follow what "
-            "earlier ones found, and promises its cap for all of them together"
+            f"{line}; after them, {num_more} more like {costliest.name} fit. The cost of this sweep is the ε "
+            "above. The ledger counts the same trials by a coarser rule: later sweeps may depend on the "
+            "results of earlier ones, and the cap holds for all of them together"
         )
 
     def begin(self, remaining: Sequence[Trial], data: Path | None) -> None:
@@ -149,14 +148,14 @@ class SweepBudget:
           BudgetExceeded, LedgerError: nothing may start.
         """
         if (self.folder.read_plan() or {}).get("sweep_id") != self.reservations.sweep_id:
-            raise LedgerError(f"{self.folder.path} does not hold this sweep's id: a resume would not find it")
+            raise LedgerError(f"{self.folder.path} does not hold this sweep's id, which a resume needs")
         if data is not None:
             for note in self.ledger.bind(self.dataset_id, data):
                 _log.warning("note: %s", note)
             if self.source is not None and not bind_images(self.ledger, self.dataset_id, self.source):
                 _log.warning(
-                    "not all images have the ledger's mark, for some lie among other files or in folders "
-                    "that cannot be written: another list of them would not be recognised"
+                    "not all images have the ledger's mark, because some are among other files or in "
+                    "folders that cannot be written. Another list of these images would not be recognised"
                 )
         unreserved = self._unreserved()
         for trial in unreserved:  # from here on a missing grant means that a folder was lost

@@ -51,19 +51,19 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
     url, (path, mark) = ledger_url(data, options), _find_mark(data)
     if mark is not None and not data.are_private:
         raise LedgerError(
-            f"the data in {path} are charged to a ledger as data set {mark[0]!r}, so they are private: leave "
+            f"the data in {path} are charged to a ledger as data set {mark[0]!r}, so they are private. Leave "
             "out --data-is public"
         )
     if url is None:
         if options.dataset_id is not None:
             raise ConfigError(
-                f"dataset_id = {options.dataset_id!r} is an id in a ledger: give --ledger or $DPGCL_LEDGER"
+                f"dataset_id = {options.dataset_id!r} needs a ledger: pass --ledger or set $DPGCL_LEDGER"
             )
         missing = ledger_missing(data, options)
         if missing and not dry_run:
             raise ConfigError(missing) if mark is None else LedgerError(missing)
     elif options.dataset_id is None:
-        raise ConfigError("which data set in the ledger is charged? give --dataset-id NAME")
+        raise ConfigError("a ledger needs the id of the data set to charge: pass --dataset-id NAME")
     elif path is not None and mark is not None:
         check_owner(path, mark, options.dataset_id)
 
@@ -75,15 +75,15 @@ def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
     path, mark = _find_mark(data)
     if mark is not None:
         return (
-            f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
-            "give that ledger with --ledger and --dataset-id"
+            f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}. "
+            f"Pass that ledger as --ledger, and --dataset-id {mark[0]}"
         )
     if options.no_ledger:
         return None
     return (
-        "training on private data is charged to a budget ledger: give --ledger URL (or "
-        "$DPGCL_LEDGER) and --dataset-id NAME, or --no-ledger, which the privacy statement will say. A new "
-        f"ledger is made once: {line_to_register(unit=unit_of(data), create=True)}"
+        "training on private data is charged to a budget ledger: pass --ledger URL (or set $DPGCL_LEDGER) "
+        "and --dataset-id NAME. Or pass --no-ledger; the privacy statement will say so. To create a "
+        f"ledger, run once: {line_to_register(unit=unit_of(data), create=True)}"
     )
 
 
@@ -110,9 +110,9 @@ def marks_note(data: DataOptions, ledger: Ledger | None) -> list[str]:
     if ledger is None or path is None or not data.are_private or not is_read_only(path):
         return []
     return [
-        "The folder of the training data cannot be written, so the ledger's mark lies with the ledger: "
-        "charges to another ledger, or to none, would not be recognised, nor an old copy of the ledger that "
-        "was put back together with its marks."
+        "The folder of the training data cannot be written, so the ledger's mark is stored with the ledger. "
+        "Trainings that are charged to another ledger, or to none, would not be recognised. Neither would "
+        "an old copy of the ledger that was restored together with its marks."
     ]
 
 
@@ -142,8 +142,8 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
         heads = None
     if heads is None:  # raised outside `except`: the other message names the folder
         raise LedgerError(
-            f"images of {path} carry a mark of another data set or ledger than {dataset_id!r}, or one that "
-            "cannot be read: give the data set that they are charged to, or restore the mark"
+            f"images of {path} carry a mark of another data set or ledger than {dataset_id!r}, or a damaged "
+            "mark. Pass the data set that they are charged to as --dataset-id, or restore the mark"
         )
     for head in heads:
         ledger.check_has(head, f"a mark on images of {path}")
@@ -171,7 +171,7 @@ def unit_of(data: DataOptions) -> str:
     """
     if data.unit_column == RECORD:
         raise ConfigError(
-            f"in a ledger the unit {RECORD!r} stands for single rows; rename the unit column {RECORD!r}"
+            f"the unit column must not be named {RECORD!r}, which means single rows in a ledger. Rename it"
         )
     return data.unit_column or RECORD
 
@@ -195,8 +195,8 @@ def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
         is_new = not missing.startswith("unknown")
         line = line_to_register(url, str(options.dataset_id), unit=unit_of(data), create=is_new)
         raise LedgerError(
-            f"{missing}. Before the data are used they are registered, once, with the ε, δ and most records "
-            f"N that you decide on: {line} (docs/ledger.md)"
+            f"{missing}. Register the data once before you use them, with the ε, the δ and the largest "
+            f"number of records N that you choose: {line} (docs/ledger.md)"
         ) from None
     if path is not None and data.are_private and options.dataset_id is not None:
         ledger.check_marks(options.dataset_id, path)
@@ -220,8 +220,8 @@ def with_registered_number(
     registered, num_declared = ledger.num_records_public(dataset_id), options.num_records_public
     if num_declared not in (None, registered):
         raise ConfigError(
-            f"data set {dataset_id!r} is registered with num_records_public = {registered}, and everything "
-            f"charged to it assumes that; got {num_declared}: leave --num-records-public out"
+            f"data set {dataset_id!r} is registered with num_records_public = {registered}, and all its "
+            f"charges assume this number; got {num_declared}. Leave --num-records-public out"
         )
     return dataclasses.replace(options, num_records_public=registered)
 
@@ -245,8 +245,8 @@ def check_starts(starts: Mapping[Path, PrivateStart], ledger: Ledger | None) -> 
     """
     for path, start in starts.items():
         if ledger is None:
-            raise LedgerError(f"{path} comes from private data, and needs the ledger that it was charged to")
-        ledger.check_has(start.head, f"the privacy statement beside {path}")
+            raise LedgerError(f"{path} was trained on private data: pass the --ledger that it was charged to")
+        ledger.check_has(start.head, f"the privacy statement next to {path}")
 
 
 def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | None) -> None:
@@ -268,10 +268,10 @@ def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | 
         return
     if before is None:
         raise LedgerError(
-            f"the sweep {folder.name!r} was begun without a ledger, and cannot be charged before it draws "
-            "any more; resume it as it was begun, or start another one under a new --name"
+            f"the sweep {folder.name!r} was begun without a ledger, and a charge must come before the first "
+            "step. Resume it without a ledger, or start another sweep under a new --name"
         )
     raise LedgerError(
-        f"the sweep {folder.name!r} is charged to a ledger; resume it with --ledger and --dataset-id of "
-        f"ledger {before['ledger_id']} and data set {before['dataset_id']!r}"
+        f"the sweep {folder.name!r} is charged to a ledger. Resume it with the --ledger whose id is "
+        f"{before['ledger_id']} and with --dataset-id {before['dataset_id']}"
     )

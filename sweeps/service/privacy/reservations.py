@@ -75,7 +75,7 @@ class TrialReservations:
         for label in (planned.label for planned in self.plan([trial])):
             reservation = self.ledger.reservation(self.dataset_id, label)
             if reservation is None:
-                raise LedgerError(f"the ledger holds no reservation {label!r}; it is another ledger")
+                raise LedgerError(f"the ledger has no reservation {label!r}: it is not this sweep's ledger")
             parts[label.removeprefix(self._label(trial))] = reservation
         return parts
 

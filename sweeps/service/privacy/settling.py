@@ -84,8 +84,8 @@ def close_reservations(
         )
     if account != account_of(ledger, account["dataset_id"]):
         raise LedgerError(
-            f"the sweep {folder.name!r} is charged to ledger {account['ledger_id']}: give that one with "
-            "--ledger"
+            f"the sweep {folder.name!r} is charged to ledger {account['ledger_id']}. Pass that ledger "
+            "as --ledger"
         )
     if "head" in plan:
         ledger.check_has(Head(**plan["head"]), f"the plan of the sweep {folder.name!r}")

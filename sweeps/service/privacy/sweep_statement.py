@@ -138,10 +138,10 @@ def _score_text(plan: SweepPlan) -> str:
         return f"on {probes} (public data), without noise" if probes else "none were computed"
     place = source.evaluate_on or f"the held-out part of {source.dataset}"
     kind = "public data" if plan.data.evaluation_is_public else "no public data"
-    selection = "" if release.is_open else f"; the score that selects is {release.select_by}"
+    selection = "" if release.is_open else f"; selection by {release.select_by}"
     if release.mode == SEALED_THRESHOLD:
         selection += f", at least {release.min_score:g}"
-    probes_text = f"; features also on {probes} (public data)" if probes else ""
+    probes_text = f"; features are also scored on {probes} (public data)" if probes else ""
     return f"on {place} ({kind}), without noise{probes_text}{_noised_text(plan)}{selection}"
 
 
@@ -152,7 +152,7 @@ def _noised_text(plan: SweepPlan) -> str:
     deviations = ", ".join(f"{noise:g}" for noise in sorted(noise for noise in noises if noise is not None))
     share = plan.trials[0].config.evaluation.score_on_held_out
     return (
-        f"; and on {share:.3g} of the private records' slots, that no trial trains on, "
+        f"; and on {share:.3g} of the private records' slots, on which no trial trains, "
         f"as counts with Gaussian noise of standard deviation {deviations}, charged in ε"
     )
 

@@ -1,8 +1,8 @@
 """The answer at the end of a sweep: computed from the results on disk, kept in a file, printed.
 
-`answer.json` is in the sweep's folder, or in `release/` for a sealed sweep; export reads it there. It is made
-only of released values. For an open sweep these are all trials. For a sealed sweep they are the published
-run, the statement's numbers, and the ledger's rest at the charge, before the number of trials was drawn.
+`answer.json` is in the sweep's folder, or in `release/` for a sealed sweep; export reads it there. It uses
+only released values. For an open sweep these are all trials. For a sealed sweep they are the published run,
+the statement's numbers, and the ledger's remaining budget at the charge, before K was drawn.
 """
 
 from __future__ import annotations
@@ -76,5 +76,5 @@ def answer_text(answer: Answer) -> str:
     num_remaining = answer.privacy.trainings_remaining if answer.privacy is not None else None
     if num_remaining is not None:
         noun = "training" if num_remaining == 1 else "trainings"
-        lines.append(f"The ledger holds {num_remaining} more {noun} like the costliest of these.")
+        lines.append(f"The ledger allows {num_remaining} more {noun} like the costliest of these.")
     return "\n  ".join([f"answer: {first}", *lines])

@@ -86,10 +86,10 @@ def _state(
         for path in paths:
             mlflow.log_artifact(path)
     except StorageError as error:
-        warn(f"there is no privacy statement: {error}")
+        warn(f"no privacy statement was written: {error}")
         return None, False
     except DpgclError as error:
-        warn(f"warning: the privacy statement: {error}")
+        warn(f"warning: the privacy statement is not complete: {error}")
     return statement, True
 
 
@@ -134,7 +134,7 @@ def _answer(
             mlflow.log_metrics(answer.metrics())
             mlflow.tracker.set_note(mlflow.parent, answer.first_lines())
     except DpgclError as error:
-        warn(f"warning: the answer: {error}")
+        warn(f"warning: the answer failed: {error}")
     return answer
 
 

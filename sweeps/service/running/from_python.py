@@ -38,7 +38,7 @@ class SweepResult:
     Attributes:
       trials: one row per finished trial: its name (`trial`), every param and metric, and `score`.
       best: option values of the setting with the highest mean score over its repeats; None if no trial has
-        one.
+        a score.
       best_score: that score; nan if there is no score.
       epsilon: ε of one training at `delta`, of the costliest if they differ; None without a guarantee.
       tuned_epsilon: ε of the whole sweep, including every trial and every choice; None without a guarantee.
@@ -80,7 +80,7 @@ def run(
       score: the score to rank by: a metric, or a function of a trial's visible metrics; by default the
         modality's usual score (k-NN accuracy, or recall at 10 for pairs).
       question: name of the sweep in folders and MLflow.
-      figure: draws a figure from MLflow, as `dashboards.draw` does with its first argument given.
+      figure: draws a figure from MLflow, as `dashboards.draw` does if its first argument is bound.
 
     Raises:
       ConfigError: bad input, before anything is trained; or the sweep is sealed, and shows no trials.
@@ -142,8 +142,8 @@ def search(
 def _check_open(options: SweepOptions) -> None:
     if not options.release.is_open:
         raise ConfigError(
-            f"a table of trials is for release = open; got {options.release.mode}, which publishes one model "
-            "alone: run a sweep's script"
+            f"a table of trials needs release = open; got {options.release.mode}, which publishes only one "
+            "model. Run a sweep's script instead"
         )
 
 
@@ -152,7 +152,7 @@ def _name_of(score: Score) -> str:
     name = getattr(score, "__name__", type(score).__name__)
     if not name.isidentifier() or find_metric(name) is not None or name in (EPSILON, "score"):
         raise ConfigError(
-            f"a score of your own needs a name of its own: write it as a function; got {name!r}"
+            f"your own score must be a named function, with a name that no other metric has; got {name!r}"
         )
     return str(name)
 

@@ -142,17 +142,17 @@ class OpenRelease:
         for name, why in self._excluded.items():
             warn(f"{name}: {why}")
         self.trials.finish()
-        doing("stating, drawing and answering", aloud=False)
+        doing("writing the statement, the answer and the figure", aloud=False)
         self.mlflow.finish(AT_THE_END)
         for name, failure in failures.items():
             warn(f"failed: {name} ({failure})")
             self._log.write(FAILED, name, str(failure))
         if lost_results := self.mlflow.lost_results:
-            warn(f"MLflow did not take {count(len(lost_results), 'result')}; kept in {self.folder.path}.")
+            warn(f"MLflow did not accept {count(len(lost_results), 'result')}; kept in {self.folder.path}.")
         is_unfinished = self._print_unfinished(failures)
         if self.budget is not None and self.budget.outage is not None:
             outage = self.budget.outage
-            warn(f"the ledger is gone, and every training stopped at its next checkpoint: {outage}")
+            warn(f"the ledger is unreachable; every training stopped at its next checkpoint: {outage}")
         conclusion = self.conclusion = conclude(self._sweep, self.trials, self.mlflow, self._figure)
         status, line = "FINISHED", ""
         if failures or self.mlflow.untracked or is_unfinished or not conclusion.is_stated:
@@ -193,7 +193,7 @@ class OpenRelease:
             warn(f"warning: {name} is not settled: {error}")
 
     def _print_unfinished(self, failures: Mapping[str, TrialFailure]) -> bool:
-        """Print the numbers of trainings that the time was too short for; return whether there are any.
+        """Print how many trainings did not finish within the time budget; return whether there are any.
 
         Their reservations are kept for a resume.
         """
@@ -207,7 +207,7 @@ class OpenRelease:
             f"{count(len(begun), 'training')} stopped and saved, {len(unfinished) - len(begun)} not begun"
         )
         if self.budget is not None:
-            print_line("what is reserved for them stays in the ledger for a resume; sweeps.settle closes it")
+            print_line("their reservations stay in the ledger for a resume; sweeps.settle closes them")
         return True
 
 
@@ -215,11 +215,11 @@ def _stop_note(config: TrainingConfig, *, is_saved: bool) -> str:
     """Return a note on the cost of a stop."""
     if is_saved:
         return (
-            "a training that has saved its step repeats none; one that was lost repeats steps, and is charged"
+            "a training that has saved its step repeats none; a lost training is charged for repeated steps"
         )
     restarts = config.mechanism.num_restart_steps
     if restarts is None:
         steps = count(config.performance.checkpoint_every_steps, "repeated step")
-        return f"an interrupted private training is charged up to {steps} on top"
+        return f"an interrupted private training is also charged for up to {steps}"
     steps = count(restarts, "repeated step")
-    return f"{steps} of each training, charged in advance: one that would repeat more is left out"
+    return f"each training has {steps}, charged in advance; a training that would need more is left out"

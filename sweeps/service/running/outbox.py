@@ -73,7 +73,7 @@ def patiently(
             if number == _START_TRIES:
                 raise
             if number == 1:
-                print_line(f"MLflow does not answer yet ({error.reason}); asking again for a minute …")
+                print_line(f"MLflow does not answer yet ({error.reason}); trying again for a minute …")
         sleep(pause)
     raise AssertionError("there is always another pause")
 
@@ -122,7 +122,7 @@ class Outbox:
         with self._condition:
             if self._num_late is not None and self._waiting:
                 what = count(sum(map(bool, self._waiting)), "result")
-                self._print_line(f"waiting up to {duration(patience.seconds)} for MLflow to take {what} …")
+                self._print_line(f"waiting up to {duration(patience.seconds)} for MLflow to accept {what} …")
             num_left = len(self._waiting) + 1
             while self._waiting and len(self._waiting) < num_left:  # as long as it takes some
                 num_left, last = len(self._waiting), self._num_failures + patience.tries
@@ -172,5 +172,5 @@ class Outbox:
             if num_sent is not None:
                 self._num_late = None
                 what = count(num_sent, "result")
-                self._print_line(f"MLflow answers again, and has all {what} that waited")
+                self._print_line(f"MLflow answers again, and has received the {what} that waited")
             self._condition.notify_all()

@@ -83,7 +83,7 @@ def run_plan(options: PlannerOptions) -> int:
         _show(planner_result)
     if options.output is not None:
         points = [*epsilon_by_records(request, choice.mechanism), *epochs_by_batch(request, choice.mechanism)]
-        title = f"What N, B and σ allow: {request.method}, N = {request.num_records_public}"
+        title = f"Trade-offs of N, B and σ: {request.method}, N = {request.num_records_public}"
         subtitle = (
             f"ε = {request.target_epsilon:g}, δ = {request.delta:.3g}; the plan has {_point_text(choice)}"
         )
@@ -129,8 +129,8 @@ def _plans_to_show(answer: Answer, choice: Plan) -> list[Plan]:
 def _show(planner_result: PlannerResult) -> None:
     options, request = planner_result.options, planner_result.request
     answer, choice = planner_result.answer, planner_result.choice
-    rate_source = "as stated" if options.records_per_second else "measured here on synthetic images"
-    weights_source = "as stated" if options.num_weights is not None else options.network.name
+    rate_source = "as set" if options.records_per_second else "measured here on synthetic images"
+    weights_source = "as set" if options.num_weights is not None else options.network.name
     _print_wrapped(
         f"N = {request.num_records_public}, ε = {request.target_epsilon:g}, δ = {delta_text(request.delta)}, "
         f"{request.method} on {request.num_weights} weights ({weights_source}), "
@@ -139,8 +139,8 @@ def _show(planner_result: PlannerResult) -> None:
     for reason, number in answer.refusals.items():
         print_line(f"left out: {count(number, 'point')}, {reason}")
     print_line(
-        f"{count(len(answer.plans), 'feasible plan')}; * is recommended, then others of its S, then other S, "
-        "each by SNR:"
+        f"{count(len(answer.plans), 'feasible plan')}: * is recommended, then plans with the same S, then "
+        "the best plan of every other S:"
     )
     print_line(
         f"  {'B':>9} {'T':>6} {'S':>6} {'σ':>8} {'epochs':>8} {options.unit:>11} {'GiB':>6} "
@@ -150,17 +150,17 @@ def _show(planner_result: PlannerResult) -> None:
         print_line(f"{'*' if plan is choice else ' '} {_row(plan)}")
     _print_wrapped(
         f"recommended: {_point_text(choice)}, ε = {rounded_up(choice.mechanism.epsilon(), 4)} by PLD; its "
-        "σ is calibrated on the grid of record, that of the others is up to some two per cent too large"
+        "σ is calibrated precisely, the σ of the other plans is up to about two per cent too large"
     )
     _print_wrapped(
-        "expected SNR: groups agree as in the committed tables, half of the squared norm in common at "
-        f"S = {request.alignment_size:.3g}; at most: if they agreed fully"
+        "SNR a step: expected from the committed tables, where groups have half of the squared norm in "
+        f"common at S = {request.alignment_size:.3g}; at most: if they agreed fully; over all: over T steps"
     )
     if (warning := _warning(request, choice)) is not None:
         _print_wrapped(f"note: {warning}")
     print_line(f"the sweep: {shlex.join(sweep_command(options, choice))}")
     hours = options.num_trials * choice.hours if choice.hours is not None else math.nan
-    print_line(f"tuning among {count(options.num_trials, 'training')}, {hours:.3g} {options.unit}:")
+    print_line(f"tuning with {count(options.num_trials, 'training')}, {hours:.3g} {options.unit}, costs:")
     for mode, cost in planner_result.costs.items():
         assert cost.tuned_epsilon is not None
         print_line(f"  {mode:<17} ε = {rounded_up(cost.tuned_epsilon, 4):<9} {cost.theorem}")
@@ -191,7 +191,7 @@ def _warning(request: PlanRequest, plan: Plan) -> str | None:
     if note is None:
         return None
     number = enough_records(request, plan) if note.startswith("n and ε") else None
-    return note if number is None else f"{note} At this B, T and S, n = {number} would do at the same ε."
+    return note if number is None else f"{note} At this B, T and S, n = {number} is enough at the same ε."
 
 
 def _row(plan: Plan) -> str:

@@ -109,7 +109,7 @@ class PreparedSweep:
         with hold_sweep(self.folder, is_closed=is_closed):
             if self.folder.read_plan() != self.known_plan:
                 raise StorageError(
-                    f"the sweep {self.folder.name!r} was run by another process while this one planned; add "
+                    f"another process ran the sweep {self.folder.name!r} while this one was planning. Add "
                     "--resume to continue it, or choose another --name"
                 )
             if self.slots is not None:
@@ -150,7 +150,7 @@ def prepare_sweep(
     uri = tracking_address(options.storage.tracking_uri, root)
     print_line(f"storage: {root}{_resumed_text(options.storage)}")
     _check_server(uri)
-    doing("loading the data and finding the noise")
+    doing("loading the data and calibrating the noise")
     slot_files = SlotFiles.of(data, root, has_ledger=ledger is not None)
     with details_kept(root):
         records, notes = load_training_data(
@@ -301,9 +301,9 @@ def _print_estimate(options: SweepOptions, plan: SweepPlan) -> None:
     try:
         check_this_machine(options.service, options.performance)
     except ConfigError as error:
-        print_line(f"note: this machine cannot run it: {error}")
+        print_line(f"note: this machine cannot run the sweep: {error}")
     if missing := ledger_missing(options.data, options.ledger):
-        print_line(f"note: it would be refused: {missing}")
+        print_line(f"note: without --dry-run the sweep would not start: {missing}")
     doing("measuring a step of every kind")
     print_line(estimate_text(plan))
     if plan.publication is not None:

@@ -64,7 +64,7 @@ class ReportListener:
                 self._thread.join(_PATIENCE_SECONDS)
                 if self._thread.is_alive():
                     raise TrackingError(
-                        "MLflow is slow; write the report later, by python -m dashboards report"
+                        "MLflow is slow; write the report later with python -m dashboards report"
                     )
             path = write_report(self._uri, self._folder.name, self._folder)
             print_line(f"report: {path}")

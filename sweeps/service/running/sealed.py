@@ -10,8 +10,8 @@ nothing is written outside `trusted/`, nothing is sent to MLflow, and the proces
 files are prepared before the moment, so that publishing takes the same time whatever K was; then the process
 ends.
 
-Visibility. Trusted are the operator, the terminal, the cluster's logs and `trusted/` in the sweep's folder,
-which holds K and the progress. Readers of MLflow, of the statement, of the ledger and of `release/` find one
+Visibility. The operator, the terminal, the cluster's logs and `trusted/` in the sweep's folder, which holds K
+and the progress, are trusted. Readers of MLflow, of the statement, of the ledger and of `release/` find one
 run, without its position among the others. Times that servers and file systems record automatically show the
 start or the moment.
 """
@@ -105,7 +105,7 @@ class SealedRelease:
         if self._plan.publication is not None:
             print_line(self._plan.publication.text(self._start.time))
         self.plan = dataclasses.replace(self._plan, trials=drawn_trials(self._plan.trials, self._start.draws))
-        print_line(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")
+        print_line(f"sealed sweep: {self._name}; this output reveals the number of trials: keep it secret")
         self._hashes = {trial.name: config_hash(trial.config) for trial in self.plan.trials}
         self._count_interrupted()
         results = self._results()
@@ -125,7 +125,7 @@ class SealedRelease:
 
     def interrupt(self, stop: StopRequest | None) -> str:
         """End early; return a note on the trials that had begun."""
-        return "trials that had begun count as the worst score; the number of trials stays"
+        return "trials that had begun count as the worst score; the number of trials does not change"
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
         """Choose one trial, publish it at the fixed moment, and return 0."""
@@ -185,7 +185,7 @@ class SealedRelease:
         try:
             return sweep_answer(self._plan.question, [row], tags, self._plan.cost, self._start.budget)
         except DashboardError as error:
-            warn(f"warning: the answer: {error}")
+            warn(f"warning: the answer failed: {error}")
             return None
 
     def _wait(self, start_time: float) -> None:
@@ -195,7 +195,7 @@ class SealedRelease:
         now = self._clock.now()
         moment = self._plan.publication.moment(start_time, now)
         when = datetime.fromtimestamp(moment)
-        print_line(f"all is ready; published at {when:%Y-%m-%d %H:%M:%S}, in {duration(moment - now)}")
+        print_line(f"all is ready; publication at {when:%Y-%m-%d %H:%M:%S}, in {duration(moment - now)}")
         self._clock.sleep_until(moment)
 
     def _publish(self, run: _SealedRun) -> None:

@@ -166,8 +166,8 @@ class SealedFolder:
             start = self._read(path)
             if ledger is not None and start.ledger is None:
                 raise LedgerError(
-                    f"the sweep {self.folder.name!r} was begun without a ledger, and cannot be charged "
-                    "before it draws any more; resume it as it was begun"
+                    f"the sweep {self.folder.name!r} was begun without a ledger, and a charge must come "
+                    "before the draws. Resume it without a ledger"
                 )
             return start
         if plan.publication is None:
@@ -205,7 +205,6 @@ class SealedFolder:
             return SealedStart(draws=draws, ledger=statement, time=float(values["started"]), budget=budget)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(
-                f"{path} is gone or damaged, and with it the secret number of trials: this sweep cannot "
-                "go on, and its charge stays; start another one under a new --name, which is charged in full "
-                "again"
+                f"{path} is missing or damaged, so the secret number of trials is lost. This sweep cannot "
+                "continue, and its charge stays. A sweep under a new --name is charged in full again"
             ) from error

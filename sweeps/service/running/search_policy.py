@@ -126,7 +126,7 @@ class SearchTrials(SweepTrials):
                 self._proposals.repeat(values)
             except (ValueError, KeyError) as error:
                 raise StorageError(
-                    f"{suggestion_file(folder, number)} is of another search: {error}"
+                    f"{suggestion_file(folder, number)} belongs to another search: {error}"
                 ) from error
             self._to_repeat.append(self._register_trial(number, values))
 
@@ -202,7 +202,7 @@ class SearchTrials(SweepTrials):
             yield f"no trial has a value of {', '.join(objectives)}"
             return
         settings = count(len(best), "setting")
-        front = f"{settings} that none beats in all of {', '.join(objectives)}"
+        front = f"{settings} that no other beats in all of {', '.join(objectives)}"
         yield f"Pareto front, {front}:" if len(objectives) > 1 else f"highest {objectives[0]}:"
         for numbers, values in best:
             names = [f"trial-{number}" for number in numbers]
@@ -219,7 +219,7 @@ class SearchTrials(SweepTrials):
                 label = self.by_name[name].config.guarantee_label
                 self._study.add(name, self._values[name], result, label, times_ms(result))
         except StorageError as error:
-            warn(f"warning: {error}; the end of the search, or --resume, adds it")
+            warn(f"warning: {error}; it is added at the end of the search, or by --resume")
 
     def _register_trial(self, number: int, values: Mapping[str, Any]) -> Trial:
         """Return trial `number`, after registering it with the sweep by its real settings."""
@@ -260,7 +260,7 @@ def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
         try:
             suggestions.append(dict(json.loads(path.read_text())))
         except (OSError, ValueError, TypeError) as error:
-            raise StorageError(f"{path} is gone or damaged; restore it, or choose another --name") from error
+            raise StorageError(f"{path} is lost or damaged; restore it, or choose another --name") from error
     return suggestions
 
 
@@ -271,9 +271,9 @@ def print_search(plan: SearchPlan, *, in_full: bool) -> None:
     mechanism = config.mechanism
     print_line(
         f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, {steps_text(mechanism)}, "
-        f"to {mechanism.neighboring_relation}"
+        f"neighbours: {mechanism.neighboring_relation}"
     )
-    print_line(f"{options.num_trials} trials by {options.sampler}, for {', '.join(options.objectives)}, over")
+    print_line(f"{options.num_trials} trials by {options.sampler} for {', '.join(options.objectives)}, over:")
     for axis in plan.space.axes:
         print_line(f"  {axis.option:<20} {axis.text}")
     if config.guarantee_label == "proven":

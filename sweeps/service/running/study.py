@@ -93,7 +93,7 @@ class SearchStudy:
             if all(each.user_attrs.get(_TRIAL) != trial for each in known_trials):
                 study.add_trial(frozen_trial)
         except Exception as error:  # the file system's error, or Optuna's for a damaged file
-            raise StorageError(f"{self._folder / JOURNAL} does not take {trial}: {error}") from error
+            raise StorageError(f"{trial} cannot be added to {self._folder / JOURNAL}: {error}") from error
 
     def _open_study(self) -> Study:
         """Return the existing study or a new one."""

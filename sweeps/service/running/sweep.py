@@ -122,6 +122,6 @@ def experiment_of(plan: SweepPlan) -> tuple[str, str]:
     title = QUESTIONS.get(question, OWN).text
     about = (
         f"{title} Sweeps of {question} on {dataset}: one parent run for each sweep, whose description "
-        "begins with its answer, and one run below for each training."
+        "begins with its answer, and one child run for each training."
     )
     return f"{question} on {short_name(dataset)}", about

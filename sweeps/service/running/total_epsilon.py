@@ -71,9 +71,9 @@ class Limits:
             if num_fitting == num_wanted or (num_fitting and not isinstance(self.options, SearchOptions)):
                 return Fit(total_epsilon=total, epsilon=None, repeats=min(num_fitting, repeats))
         raise ConfigError(
-            f"all of the sweep must fit within --total-epsilon {total:g}"
-            f"{' and the ledger' if self.account is not None else ''}, and does not"
-            f"{self.what_would_fit(has_fixed_noise=has_fixed_noise) or ': give more, or fewer points'}"
+            f"the whole sweep must fit within --total-epsilon {total:g}"
+            f"{' and the ledger' if self.account is not None else ''}, and it does not"
+            f"{self.what_would_fit(has_fixed_noise=has_fixed_noise) or '. Raise it, or use fewer points'}"
         )
 
     def what_would_fit(self, *, has_fixed_noise: bool) -> str:
@@ -95,13 +95,13 @@ class Limits:
     def text(self, fit: Fit, trials: Sequence[Trial]) -> str:
         """Return a sentence on the plan for a total ε."""
         summary = (
-            f"ε = {fit.epsilon:g} of one training is the largest"
+            f"ε = {fit.epsilon:g} of one training is (to within a percent) the largest value"
             if fit.epsilon is not None
-            else f"{fit.repeats} repeat{'s' * (fit.repeats != 1)} of every point are the most"
+            else f"repeats = {fit.repeats} is the largest number"
         )
-        ledger_text = ", and the ledger holds it" if self.account is not None else ""
+        ledger_text = ", and the ledger has budget for it" if self.account is not None else ""
         return (
-            f"{summary} (to a percent) at which all of the sweep costs ε = {fit.total_epsilon:g} at most, "
+            f"{summary} at which the whole sweep costs at most ε = {fit.total_epsilon:g}, "
             f"at δ = {delta_text(self._delta([trial for trial in trials if is_proven(trial)]))}{ledger_text}"
         )
 
@@ -142,7 +142,7 @@ class Limits:
             return None
         if not any(map(is_proven, trials)):
             raise ConfigError(
-                "--total-epsilon is for trainings with a guarantee, and none is planned: leave it out"
+                "--total-epsilon needs trainings with a guarantee, and none is planned. Leave it out"
             )
         return trials
 
@@ -179,7 +179,7 @@ class Limits:
         return math.inf if tuned is None else max(of_ledger, tuned / self.total_epsilon)
 
     def _share_of_ledger(self, trials: Sequence[Trial]) -> float:
-        """Return the share of a ledger's rest: in the filter's RDP for an open sweep, else all or nothing."""
+        """Return the share of the ledger's remaining RDP for an open sweep; 0 or above 1 for a sealed one."""
         if self.account is None or not all(trial.config.mechanism.rules.plain_event for trial in trials):
             return 0.0
         (ledger, dataset_id), release = self.account, self.options.release

@@ -62,8 +62,8 @@ class FirstOfTwo(TrialPolicy):
         """Return the first sweep's plan, with the later trials. Raises as in `build_plan`."""
         plan, after = super().plan(inputs), super().plan(self._second(inputs))
         note = (
-            f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
-            "too, and is the one to sign."
+            f"A comparison of {len(after.trials)} more trials follows. Its privacy statement covers the "
+            "trials of both sweeps; sign that statement."
         )
         later = () if inputs.options.storage.resume else after.trials
         return dataclasses.replace(plan, notes=(*plan.notes, note), later=later)
@@ -101,14 +101,14 @@ def run_tuned_sweep(
     """
     if not options.release.is_open:
         raise ConfigError(
-            "a comparison shows every trial, so its release is open; got "
-            f"{options.release.mode}: for one private model use another sweep"
+            "a comparison shows every trial, so its release must be open; got "
+            f"{options.release.mode}. For one private model, use another sweep"
         )
     if options.data.are_private and options.data.evaluate_on is None:
         raise ConfigError(
             "settings are chosen by a score on public data, such as "
-            f"{default_score(options.data.modality, options.mechanism.method)}: give --evaluate-on a public "
-            "data set"
+            f"{default_score(options.data.modality, options.mechanism.method)}. Set --evaluate-on to a "
+            "public data set"
         )
     if options.data.are_private:
         candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
@@ -119,7 +119,7 @@ def run_tuned_sweep(
         for candidate, method in zip(candidates, methods, strict=True)
     }
     first = replace_options(options, repeats=1, name=f"{name}{_TUNING}")
-    print_line(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
+    print_line(f"tuning: {len(grid)} settings for each of {len(candidates)} candidates")
     second = replace_options(options, seed=options.service.seed + 1)
     likely = [_final_point(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
     tuning = execute(
@@ -163,7 +163,7 @@ def select_methods(names: Sequence[str], data: DataOptions) -> list[Method]:
     comparable = [m for m in proven if m.neighboring_relation == proven[0].neighboring_relation]
     left_out = ", ".join(m.name for m in methods if m not in comparable)
     if left_out:
-        print_line(f"note: left out on private data, without a guarantee or of another relation: {left_out}")
+        print_line(f"note: left out on private data (no guarantee, or another relation): {left_out}")
     return comparable
 
 
@@ -174,12 +174,12 @@ def _fitting(data: DataOptions) -> list[Method]:
     unlabelled = [method for method in METHODS.values() if not method.takes_labels]
     fitting = [method for method in unlabelled if (method.takes_images if of_images else method.takes_pairs)]
     left_out = ", ".join(method.name for method in unlabelled if method not in fitting)
-    print_line(f"note: left out, for they have no loss for {kind}: {left_out}")
+    print_line(f"note: left out, because they have no loss for {kind}: {left_out}")
     return fitting
 
 
 def _name_of_both(question: str, options: SweepOptions) -> str:
-    """Return the second sweep's name, given or new. Raises StorageError if the name is taken."""
+    """Return the second sweep's name, the option's or a new one. Raises StorageError if it is taken."""
     storage, root = options.storage, storage_root(options.storage.folder)
     if storage.name is None:
         return unused_name(root / "sweeps", sweep_prefix(question, options), ends=("", _TUNING))
@@ -215,7 +215,7 @@ def _best(points: Sequence[Point], tuning: Outcome, candidate: Point, name: str)
     best = max((point for point in points if f"{point.label}-r0" in tuning.results), key=score, default=None)
     if best is None:
         raise ConfigError(
-            f"no setting of {candidate.label} may be run on these data; leave it out of the comparison"
+            f"no setting of {candidate.label} can be run on these data; leave it out of the comparison"
         )
     return _final_point(candidate, best, len(points))
 

@@ -26,7 +26,7 @@ def tracking_address(option: str | None, root: Path) -> str:
     path = Path(file[2]).absolute()
     if in_throw_away_copy(path):
         raise StorageError(
-            f"the MLflow database {path} lies in the job's throw-away copy of the code and would be lost; "
-            "give --tracking-uri (after --) an absolute path outside it, as sqlite:////home/me/mlflow.db"
+            f"the MLflow database {path} is in the job's temporary copy of the code and would be lost. Set "
+            "--tracking-uri (after --) to a path outside it, for example sqlite:////home/me/mlflow.db"
         )
     return f"{file[1]}{path}{file[3]}"

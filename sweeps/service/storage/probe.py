@@ -26,12 +26,12 @@ _ANSWER_SECONDS = 60.0
 SAME, OTHER, MISSING, UNWRITABLE = "same", "other", "missing", "unwritable"
 HELD, TAKEN, UNSUPPORTED = "held", "taken", "unsupported"
 TO_SHARE = (
-    "mount one shared file system (NFS, EFS, Lustre) at this path on all nodes, or name one that they share "
-    "with --storage or $DPGCL_STORAGE"
+    "mount one shared file system (NFS, EFS, Lustre) at this path on all nodes, or set --storage or "
+    "$DPGCL_STORAGE to a folder that they share"
 )
 TO_LOCK = (
-    "start no sweep from two nodes at once there, or mount it with locks of the whole cluster (NFS 4; for "
-    "Lustre the option flock)"
+    "do not start sweeps from two nodes at once there, or mount it with cluster-wide locks (NFS 4, or Lustre "
+    "with the option flock)"
 )
 
 
@@ -72,7 +72,7 @@ class StorageProbe:
         if not apart:
             return ""
         places = ", ".join(f"{node.node} ({_SEEN[node.folder]}{_because(node)})" for node in apart)
-        return f"the storage folder {self.folder} must be one folder on all nodes; not on {places}"
+        return f"the storage folder {self.folder} must be the same folder on all nodes; it is not on {places}"
 
     def unlocked(self) -> str:
         """Return a message with the nodes where locks do not hold; "" if they hold everywhere."""
@@ -81,7 +81,7 @@ class StorageProbe:
         return f"locks (flock) in {self.folder} do not hold between nodes ({names})" if unlocked else ""
 
 
-_SEEN = {OTHER: "another folder of that path", MISSING: "no such folder", UNWRITABLE: "not writable"}
+_SEEN = {OTHER: "another folder at that path", MISSING: "no such folder", UNWRITABLE: "not writable"}
 
 
 def _because(node: NodeStorage) -> str:
@@ -127,7 +127,7 @@ def check_shared(folder: Path, print_line: Callable[[str], None]) -> None:
     if unlocked := probe.unlocked():
         print_line(f"storage: {unlocked}: {TO_LOCK}")
     if probe.silent:
-        print_line(f"storage: nodes that did not say whether they share {folder}: {', '.join(probe.silent)}")
+        print_line(f"storage: these nodes did not say if they share {folder}: {', '.join(probe.silent)}")
 
 
 @contextmanager

@@ -72,9 +72,9 @@ class SlotFiles:
         try:
             table = SlotTable.from_bytes(content)
         except DataError as error:
-            raise StorageError(f"{path} is no slot table that can be read: restore it") from error
+            raise StorageError(f"{path} is not a readable slot table. Restore it") from error
         if table.capacity != capacity:
-            raise StorageError(f"{path} is of {table.capacity} slots: restore the table of {capacity}")
+            raise StorageError(f"{path} must have {capacity} slots; got {table.capacity}. Restore its table")
         return table.holding(ids, SecureGenerator())
 
     def keep(self, table: SlotTable) -> None:
@@ -88,7 +88,7 @@ class SlotFiles:
             make_folder(path.parent)
             with FileLock(f"{path}.lock"):
                 if _content(path) != self._file_contents[table.capacity]:
-                    raise StorageError(f"another sweep wrote {path} meanwhile: start this one again")
+                    raise StorageError(f"another sweep wrote {path} meanwhile. Start this sweep again")
                 with replacing(path, mode=0o600) as file:
                     file.write(table.to_bytes())
         except OSError as error:
@@ -101,4 +101,4 @@ def _content(path: Path) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise StorageError(f"{path} is no slot table that can be read: restore it") from error
+        raise StorageError(f"{path} is not a readable slot table. Restore it") from error

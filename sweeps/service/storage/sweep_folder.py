@@ -280,7 +280,7 @@ def find_folder(
     sweeps = root / "sweeps"
     if name is None:
         if resume:
-            raise StorageError(f"nothing to resume: give --name, of a sweep in {sweeps}")
+            raise StorageError(f"nothing to resume: set --name to the name of a sweep in {sweeps}")
         return SweepFolder(sweeps / unused_name(sweeps, prefix))
     folder = named_folder(root, name)
     plan = folder.read_plan()
@@ -292,7 +292,7 @@ def find_folder(
     if plan.get("layout") != LAYOUT:
         raise StorageError(
             f"the sweep folder {folder.path} has layout {plan.get('layout')}, and this version continues "
-            f"only layout {LAYOUT}: choose another --name. What it has reserved in a ledger is closed by "
+            f"only layout {LAYOUT}. Choose another --name. To close its reservations in a ledger, run "
             f"{shlex.join([*_SETTLE, '--name', name, '--storage', str(root)])}"
         )
     if plan.get("fingerprint") != fingerprint:
@@ -317,8 +317,8 @@ def named_folder(root: Path, name: str) -> SweepFolder:
     """
     if not _NAME.fullmatch(name):
         raise StorageError(
-            "the name of a sweep must be at most 100 letters, digits and . _ + = -, the first one a letter "
-            f"or a digit, for it names a folder; got {name!r}"
+            "the name of a sweep names a folder: it must have at most 100 letters, digits and . _ + = -, and "
+            f"start with a letter or a digit; got {name!r}"
         )
     return SweepFolder(root / "sweeps" / name)
 

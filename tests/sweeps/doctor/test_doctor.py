@@ -45,15 +45,15 @@ def test_nodes_that_are_alike_have_nothing_to_fix() -> None:
 WRONG: dict[str, tuple[Callable[[], list[Finding]], tuple[str, ...]]] = {
     "another Ray": (
         lambda: [checks.check_versions(changed(versions=VERSIONS | {"ray": "2.50.0"}), DRIVER)],
-        ("ray is 2.60.0 here, and 2.50.0 on two", "constraints.txt"),
+        ("ray is 2.60.0 here, but 2.50.0 on two", "constraints.txt"),
     ),
     "no torch": (
         lambda: [checks.check_versions(changed(versions=VERSIONS | {"torch": ""}), DRIVER)],
-        ("none on two", "constraints.txt"),
+        ("missing on two", "constraints.txt"),
     ),
     "another copy of the code": (
         lambda: [checks.check_versions(changed(versions=VERSIONS | {"this code": "def"}), DRIVER)],
-        ("this code is abc here, and def on two", "--working-dir ."),
+        ("this code is abc here, but def on two", "--working-dir ."),
     ),
     "node that is silent": (
         lambda: [checks.check_nodes([FIRST], ["two"])],
@@ -108,9 +108,9 @@ def test_storage_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "lock", "status", "said"),
     [
-        (OTHER, "", "wrong", "not on two (another folder of that path)\n"),
+        (OTHER, "", "wrong", "not on two (another folder at that path)\n"),
         (SAME, TAKEN, "note", "do not hold between nodes (two)\n"),
-        (SAME, HELD, "ok", "is seen by 2 nodes"),
+        (SAME, HELD, "ok", "is the same folder on 2 nodes"),
     ],
 )
 def test_storage_is_looked_at_on_every_node(folder: str, lock: str, status: str, said: str) -> None:
@@ -181,4 +181,4 @@ def test_cluster_of_two_nodes_is_ready(two_nodes: Any, tmp_path: Path) -> None:
     assert found["ray"]["text"] == "2 nodes answered, with 2 cores and 0 GPUs"
     assert found["data"]["status"] == found["versions"]["status"] == "ok", found
     assert "2 nodes" in found["versions"]["text"]
-    assert "is seen by 2 nodes" in found["storage"]["text"]
+    assert "is the same folder on 2 nodes" in found["storage"]["text"]
