@@ -28,7 +28,7 @@ _LONGEST_NAME = 120
 _REMOVED = {
     "--score": "removed in 0.2.0: use MLflow's scatter plot for other scores than the first",
     "group-size": "removed in 0.2.0: use figure --question group-size",
-    "importance": "removed in 0.2.0: use optuna-dashboard with the kept study (docs/sweeps.md)",
+    "importance": "removed in 0.2.0: use optuna-dashboard with the stored study (docs/sweeps.md)",
     "retrieval": "removed in 0.2.0: use embeddings of trainers.embed_images (docs/models.md)",
 }
 """Commands and options of earlier versions, and what to use instead."""
@@ -67,9 +67,9 @@ def figure_command(
         temperature, methods, convergence, search, lora-layers, architectures, augmentations, transfer or
         ablation.
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
-      sweep: name of the sweep; default the one started last.
+      sweep: name of the sweep; default the sweep started last.
       output: folder to write; default `figures/SWEEP` in the results folder.
-      axis: param to draw against, in place of the question's own.
+      axis: param to draw against, instead of the question's own axis.
     """
     from dashboards.compose.questions import find_question
     from dashboards.figures import load_for, write_all
@@ -96,10 +96,10 @@ def compare_command(
     Writes comparison.png, .svg, .pdf, .csv, .md and .tex.
 
     Args:
-      runs: names of sweeps, or ids of their runs; the first is what the others are compared with.
+      runs: names of sweeps, or ids of their runs; the others are compared with the first.
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
-      question: to draw; default the one that all sweeps recorded.
-      axis: param to draw against, in place of the question's own.
+      question: question to draw; default the question that all sweeps recorded.
+      axis: param to draw against, instead of the question's own axis.
       output: folder to write; default `figures/compare_SWEEPS` in the results folder.
     """
     from dashboards.compose.comparison import comparison_of, overlaid, question_of
@@ -120,7 +120,7 @@ def pareto_command(
     tracking_uri: str | None = None,
     output: Path | None = None,
 ) -> list[Path]:
-    """Draw all trials of sweeps by score and ε: of one training, and of the whole sweep with its tuning.
+    """Draw all trials of sweeps by score and ε: ε of one training, and ε of the whole sweep with its tuning.
 
     Writes pareto.png, .svg, .pdf, .csv, .md and .tex.
 
@@ -144,15 +144,15 @@ def serve_command(
     host: str = "127.0.0.1",
     port: int = PORT,
 ) -> None:
-    """Serve a storage folder to a browser: its sweeps, their reports, and what ledgers have left.
+    """Serve a storage folder to a browser: its sweeps, their reports, and the remaining budgets of ledgers.
 
     Nothing is ever written.
 
     Args:
       storage: folder of the sweeps; default $DPGCL_STORAGE, else the results folder.
       ledger: files or URLs of the ledgers to show; default $DPGCL_LEDGER.
-      host: address to listen at; one that others reach needs a token, which is printed once.
-      port: to listen at; 0 for any that is free.
+      host: address to listen on; if others can reach it, a token is needed, which is printed once.
+      port: port to listen on; 0 for any free port.
     """
     from dashboards.serve.dashboard_server import serve
     from dashboards.serve.index import SweepIndex
@@ -173,7 +173,7 @@ def report_command(
 
     Args:
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
-      sweep: name of the sweep; default the one started last.
+      sweep: name of the sweep; default the sweep started last.
       output: folder to write; default `reports/SWEEP` in the results folder.
     """
     from dashboards.report.write import write_report
@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
         paths = run_command(commands, prog="python -m dashboards", arguments=arguments, removals=_REMOVED.get)
     except OSError as error:
         raise DashboardError(
-            f"{error.filename} cannot be written ({error.strerror}); give another --output"
+            f"{error.filename} cannot be written ({error.strerror}); pass another --output"
         ) from error
     for path in paths or ():
         print(path)

@@ -156,7 +156,7 @@ def load_for(question: Question | str, tracking_uri: str, sweep: str | None = No
     ]
     if not frames:
         raise DashboardError(
-            f"no trial of the sweep {name!r} recorded any of {', '.join(question.series)} on the way; train "
-            "on public data with record_every_steps above 0"
+            f"no trial of the sweep {name!r} recorded any of {', '.join(question.series)} during training; "
+            "train on public data with record_every_steps above 0"
         )
     return pd.concat(frames, ignore_index=True)

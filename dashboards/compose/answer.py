@@ -58,7 +58,7 @@ OWN = Question(
     text="Which point?",
     axis=Axis(column=POINT, label="Point", symbol="point", scale="categorical"),
 )
-"""Of sweeps with points of somebody's own: each is a setting, by its label."""
+"""The question of sweeps with the user's own points: each point is a setting, named by its label."""
 NUM_RECORDS, MAJORITY = "num_scored_records", "scored_majority_share"
 _WITHOUT_PRIVACY = "the best without privacy"
 _EPSILON = "target_epsilon"
@@ -85,8 +85,8 @@ class PrivacyNumbers:
     def text(self) -> str:
         """Return the numbers in a sentence.
 
-        >>> PrivacyNumbers(training_epsilon=1.0, tuned_epsilon=4.2, delta=1e-5, trainings_remaining=3).text()
-        'ε of one training: 1; of the whole sweep: 4.2, at δ = 1e-05; the ledger holds 3 more such trainings.'
+        >>> PrivacyNumbers(training_epsilon=1.0, tuned_epsilon=4.0, delta=1e-5, trainings_remaining=3).text()
+        'ε of one training: 1; of the whole sweep: 4, at δ = 1e-05; the ledger allows 3 more such trainings.'
         >>> PrivacyNumbers().text()
         'No ε: no training has a guarantee.'
         """
@@ -97,7 +97,7 @@ class PrivacyNumbers:
         training, num_remaining = rounded_up(self.training_epsilon, 4), self.trainings_remaining
         remainder = ""
         if num_remaining is not None:
-            remainder = f"; the ledger holds {num_remaining} more such training{'s' * (num_remaining != 1)}"
+            remainder = f"; the ledger allows {num_remaining} more such training{'s' * (num_remaining != 1)}"
         return f"ε of one training: {training}; of the whole sweep: {sweep}{delta}{remainder}."
 
 
@@ -183,12 +183,12 @@ class Choice:
         if name != best.name:
             return (
                 f"take {name}: {score}, within a standard error of the highest ({best.name}, "
-                f"{100 * best.mean:.2f} %), and saves {setting.cost.saving_text(best.cost)}"
+                f"{100 * best.mean:.2f} %); it saves {setting.cost.saving_text(best.cost)}"
             )
         if len(self.contenders) == 1:
             return f"take {name}: {score}, distinguishable from all others"
         if self.sources == "nothing":
-            return f"take {name}: the highest, {score}; so few trainings cannot tell it from chance"
+            return f"take {name}: the highest, {score}; too few trainings to distinguish it from chance"
         return f"take {name}: the highest, {score}; {self.within_noise} are within noise of each other"
 
     def lead(self) -> str:
@@ -198,7 +198,7 @@ class Choice:
         if runner is not None and runner.over_best is not None:
             lead = dataclasses.replace(runner.over_best, mean=0.0 - runner.over_best.mean, minus=runner.name)
             prefix = f"{self.best}: " * (self.best != self.take or not phrases)
-            phrases.append(f"{prefix}{lead.text()}, the next")
+            phrases.append(f"{prefix}{lead.text()}, the second highest")
         return "; ".join(phrases)
 
     def power(self) -> str:
@@ -206,8 +206,8 @@ class Choice:
         if self.smallest_lead is None:
             return ""
         num_repeats = self.num_repeats_needed
-        outlook = "" if num_repeats is None else f"; this one would take about {num_repeats} repeats"
-        return f"a lead from {100 * self.smallest_lead:.2f} points up is distinguishable{outlook}"
+        outlook = "" if num_repeats is None else f"; this lead would need about {num_repeats} repeats"
+        return f"leads of at least {100 * self.smallest_lead:.2f} points are distinguishable{outlook}"
 
     @property
     def smallest_lead(self) -> float | None:
@@ -302,7 +302,7 @@ class Answer:
     def beside(self) -> str:
         """Return the references, for comparison."""
         scores = [f"{name} {100 * mean:.2f} %" for name, mean in self.references.items()]
-        return f"Beside it: {', '.join(scores)}." if scores else ""
+        return f"For comparison: {', '.join(scores)}." if scores else ""
 
     def basis(self) -> str:
         """Return the basis of the answer, and the differences that it could have shown."""
@@ -314,16 +314,16 @@ class Answer:
             share = "" if self.majority_share is None else f", {100 * self.majority_share:.0f} % of one class"
             records = f" and {self.num_records} test records{share}"
         sources = self.choices[0].sources
-        chance = "" if " and " in sources else f"; chance of {sources} alone" * (sources != "nothing")
+        chance = "" if " and " in sources else f"; chance from {sources} only" * (sources != "nothing")
         power = self.choices[0].power() if len(self.choices) == 1 else self._smallest_leads()
-        return f"From {repeats}{records}{chance}{f': {power}' if power else ''}."
+        return f"Based on {repeats}{records}{chance}{f': {power}' if power else ''}."
 
     def _smallest_leads(self) -> str:
         smallest = [lead for choice in self.choices if (lead := choice.smallest_lead) is not None]
         if not smallest:
             return ""
         low, high = (f"{100 * lead:.2f}" for lead in (min(smallest), max(smallest)))
-        return f"leads from {low if low == high else f'{low} to {high}'} points up are distinguishable"
+        return f"leads of at least {low if low == high else f'{low} to {high}'} points are distinguishable"
 
     def warning(self) -> str | None:
         """Return a warning if the setting to take is not distinguishable above its start, else None."""
@@ -342,7 +342,7 @@ class Answer:
         if len(lacking) < len(gains):
             return f"no gain over {start} is distinguishable at {list_names(lacking)}"
         unknown = self.choices[0].sources == "nothing"
-        reason = "one repeat cannot tell" if unknown else "it may have learned nothing of the data"
+        reason = "one repeat is too few" if unknown else "it may have learned nothing from the data"
         return f"no gain over {start} is distinguishable: {reason}"
 
     def first_lines(self) -> list[str]:

@@ -15,7 +15,7 @@ def settings_table(answer: Answer) -> Table:
     has_starts = any(setting.over_start for setting in answer.settings)
     has_best = any(len(choice.settings) > 1 for choice in answer.choices)
     heading = ["Setting", f"Mean {answer.title} (%)"]
-    heading += ["Over the start (points)"] * has_starts + ["Below the highest (points)"] * has_best
+    heading += ["Gain over the start (points)"] * has_starts + ["Versus the highest (points)"] * has_best
     rows, bold = list[list[str]](), set[tuple[int, int]]()
     for choice in answer.choices:
         for setting in choice.settings:

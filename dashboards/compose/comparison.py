@@ -60,7 +60,7 @@ def overlaid(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
       DashboardError: there are fewer than two sweeps, or one twice, or the scores may not be compared.
     """
     if len(sweeps) < 2:
-        raise DashboardError(f"a comparison needs two sweeps or more; got {_names(sweeps)}")
+        raise DashboardError(f"a comparison needs at least two sweeps; got {_names(sweeps)}")
     return together(sweeps)
 
 
@@ -68,11 +68,11 @@ def together(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the trials of one or several sweeps as one table, under the rules of `overlaid`."""
     ids = [str(trials["sweep_run_id"].iloc[0]) for trials in sweeps]
     if len(set(ids)) < len(ids):
-        raise DashboardError(f"each sweep is given once; got {_names(sweeps)}")
+        raise DashboardError(f"each sweep must be named only once; got {_names(sweeps)}")
     for column in _SAME:
-        _refuse_unless_same(sweeps, column, "sweeps of different data sets are no curves of one figure")
+        _refuse_unless_same(sweeps, column, "sweeps of different data sets cannot share a figure")
     for column in _SCORERS:
-        _refuse_unless_same(sweeps, column, "they were scored differently, so their scores do not compare")
+        _refuse_unless_same(sweeps, column, "sweeps that were scored differently cannot be compared")
     names = [str(trials[SWEEP].iloc[0]) for trials in sweeps]
     labels = [
         f"{name} ({run_id[:8]})" if names.count(name) > 1 else name
@@ -96,13 +96,13 @@ def question_of(sweeps: Sequence[pd.DataFrame], name: str | None) -> Question:
     }
     if name is None and len(names) > 1:
         raise DashboardError(
-            f"sweeps of one question are compared; got {', '.join(sorted(names))}: give --question the "
-            "one to draw"
+            f"compared sweeps must have one question; got {', '.join(sorted(names))}. Set --question to the "
+            "question to draw"
         )
     question = find_question(name or names.pop())
     if question.kind == "search":
         raise DashboardError(
-            "searches propose different settings, which have no place in one figure; compare them with "
+            "searches propose different settings, so one figure cannot show them. Compare them with "
             "`python -m dashboards pareto`"
         )
     return dataclasses.replace(question, splits=(SWEEP, *question.splits))

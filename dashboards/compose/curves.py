@@ -110,7 +110,7 @@ def guarantee_text(guarantee: str, epsilon: float | None) -> str:
         return label or "private"
     if guarantee == AS_PUBLISHED:
         return "as published, not proven" + (f" ({label} claimed)" if label else "")
-    return f"no guarantee ({label} aimed at)" if label else "non-private: no guarantee"
+    return f"no guarantee (target {label})" if label else "non-private: no guarantee"
 
 
 def _rank(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:

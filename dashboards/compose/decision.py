@@ -50,12 +50,12 @@ Part = tuple[float, int]
 
 LEVEL = 0.05
 SHARE = 0.5
-"""Of `LEVEL`, for wrong winners and for wrong gains."""
+"""The share of `LEVEL` for wrong winners, and the share for wrong gains."""
 HIGHER, LOWER, WITHIN_NOISE = "higher", "lower", "within noise"
 SAVING = 2 / 3
-"""Of another setting's ε or compute: what costs no more than this share saves enough to be taken instead."""
+"""A setting that costs at most this share of another one's ε or compute saves enough to replace it."""
 MOST_REPEATS = 100
-"""That are looked at for a difference that this sweep does not show."""
+"""The most repeats that are considered for a difference that this sweep does not show."""
 _CORRELATION = 0.5
 _NODES, _QUANTILES = 48, 1000
 

@@ -18,7 +18,7 @@ SNR_PLAIN = "snr_first_step_no_augmentation"
 SNR_NOISED = "noised_snr_first_step"
 UNTRAINED = "untrained"
 SWEEP = "sweep"
-"""Column of the sweep's name; tells curves apart where several sweeps are compared."""
+"""The column of the sweep's name; it distinguishes curves if several sweeps are compared."""
 
 OPTION_TITLES = {
     "ema": "averaged weights",
@@ -26,7 +26,7 @@ OPTION_TITLES = {
     "automatic-clipping": "automatic clipping",
     "warm-start": "warm start",
 }
-"""Of the ablation's options."""
+"""The titles of the ablation's options."""
 _SIGNED_COLUMNS = {
     "group_size": ("Group size", "S"),
     "expected_batch_size": ("Expected batch size", "B"),
@@ -57,7 +57,7 @@ _COLUMN_NAMES = {
     SWEEP: "Sweep",
     "guarantee": "Guarantee",
     "num_trials": "Trials",
-    "epsilon_max": "ε spent, at most",
+    "epsilon_max": "Largest ε spent",
     "step": "Step",
     "relative_loss": "Relative loss",
 }

@@ -22,7 +22,7 @@ from dashboards.compose.tables import for_readers, summary_table, with_reference
 from dashboards.compose.trial_table import trial_table
 
 _STEPS_SHOWN = 10
-SETTINGS = "Settings, as the answer compares them"
+SETTINGS = "Settings compared by the answer"
 
 
 def content_of(
@@ -82,7 +82,7 @@ def _score_tables(trials: pd.DataFrame, question: Question, answer: Answer | Non
     common = common_scores(trials)
     other_scores = [name for name in score_names(trials) if name not in common]
     tables = []
-    for scores, prefix in ((common, ""), (other_scores, "Of some methods alone. ")):
+    for scores, prefix in ((common, ""), (other_scores, "Some methods only. ")):
         if scores:
             table = score_table(trials, question, scores, answer)
             tables.append((f"{prefix}Scores; bold: distinguishable from all other candidates", table))
@@ -107,13 +107,13 @@ def _tables(trials: pd.DataFrame, question: Question, answer: Answer | None) -> 
     tables, references = [], reference_rows(trials, question)
     if question.kind == "methods":
         tables += _score_tables(trials, question, answer)
-        tables.append(("What each guarantee rests on", guarantee_table(trials, question)))
+        tables.append(("Basis of each guarantee", guarantee_table(trials, question)))
     elif question.kind == "convergence":
         numbers = summary_table(trials, question)
         series = [numbers.dropna(subset=[name]) for name in numbers if str(name).endswith("_mean")]
         steps = sorted(min(series, key=len)["step"].unique())
         steps = [steps[round(i * (len(steps) - 1) / _STEPS_SHOWN)] for i in range(_STEPS_SHOWN + 1)]
-        heading = f"Numbers at some steps, all of them in {question.stem}.csv"
+        heading = f"Numbers at some steps; {question.stem}.csv has all steps"
         tables.append((heading, for_readers(numbers[numbers["step"].isin(steps)], "step", references)))
     else:
         summary = summary_table(trials, question)

@@ -33,9 +33,9 @@ from trainers.tracking.runs import NO_TUNING_COST, TUNING_COST_TAG
 
 _BEYOND_TARGET = 1.001
 FRONT_NOTES = (
-    "Every dot is one training; only those with a proven guarantee can be on a front.",
-    "Left: ε of that training alone, as if its settings had been known. Right: ε of its whole sweep, "
-    "which holds for a model chosen by looking at all of them.",
+    "Every dot is one training; only trainings with a proven guarantee can be on a front.",
+    "Left: ε of that training alone, as if its settings had been known in advance. Right: ε of its whole "
+    "sweep, which holds for a model chosen from all trainings.",
 )
 """What the panels of scores against ε show."""
 
@@ -72,7 +72,7 @@ def title(trials: pd.DataFrame, question: Question) -> str:
         if aimed.empty:
             return f"{head}, ε = ∞ (non-private: no guarantee)"
         reason = "as published" if set(aimed["guarantee"]) == {AS_PUBLISHED} else "seeded, non-private"
-        return f"{head}, NO GUARANTEE: {reason} trials, aimed at ε = {_values(aimed, 'target_epsilon')}"
+        return f"{head}, NO GUARANTEE: {reason} trials with target ε = {_values(aimed, 'target_epsilon')}"
     delta = _values(private, "target_delta", ".2g") or "not recorded"
     relation = _values(private, "neighboring_relation") or "add or remove one record"
     epsilon = _values(private, "target_epsilon")
@@ -172,7 +172,7 @@ def _lines_across(references: Sequence[Reference]) -> list[str]:
     names = join_names(list(dict.fromkeys(reference.label for reference in references)))
     num_repeats = max(reference.num_repeats for reference in references)
     band = f"; band: ± standard error over {num_repeats} initialisations" if num_repeats > 1 else ""
-    return [f"Lines across: {names}{band}."]
+    return [f"Reference lines: {names}{band}."]
 
 
 def _private_gain(trials: pd.DataFrame) -> list[str]:
@@ -183,8 +183,8 @@ def _private_gain(trials: pd.DataFrame) -> list[str]:
     starts = [start_of(trials, score) for score in scores]
     before = start_text({start[0] if start else UNTRAINED for start in starts})
     return [
-        f"Private gain: difference to {before}, paired over repeats, ± its standard error over these alone. "
-        "It says what the private data add."
+        f"Private gain: the difference from {before}, paired over repeats, ± its standard error over repeats "
+        "only. It shows what the private data add."
     ]
 
 
@@ -209,7 +209,7 @@ def _scored_on(trials: pd.DataFrame) -> list[str]:
         return []
     sources = list(map(str, trials["dataset"].dropna().unique())) if "dataset" in trials else []
     names = join_names(dataset_titles(dict.fromkeys([*sources, *map(str, targets)]))[len(sources) :])
-    noise_note = " Noised scores: on private records held out." * any(
+    noise_note = " Noised scores: on held-out private records." * any(
         has_values(trials, score) for score in scores_of(Family.NOISED)
     )
     return [f"Scored on {names}.{noise_note}"]
@@ -221,7 +221,7 @@ def _recalls(trials: pd.DataFrame) -> list[str]:
     if names.isdisjoint(scores_of(Family.PAIRS)):
         return []
     scores = [name for name in names if score_title(name)]
-    definition = "share of images (captions) with a right caption (image) among the k nearest"
+    definition = "share of images (captions) with a matching caption (image) among the k nearest"
     elsewhere = " Other scores: see the table." if len(panel_scores(scores)) < len(scores) else ""
     return [f"Recall at k: {definition}.{elsewhere}"]
 
@@ -233,7 +233,7 @@ def _not_private(trials: pd.DataFrame, question: Question) -> list[str]:
     aimed = trials[(trials["guarantee"] != PROVEN) & (trials["target_epsilon"] < math.inf)]
     if sentences or aimed.empty or (trials["guarantee"] != PROVEN).all():
         return sentences
-    return [f"{num_trials(aimed)} of {num_trials(trials)} trials aimed at a finite ε but have NO GUARANTEE."]
+    return [f"{num_trials(aimed)} of {num_trials(trials)} trials have a finite target ε but NO GUARANTEE."]
 
 
 def tuning_costs(trials: pd.DataFrame) -> list[str]:
@@ -241,7 +241,7 @@ def tuning_costs(trials: pd.DataFrame) -> list[str]:
     if SWEEP not in trials or trials[SWEEP].nunique() < 2:
         return [_tuning_cost(trials)]
     lines = [f"{name}: {_tuning_cost(rows)}" for name, rows in trials.groupby(SWEEP, sort=False)]
-    return [*lines, "Sweeps of the same records add up: what all of them cost together, their ledger tells."]
+    return [*lines, "The costs of sweeps on the same records add up; their ledger has the total cost."]
 
 
 def _tuning_cost(trials: pd.DataFrame) -> str:

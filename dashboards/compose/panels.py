@@ -27,9 +27,9 @@ SCORES, GRADIENT_SNR = "Scores", "Gradient SNR"
 RELATIVE_LOSS = "relative_loss"
 _PANELS_IN_A_ROW = 2
 _LEAST_SPAN = 4.0
-"""Points that an axis of scores shows at least, however small the errors: 0.25 of them are no trend."""
+"""The smallest span of a score axis, in points, however small the errors: 0.25 points are no trend."""
 _FEW_CURVES = 3
-"""Up to so many SNRs are drawn with and without augmentation; of more the pairs would hide each other."""
+"""Up to this number, SNRs are drawn with and without augmentation; more pairs would hide each other."""
 
 
 def axis_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:

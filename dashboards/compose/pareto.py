@@ -56,7 +56,7 @@ def _score(trials: pd.DataFrame) -> str:
     scores = panel_scores(common_scores(trials))
     if not scores:
         raise DashboardError(
-            "no trial has a score to draw against ε: they are of private records, or unscored"
+            "no trial has a score to draw against ε: its scores are of private records, or missing"
         )
     return scores[0]
 
@@ -93,7 +93,7 @@ def _delta(row: pd.Series) -> str:
 def _notes(trials: pd.DataFrame, *, private: bool) -> list[str]:
     notes = list(figure_text.FRONT_NOTES)
     if len(trials) > 1:
-        notes.append("The best of many trainings is the best partly by chance: a dot is no answer.")
+        notes.append("The best of many trainings is the best partly by chance: a dot is not an answer.")
     rows = trials[is_private(trials)]
     deltas = list(rows["target_delta"].dropna().unique()) if "target_delta" in rows else []
     if len(deltas) > 1:

@@ -28,12 +28,12 @@ def curves_content(points: Sequence[Point], *, title: str, subtitle: str) -> Con
         _panel(
             table[table["figure"] == "epsilon"], _RECORDS, "epsilon", "ε by PLD", "B, σ and T of the plan"
         ),
-        _panel(table[table["figure"] == "epochs"], _BATCH, "num_epochs", "Epochs within ε", "σ held"),
+        _panel(table[table["figure"] == "epochs"], _BATCH, "num_epochs", "Epochs within ε", "fixed σ"),
     ]
     notes = [
         "Left: more records at the same B, σ and T, hence the same number of steps (DP-Cap, Figure 5).",
         "Right: the epochs that ε allows fall with B at a given σ (DP-Cap, Figure 6).",
-        "By PLD on a coarse grid, from the safe side: ε is not above what is drawn, epochs not below.",
+        "By PLD on a coarse grid, conservatively: the true ε is at most, the true epochs at least, as drawn.",
     ]
     visible_panels = [panel for panel in panels if panel.curves]
     return Content(title=title, subtitle=subtitle, rows=[visible_panels], remarks=notes)

@@ -25,7 +25,7 @@ PUBLIC_START, PRIVATE_START = "public_start", "private_start"
 _STARTS = {PUBLIC_START: "public start", PRIVATE_START: "private start", UNTRAINED: UNTRAINED}
 NETWORK = "network_name"
 REFERENCE = "reference"
-"""Its guarantee in tables: nothing of it was trained on the data."""
+"""The guarantee of a reference in tables: it was not trained on the data."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     missing = [name for name in columns if name not in trials]
     if missing:
         raise DashboardError(
-            f"a figure of {question.heading} needs {', '.join(missing)} in every trial; draw another "
-            "question, or give the column that the trials differ in as the axis"
+            f"a figure of {question.heading} needs {', '.join(missing)} in every trial. Draw another "
+            "question, or set the axis to the column in which the trials differ"
         )
     trials = released_trials(trials)
     for name in question.curve_columns:

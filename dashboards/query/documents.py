@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ANSWER, STATEMENT, CONFIG = "answer.json", "privacy_statement.json", "config.yaml"
 _MOST_BYTES = 1_000_000
-"""Of a document; a larger one is none that a sweep has logged."""
+"""The largest size of a document; sweeps log only smaller ones."""
 
 
 def load_answer(tracking_uri: str, trials: pd.DataFrame) -> Answer | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas.api.typing import NaTType
 
 _MOST_EXPERIMENTS = 50_000
-"""That MLflow returns at once; a question has one for each data set."""
+"""The most experiments that MLflow returns at once; a question has one for each data set."""
 
 
 def list_sweeps(tracking_uri: str) -> pd.DataFrame:
@@ -68,7 +68,7 @@ def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
     if not finished_trials:
         return f"{epsilon} planned"
     if any(trial.data.tags.get("guarantee_label", "none") != "proven" for trial in finished_trials):
-        return f"{epsilon}, proven trials alone"
+        return f"{epsilon}, proven trials only"
     return epsilon
 
 
@@ -86,7 +86,7 @@ def _parents(client: MlflowClient, experiment_ids: list[str], address: str) -> l
         if role == SWEEP_ROLE or run.info.status == "FINISHED"
     ]
     if not parents:
-        raise DashboardError(f"no sweep in MLflow at {address}; run one first, or give another address")
+        raise DashboardError(f"no sweep in MLflow at {address}; run a sweep first, or pass another address")
     return parents
 
 
@@ -103,6 +103,6 @@ def find_parent(client: MlflowClient, address: str, sweep: str | None) -> Run:
     if parent.data.tags[ROLE_TAG] == SEALED_ROLE:
         raise DashboardError(
             f"the sweep {parent.data.tags[SWEEP_TAG]!r} is sealed: it published one run with its privacy "
-            "statement, and no trials to draw"
+            "statement, and has no trials to draw"
         )
     return parent

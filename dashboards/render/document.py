@@ -97,7 +97,7 @@ def _description_of(content: Content) -> str:
         else f"{panel.y_label} of each {panel.axis.label.lower()}"
         for panel in content.panels
     )
-    return f"{content.title}. Panels: {panels}. The numbers stand in the tables below."
+    return f"{content.title}. Panels: {panels}. The numbers are in the tables below."
 
 
 def _packed_library() -> str:

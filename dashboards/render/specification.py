@@ -24,7 +24,7 @@ DARK_COLOURS = {
     **{"#0072B2": "#4C9BE8", "#5B6C8F": "#8C9DC4", "#003F5C": "#2F9BC4"},
     **{"#882255": "#D0689F", "#666633": "#A8A860"},
 }
-"""What takes the place of colours that a dark page would hide; all others stay."""
+"""The replacements for colours that a dark page would hide; all others stay."""
 _WIDTH, _HEIGHT = 285, 238  # size of a panel
 _LEFT = 60  # space next to a panel, for its numbers
 _LEAST_WIDTH = 490

@@ -14,9 +14,9 @@ from dashboards.render.table_markup import boxed, to_sortable_html
 from dashboards.report.report_content import Report
 
 _RELOAD_SECONDS = 30
-"""Between two looks at the file while the sweep runs, which writes it anew once a minute."""
+"""The time between reloads while the sweep runs; the sweep rewrites the file once a minute."""
 _MOST_OPEN = 8
-"""Settings whose table is open; of more it is folded, so that the figure stays in sight."""
+"""The most settings of an open table; a longer table is folded, so that the figure stays in sight."""
 
 
 def report_page(report: Report) -> str:
@@ -45,7 +45,7 @@ def _answer(report: Report) -> str:
         return ""
     warning = report.answer.warning()
     first, *lines = [line for line in report.answer.lines() if not line.startswith("Warning")]
-    so_far = "" if report.is_final else '<p class="soft">Of the trials so far:</p>'
+    so_far = "" if report.is_final else '<p class="soft">From the trials so far:</p>'
     warning_text = f'<p class="warning">Warning: {html.escape(warning)}.</p>' if warning else ""
     return (
         f'<section class="card" aria-label="Answer"><h2 class="unseen">Answer</h2>{so_far}'

@@ -31,12 +31,12 @@ RUNNING, FINISHED, FAILED = "RUNNING", "FINISHED", "FAILED"
 LEFT_BEFORE, LEFT_AFTER = "epsilon_remaining_before", "epsilon_remaining"
 """Metrics of the parent run: what the ledger had left before the sweep was charged, and has after it."""
 MOST_TRIALS = 1000
-"""Rows of the table, for the file to stay below 2 MB."""
+"""The most rows of the table, so that the file stays below 2 MB."""
 _STATUS = {
     RUNNING: "under way",
     FINISHED: "finished",
-    FAILED: "not finished: some trials failed, or their results were not taken",
-    "KILLED": "stopped before its end",
+    FAILED: "incomplete (some trials failed, or MLflow did not accept their results)",
+    "KILLED": "stopped early",
 }
 
 
@@ -101,13 +101,13 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
     notes += _left_out(record, frame)
     if record.early_stops:
         notes.append(
-            "Not compared, for their scores ended them early; ε counts all their planned steps: "
-            f"{list_names(record.early_stops)}."
+            f"Not compared, because their scores ended them early: {list_names(record.early_stops)}. "
+            "ε counts all their planned steps."
         )
     if len(frame) > MOST_TRIALS:
         notes.append(f"The table has the first {MOST_TRIALS} of {len(frame)} trials; MLflow has all of them.")
     if record.status == FAILED and record.statement is not None:
-        notes.append("The privacy numbers are those of the last privacy statement; --resume writes it anew.")
+        notes.append("The privacy numbers are from the last privacy statement; --resume writes a new one.")
     return Report(
         name=record.name,
         title=f"{question.text} {dataset_title(str(record.params.get('dataset', '')))}".strip(),
@@ -145,7 +145,7 @@ def _answer(record: SweepRecord, question: Question, notes: list[str]) -> Answer
         try:
             return Answer.read(record.answer)
         except DashboardError as error:
-            notes.append(f"The answer is made of the trials anew, for {error}.")
+            notes.append(f"The answer is computed again from the trials: {error}.")
     try:
         answer = answer_of(record.trials, question, _numbers(record))
     except DashboardError as error:
@@ -183,7 +183,7 @@ def _figures(
     if record.trials.empty:
         return []
     if question.kind == "convergence" and series is None:
-        notes.append("There is no figure: no series was recorded on the way.")
+        notes.append("There is no figure: no series was recorded during training.")
         return []
     try:
         return [content_of(record.trials if series is None else series, question, answer)]
@@ -199,12 +199,12 @@ def _left_out(record: SweepRecord, trials: pd.DataFrame) -> list[str]:
     notes = []
     if missing := len(record.trials) - len(trials):
         notes.append(
-            f"Not shown: {missing} of {len(record.trials)} trials, for the data are private and these have "
-            "no proven guarantee."
+            f"Not shown: {missing} of {len(record.trials)} trials, because the data are private and these "
+            "trials have no proven guarantee."
         )
     if names := withheld_names(record.trials, trials):
         notes.append(
-            f"Not shown, for the data are private and the release policy forbids it: {list_names(names)}."
+            f"Not shown, because the release policy for private data forbids it: {list_names(names)}."
         )
     return notes
 
@@ -213,7 +213,7 @@ def _promise(record: SweepRecord) -> str:
     if isinstance(headline := _statement(record).get("headline"), str):
         return headline
     if record.tags.get("tuning_cost"):
-        return f"As planned; the privacy statement follows at the end. {record.tags['tuning_cost']}"
+        return f"Planned values; the privacy statement follows at the end. {record.tags['tuning_cost']}"
     return "No privacy statement was recorded."
 
 
@@ -245,7 +245,7 @@ def _ledger_rows(
     cap = f"ε = {ledger.get('epsilon')} at δ = {_delta(ledger.get('delta'))}, by {ledger.get('rule')}"
     privacy = answer.privacy if answer is not None else None
     num_remaining = privacy.trainings_remaining if privacy is not None else None
-    suffix = "" if num_remaining is None else f"; {num_remaining} more trainings like the costliest of these"
+    suffix = "" if num_remaining is None else f"; enough for {num_remaining} more like the costliest training"
     return [
         ("Ledger: data set and cap", f"{ledger.get('dataset_id')}: {cap}"),
         ("Ledger: ε left before the sweep", _remainder_text(record.metrics.get(LEFT_BEFORE))),

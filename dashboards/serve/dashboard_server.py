@@ -21,7 +21,7 @@ _REPORT_POLICY = (
     "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""Of a report, which has a stricter one of its own: apart from this server's pages, and sending nothing."""
+"""The policy of a report, isolated from this server's pages; the report itself has a stricter policy."""
 
 
 def application(index: SweepIndex, ledgers: Sequence[str], token: str | None = None) -> ASGIApp:
@@ -42,7 +42,7 @@ def application(index: SweepIndex, ledgers: Sequence[str], token: str | None = N
     def report(request: Request) -> Response:
         path = index.report(request.path_params["name"])
         if path is None:
-            return PlainTextResponse("There is no report of this name here.\n", status_code=404)
+            return PlainTextResponse("There is no report of this name.\n", status_code=404)
         headers = {"Content-Security-Policy": _REPORT_POLICY}
         return FileResponse(path, media_type="text/html; charset=utf-8", headers=headers)
 
@@ -60,7 +60,7 @@ def serve(index: SweepIndex, ledgers: Sequence[str], host: str, port: int) -> No
     """Serve the pages until the process is stopped.
 
     Raises:
-      DashboardError: the server cannot listen at the address.
+      DashboardError: the server cannot listen on the address.
     """
     import uvicorn
 
@@ -78,9 +78,9 @@ def _link_text(host: str, port: int, token: str | None) -> str:
         return f"dashboard: http://{shown}:{port}/ (Ctrl-C ends it)"
     name = socket.gethostname() if host in ("0.0.0.0", "::") else shown
     return (
-        f"dashboard, for whoever has this link, shown once: http://{name}:{port}/?token={token}\n"
-        "note: HTTP is not encrypted: whoever reads the network reads the pages and the token; an SSH tunnel "
-        "to a dashboard on 127.0.0.1 is safer"
+        f"dashboard, for anyone with this link (printed only once): http://{name}:{port}/?token={token}\n"
+        "note: HTTP is not encrypted: anyone who can read the network traffic can read the pages and the "
+        "token. An SSH tunnel to a dashboard on 127.0.0.1 is safer"
     )
 
 
@@ -92,5 +92,5 @@ def _bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DashboardError(
-            f"the dashboard cannot listen at {host}:{port} ({reason}); give another --port"
+            f"the dashboard cannot listen on {host}:{port} ({reason}); pass another --port"
         ) from error

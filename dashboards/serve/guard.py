@@ -85,12 +85,12 @@ class Guard:
         if self._token is None:
             if is_loopback(_without_port(request.headers.get("host", ""))):
                 return None
-            return PlainTextResponse("This server is not known by that name.\n", status_code=421)
+            return PlainTextResponse("This server does not have that host name.\n", status_code=421)
         if _are_equal(request.cookies.get(_COOKIE, ""), self._session):
             return None
         if not _are_equal(request.query_params.get("token", ""), self._token):
             return PlainTextResponse(
-                "The dashboard needs the link with the token, which its terminal shows.\n", status_code=401
+                "The dashboard needs a token: open the link that its terminal shows.\n", status_code=401
             )
         response = RedirectResponse(_without_token(request), status_code=303)
         response.set_cookie(_COOKIE, self._session, httponly=True, samesite="lax", path="/")

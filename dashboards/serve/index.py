@@ -1,9 +1,9 @@
 """The sweeps of a storage folder and how far each one is, as a page.
 
-*What may be seen.* Of a sealed sweep, nothing: only the plan in its folder is opened. For private data, and
-for data that the plan does not mark as public, the steps of a training are shown in tenths and never
-decrease. So an observer can neither time single steps nor count restarts. No scores are shown here: a sweep's
-scores are in its report, behind the release policy.
+*What may be seen.* Nothing of a sealed sweep is shown: only the plan in its folder is opened. For private
+data, and for data that the plan does not mark as public, the steps of a training are shown in tenths and
+never decrease. So an observer can neither time single steps nor count restarts. No scores are shown here: a
+sweep's scores are in its report, behind the release policy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainers.files.progress import Progress, fraction_done
 INDEX_SCRIPTS = (RELOAD,)
 _RELOAD_SECONDS = 5
 _QUIET_SECONDS, _PRIVATE_QUIET_SECONDS = 300.0, 3600.0
-"""Of private data no number is shown, and not soon: it would time long steps."""
+"""For private data the note comes later and has no number, because a number would time long steps."""
 
 
 class SweepIndex:
@@ -47,7 +47,7 @@ class SweepIndex:
         """Return the page of all sweeps, running sweeps first; it is reloaded every few seconds."""
         folders = open_folders(self._root)
         folders.sort(key=lambda folder: (folder.status != RUNNING, -folder.start_seconds))
-        articles = "".join(map(self._article, folders)) or "<p>No sweep yet in this storage folder.</p>"
+        articles = "".join(map(self._article, folders)) or "<p>This storage folder has no sweep yet.</p>"
         below = '<p class="soft">Sealed sweeps are not shown. <a href="/ledgers">Ledgers</a></p>'
         main = f'<main id="main" data-reload-seconds="{_RELOAD_SECONDS}">{articles}</main>'
         return document_of("Sweeps · dpgcl", header_of("Sweeps", below) + main, scripts=INDEX_SCRIPTS)
@@ -90,15 +90,15 @@ class SweepIndex:
         if seconds < (_QUIET_SECONDS if folder.data_are_public else _PRIVATE_QUIET_SECONDS):
             return ""
         quiet = f"{seconds / 60:.0f} min" if folder.data_are_public else "an hour or more"
-        note = f"Nothing has moved for {quiet}; if its driver has ended, this continues it: "
+        note = f"No progress for {quiet}; if the driver has ended, continue the sweep with "
         return f'<p class="warning">{html.escape(note + resume_line(folder.path))}</p>'
 
 
 def ledgers_page(addresses: Sequence[str]) -> str:
     """Return the page with each ledger's remainder of every cap, or the reason why it cannot be read."""
     parts = [f"<h2>{html.escape(masked(ledger))}</h2>{_items(_ledger_lines(ledger))}" for ledger in addresses]
-    parts = parts or ["<p>No ledger was given: --ledger, or $DPGCL_LEDGER, names some.</p>"]
-    head = header_of("What the ledgers have left", '<p><a href="/">All sweeps</a></p>')
+    parts = parts or ["<p>No ledger is set. Use --ledger or $DPGCL_LEDGER.</p>"]
+    head = header_of("Remaining budgets", '<p><a href="/">All sweeps</a></p>')
     return document_of("Ledgers · dpgcl", f'{head}<main id="main">{"".join(parts)}</main>')
 
 

@@ -62,7 +62,7 @@
   const drawInTurn = (figure) => {
     const next = (waiting.get(figure) ?? Promise.resolve()).then(() => draw(figure)).catch((error) => {
       const canvas = figure.querySelector(".canvas > div");
-      canvas.textContent = `The figure cannot be drawn (${error.message}); the numbers stand in the tables.`;
+      canvas.textContent = `The figure cannot be drawn (${error.message}); the numbers are in the tables.`;
     });
     waiting.set(figure, next);
     return next;

@@ -1,4 +1,4 @@
-// Loads the page anew every so often while somebody looks at it and types nothing; the place in it stays.
+// Reloads the page regularly while it is visible and nobody is typing; the scroll position stays.
 (() => {
   "use strict";
   const seconds = Number(document.getElementById("main").dataset.reloadSeconds);

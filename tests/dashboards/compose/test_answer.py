@@ -186,7 +186,7 @@ def test_finite_test_set_is_counted_as_chance() -> None:
     assert found is not None
     assert found.choices[0].sources == "repeats and test records"
     assert "200 test records, 50 % of one class" in found.basis()
-    assert "chance of repeats alone" in without.basis()
+    assert "chance from repeats only" in without.basis()
     pairs = [
         each.settings[0].over_best or each.settings[1].over_best
         for each in (found.choices[0], without.choices[0])
@@ -213,7 +213,7 @@ def test_one_repeat_takes_the_highest_and_says_that_it_cannot_tell() -> None:
     found = answered(sweep({2: 0.9, 16: 0.6}, num_repeats=1))
     assert found.take == ["S = 2"]
     assert found.choices[0].contenders == ["S = 2", "S = 16"]
-    assert "so few trainings cannot tell it from chance" in found.headline()
+    assert "too few trainings to distinguish it from chance" in found.headline()
     assert found.gains is False
 
 
@@ -221,7 +221,7 @@ def test_repeats_that_a_setting_lacks_are_left_out_and_told() -> None:
     trials = sweep({2: 0.6, 16: 0.7}, num_repeats=4)
     found = answered(trials.drop(index=0))
     assert (found.num_repeats, found.num_repeats_left_out) == (3, 1)
-    assert "From 3 repeats (1 left out" in found.basis()
+    assert "Based on 3 repeats (1 left out" in found.basis()
     apart = trials[(trials["repeat"] % 2 == 0) == (trials["group_size"] == 2)]
     assert answered(apart).choices[0].sources == "nothing"  # no repeat is whole
 

@@ -187,6 +187,6 @@ def test_methods_are_shown_by_the_scores_that_all_of_them_have(trials: pd.DataFr
     content = content_of(found, "methods")
     assert [panel.y_label for panel in content.panels] == ["k-NN accuracy (%)"]
     assert not any("Zero-shot" in title for title in _table(found, "Scores").heading)
-    others = _table(found, "Of some methods alone. Scores")
+    others = _table(found, "Some methods only. Scores")
     assert _cell(others, "DP-GCL", "ε = 1: Zero-shot accuracy (%)").startswith("50.00")
     assert _cell(others, "Masked auto-encoder", "ε = 1: Zero-shot accuracy (%)") == "–"

@@ -51,7 +51,7 @@ def test_note_is_left_out_where_the_axis_names_the_data(make_trials):
 
 def test_note_tells_noised_scores_of_held_out_records_apart(make_trials):
     trials = make_trials(data_is="private", dataset=OWN, scored_on="digits", noised_knn_accuracy=0.5)
-    assert said(trials) == ["Scored on Digits. Noised scores: on private records held out."]
+    assert said(trials) == ["Scored on Digits. Noised scores: on held-out private records."]
 
 
 def test_note_names_every_data_set_scored_on_once(make_trials):

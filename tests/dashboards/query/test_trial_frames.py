@@ -115,7 +115,7 @@ def test_list_sweeps_shows_a_sealed_sweep_without_time_and_number(with_sealed):
 
 @pytest.mark.parametrize(
     ("labels", "shown"),
-    [(["proven"], "3.5"), (["proven", "none"], "3.5, proven trials alone"), ([], "3.5 planned")],
+    [(["proven"], "3.5"), (["proven", "none"], "3.5, proven trials only"), ([], "3.5 planned")],
 )
 def test_list_sweeps_says_what_its_epsilon_is_of(tmp_path, labels, shown):
     tracker = open_tracker(tmp_path)

@@ -70,10 +70,8 @@ def test_trainings_that_their_scores_ended_are_told_and_not_compared(store, make
     record = load_record(uri)
     assert (len(record.trials), record.early_stops, dict(record.unfinished)) == (2, ["early"], {})
     report = report_of(record)
-    assert report.status == (
-        "Sweep stopped before its end: 2 of 24 trials finished; 1 ended early by their scores."
-    )
-    assert any(note.startswith("Not compared") and note.endswith("early.") for note in report.notes)
+    assert report.status == ("Sweep stopped early: 2 of 24 trials finished; 1 ended early by their scores.")
+    assert any(note.startswith("Not compared") and ": early. " in note for note in report.notes)
     assert "98.77" not in report_page(report)
     assert client.get_run(parent).info.status == "KILLED"
 

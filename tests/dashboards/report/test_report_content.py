@@ -46,7 +46,7 @@ def test_damaged_answer_is_refused_and_made_anew(make_record, damage):
         Answer.read(damaged)
     report = report_of(make_record(answer=damaged))
     assert report.answer.lines()[0] == whole["lines"][0]
-    assert any("anew" in note for note in report.notes)
+    assert any("computed again" in note for note in report.notes)
 
 
 def test_sweep_under_way_has_the_answer_of_its_trials_so_far_and_no_earlier_statement(make_record):
@@ -55,7 +55,7 @@ def test_sweep_under_way_has_the_answer_of_its_trials_so_far_and_no_earlier_stat
     assert not report.is_final
     assert not report.answer.lines()[0].startswith("Stale?")
     assert report.status == "Sweep under way: 24 of 40 trials finished."
-    assert report.promise.startswith("As planned")
+    assert report.promise.startswith("Planned values")
     assert STATEMENT["headline"] not in report.promise
 
 

@@ -160,5 +160,5 @@ def test_token_is_made_and_shown_where_others_reach_the_dashboard(
 def test_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
     with dashboard_server._bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(DashboardError, match=r"^.*cannot listen at 127.0.0.1.*$"):
+        with pytest.raises(DashboardError, match=r"^.*cannot listen on 127.0.0.1.*$"):
             command.main(["serve", "--storage", str(tmp_path), "--port", str(port)])

@@ -64,9 +64,9 @@ def test_resumed_sweep_runs_again(storage: Storage) -> None:
 def test_sweep_where_nothing_moves_says_how_it_goes_on(storage: Storage) -> None:
     storage.sweep("one")
     storage.tell("one", "b", 20)
-    assert "Nothing has moved" not in shown(storage.index())
+    assert "No progress for" not in shown(storage.index())
     storage.now = 720.0
-    note = "Nothing has moved for 12 min; if its driver has ended, this continues it: --resume --name one"
+    note = "No progress for 12 min; if the driver has ended, continue the sweep with --resume --name one"
     assert note in shown(storage.index())
 
 
@@ -89,7 +89,7 @@ def test_damaged_progress_and_log_leave_the_rest(storage: Storage, text: str) ->
 
 
 def test_no_sweep_is_said(storage: Storage) -> None:
-    assert "No sweep yet" in shown(storage.index())
+    assert "has no sweep yet" in shown(storage.index())
 
 
 def test_names_are_text_wherever_they_stand(storage: Storage) -> None:
@@ -162,8 +162,8 @@ def test_private_sweep_tells_no_time_since_anything_moved(storage: Storage) -> N
     storage.tell("one", "b", 20)
     notes = []
     for storage.now in (720.0, 3590.0, 3610.0, 7200.0):
-        notes += re.findall(r"Nothing has moved for [^;]+", shown(storage.index()))
-    assert notes == ["Nothing has moved for an hour or more"] * 2
+        notes += re.findall(r"No progress for [^;]+", shown(storage.index()))
+    assert notes == ["No progress for an hour or more"] * 2
 
 
 def test_sweep_begun_anew_under_a_name_starts_at_its_own_steps(storage: Storage) -> None:
@@ -182,7 +182,7 @@ def test_sweep_begun_anew_under_a_name_starts_at_its_own_steps(storage: Storage)
 def test_nothing_of_a_sealed_sweep_is_seen(storage: Storage) -> None:
     path, index = sealed(storage, "secret-one"), storage.index()
     before = index.page()
-    assert "No sweep yet" in before
+    assert "has no sweep yet" in before
     assert not any(word in before for word in ("secret-one", "secret-data", "draw-", "3 of 9"))
     assert index.report("secret-one") is None
     (path / "trusted/trials/draw-1.json").write_text("{}")
@@ -201,7 +201,7 @@ def test_nothing_of_a_sealed_sweep_is_seen(storage: Storage) -> None:
 )
 def test_folder_that_may_be_sealed_is_left_alone(storage: Storage, plan: dict[str, object]) -> None:
     (sealed(storage, "secret-one") / "plan.json").write_text(json.dumps(plan))
-    assert "No sweep yet" in shown(storage.index())
+    assert "has no sweep yet" in shown(storage.index())
     assert storage.index().report("secret-one") is None
 
 
