@@ -76,7 +76,7 @@ def test_readme_states_what_the_accountant_computes_for_both_samplings() -> None
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert "ε is 1.0 instead of the published scheme's 6.7" in readme
     assert "3.07 instead of 9.14 in the paper's Fashion-MNIST setting" in readme
-    assert "(B = 2,048, T = 1,200, σ = 0.97 relative to 2C)" in readme
+    assert "(B = 2,048, T = 1,200, noise of standard deviation 1.94 C)" in readme
 
 
 @pytest.mark.ci
