@@ -52,7 +52,7 @@ class MethodsOptions(SweepOptions):
 
 def candidates(options: MethodsOptions) -> list[Point]:
     """Return one candidate per private method and ε, and one for each non-private method."""
-    from sweeps.service.running.two_stage_policy import select_methods  # here, with Ray
+    from sweeps.service.running.two_stage_policy import select_methods  # here, because it loads Ray
 
     points, mechanism, total = [], options.mechanism, options.service.total_epsilon
     epsilons = options.epsilon_grid or (None if total else mechanism.target_epsilon(),)

@@ -67,9 +67,10 @@ def split(trials: pd.DataFrame, question: Question) -> list[tuple[Style, pd.Data
 
 
 def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: float, dense: bool) -> Curve:
-    """Return one curve of a metric, without places that have no value.
+    """Return one curve of a metric; ticks without a value are omitted.
 
-    If each point has one repeat, no line is drawn along an axis of settings: it would show chance as a trend.
+    If each point has one repeat and `dense` is off, the points are not joined: a line would show chance as a
+    trend.
 
     Args:
       rows: the trials of the curve.
@@ -77,7 +78,7 @@ def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: fl
       axis: the drawn axis, a `dashboards.compose.axes.Ticks`.
       style: the curve's appearance.
       scale: factor on the values, 100 for per cent.
-      dense: draw the error as a band.
+      dense: as in `Ticks`; the error is then a band.
     """
     cells = list(means_and_errors(rows, [ORDER], metric).itertuples(name=None))
     if dense and len(cells) > 1:

@@ -67,7 +67,7 @@ class Verdicts(Generic[_Verdict]):
         """
         try:
             reference = weakref.ref(function)
-        except TypeError:  # it could not be distinguished from a later function at the same address
+        except TypeError:  # no verdict is kept: another function could later have the same id
             return check()
         verdicts = self._of_model.setdefault(model, {})
         key = (id(function), settings_of(model, function), key)

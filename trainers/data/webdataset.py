@@ -112,7 +112,7 @@ class ShardImages:
         bad = [i for i, image in enumerate(decoded) if isinstance(image, str)]
         if bad:
             raise RecordsError(
-                # No number: at a step it would disclose how many records were drawn.
+                # The message counts nothing: raised in a step, it would disclose how many records were drawn.
                 "every image must stay readable; some sampled images no longer are. Restore the shards",
                 {"rows": bad},
             )

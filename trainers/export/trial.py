@@ -285,12 +285,12 @@ def _promise(sweep: FinishedSweep, trial: FinishedTrial, figures: Mapping[str, A
     return (
         f"This model ({place}) was trained on {data}. "
         f"This training alone: {_pair(figures['epsilon'], figures['delta'])}. {together} "
-        f"{_beside(statement)}Neighbouring data sets: {trial.params['neighboring_relation']}"
-        f"{_among(statement)}."
+        f"{_earlier_model_text(statement)}Neighbouring data sets: {trial.params['neighboring_relation']}"
+        f"{_conditions_text(statement)}."
     )
 
 
-def _beside(statement: Mapping[str, Any]) -> str:
+def _earlier_model_text(statement: Mapping[str, Any]) -> str:
     """Further costs to the same records, if the training starts from a model trained on them."""
     starts, ledger = statement.get("starts") or (), statement.get("ledger")
     if not starts or ledger is None:
@@ -302,7 +302,7 @@ def _beside(statement: Mapping[str, Any]) -> str:
     )
 
 
-def _among(statement: Mapping[str, Any]) -> str:
+def _conditions_text(statement: Mapping[str, Any]) -> str:
     """The guarantee's further conditions on both neighbours, as worded in the statement."""
     conditions = statement.get("conditions") or ()
     return f", among {' and '.join(conditions)}" if conditions else ""

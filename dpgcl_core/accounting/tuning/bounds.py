@@ -95,17 +95,19 @@ def _shift(profile: PrivacyProfile, law: TrialCountLaw) -> float:
 
 
 def pointwise_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> float:
-    """Return ε of the best of K at `delta` by a supremum at every outcome; it is valid for every law of K.
+    """Return an upper bound on ε, at `delta`, of releasing the best of K trials; it holds for every law of K.
 
-    With L the loss of one trial, β(t) = inf_ε' (e^ε' t + δ_Q(ε')) clipped at 1, and t ranging over [0, 1],
+    P and Q are the distributions of one trial's score on two neighbouring data sets, δ_Q their privacy
+    profile, L the privacy loss, f(x) = E[x^K] and A the release of the best. With
+    β(t) = inf_ε' (e^ε' t + δ_Q(ε')), at most 1, and t ranging over [0, 1],
       δ_A(ε) ≤ E[ sup_t (f'(1 − t) − e^(ε−L) f'(1 − β(t)))₊ ].
 
-    Proof sketch. With t = P(> y), Q(> y) ≤ β(t) and f' is increasing, so the integrand at y is at most the
-    supremum. The right side is an f-divergence of (P, Q), which grows when the pair is replaced by a
-    dominating one, here the discretised PLD. ∎
+    Proof sketch. With t = P(> y) for a score y, Q(> y) ≤ β(t) and f' is increasing, so the integrand at y is
+    at most the supremum. The right side is an f-divergence of (P, Q), which grows when the pair is replaced
+    by a dominating one, here the discretised PLD. ∎
 
-    Rounding: [0, 1] is cut into cells; f'(1 − t) is evaluated at a cell's left end and f'(1 − β(t)) at its
-    right end, both outward. The upper envelope of these lines in e^(ε−L) is computed once.
+    Rounding: [0, 1] is cut into cells. Evaluating f'(1 − t) at a cell's left end and f'(1 − β(t)) at its
+    right end can only raise the bound. The upper envelope of these lines in e^(ε−L) is computed once.
     """
     gains, prices = _envelope(profile, law)
     divergences = [_divergence(loss, gains, prices, law.mean) for loss in (profile.remove, profile.add)]

@@ -64,8 +64,8 @@ def cost_of(
     Args:
       release: the sweep's mode, and the parameters of a sealed sweep.
       trials: all trials of an open sweep, or the equally probable candidates of a sealed sweep.
-      draws: the counts of draws by trial name, for open sweeps' trials that drew more than planned.
-      max_trials: the number at which the law of a sealed sweep's trials is cut off.
+      draws: the charged steps by trial name, for trials of an open sweep that drew more steps than planned.
+      max_trials: the largest number of trials that a sealed sweep can draw.
       delta: δ; the smallest δ of the trials by default.
     """
     proven = [trial for trial in trials if is_proven(trial)]
@@ -75,9 +75,9 @@ def cost_of(
     try:
         if release.mode == OPEN:
             return _open_cost(proven, draws or {}, delta)
-        relation = proven[0].config.mechanism.neighboring_relation  # plain events, all of them
+        relation = proven[0].config.mechanism.neighboring_relation  # the same for every candidate
         return replace(_sealed_cost(release, proven, delta, max_trials), neighboring_relation=relation)
-    except ConfigError as error:  # too much for a finite ε: the statement reports it
+    except ConfigError as error:  # no finite ε covers the sweep: the statement says why
         worst = max(trial.config.epsilon() for trial in proven)
         return not_accounted(release.mode, reason=str(error).rstrip("."), delta=delta, training_epsilon=worst)
 

@@ -70,9 +70,9 @@ def conclude(
 def _state(
     sweep: PreparedSweep, trials: SweepTrials, mlflow: MlflowListener
 ) -> tuple[PrivacyStatement | None, bool]:
-    """Write, log and print the privacy statement, with the steps that restarts repeated.
+    """Write, log and print the privacy statement, which counts the steps that restarts repeated.
 
-    The statement comes before the figure, which quotes its tuning cost.
+    The sweep's figure is drawn afterwards, because it quotes the tuning cost of the statement.
     """
     statement, plan, folder = None, sweep.plan, sweep.folder
     try:
