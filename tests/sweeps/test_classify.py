@@ -76,7 +76,7 @@ def test_sealed_sweep_selects_by_the_classifiers_accuracy_unless_told() -> None:
 
 
 def test_another_method_is_refused() -> None:
-    with pytest.raises(ConfigError, match="this sweep trains dp_classifier; got dp_gcl"):
+    with pytest.raises(ConfigError, match="--method must be dp_classifier; got dp_gcl"):
         options("--method", "dp_gcl")
 
 
@@ -84,7 +84,7 @@ def test_missing_labels_are_named_with_the_columns_there_are(tmp_path: Path) -> 
     images = [encoded(noise(8, 8, seed=seed)) for seed in range(60)]
     name = write_parquet(tmp_path, image=images, patient=list(range(60)), cls=list(range(60)))
     chosen = options("--dataset", name, "--no-ledger", *SMALL)
-    with pytest.raises(ConfigError, match="give a column named `label`; found cls, image, patient"):
+    with pytest.raises(ConfigError, match="Add a column named `label`; found cls, image, patient"):
         plan_of("classify", chosen, [Point(label="head", changes={"epsilon": 3.0})])
 
 

@@ -118,7 +118,7 @@ def test_architecture_is_given_with_its_own_weights() -> None:
 
 
 def test_architecture_is_given_once_for_the_figure_names_it() -> None:
-    with pytest.raises(ConfigError, match="given once"):
+    with pytest.raises(ConfigError, match="must have different names"):
         architectures.points(networks("--networks", "clip-tiny", "clip-tiny=/models/tiny"))
 
 

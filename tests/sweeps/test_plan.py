@@ -204,7 +204,7 @@ def test_private_data_refuse_plain_noise_before_they_are_read(
 
 
 def test_word_for_a_network_of_this_package_is_refused(refusal: Callable[..., str]) -> None:
-    assert "small_cnn is this package's: leave it out" in refusal(
+    assert "got small_cnn, which is this package's. Leave it out" in refusal(
         "--dataset", "digits", "--mixes-no-records", "--network", "small_cnn"
     )
 

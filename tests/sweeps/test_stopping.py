@@ -179,7 +179,7 @@ def test_what_a_sweep_may_not_be_ended_by_is_refused(changes: dict[str, Any], sa
 def test_early_stopping_needs_a_score_that_may_be_seen(refusal: Callable[..., str], own: str) -> None:
     private = ("--dataset", own, "--no-ledger", "--num-records-public", "40", "--group-sizes", "2")
     small = ("--expected-batch-size", "20", *QUICK, *private)
-    assert "--evaluate-on a public data set" in refusal(*small, "--early-stopping", "asha")
+    assert "Set --evaluate-on to a public data set" in refusal(*small, "--early-stopping", "asha")
 
 
 @pytest.fixture(scope="module")
