@@ -82,14 +82,14 @@ def masked(address: str) -> str:
     """
     match = _SCHEME.fullmatch(address)
     if match is None:
-        return _without_scheme(address)
+        return _mask_without_scheme(address)
     scheme, body = match[1], match[2]
     if scheme.lower() in _OWN_FILES:
-        return f"{scheme}:{_without_scheme(body) if body.startswith(('/', '.', '~')) else masked(body)}"
+        return f"{scheme}:{_mask_without_scheme(body) if body.startswith(('/', '.', '~')) else masked(body)}"
     if not body.startswith("//"):
         is_port = body.isascii() and body.isdecimal() and len(body) <= 5  # host:port
         return address if is_port else f"{scheme}:{HIDDEN}"
-    return f"{scheme}://{_behind_slashes(scheme.lower().partition('+')[0], body[2:])}"
+    return f"{scheme}://{_mask_after_slashes(scheme.lower().partition('+')[0], body[2:])}"
 
 
 def masked_text(text: str) -> str:
@@ -142,8 +142,8 @@ def text_of_error(error: BaseException, address: str, part: str | None = None) -
 def hide_arguments() -> bool:
     """Overwrite the secrets in the command line that other users see (`ps`); return whether there were any.
 
-    It works if the kernel reports the address of the arguments (Linux). The shell's history, and anyone who
-    looked before, still have the secrets. `sys.argv` does not change.
+    It works if the kernel reports the memory address of the arguments (Linux). The shell's history, and
+    anyone who ran `ps` before, still have the secrets. `sys.argv` does not change.
     """
     secrets = [secret for argument in sys.argv[1:] if (secret := _secret_argument(argument))]
     with suppress(OSError, ValueError, IndexError):
@@ -152,7 +152,8 @@ def hide_arguments() -> bool:
     return bool(secrets)
 
 
-def _without_scheme(text: str) -> str:
+def _mask_without_scheme(text: str) -> str:
+    """Return a path, or another address without a scheme, masked."""
     if text.startswith(("/", "./", "../", "~")):
         hides = bool(re.search(r":[^/]*@|://", text) or _KEY_AND_VALUE.search(text))
     else:
@@ -160,10 +161,11 @@ def _without_scheme(text: str) -> str:
     return HIDDEN if hides else text
 
 
-def _behind_slashes(backend: str, body: str) -> str:
+def _mask_after_slashes(backend: str, body: str) -> str:
+    """Return the part of a URL that follows `://`, masked."""
     if backend in _FILES and body.startswith("/"):
         path, mark, query = body.partition("?")
-        return _without_scheme(path) + (mark and "?" + _query(query))
+        return _mask_without_scheme(path) + (mark and "?" + _mask_query(query))
     end = next((i for i, character in enumerate(body) if character in "/?#\\"), len(body))
     authority, tail = body[:end], body[end:]
     user, at, hosts = authority.rpartition("@")
@@ -174,22 +176,22 @@ def _behind_slashes(backend: str, body: str) -> str:
     if re.search(r"[=;&:\\\s]", unquote(unquote(path))):
         path = f"/{HIDDEN}"
     return (
-        (_user(user, is_database=backend in _DATABASES) if at else "")
+        (_mask_user(user, is_database=backend in _DATABASES) if at else "")
         + hosts
         + path
-        + (mark and "?" + _query(query))
+        + (mark and "?" + _mask_query(query))
         + (fragment and fragment + HIDDEN)
     )
 
 
-def _user(user: str, *, is_database: bool) -> str:
+def _mask_user(user: str, *, is_database: bool) -> str:
     name, colon, _ = user.partition(":")
     if not is_database or not _USER.fullmatch(name):
         return f"{HIDDEN}@"
     return f"{name}{colon}{HIDDEN if colon else ''}@"
 
 
-def _query(query: str) -> str:
+def _mask_query(query: str) -> str:
     def mask_parameter(parameter: str) -> str:
         name, equals, value = parameter.partition("=")
         key, text = name.lower(), unquote(value)
@@ -206,7 +208,7 @@ _DELIMITERS = re.compile(r"[/@:?#%&=;,\s\\'\"]+")
 
 
 def _hidden_pieces(address: str) -> set[str]:
-    """Return every part of an address, as written and decoded, that its masked form does not show."""
+    """Return every part of an address, as written and URL-decoded, that its masked form does not show."""
     visible_pieces = set(_DELIMITERS.split(masked(address)))
     known = {"", *visible_pieces, *_NAMED, *_HARMLESS}
     return {
@@ -223,6 +225,7 @@ def _occurs(piece: str, text: str) -> bool:
 
 
 def _secret_argument(argument: str) -> str:
+    """Return the value of a command-line argument if it contains a secret, else ""."""
     value = argument.partition("=")[2] if argument.startswith("--") else argument
     if _PLAIN_PATH.fullmatch(value):
         return ""
@@ -231,6 +234,7 @@ def _secret_argument(argument: str) -> str:
 
 
 def _overwrite(secrets: list[str]) -> None:
+    """Overwrite the secrets with asterisks in the memory that `/proc/self/cmdline` shows (Linux)."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, 48 and 49 in proc(5)
     command_line = Path("/proc/self/cmdline").read_bytes()

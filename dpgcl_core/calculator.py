@@ -158,13 +158,13 @@ def tuning_command(
         )
     else:
         mean = _required(mode, mean_trials=mean_trials)
-        counts = _law(law or "tnb", mean, eta, max_trials)
-        tuning_cost = cost.sealed_cost([candidate], law=counts, delta=delta, bound=bound or "profile")
+        trial_law = _law(law or "tnb", mean, eta, max_trials)
+        tuning_cost = cost.sealed_cost([candidate], law=trial_law, delta=delta, bound=bound or "profile")
     return _print(tuning_cost.as_dict(), delta, as_json=json)
 
 
 def _law(name: str, mean: float, eta: float | None, cap: int | None) -> laws.TrialCountLaw:
-    """Return the law of K that the options name."""
+    """Return the law of the number of trials K from its name and parameters."""
     if name != "tnb" and eta is not None:
         raise ConfigError(f"--eta applies only to --law tnb; got --law {name}")
     if name == "binomial":
@@ -182,6 +182,7 @@ def _law(name: str, mean: float, eta: float | None, cap: int | None) -> laws.Tri
 def _checked_steps(
     sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float
 ) -> dict[str, Any]:
+    """Return the values of a training's steps by name, or raise ConfigError if one is out of range."""
     from dpgcl_core.accounting.composition import check_delta_range
     from dpgcl_core.accounting.tuning.cost import TrialClass
 
@@ -191,6 +192,7 @@ def _checked_steps(
 
 
 def _required(mode: str, **option: Any) -> Any:
+    """Return the value of the one `option`, or raise ConfigError if it is None."""
     ((name, value),) = option.items()
     if value is None:
         raise ConfigError(f"--mode {mode} needs --{name.replace('_', '-')}")
@@ -206,7 +208,7 @@ def _print(result: Mapping[str, Any], delta: float, *, as_json: bool) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0.
+    """Run the command that the arguments name; return 0.
 
     Raises:
       ConfigError: an option is unknown, missing or out of range.

@@ -42,13 +42,13 @@ def run_command(
       prog: the command's name in `--help`.
       description: the description in `--help`; by default the function's docstring.
       arguments: the command line without the program's name; None for this process's own.
-      removals: a function from an option or subcommand of earlier versions to a text that follows "was": the
-        version that removed it and its replacement. It returns None for any other option or subcommand.
+      removals: a function from an option or subcommand to the error's text after "NAME was", such as the
+        version that removed it and its replacement; None if it was not removed.
 
     Raises:
       ConfigError: an option or subcommand is unknown, removed or missing, or a value has the wrong type.
     """
-    import tyro  # here: only command lines need it
+    import tyro  # imported here, since only command lines need it
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     _refuse_unknown(command, words, removals)
@@ -65,7 +65,7 @@ def run_command(
             if isinstance(command, type):
                 return call
     _refuse_addresses(call.keywords)
-    return call()  # outside the block above: the command's own lines on stderr stay unchanged
+    return call()  # outside `errors_in_one_line`, which captures stderr
 
 
 def _refuse_addresses(values: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ def _refuse_addresses(values: Mapping[str, Any]) -> None:
 
 def _deferred(command: Command) -> Callable[..., Callable[[], Any]]:
     """Return a function of the same signature that only binds its arguments; return a class unchanged."""
-    if isinstance(command, type):  # the class checks its options while they are read
+    if isinstance(command, type):  # its constructor raises for invalid options while tyro reads them
         return command
 
     @functools.wraps(command)
@@ -103,21 +103,22 @@ def options_of(command: Command) -> list[str]:
 def _refuse_unknown(
     command: Command | Mapping[str, Command], arguments: Sequence[str], removals: Callable[[str], str | None]
 ) -> None:
+    """Raise ConfigError for an option or subcommand that is unknown or removed."""
     if isinstance(command, Mapping):
         if not arguments or arguments[0].startswith("-"):
-            return  # tyro requests a subcommand, or prints its help
-        if line := removals(arguments[0]):
-            raise ConfigError(f"{arguments[0]} was {line}")
+            return  # tyro reports the missing subcommand, or prints its help
+        if removal := removals(arguments[0]):
+            raise ConfigError(f"{arguments[0]} was {removal}")
         if arguments[0] not in command:
             raise ConfigError(unknown_choice("command", arguments[0], command))
         command = command[arguments[0]]
     valid = options_of(command)
-    flags = {f"--no-{name[2:]}" for name in valid}
+    negations = {f"--no-{name[2:]}" for name in valid}
     for argument in arguments:
         name = argument.split("=")[0].replace("_", "-")
-        if name.startswith("-") and (line := removals(name)):
-            raise ConfigError(f"{name} was {line}")
-        if name.startswith("--") and name not in {*valid, *flags, "--help"}:
+        if name.startswith("-") and (removal := removals(name)):
+            raise ConfigError(f"{name} was {removal}")
+        if name.startswith("--") and name not in {*valid, *negations, "--help"}:
             raise ConfigError(unknown_choice("option", name, valid))
 
 
@@ -140,7 +141,7 @@ def errors_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def help_in_columns(arguments: Sequence[str]) -> Iterator[None]:
-    """Wrap tyro's help at the terminal's width, or at 100 columns, and do not wrap its errors.
+    """Wrap tyro's help at the terminal's width (100 without a terminal), and do not wrap its errors.
 
     Args:
       arguments: the command line, which may contain `--help`.
@@ -200,7 +201,7 @@ def in_flags(message: str, flags: Mapping[str, str]) -> str:
     Args:
       message: an error's message.
       flags: the flags, by name of the option. A name of one word may be an ordinary word; it is replaced
-        only before "must".
+        only before "must", at the start of the message or after "; and".
 
     >>> in_flags("num_steps must be at least 1; got 0", {"num_steps": "--num-steps"})
     '--num-steps must be at least 1; got 0'
@@ -216,7 +217,7 @@ def in_flags(message: str, flags: Mapping[str, str]) -> str:
 
 
 def first_section(box: str) -> str:
-    """Return the first section of a box as one line.
+    """Return the first section of tyro's error box as one line.
 
     >>> first_section("╭ Error ─╮\\n│ Error parsing Sweep: a ≥ 1 │\\n│ ───── │\\n│ More help. │\\n╰───╯")
     'a ≥ 1'

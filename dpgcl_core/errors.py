@@ -69,7 +69,7 @@ class LedgerError(DpgclError):
 
 
 class LedgerMissing(LedgerError):  # noqa: N818 (the name describes the cause)
-    """There is no ledger at the address, or the data set is not registered in it."""
+    """There is no ledger at the path or URL, or the data set is not registered in it."""
 
 
 class BudgetExceeded(LedgerError):  # noqa: N818 (a refusal, not a fault)
@@ -81,7 +81,7 @@ class ExtraMissing(DpgclError, ImportError):  # noqa: N818 (the name describes t
 
 
 def require_extra(extra: str, *modules: str, needed_by: str) -> None:
-    """Check that the packages of an extra are installed, before a part that needs them is imported.
+    """Check that packages of an extra are installed, before a part that needs them is imported.
 
     Args:
       extra: the extra's name in `pyproject.toml`.
@@ -126,7 +126,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
     """Run `main` and exit with its code; bad input becomes one line on stderr and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):  # do not stop at a terminal without Greek letters
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters must not cause an error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if hide_arguments():
@@ -145,12 +145,12 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
             print(_details_hint(error.details_file), file=sys.stderr)
         show_on_a_terminal(error.details)
         sys.exit(2)
-    except KeyboardInterrupt:  # before the trials; during them, signals are handled elsewhere
+    except KeyboardInterrupt:  # only before a sweep's trials: during them, the sweep handles signals
         sys.exit(130)
     except BrokenPipeError:
         if not _is_unread(sys.stdout):  # a pipe other than the output's
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         if error.errno not in _FULL:

@@ -1,4 +1,4 @@
-"""The settings that a plan tries by default. They are here because `planning` loads the accountants."""
+"""The settings that a plan tries by default; they are apart from `planning`, which loads the accountants."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Workers(Protocol):
     count: int
 
     def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
-        """Give every worker the first worker's groups, with their mask."""
+        """Return the first worker's groups and their mask on every worker; others pass None."""
 
     def sum_at_first(self, values: Tensor) -> None:
         """Sum `values` over the workers into the first worker's tensor, in place."""
@@ -66,7 +66,7 @@ class DistributedWorkers:
         shared = torch.empty((num_groups, group_size + 1), dtype=torch.int64, device=self._device)
         if groups is not None:
             shared[:, :-1].copy_(torch.from_numpy(groups.rows))
-            shared[:, -1].copy_(torch.from_numpy(groups.complete))
+            shared[:, -1].copy_(torch.from_numpy(groups.complete))  # the mask, as the last column
         if num_groups:
             dist.broadcast(shared, src=0)
         found = shared.cpu().numpy()
@@ -80,15 +80,15 @@ class DistributedWorkers:
         self._in_place(values, dist.broadcast, src=0)
 
     def _in_place(self, values: Tensor, operation: Callable[..., object], **ranks: int) -> None:
-        """Join a collective operation on the backend's device: NCCL does not accept CPU tensors."""
-        there = values.to(self._device)
-        operation(there, **ranks)
-        if there is not values:
-            values.copy_(there)
+        """Run a collective operation on the backend's device: NCCL does not accept CPU tensors."""
+        device_values = values.to(self._device)
+        operation(device_values, **ranks)
+        if device_values is not values:
+            values.copy_(device_values)
 
 
 def current_workers() -> Workers:
-    """Return the workers of this process's process group, or a single one."""
+    """Return the workers of the current process group; one worker if there is none."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return DistributedWorkers()
     return SingleWorker()

@@ -29,7 +29,7 @@ _COARSE_GRID = 1e-3
 # dp_accounting logs the RDP orders that it omitted, through absl: omitting them is safe, and needs no action.
 logging.getLogger("absl").setLevel(logging.ERROR)
 MIN_NOISE_MULTIPLIER, _MAX_NOISE = 0.1, 1e5
-_GRIDS_IN_EPSILON = 500
+_CELLS_PER_EPSILON = 500
 CALIBRATION_TOLERANCE = 0.005
 
 
@@ -50,7 +50,9 @@ def poisson_gaussian_event(
 
 
 def epsilon_pld(event: dp_event.DpEvent, delta: float, *, grid: float = GRID) -> float:
-    """Return an upper bound on ε at `delta` by PLD; `inf` for a non-private event.
+    """Return an upper bound on ε at `delta`, by PLD, for adding or removing one record.
+
+    ε is `inf` for a non-private event. `grid` is the interval at which privacy losses are discretised.
 
     >>> event = poisson_gaussian_event(sampling_prob=0.01, noise_multiplier=1.0, num_steps=1000)
     >>> round(epsilon_pld(event, 1e-5), 3)
@@ -71,12 +73,13 @@ def epsilon_of_steps(
 
 
 def epsilon_rdp(event: dp_event.DpEvent, delta: float) -> float:
-    """Return an upper bound on ε at `delta` by RDP with dp_accounting's default orders."""
+    """Return an upper bound on ε at `delta`, by RDP at default orders, for adding or removing one record."""
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     return _epsilon(accountant, event, delta)
 
 
 def _epsilon(accountant: PLDAccountant | RdpAccountant, event: dp_event.DpEvent, delta: float) -> float:
+    """Return ε of the event at `delta` by the accountant; `inf` for a non-private event."""
     if isinstance(event, dp_event.NonPrivateDpEvent):
         return math.inf
     with warnings.catch_warnings():
@@ -92,7 +95,7 @@ def _epsilon(accountant: PLDAccountant | RdpAccountant, event: dp_event.DpEvent,
 
 
 def epsilon_prv(*, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:
-    """Return ε at `delta` by Opacus' PRV accountant (upper end of its error interval).
+    """Return ε of Poisson-subsampled Gaussian steps by Opacus' PRV accountant: its upper bound on ε.
 
     Return `nan` if PRV's error control fails, as it does for some very large or very small ε.
 
@@ -119,8 +122,8 @@ class Calibration:
     """A noise multiplier and its verified ε.
 
     Attributes:
-      noise_multiplier: σ.
-      epsilon: ε of σ by PLD; at most the target, and within `CALIBRATION_TOLERANCE` of the target.
+      noise_multiplier: σ = noise std / sensitivity.
+      epsilon: ε of σ by PLD; at most the target, and within the relative `CALIBRATION_TOLERANCE` of it.
     """
 
     noise_multiplier: float
@@ -137,9 +140,10 @@ def calibrate_noise_multiplier(
 ) -> Calibration:
     """Search for the smallest noise multiplier that meets (target_epsilon, target_delta) by PLD.
 
-    The returned ε is computed with the grid of record and never exceeds the target. A cached σ saves the
-    search but not the check: it is verified again, so a damaged cache cannot weaken a guarantee. A coarser
-    grid only decides that an ε is far above a small target, never that an ε is within the target.
+    The returned ε never exceeds the target. It is computed on the PLD grid `GRID`, or on a finer grid for a
+    target below 0.05. Coarser grids serve to reject a σ, never to accept one. With `cache_folder`, a σ that
+    an earlier call stored there saves the search. Its ε is computed again, so a damaged cache cannot weaken
+    the guarantee.
 
     Raises:
       ConfigError: the target is not positive, or no σ in [0.1, 1e5] meets it; the message then names the
@@ -148,7 +152,7 @@ def calibrate_noise_multiplier(
     check_target(target_epsilon)
 
     def epsilon(noise: float, grid: float = GRID) -> float:
-        fine = min(grid, target_epsilon / _GRIDS_IN_EPSILON)
+        finest_grid = min(grid, target_epsilon / _CELLS_PER_EPSILON)
         while True:
             epsilon_on_grid = epsilon_of_steps(
                 sampling_prob=sampling_prob,
@@ -157,19 +161,19 @@ def calibrate_noise_multiplier(
                 delta=target_delta,
                 grid=grid,
             )
-            if grid <= fine or epsilon_on_grid > _GRIDS_IN_EPSILON * grid:
+            if grid <= finest_grid or epsilon_on_grid > _CELLS_PER_EPSILON * grid:
                 return epsilon_on_grid
-            grid = max(grid / 10, fine)
+            grid = max(grid / 10, finest_grid)
 
-    low_enough = target_epsilon * (1 - CALIBRATION_TOLERANCE)
+    min_epsilon = target_epsilon * (1 - CALIBRATION_TOLERANCE)
     path = _cache_path(cache_folder, sampling_prob, num_steps, target_epsilon, target_delta)
     cached = _read_cached(path)
-    if cached is not None and low_enough <= (best_epsilon := epsilon(cached)) <= target_epsilon:
+    if cached is not None and min_epsilon <= (best_epsilon := epsilon(cached)) <= target_epsilon:
         return Calibration(noise_multiplier=cached, epsilon=best_epsilon)
     for grid in (_COARSE_GRID, GRID):
-        noise = search_noise_multiplier(partial(epsilon, grid=grid), low_enough, target_epsilon)
+        noise = search_noise_multiplier(partial(epsilon, grid=grid), min_epsilon, target_epsilon)
         best_epsilon = epsilon(noise)
-        if low_enough <= best_epsilon <= target_epsilon:
+        if min_epsilon <= best_epsilon <= target_epsilon:
             break
     if best_epsilon > target_epsilon:
         raise ConfigError(
@@ -181,7 +185,17 @@ def calibrate_noise_multiplier(
 
 
 def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high: float) -> float:
-    """Return a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
+    """Return a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ.
+
+    If ε(σ) jumps over that half, ε of the returned σ is below it.
+
+    Args:
+      epsilon: ε(σ), a decreasing function.
+      low, high: the range of ε.
+
+    Raises:
+      ConfigError: no σ up to 1e5 has ε(σ) ≤ `high`, or σ = 0.1 already has.
+    """
     small = large = 1.0
     while (best_epsilon := epsilon(large)) > high:
         small, large = large, large * 2
@@ -191,7 +205,7 @@ def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high:
                 f"smallest epsilon reachable is {best_epsilon:.3g}, at noise_multiplier = {small:g}. Raise "
                 "target_epsilon to at least that value, take fewer steps or lower sampling_prob"
             )
-    while epsilon(small) <= high:  # in small steps: accounting is slow for small noise
+    while epsilon(small) <= high:  # divide by only 1.5: accounting is slow for small noise
         if small <= MIN_NOISE_MULTIPLIER:
             raise ConfigError(
                 f"target_epsilon = {high:g} is met even by noise_multiplier = {MIN_NOISE_MULTIPLIER}: "
@@ -202,7 +216,7 @@ def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high:
     while True:
         noise = math.sqrt(small * large)
         value = epsilon(noise)
-        if middle <= value <= high or large / small < 1 + 1e-5:  # ε jumps to 0 where δ suffices
+        if middle <= value <= high or large / small < 1 + 1e-5:  # ε jumps to 0 where δ alone is enough
             return noise if value <= high else large
         small, large = (noise, large) if value > high else (small, noise)
 
@@ -215,6 +229,7 @@ def _cache_path(folder: Path | None, *key: float) -> Path | None:
 
 
 def _read_cached(path: Path | None) -> float | None:
+    """Return the stored noise multiplier; None if the file is missing or invalid."""
     if path is None or not path.is_file():
         return None
     try:

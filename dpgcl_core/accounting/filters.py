@@ -51,8 +51,8 @@ from dpgcl_core.sampling.poisson import PoissonSampler
 
 # More than dp_accounting's own orders: caps below ε = 0.02 need them.
 FILTER_ORDERS: tuple[float, ...] = (*DEFAULT_RDP_ORDERS, 2048.0, 4096.0, 8192.0)
-# A cap's order is fitted to these steps if the future steps are not known. With only the plain Gaussian, the
-# chosen order would make a subsampled Gaussian of little noise cost fifty times more than necessary.
+# The (q, σ) that a cap's order is fitted to if no planned steps are known. Fitted to the plain Gaussian
+# (q = 1) only, the order would make a subsampled Gaussian of little noise cost fifty times the necessary RDP.
 _TYPICAL_STEPS = ((1.0, 1.0), (0.01, 1.0), (0.04, 1.0), (0.01, 0.6), (0.1, 2.0))
 # Every cost is increased by this fraction, so that a sum of up to a million rounded costs is never too small.
 _ROUNDING = 1e-10
@@ -60,7 +60,7 @@ _ROUNDING = 1e-10
 
 @dataclass(frozen=True)
 class StepClass:
-    """Steps of the same cost: Gaussian noise on Poisson samples.
+    """The parameters of a Poisson-subsampled Gaussian step; all steps of a class have the same cost.
 
     Attributes:
       sampling_prob: q, each record's probability of joining a step.
@@ -83,7 +83,7 @@ class StepClass:
 
     @property
     def text(self) -> str:
-        """The class in words.
+        """The class as text for messages.
 
         >>> StepClass(0.01, 1.0).text
         'q = 0.01, σ = 1'
@@ -92,7 +92,7 @@ class StepClass:
 
 
 def composed_event(steps: Mapping[StepClass, int]) -> dp_event.DpEvent:
-    """Return the event of these numbers of steps of every class, fixed in advance.
+    """Return the composed event of `steps`: the number of steps of every class, fixed in advance.
 
     Raises:
       ConfigError: a number of steps is not a whole number of at least 0.
@@ -115,8 +115,8 @@ class RdpFilter:
 
     Attributes:
       target_epsilon, target_delta: the cap, passed as `epsilon` and `delta`.
-      order: α > 1, fixed with the cap. The default is a compromise for typical steps, which may admit only a
-        third of what the best order would admit; `for_steps` fits the order to the planned steps.
+      order: α > 1, fixed together with the cap. The default is a compromise for typical steps: it may admit
+        only a third of the steps that the best order would. `for_steps` fits the order to planned steps.
       rdp_budget: B, the largest RDP at `order` that converts to (epsilon, delta); rounded down.
 
     Raises:
@@ -154,8 +154,9 @@ class RdpFilter:
     def for_steps(cls, epsilon: float, delta: float, step_classes: Iterable[StepClass]) -> RdpFilter:
         """Return the filter whose order admits the most steps of the planned classes.
 
-        For several classes the order maximises the smallest ratio, over the classes, of the admitted steps to
-        those under the class's own best order. The choice depends on no outputs, and is fixed with the cap.
+        For each class, take the ratio of the steps that an order admits to the steps that the class's own
+        best order admits. The returned order has the largest minimum of this ratio over the classes. It
+        depends on no training's output.
 
         >>> RdpFilter.for_steps(8.0, 1e-5, [StepClass(0.01, 1.0)]).order
         3.7
@@ -164,14 +165,15 @@ class RdpFilter:
         return cls(epsilon, delta, _fitted_order(epsilon, delta, tuple(step_classes)))
 
     def cost(self, step_class: StepClass, num_steps: int) -> float:
-        """Return the RDP of `num_steps` steps at the order, rounded up; `inf` on overflow."""
+        """Return the RDP of `num_steps` steps at the filter's order, rounded up; `inf` on overflow."""
         rdp_per_step = _rdp_of_step(step_class, self.order)
         return rdp_per_step * _checked_steps(num_steps) * (1 + _ROUNDING) if num_steps else 0.0
 
     def total_cost(self, steps: Mapping[StepClass, int]) -> float:
-        """Return the summed cost of these numbers of executed or reserved steps, by class.
+        """Return the summed cost of `steps`, the numbers of executed or reserved steps by class.
 
-        Compute it from the counts after every settlement, so that rounding does not accumulate.
+        After every settlement, call it with the new counts instead of adding single costs, whose rounding
+        would accumulate.
         """
         return math.fsum(self.cost(step_class, num_steps) for step_class, num_steps in steps.items())
 
@@ -189,7 +191,7 @@ class RdpFilter:
         return Fraction(charged_rdp) + Fraction(cost) <= Fraction(self.rdp_budget)
 
     def epsilon(self, rdp: float) -> float:
-        """Return ε at `target_delta` of a sum of costs, for information only: the guarantee is the cap."""
+        """Return ε at `target_delta` of a total cost `rdp`, for information: the guarantee is the cap."""
         if not rdp >= 0:
             raise ConfigError(f"rdp must be a number of at least 0; got {rdp}")
         return math.inf if math.isinf(rdp) else _epsilon_at(self.order, rdp, self.target_delta)
@@ -267,6 +269,7 @@ def _rdp_within(epsilon: float, delta: float, order: float) -> float:
 
 
 def _fitted_order(epsilon: float, delta: float, step_classes: tuple[StepClass, ...]) -> float:
+    """Return the order that maximises the smallest ratio over the classes; see `RdpFilter.for_steps`."""
     if not step_classes:
         raise ConfigError("step_classes must contain at least one class of steps; got none")
     budgets = np.array([_rdp_within(epsilon, delta, order) for order in FILTER_ORDERS])
@@ -281,15 +284,16 @@ def _epsilon_at(order: float, rdp: float, delta: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _rdp_of_step(step_class: StepClass, order: float) -> float:
-    return float(_rdp_of_steps(step_class, (order,))[0])
+    return float(_rdp_at_orders(step_class, (order,))[0])
 
 
 @lru_cache(maxsize=64)
 def _rdp_at_all_orders(step_class: StepClass) -> NDArray[np.float64]:
-    return _rdp_of_steps(step_class, FILTER_ORDERS)
+    return _rdp_at_orders(step_class, FILTER_ORDERS)
 
 
-def _rdp_of_steps(step_class: StepClass, orders: tuple[float, ...]) -> NDArray[np.float64]:
+def _rdp_at_orders(step_class: StepClass, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """Return the RDP of one step at each order `[orders]`."""
     accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

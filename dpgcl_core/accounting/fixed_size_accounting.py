@@ -53,7 +53,7 @@ class FixedSizeGaussians:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
 
     def event(self) -> dp_event.DpEvent:
-        """Return one event per step, with all the step's mechanisms inside."""
+        """Return the event of all steps; the event of each step contains all its mechanisms."""
         if self.noise_multiplier == 0:
             return dp_event.NonPrivateDpEvent()
         gaussians = [dp_event.GaussianDpEvent(self.noise_multiplier)] * self.num_mechanisms
@@ -92,11 +92,11 @@ def calibrate_fixed_size(
     target_delta: float,
     num_mechanisms: int,
 ) -> FixedSizeGaussians:
-    """Search for the smallest noise that meets (target_epsilon, target_delta) by RDP, replacing a record.
+    """Search for the smallest noise that meets the target (ε, δ) by RDP, for replacing one record.
 
     Args:
-      num_records, batch_size, num_steps, num_mechanisms: as in `FixedSizeGaussians`.
-      target_epsilon, target_delta: the target; never exceeded, and met within `CALIBRATION_TOLERANCE`.
+      num_records, batch_size, num_steps, num_mechanisms: fields of the returned `FixedSizeGaussians`.
+      target_epsilon, target_delta: the target; never exceeded, and met up to `CALIBRATION_TOLERANCE` of ε.
 
     Raises:
       ConfigError: the target is not positive, or no noise multiplier in [0.1, 1e5] meets it.

@@ -29,12 +29,14 @@ from dpgcl_core.sampling.truncated import TruncatedPoissonSampler
 
 
 def added_delta(*, num_records_public: int, sampling_prob: float, batch_cap: int, num_steps: int) -> float:
-    """Return T·p, the part of δ that plain Poisson accounting of all steps omits (see the module).
+    """Return T·p, the δ of full batches, which accounting as plain Poisson sampling omits.
+
+    p = P[Bin(n, q) ≥ cap] bounds the probability that a batch is full; see the module for the proof.
 
     Args:
       num_records_public: n, a public number that the true number of records does not exceed.
-      sampling_prob: q.
-      batch_cap: the cap.
+      sampling_prob: q, each record's probability of joining a step.
+      batch_cap: the largest number of records in a batch.
       num_steps: T.
 
     Raises:

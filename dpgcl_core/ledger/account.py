@@ -18,12 +18,12 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.mechanism.numbers import check_delta
 
 MOST_TRAININGS = 1 << 20
-"""The largest number of trainings that is counted."""
+"""From this number on, `num_admitted` searches no further doubling: it may return too small a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTraining:
-    """The charge for one training, which a driver reserves before it starts a worker.
+    """The charge for one training, reserved before a worker of the training starts.
 
     Attributes:
       label: the trial's name; unique in the data set, so a trial cannot be started twice.
@@ -43,12 +43,12 @@ class Reservation:
     """Steps of one training, charged before the first of them is drawn.
 
     Attributes:
-      ledger_id, number: the ledger and the entry that reserved the first steps.
+      ledger_id, number: the ledger, and the number of the entry that reserved the first steps.
       dataset_id: the data set whose budget is charged.
       label: the trial's name, unique in the data set.
       step_class: sampling probability and noise multiplier of every step.
       num_steps: number of reserved steps, extensions included.
-      num_steps_executed: number of executed steps as settled; None while the training may still draw.
+      num_steps_executed: number of executed steps as settled; None while steps may still be drawn.
     """
 
     ledger_id: str
@@ -70,11 +70,11 @@ class SealedReservation:
     """The one charge of a sealed sweep; never settled, never refunded.
 
     Attributes:
-      ledger_id, number: the ledger and the entry.
+      ledger_id, number: the ledger, and the number of the entry.
       dataset_id: the data set whose budget is charged.
       label: the sweep's name, unique in the data set.
-      epsilon, delta: the stated tuned bound.
-      rdp: the tuned release's RDP at the filter's order, or None if (epsilon, delta) itself is charged.
+      epsilon, delta: the bound on the whole sweep, tuning included.
+      rdp: RDP of the sweep's release at the filter's order, or None if (epsilon, delta) itself is charged.
     """
 
     ledger_id: str
@@ -88,7 +88,7 @@ class SealedReservation:
 
 @dataclass(kw_only=True)
 class Account:
-    """One data set: its registration, and everything charged to it.
+    """One data set's account: its registration, and everything charged to it.
 
     *Lost rows.* If `lose` states that rows of the data set are lost, everything that these rows may have
     admitted is charged, and no reservation that is known at that time is refunded any more.
@@ -148,7 +148,7 @@ class Account:
         return self._steps
 
     def sealed_spent(self) -> tuple[Fraction, Fraction]:
-        """Return the exact sums of ε and δ of the sealed sweeps charged by basic composition."""
+        """Return the exact sums of ε and δ charged by basic composition: sealed sweeps, and lost rows."""
         basic = [s for s in self.sealed.values() if s.rdp is None]
         return (
             sum((Fraction(s.epsilon) for s in basic), self._lost_sealed[0]),
@@ -156,7 +156,9 @@ class Account:
         )
 
     def rdp_spent(self) -> float:
-        """Return the RDP charged at the filter's order, rounded up (RDP filter only)."""
+        """Return the RDP charged at the filter's order, rounded up (RDP filter only).
+
+        The charge for lost rows covers everything charged before; only later charges are added to it."""
         steps = {each: num - self._covered_steps[each] for each, num in self._steps.items()}
         of_steps = self.cap.rdp_filter().total_cost(steps)
         curves = [
@@ -169,7 +171,7 @@ class Account:
         """Charge the whole cap `num_budgets` times for lost rows; see the class.
 
         Args:
-          num_budgets: the lost ledger's number of budgets.
+          num_budgets: how many times the whole cap the lost ledger may have charged.
           on_top: whether to add this amount to the existing charge, instead of raising the charge to it.
           close: whether to refuse all further charges, whatever the cap.
         """
@@ -215,7 +217,7 @@ class Account:
                 )
 
     def is_within(self, cap: Cap) -> bool:
-        """Return whether the charge is within a cap; overrun reservations and lost rows may exceed it."""
+        """Return whether the charge is within a cap; overrun reservations and lost rows may exceed a cap."""
         budget, steps = cap.filter(), self.steps()
         sealed_epsilon, sealed_delta = self.sealed_spent()
         if sealed_epsilon > cap.sealed_epsilon or sealed_delta > cap.sealed_delta:
@@ -235,15 +237,15 @@ class Account:
             )
 
     def admit_all(self, planned: Sequence[PlannedTraining]) -> None:
-        """Raise BudgetExceeded unless the filter admits all planned trainings together."""
-        trial = copy.copy(self)
-        trial.reservations, trial._steps, trial._labels = {}, Counter(self._steps), set(self._labels)
-        for place, training in enumerate(planned):
+        """Raise BudgetExceeded unless the filter admits all planned trainings together; charge nothing."""
+        draft = copy.copy(self)
+        draft.reservations, draft._steps, draft._labels = {}, Counter(self._steps), set(self._labels)
+        for number, training in enumerate(planned):
             if training.delta is not None:
                 check_delta(training.delta, self.num_records_public)
-            trial.check_label(training.label)
+            draft.check_label(training.label)
             try:
-                trial.admit_steps(training.step_class, training.num_steps)
+                draft.admit_steps(training.step_class, training.num_steps)
             except BudgetExceeded:
                 if len(planned) == 1 or self.closed or isinstance(budget := self.cap.filter(), QuotaFilter):
                     raise
@@ -251,10 +253,10 @@ class Account:
                 raise BudgetExceeded(
                     self._rdp_message(budget, f"{len(planned)} more trainings", rdp)
                 ) from None
-            trial.charge(
+            draft.charge(
                 Reservation(
                     ledger_id="",
-                    number=place,
+                    number=number,
                     dataset_id=self.dataset_id,
                     label=training.label,
                     step_class=training.step_class,
@@ -278,7 +280,7 @@ class Account:
             raise BudgetExceeded(self._rdp_message(budget, steps, cost))
 
     def num_admitted(self, step_class: StepClass, num_steps: int) -> int:
-        """Return the largest number of trainings of `num_steps` steps that `admit_steps` admits."""
+        """Return how many trainings of `num_steps` steps would be admitted together; see `MOST_TRAININGS`."""
 
         def admits(number: int) -> bool:
             try:
@@ -355,7 +357,7 @@ class Account:
         )
 
     def _raise_text(self) -> str:
-        """Return the remedy if the whole cap is charged for lost rows, for the end of a refusal's message."""
+        """Return the end of a refusal's message: the remedy if lost rows are charged, "" otherwise."""
         if not self.num_losses:
             return ""
         if self.cap.quotas:

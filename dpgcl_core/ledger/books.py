@@ -50,7 +50,7 @@ class Books:
         )
 
     def has(self, head: Head) -> bool:
-        """Return whether these entries begin with all the entries that the head covers."""
+        """Return whether the ledger's first entries are those that the head covers."""
         return (
             head.ledger_id == self.ledger_id
             and head.num_entries <= len(self.hashes)
@@ -62,7 +62,7 @@ class Books:
 
         Args:
           head: a head known from outside the ledger.
-          source: the source of the head, for the message.
+          source: a name of the head's source, for the message.
 
         Raises:
           LedgerError: the head is another ledger's, the ledger's last rows are missing, or the ledger was
@@ -93,12 +93,12 @@ class Books:
     def was_used_since(self, account: Account, lost_head: Head) -> bool:
         """Return whether an account certainly has rows that the ledger of a lost head never had.
 
-        These are all rows from the lost head's number on, since they follow a different row.
+        These are all rows with at least the lost head's number: the chain up to there differs.
         """
         return lost_head.ledger_id != self.ledger_id or account.rows[-1] >= lost_head.num_entries
 
     def account(self, dataset_id: str) -> Account:
-        """Return the account, or raise LedgerError with the registered ids."""
+        """Return a data set's account; if there is none, raise LedgerError with the registered ids."""
         if dataset_id not in self.accounts:
             raise LedgerMissing(
                 unknown_choice("data set in the ledger", str(dataset_id), self.accounts)
@@ -129,11 +129,11 @@ class Books:
         return current
 
     def apply(self, entry: Entry, *, check: bool = False) -> None:
-        """Apply one more entry.
+        """Apply the next entry to the accounts.
 
         Args:
           entry: the next entry of a checked chain.
-          check: whether to check its admission again.
+          check: whether to check again that the cap admits its charge.
 
         Raises:
           LedgerError: the entry contradicts earlier entries, or (with `check`) its admission was invalid.

@@ -18,7 +18,7 @@ from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, check_delta
 def line_to_register(
     ledger: str = "LEDGER", dataset_id: str = "NAME", *, unit: str = RECORD, create: bool = False
 ) -> str:
-    """Return the command that registers a data set; the reader chooses ε, δ and N.
+    """Return the command that registers a data set, with placeholders for ε, δ and N.
 
     >>> line_to_register("ledger.db", "scans")  # doctest: +ELLIPSIS
     'python -m dpgcl_core.ledger cap --ledger ledger.db --dataset scans --epsilon E ...'
@@ -36,9 +36,9 @@ class Cap:
     Attributes:
       epsilon, delta: upper bounds on all charges together.
       order: the RDP filter's order; by default the filter chooses it. Only without quotas.
-      quotas: (class, steps) for the quota filter; empty for the RDP filter.
-      sealed_epsilon, sealed_delta: the part of epsilon and delta set aside for sealed sweeps that enter
-        as (ε, δ) by basic composition; the filter gets the rest.
+      quotas: pairs of a step class and its number of steps, for the quota filter; empty for the RDP filter.
+      sealed_epsilon, sealed_delta: the part of epsilon and delta set aside for sealed sweeps that are
+        charged as (ε, δ), by basic composition; the filter gets the rest.
 
     Raises:
       ConfigError: a value is out of range, or a class is named twice. (Whether quotas stay within the cap is
@@ -90,7 +90,7 @@ class Cap:
         return _quota_filter(self) if self.quotas else self.rdp_filter()
 
     def rdp_filter(self) -> RdpFilter:
-        """Return the RDP filter for the budget that is not set aside."""
+        """Return the RDP filter for the part of the budget that is not set aside for sealed sweeps."""
         return RdpFilter(self.epsilon - self.sealed_epsilon, self.delta - self.sealed_delta, self.order)
 
     def facts(self) -> dict[str, Any]:

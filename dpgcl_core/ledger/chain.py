@@ -33,9 +33,9 @@ class Head:
       ledger_id: the ledger's id.
       num_entries: number of rows so far.
       head_hash: hash of the last row, hexadecimal.
-      num_budgets: how many times its highest cap a data set may have been charged, see `Account`; not
-        hashed. It exceeds 1 only in the head of a data set with a loss that was charged on top. It is 1 for
-        marks, plans and statements without it, since their version could not state a loss.
+      num_budgets: bound on the data set's charges, as a multiple of its highest cap, see `Account`; not
+        hashed. It exceeds 1 only after a loss of rows was charged on top. It is 1 for marks, plans and
+        statements without it, since their version could not state a loss.
     """
 
     ledger_id: str
@@ -45,9 +45,9 @@ class Head:
 
     def __post_init__(self) -> None:
         numbers = (self.num_entries, self.num_budgets)
-        whole = all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
-        text = isinstance(self.ledger_id, str) and isinstance(self.head_hash, str)
-        if not (whole and text and min(numbers) >= 1 and len(self.head_hash) == 64):
+        are_integers = all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
+        are_texts = isinstance(self.ledger_id, str) and isinstance(self.head_hash, str)
+        if not (are_integers and are_texts and min(numbers) >= 1 and len(self.head_hash) == 64):
             raise LedgerError(
                 "a ledger's head needs ledger_id (text), num_entries (at least 1), head_hash (64 digits) and "
                 f"num_budgets (at least 1); got {self.ledger_id!r}, {self.num_entries!r}, "
@@ -115,10 +115,10 @@ def next_entry(
     *,
     now: datetime | None = None,
 ) -> Entry:
-    """Return the row that follows `last`.
+    """Create the entry to append after `last`, or the first entry if `last` is None.
 
-    If the clock is behind the last entry's time, the new entry repeats that time and records the difference
-    in seconds.
+    `now` is the clock's time by default. If it is before the last entry's time, the new entry repeats that
+    time and records the difference in seconds.
     """
     number = last.number + 1 if last else 1
     values: dict[str, Any] = {**facts, "format": FORMAT, "kind": kind, "number": number}
@@ -158,20 +158,21 @@ def checked_entries(
             raise LedgerError(f"the ledger was tampered with: row {number} follows row {before}")
         if entry_hash != _hash(last.entry_hash if last else GENESIS, text):
             raise LedgerError(f"the ledger was tampered with: row {number} or an earlier row was changed")
-        facts = _facts(number, text)
+        facts = _parse_facts(number, text)
         if with_trusted and _sha256(trusted_text) != facts.get("trusted_sha256"):
             raise LedgerError(f"the ledger was tampered with: the trusted part of row {number} was edited")
         last = Entry(number=number, text=text, entry_hash=entry_hash, trusted_text=trusted_text, facts=facts)
         yield last
 
 
-def _facts(number: int, text: str) -> dict[str, Any]:
+def _parse_facts(number: int, text: str) -> dict[str, Any]:
+    """Return the content of a row's text, or raise LedgerError if it is invalid or of a newer version."""
     try:
         facts = json.loads(text)
-        written_by = facts["format"]
-        if written_by > FORMAT:
+        row_format = facts["format"]
+        if row_format > FORMAT:
             raise LedgerError(
-                f"row {number} of the ledger has format {written_by}, but this version reads formats up to "
+                f"row {number} of the ledger has format {row_format}, but this version reads formats up to "
                 f"{FORMAT}; update dpgcl"
             )
         if facts["number"] != number or not facts["kind"] or not datetime.fromisoformat(facts["time"]):
@@ -183,8 +184,8 @@ def _facts(number: int, text: str) -> dict[str, Any]:
     return dict(facts)
 
 
-def _hash(before: str, text: str) -> str:
-    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
+def _hash(previous_hash: str, text: str) -> str:
+    return hashlib.sha256(f"{previous_hash}\n{text}".encode()).hexdigest()
 
 
 def _sha256(text: str | None) -> str | None:

@@ -97,8 +97,8 @@ from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, check_delta
 class Ledger:
     """One ledger, shared by any number of sweeps; see the module for the guarantee.
 
-    A driver reserves every trial before it starts a worker, extends before it resumes one, confirms at
-    every checkpoint, and settles when the training has ended.
+    A sweep's driver process reserves every trial before it starts a worker. It extends the reservation
+    before it resumes the trial, confirms it at every checkpoint, and settles it when the training has ended.
 
     Every method raises LedgerError if the ledger is missing, locked for too long, unreachable or
     tampered with. Then nothing is charged, and nothing may be trained.
@@ -123,7 +123,7 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str, *, wait_seconds: float = 60.0) -> Ledger:
-        """Open a ledger and check its chain; a missing ledger is an error, since a new one has no charges."""
+        """Open a ledger and check its chain; never create one, since a new ledger would lack all charges."""
         store = LedgerStore.at(url, wait_seconds=wait_seconds)
         ledger = cls(store.name, LedgerSession(store))
         ledger.head()
@@ -141,7 +141,7 @@ class Ledger:
         """Register a data set with its cap; repeating the same registration changes nothing.
 
         Args:
-          dataset_id: the name that the budget belongs to.
+          dataset_id: the data set's id, to which all charges refer.
           cap: the budget and its filter.
           num_records_public: declared public number of records; δ is at most 1/num_records_public.
           unit: the meaning of one record, such as "record" or "person".
@@ -199,13 +199,13 @@ class Ledger:
     def bind(self, dataset_id: str, *data: Path, follow: bool = True) -> tuple[str, ...]:
         """Write a mark next to data files or folders, which names this ledger and the data set's last row.
 
-        From now on, in this process, every row of the data set moves the mark on before the call that added
-        the row returns; see the module. Call `bind` before `reserve`, in every process that charges.
+        From now on in this process, each call that adds a row of the data set updates the mark before it
+        returns; see the module. Call `bind` before `reserve`, in every process that charges.
 
         Args:
           dataset_id: the id of the data set.
           data: paths of the data.
-          follow: whether later rows move the marks on.
+          follow: whether later rows update the marks.
 
         Returns:
           Notes for the user: the data had no mark although there are charges, or had an older mark.
@@ -218,7 +218,7 @@ class Ledger:
         notes = [note for path in data for note in self.check_marks(dataset_id, path)]
         self.verify()
         places = {path: place_of(path, self._marks_folder) for path in data}
-        if self._advance(dataset_id, list(places.values())):  # two ledgers that begin at once may overlap
+        if self._advance(dataset_id, list(places.values())):  # another ledger may have made marks meanwhile
             for path in data:
                 self.check_marks(dataset_id, path)
         if follow:
@@ -240,23 +240,23 @@ class Ledger:
                 books.check_has(head, f"the mark on {data}")
             account = books.account(dataset_id)
         newest = max((head.num_entries for head in heads), default=0)
-        behind = sum(number > newest for number in account.rows)
+        num_newer = sum(number > newest for number in account.rows)
         if not heads and (account.reservations or account.sealed or account.num_losses):
             return (
                 f"{data} has no mark, but data set {dataset_id!r} has charges: the data are a copy, were "
                 "moved without their mark, or the mark was deleted. The ledger may be an old copy",
             )
-        if heads and behind:
-            rows = "row" if behind == 1 else "rows"
+        if heads and num_newer:
+            rows = "row" if num_newer == 1 else "rows"
             return (
-                f"the mark on {data} lacks the newest {behind} {rows} of data set {dataset_id!r}: the cap "
+                f"the mark on {data} lacks the newest {num_newer} {rows} of data set {dataset_id!r}: the cap "
                 "was changed, a start was interrupted, another copy of the data was charged, or the mark is "
                 "old. Every sweep on the data updates it",
             )
         return ()
 
     def owner_of(self, data: Path) -> str | None:
-        """Return the data set named by a mark on the data, next to them or with the ledger; or None."""
+        """Return the data-set id in a mark on the data, next to them or with the ledger; None without one."""
         marks = (read_mark(data), *trusted_marks(self._marks_folder, data, by_content=False))
         return next((mark[0] for mark in marks if mark is not None), None)
 
@@ -277,8 +277,8 @@ class Ledger:
     ) -> None:
         """Record that rows of a data set are lost for good, and charge its whole cap for them.
 
-        All charges of the lost rows are within the highest cap, times the number of budgets in their head (a
-        lost row may itself have stated a loss that was charged on top); see `Account`. All known
+        All charges of the lost rows are within the highest cap times `num_budgets` of their head (a lost row
+        may itself have stated a loss that was charged on top); see `Account`. All known
         reservations are settled in full, so their trainings cannot resume. If a lost row raised the cap,
         raise the cap again first. A cap that is raised later admits the amount that was added.
 
@@ -351,7 +351,7 @@ class Ledger:
     def num_admitted(self, dataset_id: str, step_class: StepClass, num_steps: int) -> int:
         """Return how many more trainings of `num_steps` steps of a class `reserve` would now admit together.
 
-        The filter itself is queried with growing numbers of trainings, up to `MOST_TRAININGS`.
+        The filter itself is queried with growing numbers of trainings, below 2·`MOST_TRAININGS`.
 
         Raises:
           LedgerError, ConfigError: as in `reserve`.
@@ -369,9 +369,9 @@ class Ledger:
             account.admit_sealed(epsilon=epsilon, delta=delta, rdp=rdp)
 
     def extend(self, reservation: Reservation, num_steps: int) -> Reservation:
-        """Charge `num_steps` more steps, which a resumed training repeats; call it before it resumes.
+        """Charge the `num_steps` steps that a resumed training repeats; call this before it resumes.
 
-        With 0, if no earlier attempt can have drawn a step, it only confirms the reservation.
+        Pass 0 if no earlier attempt can have drawn a step: then the reservation is only confirmed.
 
         Raises:
           BudgetExceeded: the cap's filter does not admit the steps; the training must not resume.
@@ -387,7 +387,7 @@ class Ledger:
         return self._reservation(reservation.number)
 
     def settle(self, reservation: Reservation, num_steps_executed: int) -> Reservation:
-        """Refund the steps that were not executed, to the sum or quota that they were charged to.
+        """Refund the reserved steps that were not executed to the RDP sum or quota that they were charged to.
 
         Args:
           reservation: the reservation of the training, which has ended and will not resume.
@@ -439,7 +439,7 @@ class Ledger:
         unit: str = RECORD,
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
     ) -> SealedReservation:
-        """Charge a sealed sweep's tuned bound, once, before its number of trials is drawn.
+        """Charge a sealed sweep's bound, tuning included, once, before its number of trials is drawn.
 
         There are no rows per trial, which would reveal the number, and no refund. After a crash that loses
         the number of trials, a new sealed sweep is needed, charged under its own label.
@@ -447,10 +447,10 @@ class Ledger:
         Args:
           dataset_id, unit, neighboring_relation: as in `reserve`.
           label: the sweep's name.
-          epsilon, delta: the tuned bound; δ is at most 1 over the registered number of records. Without a
-            curve, this bound itself is charged.
-          rdp_curve: the tuned release's RDP at any order (Papernot and Steinke 2022); charged at the
-            filter's order.
+          epsilon, delta: the sweep's bound, tuning included; δ is at most 1 over the registered number of
+            records. Without a curve, this bound itself is charged.
+          rdp_curve: a function from an order to the RDP of the sweep's release (Papernot and Steinke 2022);
+            its value at the filter's order is charged.
 
         Raises:
           BudgetExceeded: the cap does not admit it.
@@ -459,7 +459,7 @@ class Ledger:
         with self._session.writing() as draft:
             account = draft.books.account(dataset_id)
             account.check_use(unit, neighboring_relation)
-            order = account.cap.order or 2.0  # quotas have no order, and admit no curve
+            order = account.cap.order or 2.0  # a cap with quotas has no order, and admits no curve
             rdp = None if rdp_curve is None else float(rdp_curve(order))
             account.check_label(label)
             check_delta(delta, account.num_records_public)
@@ -505,7 +505,7 @@ class Ledger:
 
         Args:
           head: a head known from outside the ledger, such as from a sweep's plan.
-          source: the source of the head, for the message.
+          source: a name of the head's source, for the message.
 
         Raises:
           LedgerError: rows are missing or were rewritten; the message names them.
@@ -553,9 +553,10 @@ class Ledger:
         return self._session.store.marks_folder
 
     def _advance(self, dataset_id: str, places: Collection[Place] | None = None) -> int:
-        """Move the marks on a data set on to its last row, durably; return how many marks are new.
+        """Update the marks on a data set to its last row, on disk; return how many marks are new.
 
-        The ledger's lock excludes its other processes meanwhile; a mark is never moved backwards.
+        `places` are the marks' locations, by default those of all bound data. Meanwhile the ledger is locked
+        for other processes. A mark never moves to an earlier row.
         """
         all_places = self._places.get(dataset_id, {}).values() if places is None else places
         if not all_places:
@@ -564,6 +565,7 @@ class Ledger:
             books, newest = draft.books, draft.books.head_of(dataset_id)
 
             def successor(place: Place, head: Head) -> Head | None:
+                """Return the head to write in place of `head`; None if `head` is new enough."""
                 books.check_has(head, f"the mark on {place.data}")
                 has_all = head.num_entries >= newest.num_entries and head.num_budgets >= newest.num_budgets
                 is_new_enough = books.has(head) and has_all

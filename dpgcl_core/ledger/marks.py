@@ -85,19 +85,19 @@ def read_mark(data: Path) -> tuple[str, Head] | None:
     return next(_marks_on(data), None)
 
 
-def read_mark_above(place: Path) -> tuple[str, Head] | None:
+def read_mark_above(folder: Path) -> tuple[str, Head] | None:
     """Return the mark on a folder or on a folder above it, ignoring marks inside it; None without a mark.
 
-    It is for files that are named one by one, as in a list of images: their neighbours do not matter. Such a
-    name is the content of a record, so messages omit it. The path may not exist, or not be accessible: then
-    no data can be read there either, so no mark can be missed.
+    It serves for files that a list of images names one by one: other files in their folders do not matter.
+    Such a name is private, as part of a record, so messages omit it. If the path does not exist or is not
+    accessible, no data can be read there either, so no mark can be missed.
 
     Raises:
       LedgerError: there is a mark that cannot be read.
     """
-    ways = dict.fromkeys((Path(os.path.realpath(place)), place.absolute()))
-    spots = (folder / MARK for way in ways for folder in (way, *way.parents))
-    return next((mark for mark in map(_read_unnamed, spots) if mark is not None), None)
+    paths = dict.fromkeys((Path(os.path.realpath(folder)), folder.absolute()))
+    mark_files = (ancestor / MARK for path in paths for ancestor in (path, *path.parents))
+    return next((mark for mark in map(_read_unnamed, mark_files) if mark is not None), None)
 
 
 def _read_unnamed(path: Path) -> tuple[str, Head] | None:
@@ -130,23 +130,23 @@ def check_unmarked(data: Path) -> None:
     Raises:
       LedgerError: there is a mark on the data, a mark cannot be read, or the path's links form a loop.
     """
-    _refuse(data, read_mark(data))
+    _check_no_mark(data, read_mark(data))
 
 
-def check_unmarked_above(place: Path, *, named_in: Path) -> None:
-    """Raise LedgerError if a mark on a folder or above it declares it private, see `read_mark_above`.
+def check_unmarked_above(folder: Path, *, named_in: Path) -> None:
+    """Raise LedgerError if a ledger charges a folder, by a mark on it or above it; see `read_mark_above`.
 
     Args:
-      place: the folder.
+      folder: the folder.
       named_in: the file that names the folder; messages name this file instead of the folder.
 
     Raises:
       LedgerError: there is such a mark, or a mark cannot be read.
     """
-    _refuse(named_in, read_mark_above(place))
+    _check_no_mark(named_in, read_mark_above(folder))
 
 
-def _refuse(data: Path, mark: tuple[str, Head] | None) -> None:
+def _check_no_mark(data: Path, mark: tuple[str, Head] | None) -> None:
     if mark is not None:
         raise LedgerError(
             f"the data in {data} are private, charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}, "
@@ -155,14 +155,14 @@ def _refuse(data: Path, mark: tuple[str, Head] | None) -> None:
 
 
 def _marks_on(data: Path) -> Iterator[tuple[str, Head]]:
-    """Yield the marks on the data, on the folders above and on everything in the data; some may repeat."""
+    """Yield the marks on the data, on the folders above and on everything in the data, maybe repeatedly."""
     for file in expand_ranges(data):
         yield from _marks_on_one(file)
 
 
 def _marks_on_one(data: Path) -> Iterator[tuple[str, Head]]:
     real = _resolve(data)
-    for path in dict.fromkeys((real, data.absolute())):  # a link may be in a marked folder, too
+    for path in dict.fromkeys((real, data.absolute())):  # both, as the folder with a link may be marked, too
         yield from _marks_above(path)
     for root, folders, files in os.walk(real):
         for name in folders + files:
@@ -183,11 +183,12 @@ def _marks_above(path: Path) -> Iterator[tuple[str, Head]]:
 
 
 def _read(path: Path) -> tuple[str, Head] | None:
-    values = _values(path)
-    return None if values is None else _mark(path, values)
+    """Return the data-set id and the head in a mark's file; None if there is no file."""
+    values = _read_values(path)
+    return None if values is None else _parse_mark(path, values)
 
 
-def _values(path: Path) -> dict[str, Any] | None:
+def _read_values(path: Path) -> dict[str, Any] | None:
     try:
         return dict(json.loads(path.read_text()))
     except (FileNotFoundError, NotADirectoryError):
@@ -196,7 +197,7 @@ def _values(path: Path) -> dict[str, Any] | None:
         raise LedgerError(f"{path} cannot be read ({type(error).__name__}); restore it") from error
 
 
-def _mark(path: Path, values: dict[str, Any]) -> tuple[str, Head]:
+def _parse_mark(path: Path, values: dict[str, Any]) -> tuple[str, Head]:
     try:
         return str(values["dataset_id"]), Head.from_facts(values)
     except (KeyError, LedgerError) as error:
@@ -221,8 +222,8 @@ class Place:
     Attributes:
       data: path of the data, maybe with ranges.
       paths: paths of the data's marks.
-      found_by: values that identify the data in a mark in a ledger's own folder; empty for a mark next to
-        the data.
+      found_by: values, stored in a mark in a ledger's own folder, by which the mark is found again; empty
+        for a mark next to the data.
     """
 
     data: Path
@@ -231,12 +232,12 @@ class Place:
 
 
 def is_read_only(data: Path) -> bool:
-    """Return whether a folder that should get a mark cannot be written."""
+    """Return whether any folder in which the data need a mark is not writable."""
     return not all(os.access(mark_path(file).parent, os.W_OK) for file in expand_ranges(data))
 
 
 def place_of(data: Path, trusted: Path) -> Place:
-    """Return the location of the marks of `data`: next to them, else in a ledger's own folder.
+    """Return the location of the marks of `data`: next to them, else in `trusted`, the ledger's own folder.
 
     Raises:
       LedgerError: no mark can be written next to the data, and the data cannot be read.
@@ -245,7 +246,7 @@ def place_of(data: Path, trusted: Path) -> Place:
         return Place(data, tuple(mark_path(file) for file in expand_ranges(data)))
     real_path = os.path.realpath(data)
     path = trusted / f"{hashlib.sha256(real_path.encode()).hexdigest()[:32]}{MARK}"
-    known = _values(path)
+    known = _read_values(path)
     if known is None:
         salt = secrets.token_hex(32)
         known = {"path": real_path, "salt": salt, "content": _salted(salt, _digest(data))}
@@ -264,18 +265,18 @@ def trusted_marks(trusted: Path, data: Path, *, by_content: bool) -> list[tuple[
     Raises:
       LedgerError: a mark or the data cannot be read.
     """
-    marks = [(path, values) for path in sorted(trusted.glob(f"*{MARK}")) if (values := _values(path))]
+    marks = [(path, values) for path in sorted(trusted.glob(f"*{MARK}")) if (values := _read_values(path))]
     found = [each for each in marks if each[1].get("path") == os.path.realpath(data)]
     if marks and not found and by_content:
         digest = _digest(data)
         found = [
             each for each in marks if each[1].get("content") == _salted(str(each[1].get("salt")), digest)
         ]
-    return [_mark(*each) for each in found]
+    return [_parse_mark(*each) for each in found]
 
 
 def _digest(data: Path) -> str:
-    """Return a hash of the files' contents that does not depend on their order and names."""
+    """Return a hash of the data's file contents that does not depend on the files' order and names."""
     files: list[Path] = []
     for each in expand_ranges(data):
         if not each.is_dir():
@@ -297,7 +298,7 @@ def _salted(salt: str, digest: str) -> str:
 
 
 def advance_marks(place: Place, dataset_id: str, successor: Callable[[Head], Head | None], new: Head) -> int:
-    """Create the marks of a place with `new`, or move them on; return how many marks are new.
+    """Create or update the marks of a place; return how many marks are new.
 
     The marks are on disk when this function returns. While a mark is read and changed, its folder is locked
     on this machine. A new mark is created exclusively, also among machines that share the folder.
@@ -307,7 +308,7 @@ def advance_marks(place: Place, dataset_id: str, successor: Callable[[Head], Hea
       dataset_id: the id that the marks must name.
       successor: a function from the head that a mark names to its new head; None if the head is new enough.
         It raises LedgerError if the ledger does not have the head.
-      new: the head of a new mark.
+      new: the head that a new mark names.
 
     Raises:
       LedgerError: a mark names another data set, or cannot be read or written.
@@ -318,6 +319,7 @@ def advance_marks(place: Place, dataset_id: str, successor: Callable[[Head], Hea
 def _advance(
     path: Path, place: Place, dataset_id: str, successor: Callable[[Head], Head | None], new: Head
 ) -> bool:
+    """Create or update one mark as `advance_marks` does; return whether it is new."""
     try:
         if place.found_by:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -368,7 +370,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _write(path: Path, dataset_id: str, head: Head, place: Place, *, exclusively: bool = False) -> bool:
-    """Write a mark atomically and durably; return False if an existing mark must stay."""
+    """Write a mark atomically and durably; with `exclusively`, return False if there is a mark already."""
     content = json.dumps({"dataset_id": dataset_id, **asdict(head), **dict(place.found_by)})
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
@@ -383,7 +385,7 @@ def _write(path: Path, dataset_id: str, head: Head, place: Place, *, exclusively
             except OSError as error:
                 if error.errno not in _UNSUPPORTED:
                     raise
-                try:  # fails on a file system without links
+                try:  # a file system without hard links
                     _write_new(path, content)
                 except FileExistsError:
                     return False

@@ -22,7 +22,7 @@ from dpgcl_core.mechanism.numbers import check_delta, default_delta
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A training that serves as the unit of the remaining budget.
+    """A hypothetical training; the remaining budget is stated as a number of such trainings.
 
     Attributes:
       step_class: the class of every step.
@@ -39,7 +39,9 @@ class Training:
     def of(
         cls, num_records_public: int, batch_size: float, num_steps: int, epsilon: float, delta: float | None
     ) -> Self:
-        """Return the training with a target ε, calibrated as in a sweep.
+        """Return the training of `num_steps` steps at `epsilon`, with noise calibrated as in a sweep.
+
+        δ is 1/(n ln n) by default, for n = `num_records_public`.
 
         Raises:
           ConfigError: a number is out of range, or no noise meets the target.
@@ -67,8 +69,8 @@ class Remaining:
 
     Attributes:
       charges: the charges to the data set.
-      training: the training that serves as the unit; None if there is none.
-      num_trainings: the number of further such trainings that the rule admits.
+      training: the hypothetical training; None without one.
+      num_trainings: how many more such trainings the cap's filter admits; None without `training`.
     """
 
     charges: Charges
@@ -143,7 +145,7 @@ def remaining_of(ledger: Ledger, dataset_id: str, training: Training | None = No
     Args:
       ledger: the ledger.
       dataset_id: the data set's id.
-      training: a training; the result contains how many more such trainings the rule admits together.
+      training: a hypothetical training; the result contains how many more of it the cap admits together.
 
     Raises:
       LedgerError: there is no such data set.

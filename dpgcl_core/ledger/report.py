@@ -63,12 +63,12 @@ class Charges:
 
 
 def charges_of(account: Account, *, with_pld: bool) -> Charges:
-    """Return the charges to an account."""
+    """Return the charges to an account; `with_pld` computes `epsilon_pld`, which is slow."""
     steps, budget = account.steps(), account.cap.filter()
     settled_reservations = [r for r in account.reservations.values() if r.num_steps_executed is not None]
     sealed_epsilon, sealed_delta = (float(value) for value in account.sealed_spent())
-    quotas = isinstance(budget, QuotaFilter)
-    rdp = None if quotas else account.rdp_spent()
+    has_quotas = isinstance(budget, QuotaFilter)
+    rdp = None if has_quotas else account.rdp_spent()
     if isinstance(budget, QuotaFilter):
         epsilon_filter = budget.epsilon_of_quotas
     else:
@@ -92,12 +92,13 @@ def charges_of(account: Account, *, with_pld: bool) -> Charges:
 
 
 def _epsilon_pld(account: Account, steps: Mapping[StepClass, int]) -> float | None:
+    """Return `Charges.epsilon_pld`; None if it has no value."""
     delta = account.cap.delta - sum(s.delta for s in account.sealed.values())
-    if delta <= 0 or account.num_losses:  # of lost rows, only a bound on RDP or steps is known
+    if delta <= 0 or account.num_losses:  # lost rows are known only by a bound on their RDP or steps
         return None
     drawn = {step_class: num for step_class, num in steps.items() if num}
-    of_steps = epsilon_pld(composed_event(drawn), delta) if drawn else 0.0
-    return of_steps + sum(s.epsilon for s in account.sealed.values())
+    steps_epsilon = epsilon_pld(composed_event(drawn), delta) if drawn else 0.0
+    return steps_epsilon + sum(s.epsilon for s in account.sealed.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ class LedgerStatement:
     Attributes:
       dataset_id, unit, neighboring_relation: the protected data set, unit and relation.
       epsilon, delta: the guarantee of everything charged together: the highest cap ever in force.
-      rule: the filter that enforced it.
+      rule: the filter that enforced it, in words.
       num_raised: how often the cap was raised; each time is a decision outside the guarantee.
       head: the ledger's head at that moment, with which `verify` detects a truncated or rewritten ledger.
     """
@@ -175,7 +176,7 @@ class Verification:
 
     Attributes:
       head: the ledger's head.
-      notes: events that a reader should know: clocks set back, raised caps, overrun reservations, losses.
+      notes: events that a reader should know: clocks set back, raised caps, overrun reservations, lost rows.
     """
 
     head: Head

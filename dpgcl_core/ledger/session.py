@@ -18,13 +18,13 @@ from dpgcl_core.ledger.store import LedgerStore
 
 @dataclass
 class Draft:
-    """Rows of one transaction: admitted by the current books, applied to them once they are on disk."""
+    """The rows that one transaction will add; the books include them only once they are on disk."""
 
     books: Books
     entries: list[Entry] = field(default_factory=list)
 
     def add(self, kind: str, **facts: Any) -> Entry:
-        """Add a row and return it."""
+        """Add a row to the draft and return it."""
         last = self.entries[-1] if self.entries else self.books.last
         self.entries.append(next_entry(last, kind, facts))
         return self.entries[-1]
@@ -32,7 +32,7 @@ class Draft:
 
 @dataclass
 class LedgerSession:
-    """The books as this process has read them; every use reads new rows first.
+    """The books as this process has read them; every access reads new rows first.
 
     Args:
       store: the rows' storage.
@@ -71,6 +71,7 @@ class LedgerSession:
                 self._books.apply(entry)
 
     def _catch_up(self, connection: Connection) -> None:
+        """Apply the rows added since the last access, after checking that the last known row is unchanged."""
         books = self._books
         last = books.last
         rows = self.store.rows(connection, first=last.number if last else 1)

@@ -32,10 +32,10 @@ Row = tuple[int, str, str, str | None]
 
 TABLE = "dpgcl_ledger"
 _LOCK_NUMBER = 0x6470676C  # "dpgl"; one advisory lock for all ledgers of a PostgreSQL database
-_WRITES = "dpgcl_writes"
+_WRITE_OPTION = "dpgcl_writes"
 _CREATE_TABLE = f"""CREATE TABLE {TABLE} (
     number INTEGER PRIMARY KEY, content TEXT NOT NULL, entry_hash TEXT NOT NULL, trusted TEXT)"""
-_ORDER = f"SELECT COALESCE(MAX(number), 0) + 1 FROM {TABLE}"
+_NEXT_ROW = f"SELECT COALESCE(MAX(number), 0) + 1 FROM {TABLE}"
 _REFUSED = f"{TABLE}: rows are only added, in order"
 _REFUSE = f"BEGIN SELECT RAISE(ABORT, '{_REFUSED}'); END"
 _TRIGGERS = {
@@ -43,13 +43,13 @@ _TRIGGERS = {
         f"CREATE TRIGGER {TABLE}_update BEFORE UPDATE ON {TABLE} {_REFUSE}",
         f"CREATE TRIGGER {TABLE}_delete BEFORE DELETE ON {TABLE} {_REFUSE}",
         # REPLACE deletes without firing the delete trigger; this trigger prevents that.
-        f"CREATE TRIGGER {TABLE}_insert BEFORE INSERT ON {TABLE} WHEN NEW.number <> ({_ORDER}) {_REFUSE}",
+        f"CREATE TRIGGER {TABLE}_insert BEFORE INSERT ON {TABLE} WHEN NEW.number <> ({_NEXT_ROW}) {_REFUSE}",
     ),
     "postgresql": (
         f"CREATE FUNCTION {TABLE}_refuse() RETURNS trigger LANGUAGE plpgsql AS "
         f"$$ BEGIN RAISE EXCEPTION '{_REFUSED}'; END $$",
         f"CREATE FUNCTION {TABLE}_in_order() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        f"IF NEW.number <> ({_ORDER}) THEN RAISE EXCEPTION '{_REFUSED}'; END IF; RETURN NEW; END $$",
+        f"IF NEW.number <> ({_NEXT_ROW}) THEN RAISE EXCEPTION '{_REFUSED}'; END IF; RETURN NEW; END $$",
         f"CREATE TRIGGER {TABLE}_change BEFORE UPDATE OR DELETE OR TRUNCATE ON {TABLE} "
         f"FOR EACH STATEMENT EXECUTE FUNCTION {TABLE}_refuse()",
         f"CREATE TRIGGER {TABLE}_insert BEFORE INSERT ON {TABLE} "
@@ -63,14 +63,13 @@ _BEGINS_AS_URL = re.compile(r"(?i)(sqlite|postgres(ql)?)(\+\w+)?:")
 
 @dataclass(frozen=True)
 class LedgerStore:
-    """The rows of one ledger.
+    """The rows of one ledger in a database; `at` returns the store of a URL.
 
-    Args:
-      url: `sqlite:////absolute/path.db`, a plain path, or `postgresql://user@host/database`.
+    Attributes:
+      url: the parsed URL.
       wait_seconds: how long to wait for other writers.
-
-    Raises:
-      LedgerError: the URL has another scheme, or PostgreSQL's driver is not installed.
+      engine: the engine, which opens a new connection for every transaction.
+      address: the URL or path as the caller wrote it; it may contain a password.
     """
 
     url: URL = field(repr=False)
@@ -80,7 +79,15 @@ class LedgerStore:
 
     @classmethod
     def at(cls, url: str, *, wait_seconds: float = 60.0) -> LedgerStore:
-        """Return the store at `url`, without connecting to it."""
+        """Return the store at `url`, without connecting to it.
+
+        Args:
+          url: `sqlite:////absolute/path.db`, a plain path, or `postgresql://user@host/database`.
+          wait_seconds: how long to wait for other writers.
+
+        Raises:
+          LedgerError: the URL has another scheme, or PostgreSQL's driver is not installed.
+        """
         store_url = _parse_url(url)
         is_sqlite = store_url.get_backend_name() == "sqlite"
         arguments: dict[str, Any] = {"timeout": wait_seconds} if is_sqlite else {"connect_timeout": 10}
@@ -100,12 +107,12 @@ class LedgerStore:
 
     @property
     def name(self) -> str:
-        """The URL for messages; if it contains no secret, it also opens the ledger."""
+        """The URL for messages, with secrets masked; without secrets, it also opens the ledger."""
         return masked(self.address) if has_secret(self.address) else self.url.render_as_string()
 
     @property
     def marks_folder(self) -> Path:
-        """The folder of marks on data in read-only folders: next to the SQLite file, else the user's own."""
+        """The folder for marks on read-only data: next to the SQLite file, else in the user's home folder."""
         if self.url.get_backend_name() == "sqlite":
             return Path(f"{self.url.database}.marks")
         return Path.home() / ".dpgcl" / "marks"
@@ -164,7 +171,7 @@ class LedgerStore:
           LedgerError: the ledger is missing, locked for too long, or cannot be written. Nothing was
             added, unless the connection broke during the commit itself.
         """
-        with self._transaction(self.engine.execution_options(**{_WRITES: True})) as connection:
+        with self._transaction(self.engine.execution_options(**{_WRITE_OPTION: True})) as connection:
             if self.url.get_backend_name() == "postgresql":
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(self.wait_seconds * 1000)}")
                 connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
@@ -184,7 +191,7 @@ class LedgerStore:
             raise self._unusable(error) from None
 
     def _unusable(self, error: Exception) -> LedgerError:
-        """Return the error without its cause, which a traceback would print with the address in it."""
+        """Return the error to raise, without a cause: a traceback would print the address in the cause."""
         if missing := self._missing(error):
             return LedgerMissing(
                 f"the ledger {self.name} cannot be used: {missing}. Pass another, or create one: "
@@ -197,7 +204,7 @@ class LedgerStore:
         )
 
     def _missing(self, error: Exception) -> str:
-        """Return a text that names the missing thing; "" if the ledger exists."""
+        """Return what is missing, for a message; "" if the error does not show that the ledger is missing."""
         original = error.orig if isinstance(error, DBAPIError) else None
         if self.url.get_backend_name() == "sqlite" and not Path(str(self.url.database)).is_file():
             return "there is no such file"
@@ -223,9 +230,9 @@ class LedgerStore:
 
 
 def _parse_url(url: str) -> URL:
-    """Return the URL with an absolute path, or with the installed PostgreSQL driver."""
+    """Return the parsed URL, with an absolute path (SQLite) or with the installed driver (PostgreSQL)."""
     if "://" not in url:
-        if has_secret(url) or _BEGINS_AS_URL.match(url):  # not the name of a ledger's file
+        if has_secret(url) or _BEGINS_AS_URL.match(url):  # neither is the name of a ledger's file
             raise LedgerError(_not_a_url(url))
         return URL.create("sqlite", database=str(Path(url).resolve()))
     try:
@@ -258,10 +265,10 @@ def _sqlite_uri(url: URL) -> URL:
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:
-    connection.isolation_level = None  # `_begin_sqlite` begins the transactions
+    connection.isolation_level = None  # sqlite3 begins no transactions; `_begin_sqlite` does
     connection.execute("PRAGMA synchronous = EXTRA")  # the commit survives a power failure
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(_WRITES)
+    writes = connection.get_execution_options().get(_WRITE_OPTION)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -42,8 +42,8 @@ from dpgcl_core.sampling.groups import BATCH, GroupSize
 
 WORTH_MORE_STEPS = 0.1
 _NUM_BATCH_SIZES = 7
-_LARGEST_SHARE = 0.125
-_TOLERANCE = 0.01
+_LARGEST_BATCH_SHARE = 0.125
+_EPSILON_TOLERANCE = 0.01
 _MOST_NOISE = 1e4
 _FEWEST_STEPS = 10
 
@@ -59,10 +59,10 @@ class PlanRequest:
       target_delta: δ; 1/(N ln N) by default.
       method: the name of a method that clips one gradient per disjoint group.
       sampling: "groups" or "records"; the method's own sampling by default.
-      batch_sizes: expected batch sizes B; `batch_sizes_for` N by default.
+      batch_sizes: expected batch sizes B; `batch_sizes_for(N)` by default.
       num_steps: values of T.
       group_sizes: values of S; for a method without groups, the whole batch is the only group.
-      alignment_size: S₀ of the expected SNR.
+      alignment_size: S₀, the group size at which two groups' gradients have the cosine 1/2.
       records_per_second: throughput of one core or GPU; None if no time is computed.
       seconds_per_step: time of every step in addition to its records, on the same core or GPU.
       most_hours: limit on the core- or GPU-hours of one training; None for no limit.
@@ -131,7 +131,7 @@ class PlanRequest:
           ConfigError: the numbers contradict each other.
         """
         if not method_named(self.method).takes_group_size and self.sampling not in (None, RECORDS):
-            size = max(1, round(batch))
+            size = max(1, round(batch))  # the expected batch is the only group
         return Mechanism(
             method=self.method,
             num_records_public=self.num_records_public,
@@ -154,8 +154,8 @@ class Plan:
       snr: the expected SNR.
       hours: core- or GPU-hours of one training; None without a throughput.
       memory_bytes: memory of one worker; None if it is not known.
-      is_verified: whether σ was calibrated on the grid of record; otherwise σ is at most about two per cent
-        larger than necessary, never smaller.
+      is_verified: whether σ was calibrated as precisely as for a training; otherwise σ is at most about two
+        per cent larger than necessary, never smaller.
     """
 
     mechanism: Mechanism
@@ -188,12 +188,12 @@ class Answer:
 
 
 def batch_sizes_for(num_records_public: int) -> tuple[int, ...]:
-    """Return powers of two up to an eighth of N.
+    """Return up to seven powers of two, from an eighth of N downwards, in ascending order.
 
     >>> batch_sizes_for(60_000)
     (64, 128, 256, 512, 1024, 2048, 4096)
     """
-    largest = max(1, math.floor(math.log2(max(2.0, num_records_public * _LARGEST_SHARE))))
+    largest = max(1, math.floor(math.log2(max(2.0, num_records_public * _LARGEST_BATCH_SHARE))))
     return tuple(2**power for power in range(max(1, largest - _NUM_BATCH_SIZES + 1), largest + 1))
 
 
@@ -206,8 +206,8 @@ def smallest_group(method: str) -> GroupSize:
 def feasible(request: PlanRequest) -> Answer:
     """List the feasible plans and recommend one.
 
-    Every σ of the list is computed by PLD on a coarse grid, so it is never too small; `verified` computes the
-    σ of record.
+    Every σ of the list is computed by PLD on a coarse grid, so it is never too small; `verified` computes σ
+    as for a training.
     """
     refusals: Counter[str] = Counter()
     plans: list[Plan] = []
@@ -234,21 +234,21 @@ def feasible(request: PlanRequest) -> Answer:
 
 
 def verified(request: PlanRequest, plan: Plan, cache_folder: Path | None = None) -> Plan:
-    """Return the plan with its σ calibrated on the grid of record, as for a training."""
+    """Return the plan with its σ calibrated on the fine PLD grid, as for a training."""
     mechanism = plan.mechanism.calibrated(request.target_epsilon, cache_folder=cache_folder)
     snr = expected_snr(mechanism, request.num_weights, request.alignment_size)
     return dataclasses.replace(plan, mechanism=mechanism, snr=snr, is_verified=True)
 
 
 def hours_of(request: PlanRequest, batch: float, num_steps: float) -> float | None:
-    """Return the core- or GPU-hours of one training."""
+    """Return the core- or GPU-hours of one training; None without a throughput."""
     if request.records_per_second is None:
         return None
     return num_steps * (batch / request.records_per_second + request.seconds_per_step) / 3600
 
 
 def _batches_and_steps(request: PlanRequest, refusals: Counter[str]) -> list[tuple[float, int]]:
-    """Return the points (B, T) of the grid within the time limit."""
+    """Return the points (B, T) of the grid within the time limit; count the others in `refusals`."""
     points = []
     for batch in dict.fromkeys(request.batch_sizes or batch_sizes_for(request.num_records_public)):
         for num_steps in dict.fromkeys(request.num_steps):
@@ -265,13 +265,13 @@ def _batches_and_steps(request: PlanRequest, refusals: Counter[str]) -> list[tup
 def _noise(
     request: PlanRequest, batch: float, num_steps: int, start: float, refusals: Counter[str]
 ) -> float | None:
-    """Return σ of (B, T) by PLD on a coarse grid; it is never too small."""
+    """Return σ of (B, T), never too small, by PLD on a coarse grid; None if no σ meets ε."""
     mechanism = request.mechanism(batch, num_steps, 1.0, smallest_group(request.method))
     try:
         return solve(
             partial(coarse_epsilon, mechanism, scale=request.target_epsilon),
             high=request.target_epsilon,
-            share=_TOLERANCE,
+            share=_EPSILON_TOLERANCE,
             start=start,
             slope=-1.2,
             lower=MIN_NOISE_MULTIPLIER,
@@ -285,6 +285,7 @@ def _noise(
 def _plan(
     request: PlanRequest, batch: float, num_steps: int, noise: float, size: GroupSize, refusals: Counter[str]
 ) -> Plan | None:
+    """Return the plan at one point of the grid; None, counted in `refusals`, if a rule excludes it."""
     memory = request.memory_bytes.get(size)
     if memory is not None and request.most_bytes is not None and memory > request.most_bytes:
         refusals["needs more memory than a worker has"] += 1
@@ -306,12 +307,14 @@ def _plan(
 
 
 def _groups_per_batch(request: PlanRequest) -> int:
-    """Return the least number of groups in a batch: four if a remainder of sampled records is dropped."""
+    """Return the least number of groups in a batch: four if records outside full groups are dropped."""
     default = method_named(request.method).samplings[0]
     return 4 if (request.sampling or default) == RECORDS else 1
 
 
 def _recommended(plans: Sequence[Plan]) -> Plan:
+    """Return the plan that the module's recommendation rule chooses."""
+
     def size_of(plan: Plan) -> float:
         size = plan.mechanism.group_size
         return math.inf if size == BATCH else float(size)
@@ -328,7 +331,7 @@ def _recommended(plans: Sequence[Plan]) -> Plan:
 
 
 def _what_to_relax(request: PlanRequest) -> tuple[str, ...]:
-    """Return advice that makes some point of the grid feasible: time, memory, group size, ε."""
+    """Return advice on time, memory, group size and ε that makes some point of the grid feasible."""
     batches = [
         batch
         for batch in request.batch_sizes or batch_sizes_for(request.num_records_public)
@@ -385,7 +388,7 @@ def _privacy_to_relax(request: PlanRequest, batch: float, num_steps: int) -> str
 def enough_records(request: PlanRequest, plan: Plan) -> int | None:
     """Return the N at which this plan's B, T and S would have an SNR of `LEAST_TRAINING_SNR` at the same ε.
 
-    Return None if no N up to a million times as large has it.
+    Return None if no N up to a million times the requested N is enough.
     """
     noise = plan.mechanism.noise_multiplier * plan.snr.over_training / LEAST_TRAINING_SNR
     if noise < MIN_NOISE_MULTIPLIER:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dpgcl_core.errors import ConfigError
 
 _MOST_TRIES = 60
-_NARROW = 1e-6
-_FROM_THE_ENDS = 0.1
-_LONGEST = 0.7  # of a step: accounting would be slow for far too small noise
+_NARROWEST_BRACKET = 1e-6
+_END_MARGIN = 0.1
+_LONGEST_STEP = 0.7  # in ln x: a longer step may try far too little noise, for which accounting is slow
 
 
 def solve(
@@ -54,10 +54,10 @@ def solve(
         else:
             below = point
         if below is not None and above is not None:
-            if abs(below[0] - above[0]) < _NARROW:
+            if abs(below[0] - above[0]) < _NARROWEST_BRACKET:
                 break
             guess = below[0] + (target - below[1]) * (above[0] - below[0]) / (above[1] - below[1])
-            margin = _FROM_THE_ENDS * abs(above[0] - below[0])
+            margin = _END_MARGIN * abs(above[0] - below[0])
             low_end, high_end = sorted((below[0], above[0]))
             x = math.exp(min(max(guess, low_end + margin), high_end - margin))
             continue
@@ -67,12 +67,14 @@ def solve(
                 f"{value:.4g}"
             )
         log_x = point[0] + (target - point[1]) / slope
-        x = min(max(math.exp(min(max(log_x, point[0] - _LONGEST), point[0] + _LONGEST)), lower), upper)
+        x = min(
+            max(math.exp(min(max(log_x, point[0] - _LONGEST_STEP), point[0] + _LONGEST_STEP)), lower), upper
+        )
     assert below is not None
     return math.exp(below[0])
 
 
 def _leads_out(x: float, too_high: bool, slope: float, least: float) -> bool:
     """Return whether the next step would leave the range at the end where x is."""
-    rises = (slope > 0) != too_high  # towards larger x
+    rises = (slope > 0) != too_high  # whether the next x is larger
     return rises != (x <= least)

@@ -53,7 +53,7 @@ highest row at their ε, and on Fashion-MNIST no row from 0.42 on is.
 ENOUGH_TRAINING_SNR = 2.2
 """The SNR from which noise need not decide S: the geometric mean of two tables' smallest SNR that is within
 noise of the highest, 0.99 on Fashion-MNIST and 5.1 where private data matter."""
-_GRIDS_IN_EPSILON = 300
+_CELLS_PER_EPSILON = 300
 _LARGE_SHARE, _MANY_STEPS = 0.125, 400
 _MOST_GRID, _LEAST_SCALE = 0.003, 0.01
 
@@ -79,7 +79,7 @@ class ExpectedSnr:
 
 
 def common_share(group_size: float, alignment_size: float = ALIGNMENT_SIZE) -> float:
-    """Return ρ = S/(S + S₀), the cosine of two groups' gradients.
+    """Return ρ = S/(S + S₀), the cosine of two groups' gradients, with S₀ = `alignment_size`.
 
     >>> common_share(138), round(common_share(16), 2)
     (0.5, 0.1)
@@ -88,7 +88,7 @@ def common_share(group_size: float, alignment_size: float = ALIGNMENT_SIZE) -> f
 
 
 def group_alignment(num_groups: float, group_size: float, alignment_size: float = ALIGNMENT_SIZE) -> float:
-    """Return a = ‖mean of the clipped gradients‖/C, in [0, 1].
+    """Return a = ‖mean of the groups' clipped gradients‖/C, in [0, 1], if all have norm C.
 
     >>> group_alignment(1, 1024)
     1.0
@@ -107,7 +107,7 @@ def alignment_size_of(alignment: float, num_groups: float, group_size: float) ->
     100.0
 
     Raises:
-      ConfigError: K is 1 (the alignment is then always 1), or no two groups agree.
+      ConfigError: K is 1 (the alignment is then always 1), or no cosine in (0, 1] explains it.
     """
     if not num_groups > 1:
         raise ConfigError(
@@ -123,7 +123,7 @@ def alignment_size_of(alignment: float, num_groups: float, group_size: float) ->
 
 
 def is_modelled(mechanism: Mechanism) -> bool:
-    """Return whether the model holds: one clipped gradient per disjoint group, with noise."""
+    """Return whether the SNR model covers it: one clipped gradient per disjoint group, with noise."""
     return mechanism.is_private and clips_groups(mechanism.method)
 
 
@@ -138,7 +138,7 @@ def clips_groups(method: str) -> bool:
 
 
 def names_of_modelled() -> str:
-    """Return the names of the methods that the model covers.
+    """Return the names of the proven methods that the SNR model covers.
 
     >>> names_of_modelled()
     'dp_gcl, dp_clip, siglip_groups, byol_groups'
@@ -188,7 +188,7 @@ def expected_snr(
 
 
 def enough_epsilon(mechanism: Mechanism, snr: ExpectedSnr) -> float | None:
-    """Return the ε with which this training would have an SNR of `LEAST_TRAINING_SNR`, by PLD.
+    """Return the ε at which the SNR over the training would be `LEAST_TRAINING_SNR`, by PLD.
 
     Return None if that needs a smaller σ than `MIN_NOISE_MULTIPLIER`.
     """
@@ -202,15 +202,15 @@ def enough_epsilon(mechanism: Mechanism, snr: ExpectedSnr) -> float | None:
 def coarse_epsilon(mechanism: Mechanism, noise_multiplier: float, scale: float) -> float:
     """Return an upper bound on ε with another σ, by PLD on a grid that is a small fraction of `scale`.
 
-    For an ε near `scale`, the bound is about two per cent above the ε of the grid of record, and is computed
-    in a fraction of the time.
+    For an ε near `scale`, the bound is about two per cent above the ε that a training reports, and is
+    computed in a fraction of the time.
     """
     return epsilon_of_steps(
         sampling_prob=mechanism.sampling_prob,
         noise_multiplier=noise_multiplier,
         num_steps=mechanism.num_steps_charged,
         delta=mechanism.target_delta,
-        grid=min(_MOST_GRID, max(scale, _LEAST_SCALE) / _GRIDS_IN_EPSILON),
+        grid=min(_MOST_GRID, max(scale, _LEAST_SCALE) / _CELLS_PER_EPSILON),
     )
 
 
@@ -246,7 +246,7 @@ def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = AL
     """Return the warning that no gain is to be expected, with a remedy; None if a gain is to be expected.
 
     The warning names n and ε, or only this training's B and T, as too small. It depends only on public
-    numbers; methods that are not modelled get no warning.
+    numbers; methods that the SNR model does not cover get no warning.
     """
     if not is_modelled(mechanism):
         return None

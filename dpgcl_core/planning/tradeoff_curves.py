@@ -50,7 +50,9 @@ class Point:
 def epsilon_by_records(
     request: PlanRequest, plan: Mechanism, factors: Sequence[float] = RECORDS_FACTORS
 ) -> list[Point]:
-    """Return ε at multiples of N for the plan's B, σ and T; δ is the requested δ, or else 1/(N ln N)."""
+    """Return ε at multiples of N for the plan's B, σ and T, at the requested δ, or else at 1/(N ln N).
+
+    N below B, or with a requested δ above 1/N, are omitted."""
     batch, steps, noise = plan.expected_batch_size, plan.num_steps, plan.noise_multiplier
     points = []
     for factor in factors:
@@ -70,7 +72,7 @@ def epochs_by_batch(
     factors: Sequence[float] = BATCH_FACTORS,
     noise_factors: Sequence[float] = NOISE_FACTORS,
 ) -> list[Point]:
-    """Return the largest T within ε at multiples of B, for σ around the plan's; omit points without one."""
+    """Return the largest T within ε at multiples of the plan's B and σ; omit points without such a T."""
     points = []
     for noise in (factor * plan.noise_multiplier for factor in noise_factors):
         start = float(plan.num_steps)

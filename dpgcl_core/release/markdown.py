@@ -44,5 +44,5 @@ def escaped(text: str) -> str:
     start = _START.match(line)
     if start is None:
         return line
-    place = start.end() if start[0].isdigit() else 0
-    return f"{line[:place]}&#{ord(line[place])};{line[place + 1 :]}"
+    position = start.end() if start[0].isdigit() else 0
+    return f"{line[:position]}&#{ord(line[position])};{line[position + 1 :]}"

@@ -48,11 +48,10 @@ class Metric:
       release: who may see the metric.
       meaning: an explanation of one line for reports.
       title: the title in tables and figures; empty if the name in words serves as the title.
-      unit: "fraction" is drawn in per cent; "s" means seconds; empty for a pure number.
+      unit: "fraction" (shown in per cent), "s" (seconds), or empty for a pure number.
       higher_is_better: the direction; None if no value is better than another.
-      family: the family of a score that a finished training may have of its own network; None for all other
-        numbers.
-      has_panel: whether figures draw the score; the other scores of its family are only in the tables.
+      family: the family of a score of a finished training's own network; None for all other metrics.
+      has_panel: whether figures draw the score; otherwise only tables contain it.
     """
 
     name: str
@@ -79,11 +78,11 @@ DURING = "_during"
 
 CLASSIFIER_SCORE = "classifier_accuracy"
 
-_WAYS = {
+_DIRECTIONS = {
     "image_to_text": ("Image → text", "images whose caption is"),
     "text_to_image": ("Text → image", "captions whose image is"),
 }
-_ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
+_SCORE_ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
     Family.CLASSIFIER: (
         (CLASSIFIER_SCORE, "Classifier accuracy", "images that a classifier assigns to their own class"),
         ("classifier_balanced_accuracy", "Classifier balanced accuracy", "the same, averaged over classes"),
@@ -91,7 +90,7 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
     ),
     Family.PAIRS: tuple(
         (f"{way}_recall_at_{k}", f"{title} recall at {k}", f"{what} among the first {k}")
-        for way, (title, what) in _WAYS.items()
+        for way, (title, what) in _DIRECTIONS.items()
         for k in (1, 5, 10)
     ),
     Family.CLASS_NAMES: (
@@ -164,7 +163,7 @@ _SCORES = tuple(
         family=family,
         has_panel=not name.endswith(_IN_TABLES_ALONE),
     )
-    for family, rows in _ROWS.items()
+    for family, rows in _SCORE_ROWS.items()
     for name, title, meaning in rows
 )
 _BEFORE_TRAINING = {
@@ -181,18 +180,19 @@ REFERENCE_PREFIXES = (*_BEFORE_TRAINING, *_OF_IMAGES)
 
 
 def _derived(score: Metric, name: str, qualifier: str) -> Metric:
-    """Return the same score for another network than the finished one."""
+    """Return the same score of something other than the finished network, which `qualifier` names."""
     return replace(score, name=name, meaning=f"{score.meaning}, {qualifier}", title="", family=None)
 
 
 def _references(scores: Iterable[Metric], of_images: Collection[Family]) -> Iterator[Metric]:
+    """Yield the scores before training and, for the families `of_images`, of the images themselves."""
     for score in scores:
         prefixes = _BEFORE_TRAINING | (_OF_IMAGES if score.family in of_images else {})
-        for prefix, of in prefixes.items():
-            yield _derived(score, f"{prefix}{score.name}", of)
+        for prefix, qualifier in prefixes.items():
+            yield _derived(score, f"{prefix}{score.name}", qualifier)
 
 
-_OPEN_SCORES = [score for score in _SCORES if score.release is Release.SCORE]
+_UNNOISED_SCORES = [score for score in _SCORES if score.release is Release.SCORE]
 
 
 def _number(release: Release, name: str, meaning: str, title: str = "", unit: str = "") -> Metric:
@@ -212,10 +212,10 @@ _DECLARED = (
     *_SCORES,
     *(
         _derived(score, f"{score.name}{DURING}", "after a number of steps")
-        for score in _OPEN_SCORES
+        for score in _UNNOISED_SCORES
         if score.name != "view_retrieval_top10"
     ),
-    *_references(_OPEN_SCORES, (Family.LABELS,)),
+    *_references(_UNNOISED_SCORES, (Family.LABELS,)),
     _number(
         Release.NOISED,
         "noised_snr_first_step",
@@ -268,9 +268,9 @@ def find_metric(name: str) -> Metric | None:
 
 
 def tracked_name(name: str) -> str:
-    """Return a metric's name in MLflow, whose pages open on the metric that is first by name.
+    """Return a metric's name in MLflow: scores have no prefix, and all other metrics that of their section.
 
-    Scores have no prefix, and come first; all other metrics are in a section after them.
+    MLflow's pages sort metrics by section, and so begin with the scores.
 
     >>> [tracked_name(name) for name in ("knn_accuracy", "epsilon", "train_loss", "of_somebody_else")]
     ['knn_accuracy', 'privacy.epsilon', 'training.train_loss', 'of_somebody_else']
@@ -298,7 +298,7 @@ def scores_of(*families: Family) -> list[str]:
 
 
 def is_final_score(name: str) -> bool:
-    """Return whether a finished training may have this score of its own network, on any data set.
+    """Return whether a name is that of a score of a finished training's own network, on any data set.
 
     >>> [is_final_score(name) for name in ("knn_accuracy", "transfer_knn_accuracy/digits", "epsilon")]
     [True, True, False]

@@ -45,8 +45,8 @@ def noised_count(count: int, noise_multiplier: float, generator: Draws, *, num_s
 
     Guarantee: a Gaussian mechanism with noise multiplier `noise_multiplier` for adding or removing one
     record, if the record moves `count` by at most 1 (see the module). The noise is rounded before it is
-    added. This equals rounding the sum, which is post-processing, and leaves no floating-point digits that
-    could distinguish the count from its neighbours.
+    added. This equals rounding the noised count, which is post-processing, and leaves no floating-point
+    digits that could distinguish it from the noised count of a neighbouring data set.
 
     Args:
       count: number of correct answers.
@@ -65,12 +65,12 @@ def noised_count(count: int, noise_multiplier: float, generator: Draws, *, num_s
 def noised_norm(
     norm: float, sensitivity: float, noise_multiplier: float, generator: Draws, *, num_summed: int = 1
 ) -> float:
-    """Return `norm` plus N(0, (noise_multiplier·sensitivity)²), on the noise's grid; it may be negative.
+    """Return `norm` plus N(0, (noise_multiplier·sensitivity)²), rounded as `GaussianNoise.on_grid`.
 
     Args:
-      norm: the norm of the clean clipped sum.
+      norm: the norm of the clipped sum without noise.
       sensitivity: the sensitivity of that sum, hence of its norm.
-      noise_multiplier: t.
+      noise_multiplier: t = noise std / sensitivity.
       generator: a separate source of secret draws: noise shared with the sum's noise would break the proof.
       num_summed: number of normals summed for the noise, see `GaussianNoise`.
     """
@@ -98,7 +98,7 @@ def joint_noise_multiplier(noise_multiplier: float, snr_noise_multiplier: float)
 
 
 def scoring_event(score_noise_multiplier: float, num_scores: int) -> dp_event.DpEvent:
-    """Return the event of `num_scores` noised counts on one scored split."""
+    """Return the event of `num_scores` noised counts on the same held-out records."""
     if num_scores == 0:
         return dp_event.NoOpDpEvent()
     return dp_event.GaussianDpEvent(score_noise_multiplier / math.sqrt(num_scores))
@@ -111,7 +111,10 @@ def training_event(
     snr_noise_multiplier: float | None = None,
     num_snr_steps: int = 1,
 ) -> dp_event.DpEvent:
-    """Return the event of `num_steps` charged steps; `num_snr_steps` of them release their noised norm."""
+    """Return the event of `num_steps` steps, of which `num_snr_steps` also release their noised norm.
+
+    `num_steps` is by default the number that `mechanism` charges. Without `snr_noise_multiplier`, no norm is
+    released."""
     num_steps = mechanism.num_steps_charged if num_steps is None else num_steps
     if snr_noise_multiplier is None or not mechanism.is_private:
         return mechanism.dp_event(num_steps)
@@ -164,8 +167,8 @@ def trial_epsilon(
     scoring: dp_event.DpEvent = dp_event.NoOpDpEvent()
     if score_noise_multiplier is not None:
         scoring = scoring_event(score_noise_multiplier, num_scores)
-    alone = mechanism.epsilon(num_steps) if snr_noise_multiplier is None else None  # cached
-    epsilon = composition.epsilon_pld(training, delta) if alone is None else alone
+    cached_epsilon = mechanism.epsilon(num_steps) if snr_noise_multiplier is None else None
+    epsilon = composition.epsilon_pld(training, delta) if cached_epsilon is None else cached_epsilon
     return max(epsilon, composition.epsilon_pld(scoring, delta))
 
 
@@ -188,24 +191,24 @@ def calibrated(
         return trial
     _check_event(mechanism, score_noise_multiplier, snr_noise_multiplier)
     if score_noise_multiplier is not None:
-        scoring = composition.epsilon_pld(
+        scoring_epsilon = composition.epsilon_pld(
             scoring_event(score_noise_multiplier, num_scores), mechanism.target_delta
         )
-        if scoring > target_epsilon:
+        if scoring_epsilon > target_epsilon:
             raise ConfigError(
                 f"the noised scores must cost no more than target_epsilon = {target_epsilon:g}; "
                 f"{num_scores} counts at score_noise_multiplier = {score_noise_multiplier:g} cost "
-                f"{scoring:.3g}. Raise score_noise_multiplier"
+                f"{scoring_epsilon:.3g}. Raise score_noise_multiplier"
             )
     if snr_noise_multiplier is None:
         return trial
-    share, num_snr_steps = target_epsilon, 1 + (mechanism.num_restart_steps or 0)
+    mechanism_target, num_snr_steps = target_epsilon, 1 + (mechanism.num_restart_steps or 0)
     for _ in range(_CALIBRATION_TRIES):
         epsilon = trial_epsilon(trial, snr_noise_multiplier=snr_noise_multiplier, num_snr_steps=num_snr_steps)
         if epsilon <= target_epsilon:
             return trial
-        share *= (1 - composition.CALIBRATION_TOLERANCE) * target_epsilon / epsilon
-        trial = mechanism.calibrated(share, cache_folder=cache_folder)
+        mechanism_target *= (1 - composition.CALIBRATION_TOLERANCE) * target_epsilon / epsilon
+        trial = mechanism.calibrated(mechanism_target, cache_folder=cache_folder)
     raise ConfigError(
         f"no noise multiplier could be verified for target_epsilon = {target_epsilon:g} with "
         f"snr_noise_multiplier = {snr_noise_multiplier:g}; raise one of them, or leave the SNR out"
@@ -213,7 +216,7 @@ def calibrated(
 
 
 def _check_event(mechanism: Mechanism, *noises: float | None) -> None:
-    """Raise ConfigError if there are noised releases with steps that the proofs do not cover."""
+    """Raise ConfigError if a noised release is requested whose steps the proofs do not cover."""
     if not mechanism.rules.plain_event and any(noise is not None for noise in noises):
         raise ConfigError(
             "noised scores and a noised SNR require Poisson-sampled Gaussian steps, accounted for adding or "
@@ -233,7 +236,7 @@ def public_share(noised: int, num_scored_public: int) -> float:
 
 
 def split_public(num_records_public: int, share: float) -> tuple[int, int]:
-    """Return the public numbers of slots for records that are trained on and for held-out records.
+    """Return the public numbers of slots for records to train on and for a share of held-out records.
 
     >>> split_public(1000, 0.1)
     (900, 100)

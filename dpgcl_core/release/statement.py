@@ -32,7 +32,7 @@ LABELS = (PROVEN, "as-published", "none")
 RESEARCH = "research: public data"
 POISSON = "each record joins each step independently (Poisson), drawn in secret, afresh in every training"
 POISSON_OF_GROUPS = POISSON.replace("each record", "each group of slots")
-_FEW = 8
+_MAX_TEXTS = 8
 _PACKAGES = ("dpgcl", "dp-accounting", "torch", "numpy", "scipy", "ray", "mlflow")
 _RELEASED = {
     "open": "every trial: metrics, models and the tracking pages",
@@ -44,7 +44,7 @@ _WRITTEN = {"num_started": "started"}  # keys of a statement that differ from th
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTrials:
-    """Counts of an open sweep's trials; a sealed sweep has no such lines.
+    """Counts of an open sweep's trials; a sealed sweep must not reveal its own.
 
     Attributes:
       planned: number of trials set in advance.
@@ -71,7 +71,7 @@ class OpenTrials:
         return self.planned - self.without_guarantee
 
     def without_guarantee_text(self) -> str:
-        """Return the trials without a guarantee in words, each kind with its reason; "" if there are none."""
+        """Return the numbers and kinds of the trials without a guarantee; "" if there are none."""
         seeded = self.without_guarantee - self.references - self.as_published
         kinds = [
             (self.references, "reference" + "s" * (self.references != 1) + " without noise"),
@@ -87,7 +87,8 @@ class PrivacyStatement:
 
     Attributes:
       sweep, dataset: the names of the sweep and the data set.
-      data_are_private: False labels the data `research: public data`; the numbers are computed all the same.
+      data_are_private: whether the data are private. If not, the statement labels them `research: public
+        data` and contains the same numbers.
       guarantee_label: `proven` only if every released training is `proven`.
       num_records_public: n; `num_records_source` states its source.
       cost: the cost of one training and of the whole sweep, repeated steps included; None if no training is
@@ -97,9 +98,10 @@ class PrivacyStatement:
       scores: how the scores were evaluated.
       unit_column: the column in which equal values mark rows of one record; None if each row is one record.
       row: the meaning of a row of the data, in words.
-      starts: sweeps on the same records whose models this sweep starts from; only the ledger's ε includes
-        their ε.
+      starts: the sweeps on the same records whose models this sweep starts from. Only the ledger's ε
+        includes their cost.
       randomness: the source of sampling, permutations and noise: `DrawSource.description`.
+      mode: the release mode: open, sealed or sealed-threshold.
       versions: the versions of the software.
       trials: the counts of an open sweep's trials.
       ledger: the ledger's part of the statement, or None; `ledger_note` then gives the reason.
@@ -157,13 +159,13 @@ class PrivacyStatement:
     @property
     def conditions(self) -> list[str]:
         """The conditions on both neighbouring data sets, besides the relation, that some methods need."""
-        from dpgcl_core.mechanism.numbers import in_all  # here, with the mechanisms
+        from dpgcl_core.mechanism.numbers import in_all  # here, so that a statement loads no mechanisms
 
         covered = [m.rules.num_records_covered(m) for m in self.mechanisms]
         return [each.text for each in in_all(each for each in covered if each is not None)]
 
     def headline(self) -> str:
-        """Return the statement in one sentence."""
+        """Return the guarantee, or the lack of one, in one sentence."""
         cost = self.cost
         if not self.data_are_private:
             return f"Public data: nothing to protect. {self._research_text()}."
@@ -178,14 +180,14 @@ class PrivacyStatement:
             return f"NO GUARANTEE for this sweep as a whole: the cost of tuning is not accounted ({reason})."
         promise = (
             f"(ε = {epsilon_text(cost.tuned_epsilon)}, δ = {delta_text(cost.delta)})-differentially "
-            f"private for {_adding(cost.neighboring_relation)}"
+            f"private for {_relation_phrase(cost.neighboring_relation)}"
         )
         if self.conditions:
             promise += f" among {' and '.join(self.conditions)}"
-        return f"All that this sweep releases together is {promise}{self._beside()}."
+        return f"All that this sweep releases together is {promise}{self._earlier_cost_text()}."
 
     def _research_text(self) -> str:
-        """Return the sweep's cost if its records were private, and the trials that it compares with."""
+        """Return the cost that the sweep would have on private data, and its trials without guarantee."""
         cost, trials, parts = self.cost, self.trials, list[str]()
         if cost is not None:
             sign = "=" if len(cost.planned) == 1 else "up to"
@@ -201,8 +203,8 @@ class PrivacyStatement:
             parts.append(trials.without_guarantee_text())
         return "; ".join(parts) or "Nothing was trained with noise"
 
-    def _beside(self) -> str:
-        """Return a note on the earlier cost, if the sweep starts from models trained on the same records."""
+    def _earlier_cost_text(self) -> str:
+        """Return a note on the cost of the models that the sweep starts from; "" if there are none."""
         if not self.starts:
             return ""
         return (
@@ -211,7 +213,7 @@ class PrivacyStatement:
         )
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return (name, value) pairs in the order of the page."""
+        """Return the page's lines as (name, value) pairs, in order."""
         lines = [
             ("Sweep", self.sweep),
             ("Data", f"{self.dataset} ({'private' if self.data_are_private else RESEARCH})"),
@@ -274,7 +276,7 @@ class PrivacyStatement:
 
     @property
     def num_restart_steps(self) -> int | None:
-        """R, charged in advance for each training; None if repeated steps are charged when they occur."""
+        """R, the repeated steps charged in advance per training; None if charged when they occur."""
         found = {m.num_restart_steps for m in self.mechanisms if m.is_private}
         if not found or None in found:
             return None
@@ -317,10 +319,10 @@ class PrivacyStatement:
         return lines + [
             (name, text)
             for name in ("Sampling", "Grouping", "Sensitivity")
-            if (text := self._of_methods(name.lower()))
+            if (text := self._texts_of_methods(name.lower()))
         ]
 
-    def _of_methods(self, name: str) -> str:
+    def _texts_of_methods(self, name: str) -> str:
         """Return the methods' texts on sampling, grouping or sensitivity, by method if they differ."""
         texts: dict[str, list[str]] = {}
         for method, relation in dict.fromkeys((m.rules, m.neighboring_relation) for m in self.mechanisms):
@@ -357,7 +359,7 @@ class PrivacyStatement:
             "released": _RELEASED[self.mode],
             "unit": self.unit,
             "conditions": self.conditions,
-            **{name: self._of_methods(name) for name in _METHOD_TEXTS},
+            **{name: self._texts_of_methods(name) for name in _METHOD_TEXTS},
             "versions": dict(self.versions),
             "notes": list(self.notes),
             "mechanisms": [asdict(m) | {"sensitivity": m.sensitivity} for m in self.mechanisms],
@@ -367,7 +369,7 @@ class PrivacyStatement:
         """Return the statement as JSON."""
         values = self.as_dict()
         del values["data_are_private"]
-        return json.dumps(_masked(values), indent=1, ensure_ascii=False, default=str)
+        return json.dumps(_masked_values(values), indent=1, ensure_ascii=False, default=str)
 
     def to_markdown(self) -> str:
         """Return the statement as a page of Markdown."""
@@ -423,19 +425,19 @@ def delta_text(delta: float) -> str:
     return rounded_up(delta, 4)
 
 
-def _masked(value: Any) -> Any:
-    """Return plain values in which every address in a text is masked."""
+def _masked_values(value: Any) -> Any:
+    """Return the values with every address in a text masked."""
     if isinstance(value, str):
         return masked_text(value)
     if isinstance(value, Mapping):
-        return {name: _masked(each) for name, each in value.items()}
-    return [_masked(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {name: _masked_values(each) for name, each in value.items()}
+    return [_masked_values(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _first_few(texts: list[str]) -> str:
     """Join the first few of many texts; `privacy_statement.json` has all of them."""
-    more = len(texts) - _FEW
-    return "; ".join(texts[:_FEW]) + (f"; and {more} more (in the JSON)" if more > 0 else "")
+    more = len(texts) - _MAX_TEXTS
+    return "; ".join(texts[:_MAX_TEXTS]) + (f"; and {more} more (in the JSON)" if more > 0 else "")
 
 
 def _cap_text(mechanism: Mechanism) -> str:
@@ -449,7 +451,7 @@ def _sampling_text(method: Method, relation: str) -> str:
 
 def _sensitivity_text(method: Method, relation: str) -> str:
     return (
-        f"{_adding(relation)} changes the clipped sum by at most "
+        f"{_relation_phrase(relation)} changes the clipped sum by at most "
         f"{method.sensitivity_formula}; proof in {method.proof}"
     )
 
@@ -461,12 +463,12 @@ _METHOD_TEXTS: Mapping[str, Callable[[Method, str], str]] = {
 }
 
 
-def _adding(relation: str) -> str:
+def _relation_phrase(relation: str) -> str:
     """Return the relation as a phrase for a sentence.
 
-    >>> _adding("add or remove one record")
+    >>> _relation_phrase("add or remove one record")
     'adding or removing one record'
-    >>> _adding("replace one record or zero out one record")
+    >>> _relation_phrase("replace one record or zero out one record")
     'replacing one record or zeroing out one record'
     """
     verbs = {"add or remove": "adding or removing", "replace": "replacing", "zero out": "zeroing out"}
@@ -475,8 +477,8 @@ def _adding(relation: str) -> str:
     return relation
 
 
-_LAWS = {"tnb": "truncated negative binomial", "poisson": "Poisson"}
-_OF_LAWS = {
+_LAW_TITLES = {"tnb": "truncated negative binomial", "poisson": "Poisson"}
+_PARAMETER_FORMATS = {
     **{"eta": "η = {}", "gamma": "γ = {}", "prob": "p = {}", "mean": "mean {}"},
     **{"max_trials": "at most {}", "halting_prob": "with probability {}", "max_mean": "mean at most {}"},
 }
@@ -493,17 +495,19 @@ def _law_text(law: Mapping[str, str | float]) -> str:
     """
     name = str(law["name"]).removeprefix("truncated ")
 
-    def words(uncapped: bool) -> str:
+    def parameters_text(uncapped: bool) -> str:
         prefix = _UNCAPPED if uncapped else ""
         values = {key.removeprefix(prefix): law[key] for key in law if key.startswith(_UNCAPPED) == uncapped}
         return ", ".join(
-            _OF_LAWS.get(key, f"{key} = {{}}").format(_short(values[key])) for key in values if key != "name"
+            _PARAMETER_FORMATS.get(key, f"{key} = {{}}").format(_short(values[key]))
+            for key in values
+            if key != "name"
         )
 
-    found = _LAWS.get(name, name)
-    if capped := words(uncapped=True):
-        return f"{found}, {capped}; cut off: {words(uncapped=False)}"
-    return f"{found}, {words(uncapped=False)}"
+    title = _LAW_TITLES.get(name, name)
+    if uncapped_text := parameters_text(uncapped=True):
+        return f"{title}, {uncapped_text}; cut off: {parameters_text(uncapped=False)}"
+    return f"{title}, {parameters_text(uncapped=False)}"
 
 
 def _short(value: str | float) -> str:

@@ -919,8 +919,8 @@ BREAKAGES = (
     Breakage(
         name="cached noise multiplier is not verified",
         file="dpgcl_core/accounting/composition.py",
-        before="if cached is not None and low_enough <= (best_epsilon := epsilon(cached)) <= target_epsilon:",
-        after="if cached is not None and (best_epsilon := epsilon(cached)) > 0:",
+        before="cached is not None and min_epsilon <= (best_epsilon := epsilon(cached)) <= target_epsilon:",
+        after="cached is not None and (best_epsilon := epsilon(cached)) > 0:",
         tests=(
             "tests/dpgcl_core/accounting/test_composition.py::test_calibration_cache_cannot_weaken_the_guarantee",
         ),
@@ -1011,8 +1011,8 @@ BREAKAGES = (
     Breakage(
         name="tuning bound without one of its 1 + η",
         file="dpgcl_core/accounting/tuning/bounds.py",
-        before="constant = (1 + whole.eta) * np.min(",
-        after="constant = whole.eta * np.min(",
+        before="constant = (1 + uncapped_law.eta) * np.min(",
+        after="constant = uncapped_law.eta * np.min(",
         tests=(
             "tests/dpgcl_core/accounting/tuning/test_cost.py::test_papernot_steinke_agrees_with_dp_accounting",
         ),
@@ -1241,7 +1241,7 @@ BREAKAGES = (
     Breakage(
         name="trainings of a sweep are admitted one by one",
         file="dpgcl_core/ledger/account.py",
-        before="trial.admit_steps(training.step_class, training.num_steps)",
+        before="draft.admit_steps(training.step_class, training.num_steps)",
         after="self.admit_steps(training.step_class, training.num_steps)",
         tests=(
             "tests/dpgcl_core/ledger/test_ledger.py"
@@ -1281,7 +1281,7 @@ BREAKAGES = (
     Breakage(
         name="hash of a row does not cover the row before",
         file="dpgcl_core/ledger/chain.py",
-        before='f"{before}\\n{text}".encode()',
+        before='f"{previous_hash}\\n{text}".encode()',
         after="text.encode()",
         tests=("tests/dpgcl_core/ledger/test_chain.py::test_chain_begins_with_the_genesis_hash",),
     ),

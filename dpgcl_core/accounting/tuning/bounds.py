@@ -41,10 +41,10 @@ _ROUND_UP = 1e-9  # relative; covers the float arithmetic of f' and of the sums
 
 
 def ln_c_star(profile: PrivacyProfile, odds: float) -> float:
-    """Return ln c* ≥ 0, where c* solves δ_Q(ln c) = (c − 1)·odds, rounded up; `inf` for odds = 0.
+    """Return ln c*, rounded up, where c* ≥ 1 solves δ_Q(ln c) = (c − 1)·odds; `inf` for odds = 0.
 
-    The left side decreases and the right side increases, so every c ≥ c* has δ_Q(ln c) ≤ (c − 1)·odds, as
-    the proofs need.
+    δ_Q is the profile. The left side decreases and the right side increases, so every c ≥ c* has
+    δ_Q(ln c) ≤ (c − 1)·odds, which the proofs of the bounds need.
     """
     if odds == 0:
         return math.inf
@@ -62,12 +62,16 @@ def ln_c_star(profile: PrivacyProfile, odds: float) -> float:
 def profile_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> float:
     """Return ε of the best of K at `delta` from the profile of one trial.
 
-    Truncated negative binomial: ε = ε_Q(δ/m) + (1 + η)·ln c*, with odds γ/(1 − γ) in `ln_c_star`.
+    δ_Q is that profile, ε_Q its inverse, m = E[K], and ln c* is `ln_c_star` at the odds that are named.
+
+    Truncated negative binomial: ε = ε_Q(δ/m) + (1 + η)·ln c*, with odds γ/(1 − γ).
     Binomial(n, p): ε = ε_Q(δ/m) + (n − 1)·ln c*, with odds (1 − p)/p.
     Poisson(μ): ε = ε_Q(δ/μ) + μ·δ_Q(0).
     Any of these given K ≤ M (`TruncatedTrials`): the same term is added as without M, and m = E[K | K ≤ M].
 
-    Proof sketch. Suppose f'(p_y) ≤ e^s·f'(q_y) for all y. As f' is increasing, f'(p_y) ≤ f'(1) = m, and
+    Proof sketch. P and Q are the distributions of one trial on neighbouring data sets, p_y = P(≤ y) and
+    q_y = Q(≤ y) for an output y, f(x) = E[x^K], and δ_A is the profile of the best of K. Suppose
+    f'(p_y) ≤ e^s·f'(q_y) for all y. As f' is increasing, f'(p_y) ≤ f'(1) = m, and
       δ_A(ε) = ∫ (f'(p_y)P(dy) − e^ε f'(q_y)Q(dy))₊ ≤ ∫ f'(p_y)·(P(dy) − e^(ε−s)Q(dy))₊ ≤ m·δ_Q(ε − s),
     which is at most δ for ε = ε_Q(δ/m) + s. For each law, s follows from the form of f' and from
     Q(> y) ≤ c·P(> y) + δ_Q(ln c) at c*. Given K ≤ M, (ln f')' is the mean of a law that is cut off above,
@@ -80,15 +84,15 @@ def profile_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> 
 
 
 def _shift(profile: PrivacyProfile, law: TrialCountLaw) -> float:
-    """Return s with f'(p_y) ≤ e^s·f'(q_y) for all y."""
+    """Return the s of `profile_bound`, with f'(p_y) ≤ e^s·f'(q_y) for all outputs y."""
     if isinstance(law, TruncatedTrials):
         return _shift(profile, law.law)
     if isinstance(law, TruncatedNegativeBinomial):
         odds = law.gamma / (1 - law.gamma) if law.gamma < 1 else math.inf
         return (1 + law.eta) * ln_c_star(profile, odds)
     if isinstance(law, BinomialTrials):
-        shift = ln_c_star(profile, (1 - law.prob) / law.prob) if law.max_trials > 1 else 0.0
-        return (law.max_trials - 1) * shift
+        ln_c = ln_c_star(profile, (1 - law.prob) / law.prob) if law.max_trials > 1 else 0.0
+        return (law.max_trials - 1) * ln_c
     if isinstance(law, PoissonTrials):
         return law.mean * profile.total_variation
     raise ConfigError(f'the bound "profile" does not cover {law.parameters()["name"]}; use "pointwise"')
@@ -115,7 +119,9 @@ def pointwise_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -
 
 
 def _envelope(profile: PrivacyProfile, law: TrialCountLaw) -> tuple[Array, Array]:
-    """Return the lines f'(1 − t) − x·f'(1 − β(t)), over cells of t, that are highest for some x ≥ 0."""
+    """Return gains f'(1 − t) and prices f'(1 − β(t)) of the cells of t that are best at some x ≥ 0.
+
+    A cell is best at x if its gain − x·price is the highest."""
     edges = np.concatenate(([0.0], np.geomspace(1e-9 / law.mean, 1.0, _NUM_CELLS)))
     gains = law.derivative(1 - edges[:-1]) * (1 + _ROUND_UP)
     prices = law.derivative(1 - profile.largest_image(edges[1:])) * (1 - _ROUND_UP)
@@ -180,13 +186,15 @@ def _least_epsilon(divergence: Callable[[float], float], delta: float) -> float:
 def threshold_bound(
     profile: PrivacyProfile, halting_prob: float, delta: float, max_trials: int | None = None
 ) -> float:
-    """Return ε at `delta` of the first trial with score ≥ s, halting with probability γ after each miss.
+    """Return ε at `delta` of releasing the first trial with a score of at least s, a public constant.
 
-    ε = ε_Q(γδ) + ln c*, with odds γ/(1 − γ) in `ln_c_star`; s is a public constant, and halting releases
-    "nothing". The released trial is the first of K trials with score ≥ s, for geometric K. Given K ≤ M
-    (`max_trials`), E[K | K ≤ M] replaces the mean 1/γ of K: ε = ε_Q(δ/E[K | K ≤ M]) + ln c*.
+    After each lower score the sweep halts with probability γ = `halting_prob`, which releases "nothing".
+    ε = ε_Q(γδ) + ln c*, with ε_Q the inverse of the profile δ_Q, and odds γ/(1 − γ) in `ln_c_star`. The
+    released trial is the first of K trials with score ≥ s, for geometric K. Given K ≤ M (`max_trials`),
+    E[K | K ≤ M] replaces the mean 1/γ of K: ε = ε_Q(δ/E[K | K ≤ M]) + ln c*.
 
-    Proof sketch. With a = P(score ≥ s) and n(a) = γ + (1 − γ)a, an output y with score ≥ s has density
+    Proof sketch. P and Q are the distributions of one trial on neighbouring data sets, and δ_A is the profile
+    of the release. With a = P(score ≥ s) and n(a) = γ + (1 − γ)a, an output y with score ≥ s has density
     P(dy)/n(a) and "nothing" has probability γ(1 − a)/n(a). For b = Q(score ≥ s), n(b) ≤ c*·n(a) as in
     `profile_bound`, so δ_A(ε) is at most δ_Q(ε − ln c*)/n(a) ≤ δ_Q(ε − ln c*)/γ. Given K ≤ M, 1/n(a) becomes
     Σ_j P(K ≥ j)(1 − a)^(j−1) ≤ E[K], which grows by no larger a factor with 1 − a. ∎
@@ -204,7 +212,7 @@ def threshold_bound(
 
 
 def halting_law(halting_prob: float, max_trials: int) -> TruncatedTrials:
-    """Return the law of the number of trials of a threshold sweep, which releases the first good trial."""
+    """Return the geometric law of the number of trials of a threshold sweep, cut off at `max_trials`."""
     geometric = TruncatedNegativeBinomial(eta=1.0, gamma=halting_prob)
     return TruncatedTrials(law=geometric, max_trials=max_trials)
 
@@ -214,30 +222,33 @@ def papernot_steinke_rdp(
 ) -> Array:
     """Return the RDP of the best of K at `orders`, from one trial's RDP (Papernot and Steinke 2022).
 
-    Truncated negative binomial (Theorem 2), with ε(λ) the RDP of one trial, for every λ̂ ≥ 1:
+    ε(λ) and ε'(λ) are the RDP of one trial and of the best of K at order λ; m = μ = E[K].
+    Truncated negative binomial (Theorem 2), for every order λ̂ ≥ 1:
       ε'(λ) = ε(λ) + (1 + η)(1 − 1/λ̂)ε(λ̂) + (1 + η)·ln(1/γ)/λ̂ + ln m/(λ − 1).
     Poisson (Theorem 6): if one trial is (ε̂, δ̂)-DP with e^ε̂ ≤ 1 + 1/(λ − 1),
       ε'(λ) = ε(λ) + μδ̂ + ln μ/(λ − 1).
     Theorem 2 given K ≤ M: use the negative binomial's γ and m = E[K | K ≤ M] (docs/theory/tuning.md).
     RDP never decreases with the order, so a smaller value at a higher order replaces a value at a lower
-    order. The figure depends on the grid of orders: it is minimised over λ̂ in the same grid.
+    order. The result depends on `orders`: it is minimised over λ̂ in the same orders.
 
     Args:
       orders: λ > 1 `[orders]`, ascending.
       rdp: ε(λ) of one trial `[orders]`.
       law: the law of K.
-      profile: one trial's profile, which gives δ̂; needed for Poisson.
+      profile: one trial's privacy profile, which gives δ̂; needed for Poisson.
 
     Raises:
       ConfigError: the theorems do not cover the law, or the profile is missing.
     """
-    whole = law.law if isinstance(law, TruncatedTrials) else law
-    if isinstance(whole, TruncatedNegativeBinomial):
-        constant = (1 + whole.eta) * np.min((1 - 1 / orders) * rdp - math.log(whole.gamma) / orders)
+    uncapped_law = law.law if isinstance(law, TruncatedTrials) else law
+    if isinstance(uncapped_law, TruncatedNegativeBinomial):
+        constant = (1 + uncapped_law.eta) * np.min(
+            (1 - 1 / orders) * rdp - math.log(uncapped_law.gamma) / orders
+        )
         tuned = rdp + constant + math.log(law.mean) / (orders - 1)
     elif isinstance(law, PoissonTrials) and profile is not None:
-        hats = np.array([profile.delta(math.log1p(1 / (order - 1))) for order in orders.tolist()])
-        tuned = rdp + law.mean * hats + math.log(law.mean) / (orders - 1)
+        deltas = np.array([profile.delta(math.log1p(1 / (order - 1))) for order in orders.tolist()])
+        tuned = rdp + law.mean * deltas + math.log(law.mean) / (orders - 1)
     else:
         name = law.parameters()["name"]
         raise ConfigError(f'the bound "ps22" covers the laws tnb and poisson (with a profile); got {name}')
@@ -246,8 +257,8 @@ def papernot_steinke_rdp(
 
 def is_published(law: TrialCountLaw) -> bool:
     """Return whether `papernot_steinke_rdp` covers the law."""
-    whole = law.law if isinstance(law, TruncatedTrials) else law
-    return isinstance(whole, TruncatedNegativeBinomial) or isinstance(law, PoissonTrials)
+    uncapped_law = law.law if isinstance(law, TruncatedTrials) else law
+    return isinstance(uncapped_law, TruncatedNegativeBinomial) or isinstance(law, PoissonTrials)
 
 
 def papernot_steinke_bound(

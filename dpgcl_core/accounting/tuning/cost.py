@@ -20,7 +20,8 @@ trials must be independent draws of (candidate, training) from one fixed distrib
 privacy are drawn from a fixed π. One trial then has the mixture of their profiles (never the winner's ε).
 
 *Noised releases.* Noised norms and noised counts on held-out records are accounted in two cases, one for a
-record that is trained on and one for a record that is scored; the larger tuned ε counts (`tuning.trials`).
+record that is trained on and one for a record that is scored; the larger tuned ε counts
+(`tuning.trial_release`).
 
 Report the cost set in advance: the amount that an adaptive sweep really spent is not an (ε, δ) statement.
 docs/theory/tuning.md has the proofs.
@@ -60,7 +61,7 @@ Array = NDArray[np.float64]
 
 NEIGHBORING_RELATION = "add or remove one record"
 _LARGEST_EPSILON = 1000.0
-_LARGER = "; the larger of the ε for training and the ε for scoring, whose records are disjoint"
+_LARGER_OF_CASES = "; the larger of the ε for training and the ε for scoring, whose records are disjoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +70,14 @@ class TuningCost:
 
     Attributes:
       mode: open, sealed or sealed-threshold.
-      delta: δ of both figures.
-      training_epsilon: ε of one training by PLD; with several classes, the largest ε (open) or the ε of the
-        candidate drawn from π (sealed).
+      delta: δ of every ε below.
+      training_epsilon: ε of one training by PLD. With several classes of trials: the largest ε (open), or
+        the ε of a training whose class is drawn at random (sealed).
       tuned_epsilon: ε of the whole sweep; None if it is not accounted.
-      theorem: the theorem that `tuned_epsilon` depends on.
-      rdp_epsilon: ε of the whole sweep by RDP, as a cross-check; None if RDP has no theorem for the case.
-      planned: the trials set in advance, with the probability of each candidate if sealed.
-      law: law of K with its parameters, never K; None if open.
+      theorem: the theorem that proves `tuned_epsilon`.
+      rdp_epsilon: ε of the whole sweep by RDP, as a cross-check; None if no RDP theorem covers the sweep.
+      planned: the trials set in advance; in a sealed sweep, the candidates with their probabilities.
+      law: the law of the secret number of trials K and its parameters, never K itself; None if open.
       accounted: whether every hypothesis of the theorem holds.
       reason: why the sweep is not accounted; None if it is accounted.
       neighboring_relation: the relation that δ and both ε refer to.
@@ -124,7 +125,7 @@ def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
     1.828
     """
     check_delta_range(delta)
-    _check_some(trials)
+    _check_not_empty(trials)
     events = []
     for case in cases_of(trials):
         total: Counter[StepClass] = Counter()
@@ -139,7 +140,7 @@ def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
         delta=delta,
         training_epsilon=max(epsilons),
         tuned_epsilon=max(epsilon_pld(event, delta) for event in events),
-        theorem=f"composition of all planned steps by PLD{_LARGER if len(events) > 1 else ''}",
+        theorem=f"composition of all planned steps by PLD{_LARGER_OF_CASES if len(events) > 1 else ''}",
         rdp_epsilon=max(epsilon_rdp(event, delta) for event in events),
         planned=tuple(asdict(trial) for trial in trials),
     )
@@ -153,18 +154,18 @@ def sealed_cost(
     bound: str = "profile",
     probabilities: Sequence[float] | None = None,
 ) -> TuningCost:
-    """Return the cost of releasing only the best of K secret trials.
+    """Return the cost of releasing only the best of K trials, where K is secret.
 
     Guarantee: the released trial is (tuned_epsilon, delta)-DP for adding or removing one record, under the
     hypotheses of `tuning.bounds`: independent draws, K drawn from `law` and secret, and a score that is
     itself part of the private output or uses only public data.
 
     Args:
-      candidates: the candidates for one trial, each with `count` = 1.
+      candidates: the classes that each trial draws its own from, each with `count` = 1.
       law: the law of K.
       delta: δ.
       bound: profile, pointwise or ps22.
-      probabilities: π over the candidates, fixed without the data; uniform by default.
+      probabilities: the probability of each candidate, fixed without the data; uniform by default.
 
     Raises:
       ConfigError: an argument is out of range, the bound does not cover the law, or no finite ε holds.
@@ -172,7 +173,7 @@ def sealed_cost(
     check_delta_range(delta)
     if bound not in THEOREMS:
         raise ConfigError(unknown_choice("bound", bound, THEOREMS))
-    weights = _weights(candidates, probabilities, delta)
+    weights = _checked_weights(candidates, probabilities, delta)
     trials = [_CandidateDraw.of(case, weights) for case in cases_of(candidates)]
 
     def published_bound(trial: _CandidateDraw) -> float:
@@ -182,14 +183,14 @@ def sealed_cost(
     if bound == "ps22":
         tuned_epsilon = max(map(published_bound, trials))
     else:
-        prove = profile_bound if bound == "profile" else pointwise_bound
-        tuned_epsilon = max(prove(trial.profile, law, delta) for trial in trials)
+        epsilon_bound = profile_bound if bound == "profile" else pointwise_bound
+        tuned_epsilon = max(epsilon_bound(trial.profile, law, delta) for trial in trials)
     return TuningCost(
         mode=SEALED,
         delta=delta,
         training_epsilon=max(trial.profile.epsilon(delta) for trial in trials),
         tuned_epsilon=tuned_epsilon,
-        theorem=f"{THEOREMS[bound]}{_LARGER if len(trials) > 1 else ''}",
+        theorem=f"{THEOREMS[bound]}{_LARGER_OF_CASES if len(trials) > 1 else ''}",
         rdp_epsilon=published_epsilon,
         planned=_planned(candidates, weights),
         law=law.parameters(),
@@ -206,15 +207,15 @@ def sealed_threshold_cost(
 ) -> TuningCost:
     """Return the cost of releasing the first trial that reaches a public score, or nothing.
 
-    After each miss the sweep halts with probability `halting_prob`. Guarantee and hypotheses are the same as
-    for `sealed_cost`; the number of trials stays secret here, too. With `max_trials`, the number of trials is
-    drawn first, from `bounds.halting_law`.
+    After each trial below the score, the sweep halts with probability `halting_prob`. Guarantee and
+    hypotheses are the same as for `sealed_cost`; the number of trials stays secret here, too. With
+    `max_trials`, the number of trials is drawn first, from `bounds.halting_law`.
 
     Raises:
       ConfigError: an argument is out of range.
     """
     check_delta_range(delta)
-    weights = _weights(candidates, probabilities, delta)
+    weights = _checked_weights(candidates, probabilities, delta)
     profiles = [_CandidateDraw.of(case, weights).profile for case in cases_of(candidates)]
     theorem = "threshold bound c* (proof in dpgcl_core/accounting/tuning/bounds.py)"
     law: dict[str, str | float] = {"name": "halting after a miss", "halting_prob": halting_prob}
@@ -223,7 +224,7 @@ def sealed_threshold_cost(
         delta=delta,
         training_epsilon=max(profile.epsilon(delta) for profile in profiles),
         tuned_epsilon=max(threshold_bound(profile, halting_prob, delta, max_trials) for profile in profiles),
-        theorem=f"{theorem}{_LARGER if len(profiles) > 1 else ''}",
+        theorem=f"{theorem}{_LARGER_OF_CASES if len(profiles) > 1 else ''}",
         rdp_epsilon=None,
         planned=_planned(candidates, weights),
         law=law | ({"max_mean": 1 / halting_prob} if max_trials is None else {"max_trials": max_trials}),
@@ -246,7 +247,7 @@ def not_accounted(mode: Mode, *, reason: str, delta: float, training_epsilon: fl
 
 
 def check_affordable(event: dp_event.DpEvent, delta: float) -> None:
-    """Raise ConfigError if ε is so large that computing it by PLD would need gigabytes."""
+    """Raise ConfigError if ε is so large that computing it by PLD would need gigabytes of memory."""
     epsilon = epsilon_rdp(event, delta)
     if not epsilon <= _LARGEST_EPSILON:
         raise ConfigError(
@@ -255,15 +256,16 @@ def check_affordable(event: dp_event.DpEvent, delta: float) -> None:
         )
 
 
-def _check_some(trials: Sequence[TrialClass]) -> None:
+def _check_not_empty(trials: Sequence[TrialClass]) -> None:
     if not trials:
         raise ConfigError("a sweep needs at least one trial; got none")
 
 
-def _weights(
+def _checked_weights(
     candidates: Sequence[TrialClass], probabilities: Sequence[float] | None, delta: float
 ) -> Sequence[float]:
-    _check_some(candidates)
+    """Return the candidates' probabilities, uniform by default, after checking every candidate."""
+    _check_not_empty(candidates)
     for candidate in candidates:
         for steps in (candidate.steps_of_one, candidate.scores_of_one):
             check_affordable(composed_event(steps), delta)
@@ -281,7 +283,10 @@ def _planned(candidates: Sequence[TrialClass], weights: Sequence[float]) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class _CandidateDraw:
-    """A trial that draws its candidate, in one of two cases; E[(p/q)^λ] is the mixture over candidates."""
+    """One trial that draws its candidate at random: its profile, and its RDP at `orders`.
+
+    The drawn candidate is part of the output, so the moments exp((α − 1)·RDP) are averaged, as the profiles.
+    """
 
     profile: PrivacyProfile
     orders: Array
@@ -289,8 +294,9 @@ class _CandidateDraw:
 
     @classmethod
     def of(cls, case: Sequence[dict[StepClass, int]], weights: Sequence[float]) -> _CandidateDraw:
+        """Return the draw for one case of `cases_of`, from each candidate's steps and probability."""
         profiles = [_profile(_frozen(steps)) for steps in case]
-        curves = [_rdp(_frozen(steps)) for steps in case]
+        curves = [_rdp_curve(_frozen(steps)) for steps in case]
         orders = curves[0][0]
         moments = [math.log(w) + (orders - 1) * rdp for w, (_, rdp) in zip(weights, curves, strict=True)]
         return cls(
@@ -313,7 +319,8 @@ def _profile(steps: _Steps) -> PrivacyProfile:
 
 
 @lru_cache(maxsize=32)
-def _rdp(steps: _Steps) -> tuple[Array, Array]:
+def _rdp_curve(steps: _Steps) -> tuple[Array, Array]:
+    """Return the accountant's orders, and the RDP of the steps at each."""
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     accountant.compose(composed_event(dict(steps)))
     return np.asarray(accountant.orders), np.asarray(accountant.rdp)

@@ -46,15 +46,15 @@ class TrialCountLaw(ABC):
 
     @abstractmethod
     def derivative(self, x: Array) -> Array:
-        """Return f'(x) = E[K x^(K−1)] for x in [0, 1], any shape; f'(1) = E[K]."""
+        """Return f'(x) = E[K x^(K−1)], where f(x) = E[x^K], for x in [0, 1], any shape; f'(1) = E[K]."""
 
     @abstractmethod
     def parameters(self) -> dict[str, str | float]:
-        """Return the law's name and parameters for the report, but never a draw."""
+        """Return the law's name and parameters for the report, but never a drawn K."""
 
     @abstractmethod
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
-        """Yield (k, P(K = k)) for ascending k; iterate in the decimal context of this module."""
+        """Yield (k, P(K = k)) for ascending k; the caller iterates in the decimal context `_DECIMALS`."""
 
     def pmf(self, num_trials: int) -> float:
         """Return P(K = num_trials)."""
@@ -72,10 +72,10 @@ class TrialCountLaw(ABC):
         """Return the smallest k with P(K ≤ k) > `share`, which is in [0, 1)."""
         return self._quantile(int(share * 2**_BITS))
 
-    def _quantile(self, bits: int) -> int:
-        """Return the smallest k with P(K ≤ k) > (bits + ½) / 2^256."""
+    def _quantile(self, uniform_bits: int) -> int:
+        """Return the smallest k with P(K ≤ k) > (uniform_bits + ½) / 2^256."""
         with localcontext(_DECIMALS):
-            remaining_mass = (Decimal(bits) + Decimal("0.5")) / Decimal(2) ** _BITS
+            remaining_mass = (Decimal(uniform_bits) + Decimal("0.5")) / Decimal(2) ** _BITS
             k = 0
             for k, mass in self._masses():
                 remaining_mass -= mass
@@ -85,7 +85,7 @@ class TrialCountLaw(ABC):
             return k
 
     def _check_mean(self) -> None:
-        if not 1 - 1e-9 <= self.mean <= MAX_MEAN_TRIALS * (1 + 1e-9):  # rounding of the parameters
+        if not 1 - 1e-9 <= self.mean <= MAX_MEAN_TRIALS * (1 + 1e-9):  # allow for rounding of the parameters
             raise ConfigError(
                 f"the mean number of trials must be in [1, {MAX_MEAN_TRIALS:g}]; got {self.mean:.6g} from "
                 f"{self.parameters()}"
@@ -151,7 +151,7 @@ class TruncatedNegativeBinomial(TrialCountLaw):
         return _mean(self.eta, self.gamma)
 
     def derivative(self, x: Array) -> Array:
-        """Return E[K]·(γ/(1 − (1 − γ)x))^(1 + η)."""
+        """Return f'(x) = E[K]·(γ/(1 − (1 − γ)x))^(1 + η)."""
         base = self.gamma + (1 - self.gamma) * (1 - np.asarray(x))
         return np.asarray(self.mean * (self.gamma / base) ** (1 + self.eta))
 
@@ -193,7 +193,7 @@ class PoissonTrials(TrialCountLaw):
         return self.mean_trials
 
     def derivative(self, x: Array) -> Array:
-        """Return μ e^(μ(x − 1))."""
+        """Return f'(x) = μ e^(μ(x − 1)), with μ = E[K]."""
         return self.mean * np.asarray(np.exp(self.mean * (np.asarray(x) - 1)))
 
     def parameters(self) -> dict[str, str | float]:
@@ -233,11 +233,11 @@ class BinomialTrials(TrialCountLaw):
         return self.max_trials * self.prob
 
     def derivative(self, x: Array) -> Array:
-        """Return np(1 − p + px)^(n − 1)."""
+        """Return f'(x) = np(1 − p + px)^(n − 1), with n = `max_trials` and p = `prob`."""
         return np.asarray(self.mean * (1 - self.prob * (1 - np.asarray(x))) ** (self.max_trials - 1))
 
     def parameters(self) -> dict[str, str | float]:
-        """Return name, n, p and E[K]."""
+        """Return name, `max_trials`, `prob` and E[K]."""
         return {"name": "binomial", "max_trials": self.max_trials, "prob": self.prob, "mean": self.mean}
 
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
@@ -250,13 +250,13 @@ class BinomialTrials(TrialCountLaw):
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedTrials(TrialCountLaw):
-    """`law` conditioned on K ≤ `max_trials`: a cap on the cost that the bounds account for.
+    """`law` conditioned on K ≤ `max_trials`: a cap on the compute, which the bounds account for.
 
     Capping K without using this law invalidates the bounds of the uncapped law.
 
     Raises:
-      ConfigError: `max_trials` is not a whole number in [1, 10^4], `law` has no mass up to it, or
-        E[K] < 1.
+      ConfigError: `max_trials` is not a whole number in [1, 10^4], P(K ≤ `max_trials`) is 0 under `law`,
+        or E[K] < 1.
     """
 
     law: TrialCountLaw
@@ -266,13 +266,13 @@ class TruncatedTrials(TrialCountLaw):
         _check_max_trials(self.max_trials)
         if self.max_trials > MAX_TRUNCATED_TRIALS:
             raise ConfigError(f"max_trials must be at most {MAX_TRUNCATED_TRIALS}; got {self.max_trials}")
-        if not np.sum(self._floats) > 0:
+        if not np.sum(self._float_masses) > 0:
             raise ConfigError(f"max_trials = {self.max_trials} is too small for {self.law.parameters()}")
         self._check_mean()
 
     @cached_property
-    def _floats(self) -> Array:
-        """Return P(K = k) for k = 0 … max_trials."""
+    def _float_masses(self) -> Array:
+        """P(K = k) for k = 0 … max_trials, as floats."""
         masses = np.zeros(self.max_trials + 1)
         with localcontext(_DECIMALS):
             for k, mass in self._masses():
@@ -282,11 +282,11 @@ class TruncatedTrials(TrialCountLaw):
     @property
     def mean(self) -> float:
         """E[K]."""
-        return float(np.arange(self.max_trials + 1) @ self._floats)
+        return float(np.arange(self.max_trials + 1) @ self._float_masses)
 
     def derivative(self, x: Array) -> Array:
-        """Return Σ k P(k) x^(k − 1)."""
-        slopes = np.arange(1, self.max_trials + 1) * self._floats[1:]
+        """Return f'(x) = Σ k P(K = k) x^(k − 1)."""
+        slopes = np.arange(1, self.max_trials + 1) * self._float_masses[1:]
         return np.asarray(np.polynomial.polynomial.polyval(np.asarray(x), slopes))
 
     def parameters(self) -> dict[str, str | float]:

@@ -22,12 +22,12 @@ from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import ConfigError
 
 Array = NDArray[np.float64]
-_LARGEST = 700.0  # e^700 is near the largest float; losses beyond ±700 round to the safe side
+_LARGEST_EXPONENT = 700.0  # e^700 is near the largest float; losses beyond ±700 round to the safe side
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivacyLoss:
-    """The privacy loss of one pair (P, Q).
+    """The distribution under P of the privacy loss L = ln(dP/dQ) of one pair (P, Q).
 
     Attributes:
       losses: finite values of L, ascending `[n]`.
@@ -41,16 +41,16 @@ class PrivacyLoss:
 
     @classmethod
     def build(cls, losses: Array, masses: Array, infinity_mass: float) -> PrivacyLoss:
-        """Return the loss with clipped extremes; mass missing from a total of one is put at infinity."""
+        """Return the loss, sorted; values below −700 become −700, and missing mass is put at infinity."""
         order = np.argsort(losses, kind="stable")
         masses = np.maximum(np.asarray(masses, dtype=np.float64)[order], 0.0)
         missing = max(0.0, 1.0 - infinity_mass - float(np.sum(masses)))
-        losses = np.maximum(np.asarray(losses, dtype=np.float64)[order], -_LARGEST)
+        losses = np.maximum(np.asarray(losses, dtype=np.float64)[order], -_LARGEST_EXPONENT)
         return cls(losses=losses, masses=masses, infinity_mass=infinity_mass + missing)
 
     @cached_property
     def _tails(self) -> tuple[Array, Array]:
-        """Return P(L ≥ losses[i]), infinity included, and Q of the same event, for i = 0 … n."""
+        """P(L ≥ losses[i]) and Q(L ≥ losses[i]) for i = 0 … n; P includes the mass at infinity."""
         p = np.concatenate((np.cumsum(self.masses[::-1])[::-1], [0.0])) + self.infinity_mass
         q = np.concatenate((np.cumsum((self.masses * np.exp(-self.losses))[::-1])[::-1], [0.0]))
         return p, q
@@ -60,7 +60,7 @@ class PrivacyLoss:
         epsilon = np.asarray(epsilon, dtype=np.float64)
         p, q = self._tails
         first = np.searchsorted(self.losses, epsilon, side="right")
-        return np.clip(p[first] - np.exp(np.minimum(epsilon, _LARGEST)) * q[first], 0.0, 1.0)
+        return np.clip(p[first] - np.exp(np.minimum(epsilon, _LARGEST_EXPONENT)) * q[first], 0.0, 1.0)
 
     def epsilon(self, delta: float) -> float:
         """Return the smallest ε ≥ 0 with δ(ε) ≤ `delta`; `inf` if there is none."""
@@ -102,7 +102,7 @@ class PrivacyProfile:
 
     @classmethod
     def from_steps(cls, steps: Mapping[StepClass, int], *, grid: float = GRID) -> PrivacyProfile:
-        """Return the profile of the steps of every class, composed by PLD with losses on `grid`."""
+        """Return the profile of `steps`, a number per class, composed by PLD with losses on `grid`."""
         composed = pld.identity(value_discretization_interval=grid)
         try:
             for step_class, num_steps in steps.items():
@@ -121,7 +121,7 @@ class PrivacyProfile:
 
     @classmethod
     def mixture(cls, profiles: Sequence[PrivacyProfile], probabilities: Sequence[float]) -> PrivacyProfile:
-        """Return the profile of a trial that draws its candidate i with probability π_i.
+        """Return the profile of a trial that draws candidate i with probability π_i = `probabilities[i]`.
 
         The drawn candidate is part of the output, so the loss is a mixture and δ(ε) = Σ π_i δ_i(ε):
         tighter than the largest δ_i. π must be fixed without the data.
@@ -136,25 +136,25 @@ class PrivacyProfile:
         )
 
     def delta(self, epsilon: float) -> float:
-        """Return δ at any real ε."""
+        """Return the larger δ(ε) of the two directions, for any real ε."""
         at = np.array(epsilon)
         return max(float(self.remove.delta(at)), float(self.add.delta(at)))
 
     def epsilon(self, delta: float) -> float:
-        """Return the smallest ε ≥ 0 at `delta`; `inf` if there is none."""
+        """Return the smallest ε ≥ 0 whose δ is at most `delta` in both directions; `inf` if there is none."""
         return max(self.remove.epsilon(delta), self.add.epsilon(delta))
 
     def largest_image(self, t: Array) -> Array:
         """Return β(t) = inf_ε (e^ε t + δ(ε)), clipped at 1; any shape.
 
-        No event of probability t on one data set is more likely than β(t) on a neighbouring one. The
-        infimum is taken over the minimisers for both directions and ε = 0, where the larger direction
-        changes; any ε gives a valid bound.
+        No event of probability t on one data set is more likely than β(t) on a neighbouring one. Any ε
+        gives a valid bound; the code tries the minimiser of each direction, and ε = 0, where the direction
+        with the larger δ changes.
         """
         images = [np.ones_like(t)]
         for epsilon in (self.remove.minimiser(t), self.add.minimiser(t), np.zeros_like(t)):
             delta = np.maximum(self.remove.delta(epsilon), self.add.delta(epsilon))
-            images.append(np.exp(np.minimum(epsilon, _LARGEST)) * t + delta)
+            images.append(np.exp(np.minimum(epsilon, _LARGEST_EXPONENT)) * t + delta)
         return np.asarray(np.min(images, axis=0))
 
     @property
@@ -173,7 +173,7 @@ def check_probabilities(probabilities: Sequence[float], length: int) -> None:
 
 
 def _loss_of(pmf: object) -> PrivacyLoss:
-    """Return the masses of a distribution of dp_accounting, whose public API has only δ and ε."""
+    """Convert a PLD of dp_accounting, by private attributes: its public API has only δ and ε."""
     dense = pmf.to_dense_pmf()  # type: ignore[attr-defined]
     losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
     return PrivacyLoss.build(losses, dense._probs, float(dense._infinity_mass))

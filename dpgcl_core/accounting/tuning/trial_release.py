@@ -32,7 +32,8 @@ class TrialClass:
       joint_noise_multiplier: noise multiplier of the steps that also release their noised norm
         (`noised_counts.joint_noise_multiplier`); None without such steps.
       num_joint_steps: the number of such steps among the `num_steps`.
-      score_noise_multiplier: s of each noised count on held-out records; None without noised counts.
+      score_noise_multiplier: s, the noise multiplier of each noised count on held-out records; None without
+        noised counts.
       num_scores: number of noised counts of one trial.
 
     Raises:
@@ -106,6 +107,10 @@ class TrialClass:
 
 
 def cases_of(trials: Sequence[TrialClass]) -> list[list[dict[StepClass, int]]]:
-    """Return each trial's steps for the case of training on a record and, if any trial scores, of scoring."""
+    """Return, for each case, every trial's charged steps by class.
+
+    In the first case the differing record is trained on. In the second case it is scored; this case is
+    omitted if no trial has noised counts.
+    """
     scored = [trial.scores_of_one for trial in trials]
     return [[trial.steps_of_one for trial in trials], *([scored] if any(scored) else [])]
