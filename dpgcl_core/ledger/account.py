@@ -158,7 +158,8 @@ class Account:
     def rdp_spent(self) -> float:
         """Return the RDP charged at the filter's order, rounded up (RDP filter only).
 
-        The charge for lost rows covers everything charged before; only later charges are added to it."""
+        The charge for lost rows covers everything charged before; only later charges are added to it.
+        """
         steps = {each: num - self._covered_steps[each] for each, num in self._steps.items()}
         of_steps = self.cap.rdp_filter().total_cost(steps)
         curves = [

@@ -121,7 +121,8 @@ def pointwise_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -
 def _envelope(profile: PrivacyProfile, law: TrialCountLaw) -> tuple[Array, Array]:
     """Return gains f'(1 − t) and prices f'(1 − β(t)) of the cells of t that are best at some x ≥ 0.
 
-    A cell is best at x if its gain − x·price is the highest."""
+    A cell is best at x if its gain − x·price is the highest.
+    """
     edges = np.concatenate(([0.0], np.geomspace(1e-9 / law.mean, 1.0, _NUM_CELLS)))
     gains = law.derivative(1 - edges[:-1]) * (1 + _ROUND_UP)
     prices = law.derivative(1 - profile.largest_image(edges[1:])) * (1 - _ROUND_UP)
@@ -188,7 +189,7 @@ def threshold_bound(
 ) -> float:
     """Return ε at `delta` of releasing the first trial with a score of at least s, a public constant.
 
-    After each lower score the sweep halts with probability γ = `halting_prob`, which releases "nothing".
+    After each lower score the sweep halts with probability γ = `halting_prob`, and releases "nothing".
     ε = ε_Q(γδ) + ln c*, with ε_Q the inverse of the profile δ_Q, and odds γ/(1 − γ) in `ln_c_star`. The
     released trial is the first of K trials with score ≥ s, for geometric K. Given K ≤ M (`max_trials`),
     E[K | K ≤ M] replaces the mean 1/γ of K: ε = ε_Q(δ/E[K | K ≤ M]) + ln c*.
