@@ -49,10 +49,10 @@ from dpgcl_core.mechanism.method import GradientRule
 from dpgcl_core.noise.chunked_draw import (
     PartNoise,
     add_in_parts,
-    drawn_ahead,
-    drawn_of,
-    drawn_on_gpu,
     in_float32,
+    part_noise,
+    part_noise_on_gpu,
+    start_part_noise,
 )
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import DrawSource
@@ -63,14 +63,14 @@ _Part = TypeVar("_Part")
 _Made = TypeVar("_Made")
 
 InputsOf = Callable[[slice], GroupInputs]
-"""A function that returns inputs `[groups, group_size, views, ...]` of some of a worker's groups."""
+"""Returns the inputs `[groups, group_size, views, ...]` of a slice of a worker's groups."""
 
 
 class StepObserver(Protocol):
-    """Reads numbers inside a step that have no noise; the module states which of them it may keep."""
+    """Reads numbers of a step before noise is added; the module states which of them it may keep."""
 
     def on_clipped_sum(self, groups: DrawnGroups, reports: list[GroupReport], total: Tensor) -> None:
-        """Read this worker's groups and reports; on the first worker `total` is the clean sum of all."""
+        """Read this worker's groups and reports; on the first worker `total` is the noiseless sum of all."""
 
     def on_noise(self, norm: float) -> None:
         """Read the norm of the step's noise; called only on the first worker."""
@@ -85,16 +85,16 @@ class PrivateStep:
       model: the trained network, already on the device that computes.
       objective: a function from the inputs of groups to one loss for each group.
       rule: the mechanism's rule, which clips and sums.
-      groups_at_once: public number of groups that the rule gets at a time; a rule for whole batches gets all
-        groups at once.
+      groups_at_once: number of groups in one call of the rule, public; a rule for whole batches gets all
+        groups in one call.
       randomness: source of secret draws.
       workers: this process among the data-parallel workers.
-      watch: returns a context that refuses, on exit, networks that a pass has changed.
+      watch: returns a context manager that raises on exit if a pass has changed a network.
       threads: extra threads that prepare inputs, and draw and add noise; None for none.
-      num_noise_threads: the number of these threads for noise that is drawn while a GPU computes.
-      makes_inputs_ahead: whether a thread prepares the next inputs during a pass.
-      total: memory of the clipped sum, float64 `[num_trainable(model)]`, for passes that always add to the
-        same memory; None for fresh memory at every step.
+      num_noise_threads: the number of `threads` that draw noise while a GPU computes gradients.
+      makes_inputs_ahead: whether one of `threads` prepares the next inputs during a pass.
+      total: memory of the clipped sum, float64 `[num_trainable(model)]`, for captured GPU passes, which
+        always add to the same memory; None for fresh memory at every step.
     """
 
     mechanism: Mechanism
@@ -111,10 +111,10 @@ class PrivateStep:
     total: Tensor | None = None
 
     def draw(self, step: int, num_records: int) -> DrawnGroups:
-        """Return this worker's share of a step's groups, with their mask: stages 2 and 3.
+        """Draw a step's groups in secret and return this worker's share of them (stages 2 and 3).
 
-        The first worker draws for all workers, in secret. Whole groups are distributed, so no group and no
-        negative spans two workers. An empty draw is a step like any other.
+        The first worker draws for all workers. Whole groups are distributed, so a record and its negatives
+        are on one worker. A step without any group is taken and charged like any other.
 
         Args:
           step: the step's number, from 0.
@@ -141,15 +141,15 @@ class PrivateStep:
         update: Callable[[Tensor], None],
         observer: StepObserver | None = None,
     ) -> None:
-        """Take a step on groups that `draw` returned: stages 4 to 9.
+        """Take one private step on the groups that `draw` returned (stages 4 to 9).
 
         Args:
           step: the number of the draw's step, from 0.
           groups: this worker's groups.
-          inputs_of: a function that returns the inputs of groups (stage 4).
+          inputs_of: a function that returns the inputs of a slice of `groups` (stage 4).
           update: a function that applies the private gradient, float32 `[num_trainable(model)]`; it is called
             on every worker.
-          observer: an observer of the clean sum and the norm of the noise.
+          observer: reads the sum before noise, and the norm of the noise; None for none.
         """
         noise = self.mechanism.noise(num_summed=self.randomness.num_summed_normals)
         total = no_sum(self.model) if self.total is None else self.total.zero_()
@@ -160,23 +160,23 @@ class PrivateStep:
         if observer is not None:
             observer.on_clipped_sum(groups, reports, total)
         if noise_of is None:
-            total.zero_()  # this worker's sum has no noise; the first worker's replaces it
+            total.zero_()  # not noised on this worker; `share` replaces it by the first worker's noisy sum
         else:
             threads = self.threads if total.device.type == "cpu" else None  # a GPU adds the parts one by one
             noise_norm = add_in_parts(total, noise, noise_of, executor=threads)
             if observer is not None:
                 observer.on_noise(noise_norm)
-        noisy = in_float32(total)  # already rounded if noise was added
+        noisy = in_float32(total)  # exact if noise was added, because `add_in_parts` rounds to float32
         self.workers.share(noisy)
         update(noisy.div_(self.mechanism.divisor))
 
     def add_clipped_sum(
         self, total: Tensor, step: int, groups: DrawnGroups, inputs_of: InputsOf
     ) -> list[GroupReport]:
-        """Add the clipped gradients of groups to `total`, some groups at a time: stages 4 to 7.
+        """Add the groups' clipped gradients to `total`, and return one report per call of the rule.
 
-        Groups with an empty slot pass through the network as zeros, whatever their inputs are, and contribute
-        nothing.
+        These are stages 4 to 7. Groups that are not complete pass through the network as zeros, whatever
+        their inputs are, and contribute nothing.
         """
         if not groups.rows.size:
             return []
@@ -188,42 +188,42 @@ class PrivateStep:
         def masked_inputs(part: slice) -> GroupInputs:
             return map_inputs(partial(zeros_where_incomplete, complete=masks[part.start]), inputs_of(part))
 
-        made = make_ahead(masked_inputs, parts, self.threads if self.makes_inputs_ahead else None)
+        inputs_by_part = make_ahead(masked_inputs, parts, self.threads if self.makes_inputs_ahead else None)
         return [
             rule.add_clipped_sum(
                 total, self.model, self.objective, inputs, complete=masks[part.start], draws=draws
             )
-            for part, inputs in zip(parts, made, strict=True)
+            for part, inputs in zip(parts, inputs_by_part, strict=True)
         ]
 
     def _start_noise(self, step: int, noise: GaussianNoise, total: Tensor) -> PartNoise | None:
-        """Return a function for the parts of the step's one noise draw; None except on the first worker.
+        """Return a function that draws the noise of each part of the sum; None except on the first worker.
 
-        A GPU draws the noise of trainings on public data. Other noise is drawn in CPU threads while the GPU
+        A GPU draws the noise itself if the data are public. Otherwise CPU threads draw it while the GPU
         computes the gradients, on which the noise does not depend. On a CPU the gradients use all threads and
-        most memory, so each part is drawn when it is added. A step that fails discards its unreleased draw.
+        most memory, so each part is drawn when it is added. A step that fails discards its unreleased noise.
         """
         if self.workers.rank > 0:
             return None
         if total.device.type == "cuda":
             seed_of = partial(self.randomness.gpu_seed, step)
             if seed_of("noise") is not None:
-                return drawn_on_gpu(noise, seed_of, total.device)
-        noise_of = drawn_of(noise, partial(self.randomness.generator, step))
+                return part_noise_on_gpu(noise, seed_of, total.device)
+        noise_of = part_noise(noise, partial(self.randomness.generator, step))
         if total.device.type == "cpu" or self.threads is None:
             return noise_of
-        return drawn_ahead(noise_of, len(total), self.threads, self.num_noise_threads)
+        return start_part_noise(noise_of, len(total), self.threads, self.num_noise_threads)
 
 
 def make_ahead(
     make: Callable[[_Part], _Made], parts: Sequence[_Part], thread: Executor | None
 ) -> Iterator[_Made]:
-    """Yield `make(part)` for each part; with a thread, the next result is made while one is used."""
+    """Yield `make(part)` for each part; with a thread, the next result is made while the caller uses one."""
     if thread is None:
         yield from map(make, parts)
         return
-    coming: Future[_Made] = thread.submit(make, parts[0])
+    pending: Future[_Made] = thread.submit(make, parts[0])
     for part in parts[1:]:
-        made, coming = coming.result(), thread.submit(make, part)
+        made, pending = pending.result(), thread.submit(make, part)
         yield made
-    yield coming.result()
+    yield pending.result()

@@ -94,43 +94,43 @@ def make_private(
     max_groups_at_once: int | None = None,
     mixes_no_records: bool = False,
 ) -> PrivateTraining:
-    """Make a training loop private: build a mechanism from these numbers, which draws, clips and adds noise.
+    """Return a private training, which draws groups in secret, clips their gradients and adds noise.
 
     Args:
       model: the network that `loss` calls; its trainable parameters are released.
-      optimizer: an optimizer of all trainable parameters of `model`, and of no others.
+      optimizer: an optimizer of all trainable parameters of `model`, and of no other network's parameters.
       data_loader: a loader of a data set in which one item is one record: the record's views, as a tensor
         `[views, ...]` or a tuple of such tensors, of one shape for all records. The data set, workers and
         `collate_fn` are used; `collate_fn` is called on one record at a time. The loader's `batch_size` is
         the expected number of records of a step. Its order of records is replaced by secret Poisson
-        sampling, of groups of records or of records. A custom sampler would be ignored and is refused. To
-        train on some of the records, use `torch.utils.data.Subset`.
+        sampling (see `sampling`). A custom sampler would be ignored, so it raises an error. To train on some
+        of the records, use `torch.utils.data.Subset`.
       loss: a function from inputs `[groups, group_size, views, ...]`, or a tuple of such tensors, to losses
         `[groups]`. Each loss depends only on its own group's inputs and draws no random numbers.
       group_size: S, the number of records whose gradient is clipped together, or "batch" for the whole batch.
       num_steps: T, the number of steps that the noise is calibrated for.
       l2_clip_norm: C, bound on one group's gradient norm.
-      target_epsilon: ε after T steps, for which the noise is calibrated; alternatively, `noise_multiplier`.
+      target_epsilon: ε after T steps, for which the noise is calibrated. Set this or `noise_multiplier`.
       noise_multiplier: σ = noise std / sensitivity.
-      target_delta: δ; 1/(n ln n) by default.
-      num_records_public: declared public number of records N, the most that the data set may hold. By
-        default it is the data set's own number, which then is public: the data set is protected against
-        zeroing out one of its records.
+      target_delta: δ; 1/(N ln N) by default.
+      num_records_public: N, the declared public number of records, the most that the data set may hold. By
+        default N is the data set's own number of records. That number is then public, and neighbouring data
+        sets differ in one record that is zeroed out.
       sampling: the sampled unit, "groups" (sensitivity C) or "records" (2C). The default is groups, or
         records for group_size "batch".
-      clipping: "flat" or "automatic".
-      max_groups_at_once: the most groups in one forward and backward pass; by default, as many as a step is
-        expected to have. For models that mix no records.
+      clipping: "flat", the factor min(1, C/norm), or "automatic", the factor C/(norm + γ) with a constant γ.
+      max_groups_at_once: the most groups in one forward and backward pass; by default, about as many as a
+        step has. It has an effect only with `mixes_no_records`.
       mixes_no_records: your promise that model and loss, of whatever type, mix no records, keep every row of
         a batch in its place, and keep nothing of the records. Many groups then pass through the model at
         once, which is faster; otherwise one group at a time.
 
     Returns:
-      The training; iterate over it.
+      The training; iterate over it, and call `step` on each batch of groups.
 
     Raises:
       ConfigError: the numbers contradict each other, a target ε cannot be met, the model or the loss mixes
-        records, the optimizer holds other parameters than the model's or needs a closure, the records are not
+        records, the optimizer holds parameters outside the model or needs a closure, the records are not
         tensors, the data loader has a custom sampler, or there are several processes.
     """
     n = len(_records_of(data_loader))
@@ -172,7 +172,7 @@ class PrivateTraining:
     """One private training; iterate over it and call `step` once for every batch of groups.
 
     Attributes:
-      num_steps_taken: number of charged steps, which are all steps that were drawn.
+      num_steps_taken: number of charged steps. A step is charged when it is drawn, taken or not.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class PrivateTraining:
         """Check everything that can be checked before the first draw.
 
         Args:
-          mechanism: the mechanism of a method that clips disjoint groups, each by its own loss.
+          mechanism: a mechanism whose method clips the gradient of one loss per disjoint group.
           model, optimizer, data_loader, loss, max_groups_at_once, mixes_no_records: as in `make_private`.
           randomness: source of secret draws; by default the cryptographic stream with its floating-point
             defence.
@@ -222,7 +222,7 @@ class PrivateTraining:
             mechanism=mechanism,
             model=model,
             objective=loss,
-            rule=mechanism.rule(  # clips; the loss is the caller's
+            rule=mechanism.rule(  # only clips: the loss is the caller's
                 LossSettings(temperature=1.0, groups_at_once=at_once, isolated=not mixes_no_records)
             ),
             groups_at_once=at_once,
@@ -230,7 +230,7 @@ class PrivateTraining:
             watch=lambda: unwritten(model, *networks_of(loss)),
         )
         self._open: DrawnGroups | None = None
-        self._has_failed, self._lock = False, threading.RLock()  # a thread waits for another one's step
+        self._has_failed, self._lock = False, threading.RLock()  # one draw or step at a time
         self._mixes_no_records, self._loss_verdicts = mixes_no_records, Verdicts[None]()
         _check_single_process()
         self._check_loss([leaf[:, None] for leaf in self._collate.first])
@@ -238,15 +238,15 @@ class PrivateTraining:
 
     @property
     def mechanism(self) -> Mechanism:
-        """The private step's mechanism, which draws and adds noise, and whose ε is computed."""
+        """The mechanism that draws groups, adds noise and computes ε."""
         return self._private_step.mechanism
 
     def __iter__(self) -> Iterator[GroupInputs]:
         """Yield the inputs of each remaining step, drawn in secret: `[groups, group_size, views, ...]`.
 
-        The inputs stay on the data loader's device; `step` moves them to the model's device. An empty draw
-        yields inputs of no groups: it is a step like any other, of only noise. A group with an empty slot
-        consists of zeros and contributes nothing.
+        The inputs stay on the data loader's device; `step` moves them to the model's device. A draw may hold
+        no group: its step must be taken, too, and adds only noise. If groups are sampled, a group that lacks
+        a record consists of zeros and contributes nothing.
 
         Raises:
           ConfigError: the last draw was not followed by its step, the training has failed, a record's shape
@@ -265,7 +265,7 @@ class PrivateTraining:
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
         )
-        batch_iterator = chain.from_iterable([batches])  # begins with the first draw, which may fail
+        batch_iterator = chain.from_iterable([batches])  # starts the loader at the first `next`
         while self.num_steps_taken < self.mechanism.num_steps:
             with self._lock:
                 self._check_drawable()
@@ -281,19 +281,19 @@ class PrivateTraining:
     def step(self, inputs: GroupInputs) -> None:
         """Clip, sum, noise and average the groups' gradients, and take one step of the optimizer.
 
-        Guarantee: the new weights result from one more step of the mechanism, and are (ε, δ)-differentially
-        private for the mechanism's neighbouring relation (see `dpgcl_core.mechanism.mechanism`). Any failure
-        from the first pass on ends the training: it draws no more, and the draw stays charged.
+        Guarantee: the new weights result from one more step of the mechanism, and are (`epsilon()`, δ)-
+        differentially private for its neighbouring relation (see `dpgcl_core.mechanism.mechanism`). An error
+        in a pass or in the update ends the training: nothing more can be drawn, and this draw stays charged.
 
         Args:
           inputs: the yielded inputs, perhaps augmented: `[groups, group_size, views, ...]`.
 
         Raises:
-          ConfigError: before any pass, after which the caller can correct the call: nothing was drawn since
-            the last step, the number of groups differs, the optimizer does not hold exactly the trained
-            parameters or holds a gradient that no step made, the model's buffers or parts were replaced, or
-            model and loss changed since they were tried and now mix groups or draw at random. Or, later, a
-            pass changed the model.
+          ConfigError: nothing was drawn since the last step, the number of groups differs, the optimizer does
+            not hold exactly the trained parameters or holds a gradient that no step made, the model's buffers
+            or submodules were replaced, or model or loss has changed and now mixes groups or is random. These
+            errors are raised before any pass, so the call may be repeated. The error that a pass changed the
+            model ends the training.
         """
         with self._lock:
             self._step(inputs)
@@ -330,7 +330,7 @@ class PrivateTraining:
         self._clear_gradients()
 
     def epsilon(self, num_steps: int | None = None) -> float:
-        """Return ε at the mechanism's δ, of the steps drawn so far or of `num_steps`.
+        """Return ε at the mechanism's δ after the steps drawn so far, or after `num_steps` steps.
 
         It is 0 before the first step, and inf without noise. Source: privacy loss distributions (Koskela et
         al. 2020; Doroshenko et al. 2022).
@@ -357,7 +357,7 @@ class PrivateTraining:
         )
 
     def _check_loss(self, leaves: Sequence[Tensor]) -> None:
-        """Check the loss on synthetic groups of these shapes, once per state of model and loss."""
+        """Try the loss on synthetic groups shaped like `leaves`; again only if model or loss has changed."""
         size = self.mechanism.group_size
         num_groups = max(_NUM_PROBE_GROUPS, self._private_step.groups_at_once)
         shape = (num_groups, _PROBE_GROUP_SIZE if isinstance(size, str) else size)
@@ -378,8 +378,8 @@ class PrivateTraining:
                     "all zeros"
                 ) from error
 
-        forms = tuple((leaf.shape[2:], leaf.dtype) for leaf in leaves)
-        self._loss_verdicts.of(self._model, self._loss, forms, check_loss)
+        shapes_and_dtypes = tuple((leaf.shape[2:], leaf.dtype) for leaf in leaves)
+        self._loss_verdicts.of(self._model, self._loss, shapes_and_dtypes, check_loss)
 
     def _check_drawable(self) -> None:
         _check_single_process()
@@ -413,26 +413,26 @@ class PrivateTraining:
             parameter.grad = None
 
     def _check_gradients(self) -> None:
-        """Raise ConfigError if the optimizer holds parameters that are not trained, or their gradients."""
+        """Raise ConfigError unless a step of the optimizer would change exactly the trainable parameters."""
         trainable = {id(parameter): parameter for parameter in self._parameters}
-        weights = {id(p): p for group in self._optimizer.param_groups for p in group["params"]}
+        updated = {id(p): p for group in self._optimizer.param_groups for p in group["params"]}
         if not trainable:
             raise ConfigError("the model has no trainable parameters")
         if trainable.keys() != {id(parameter) for parameter in trainable_parameters(self._model)}:
             raise ConfigError("the model's trainable parameters have changed since the training began")
         model_ids = {id(parameter) for parameter in self._model.parameters()}
-        if not weights.keys() <= model_ids:
+        if not updated.keys() <= model_ids:
             raise ConfigError(
                 "the optimizer holds parameters that are not the model's. They would be updated without "
                 "clipping and noise. Pass only model.parameters(), and combine networks that train together "
                 "in one nn.ModuleList"
             )
-        if not trainable.keys() <= weights.keys():
+        if not trainable.keys() <= updated.keys():
             raise ConfigError(
                 "the optimizer does not hold all trainable parameters of the model. Pass "
                 "model.parameters(), and freeze the other parameters with requires_grad_(False)"
             )
-        if any(p.grad is not None for key, p in weights.items() if key not in trainable):
+        if any(p.grad is not None for key, p in updated.items() if key not in trainable):
             raise ConfigError(
                 "the optimizer holds a frozen parameter whose gradient no private step has made. It would "
                 "apply this gradient without clipping and noise. Call optimizer.zero_grad()"
@@ -440,7 +440,7 @@ class PrivateTraining:
 
 
 class _SecretGroups:
-    """The rows of each remaining step, drawn in secret; `drawn` holds the groups until the step."""
+    """A batch sampler that draws each remaining step's rows in secret; `queue` holds the drawn groups."""
 
     def __init__(self, training: PrivateTraining) -> None:
         self.queue: deque[DrawnGroups] = deque()
@@ -452,15 +452,15 @@ class _SecretGroups:
     def __iter__(self) -> Iterator[list[int]]:
         mechanism, private_step = self._training.mechanism, self._training._private_step
         for step in range(self._first, mechanism.num_steps):
-            num_records = len(self._training._records)  # it may have grown
+            num_records = len(self._training._records)  # the data set may have grown
             mechanism.rules.check_records(mechanism, num_records)
             groups = private_step.draw(step, num_records)
             self.queue.append(groups)
-            yield groups.rows.flatten().tolist() or [0]  # never request an empty batch
+            yield groups.rows.flatten().tolist() or [0]  # row 0 in place of an empty batch
 
 
 def _records_of(data_loader: DataLoader[Any]) -> Any:
-    """Return the data set, which must have rows to draw from."""
+    """Return the loader's data set; raise ConfigError unless it is indexed and not empty."""
     records = data_loader.dataset
     if isinstance(records, IterableDataset) or not hasattr(records, "__len__"):
         raise ConfigError(
@@ -473,7 +473,7 @@ def _records_of(data_loader: DataLoader[Any]) -> Any:
 
 
 def _check_sampler(data_loader: DataLoader[Any]) -> None:
-    """Raise ConfigError if the loader has a custom sampler, which secret sampling would replace."""
+    """Raise ConfigError if the loader draws batches in a custom way, which secret sampling would replace."""
     sampler: Any = data_loader.sampler
     is_plain = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement
@@ -499,7 +499,7 @@ def _check_sampler(data_loader: DataLoader[Any]) -> None:
 def _check_update(optimizer: Optimizer) -> None:
     """Raise ConfigError if the optimizer's step needs more than dense gradients."""
     try:
-        inspect.signature(type(optimizer).step).bind(optimizer)  # a scheduler wraps the instance's
+        inspect.signature(type(optimizer).step).bind(optimizer)  # a scheduler wraps the instance's step
     except TypeError:
         raise ConfigError(
             f"{type(optimizer).__name__}.step requires a closure, which would make additional passes over "
@@ -519,7 +519,7 @@ def _check_single_process() -> None:
 
 
 class _OneByOne(Dataset[Any]):
-    """Reads one record at a time: a data set's `__getitems__` could let one record affect another."""
+    """A data set read one record at a time: its own `__getitems__` could let one record affect another."""
 
     def __init__(self, records: Any) -> None:
         self._records = records
@@ -566,16 +566,16 @@ def _leaves(batch: Any) -> tuple[Tensor, ...]:
 
 
 def _in_groups(leaf: Tensor, draw: DrawnGroups) -> Tensor:
-    """Return a leaf of the records, `[groups, group_size, ...]`; zeros for groups that contribute nothing.
+    """Return one tensor of a batch as `[groups, group_size, ...]`; zeros for groups that contribute nothing.
 
-    An empty draw was loaded as one record, which is removed here.
+    In place of an empty draw one record was loaded, which is removed here.
     """
     groups = leaf[: draw.rows.size].reshape(*draw.rows.shape, *leaf.shape[1:])
     return zeros_where_incomplete(groups, torch.from_numpy(draw.complete))
 
 
 def _synthetic_leaf(leaf: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Return random numbers in place of records; for integers, only 0 and 1, which every vocabulary has."""
+    """Return random inputs of the dtype of `leaf`; integers are only 0 and 1, which every vocabulary has."""
     shape = (*shape, *leaf.shape[2:])
     if leaf.is_floating_point():
         return (torch.rand(shape, generator=generator) * 2 - 1).to(leaf.dtype)

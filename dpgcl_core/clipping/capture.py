@@ -56,13 +56,13 @@ class CapturedPasses:
             self._is_open = False
 
     def take(self, run: Pass, total: Tensor, groups: GroupBatch, kind: Hashable) -> GroupReport:
-        """Take the pass `run(total, groups)`, by a replay if such a pass has been captured.
+        """Run `run(total, groups)`, or replay it if a pass of this shape and kind has been captured.
 
         Args:
           run: the pass; the same function for the same kind.
           total: float64 `[num_trainable]`, on a GPU.
           groups: the groups, on the same GPU.
-          kind: the key that distinguishes passes of the same shape: network and clipping law.
+          kind: a key that distinguishes passes of the same shape, such as network and clipping law.
         """
         if groups.complete is None:
             groups = GroupBatch(groups.inputs, torch.ones(len(groups), dtype=torch.bool, device=total.device))
@@ -78,7 +78,7 @@ class CapturedPasses:
 
 @dataclass(frozen=True)
 class _Captured:
-    """The kernels of a pass, with their inputs and their outputs besides the sum."""
+    """The kernels of a pass, the memory that they read inputs from, and their outputs besides the sum."""
 
     graph: torch.cuda.CUDAGraph
     groups: GroupBatch
@@ -87,15 +87,15 @@ class _Captured:
     def replayed(self, groups: GroupBatch) -> GroupReport:
         assert self.groups.complete is not None
         assert groups.complete is not None
-        for read, given in zip(self.groups.leaves, groups.leaves, strict=True):
-            read.copy_(given)
+        for captured_leaf, leaf in zip(self.groups.leaves, groups.leaves, strict=True):
+            captured_leaf.copy_(leaf)
         self.groups.complete.copy_(groups.complete)
         self.graph.replay()
         return self.report.mapped(Tensor.clone, groups.complete)  # the next pass overwrites its numbers
 
 
 def _captured_if_possible(run: Pass, total: Tensor, groups: GroupBatch) -> _Captured | None:
-    """Return a captured pass; None if it waits for a value, or cannot be captured for another reason."""
+    """Return a captured pass; None if it waits for the GPU, or cannot be captured for another reason."""
     run(total, groups)  # compiles kernels
     try:
         with _no_synchronisation():

@@ -117,12 +117,12 @@ class GroupClipper:
       l2_clip_norm: C; inf for the plain gradient (non-private).
       gamma: γ of automatic clipping, see `gamma_of`; None for flat clipping.
       parts: the parts that are clipped separately; None clips the gradient as a whole.
-      groups_at_once: M, the number of groups of every pass, if memory holds their gradients. It is public,
-        so never the number that was drawn. None: groups of 96 views in total.
+      groups_at_once: M, the number of groups of every pass, or less if their gradients do not fit into
+        memory. It is public, so never the number that was drawn. None: as many groups as have 96 views.
       isolated: whether to pass the groups one at a time, each on copies of weights and buffers, for networks
         that may mix records or store data of them (`dpgcl_core.clipping.isolation`).
       gradient_scale: the public power of two by which the objective multiplies its gradient.
-      passes: replays passes on a GPU, for one objective of one network; None replays no pass.
+      passes: the captured GPU passes to replay, for one objective of one network; None replays no pass.
 
     Raises:
       ConfigError: a field is outside its range, or `passes` is set for an isolated network.
@@ -175,7 +175,7 @@ class GroupClipper:
           draws: not used, because nothing is released besides the sum.
 
         Returns:
-          The groups' norms and losses, for private-only diagnosis.
+          The groups' norms and losses, **private-only**: for diagnosis, not for release.
 
         Raises:
           ConfigError: a clipping part holds no trainable parameter of this model.
@@ -185,7 +185,7 @@ class GroupClipper:
         with full_precision(total.device.type):
             if self.gradient_scale == 1:
                 return self._add(total, network, groups)
-            total.mul_(self.gradient_scale)  # exact in float64, and captured passes add to this very memory
+            total.mul_(self.gradient_scale)  # exact in float64; in place, because captured passes add to it
             report = self._add(total, network, groups)
             total.div_(self.gradient_scale)
             return replace(report, norms=report.norms / self.gradient_scale)
@@ -230,7 +230,8 @@ class ClippingLaw:
     Attributes:
       l2_clip_norm: C, finite.
       gamma: γ of automatic clipping; None for flat clipping.
-      owners: the part of each trainable parameter, with each part clipped to C/√m; None for one part.
+      owners: the index of each trainable parameter's part; each of m parts is clipped to C/√m. None clips
+        the gradient as a whole.
     """
 
     l2_clip_norm: float
@@ -238,7 +239,7 @@ class ClippingLaw:
     owners: Owners | None = None
 
     def factors(self, norms: Tensor) -> tuple[Tensor, Tensor]:
-        """Return factors of norms, both `[parts, groups]`, and a mask `[groups]` of the groups that count."""
+        """Return each norm's factor, both `[parts, groups]`, and a mask `[groups]` of contributing groups."""
         factor, counts = clip_factor(norms, self.l2_clip_norm / math.sqrt(len(norms)), self.gamma)
         if len(norms) == 1:
             return factor, counts[0]
@@ -253,7 +254,7 @@ class ClippingLaw:
         paths: Mapping[str, str],
         complete: Tensor | None,
     ) -> GroupReport:
-        """Return the report of groups, given their norms `[parts, groups]`."""
+        """Return the report of groups from their norms `[parts, groups]`, factor masks and losses."""
         if complete is not None:  # inputs of an incomplete group are placeholders: norm and loss are 0
             norms, losses = torch.where(complete, norms, 0.0), torch.where(complete, losses, 0.0)
             finite = finite | ~complete
@@ -270,21 +271,21 @@ class ClippingLaw:
 
 @dataclass(frozen=True, eq=False)
 class _Network:
-    """A model, its trained parameters, and the loss of groups that is differentiated."""
+    """A model, its trained parameters, and the objective that returns the loss of each group."""
 
     model: nn.Module
     parameters: list[nn.Parameter]
     objective: Objective
 
     @property
-    def rows_per_view(self) -> tuple[int, ...]:
+    def view_divisors(self) -> tuple[int, ...]:
         """The divisors of the number of views that a layer may see: 1, and the model's number of towers."""
         return (1, int(getattr(self.model, "num_towers", 1)))
 
     def gradient_alone(
         self, groups: GroupBatch, index: int, *, is_isolated: bool, is_among_copies: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss `[1]` and the flat gradient of one group from a backward pass for it.
+        """Return the loss `[1]` and the flat gradient of one group, from its own backward pass.
 
         Args:
           groups: the groups that contain it.
@@ -403,7 +404,7 @@ def _whole(norms: Tensor) -> Tensor:
 def flat_gradient(gradients: list[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return gradients as one float32 vector in the order of `parameters`, zero for a missing gradient.
 
-    `gradients` is emptied meanwhile, so that memory never holds two copies of all gradients.
+    `gradients` is emptied along the way, so that memory never holds two copies of all gradients.
     """
     num_parameters = sum(p.numel() for p in parameters)
     flat = torch.empty(num_parameters, dtype=torch.float32, device=parameters[0].device)
@@ -448,17 +449,17 @@ def check_gamma(gamma: float | None) -> None:
 def clip_factor(
     norm: Tensor, l2_clip_norm: float, gamma: float | None = None, *, tiny: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the factors of gradients with these norms, of any shape, for finite C: the law of every clipper.
+    """Return the factors by which gradients with these norms are clipped; every clipper uses this function.
 
     Args:
-      norm: norms, not negative.
+      norm: norms, not negative, in a tensor of any shape.
       l2_clip_norm: C, finite.
       gamma: γ of automatic clipping; None for flat clipping.
-      tiny: the smallest usable factor and norm; by default the limit of the norms' precision.
+      tiny: the smallest usable factor and norm; by default the smallest normal number of the norms' dtype.
 
     Returns:
-      The factors, and a mask of the gradients that count. A gradient does not count if its norm is not
-      finite, or so large that the factor has lost its digits.
+      The factors, and a mask of the gradients that contribute. The factor is zero and the gradient masked if
+      its norm is not finite, or so large that the factor would be below `tiny`.
     """
     tiny = torch.finfo(norm.dtype).tiny if tiny is None else tiny
     if gamma is None:
@@ -478,7 +479,7 @@ def _one_pass(total: Tensor, network: _Network, groups: GroupBatch, law: Clippin
         lambda: network.objective(groups.inputs),
         num_groups=len(groups),
         num_rows=frozenset(
-            leaf.shape[:3].numel() // share for leaf in groups.leaves for share in network.rows_per_view
+            leaf.shape[:3].numel() // divisor for leaf in groups.leaves for divisor in network.view_divisors
         ),
         owners=law.owners,
     )
@@ -497,9 +498,9 @@ _verdicts: Verdicts[bool] = Verdicts()
 
 
 def _groups_of_a_pass(max_groups: int, network: _Network, groups: GroupBatch) -> int:
-    """Return the number of groups of a pass: `max_groups`, or an equal share whose gradients fit."""
+    """Return the number of groups of a pass: `max_groups`, or fewer if their gradients do not fit."""
     model, parameters = network.model, network.parameters
-    if max_groups * num_trainable(model) <= _most_numbers(parameters):
+    if max_groups * num_trainable(model) <= _gradient_number_limit(parameters):
         return max_groups
     numbers = _gradient_numbers.get(model, {}).get(groups.group_shape)
     if numbers is None:  # measured on groups of zeros, so that no real group is alone in its pass
@@ -513,7 +514,8 @@ def _groups_of_a_pass(max_groups: int, network: _Network, groups: GroupBatch) ->
     return _equal_shares(max_groups, parameters, numbers)
 
 
-def _most_numbers(parameters: list[nn.Parameter]) -> int:
+def _gradient_number_limit(parameters: list[nn.Parameter]) -> int:
+    """Return the most numbers of per-group gradients that a pass may hold in memory."""
     of_weights = _MAX_GRADIENT_NUMBERS_PER_WEIGHT * sum(weight.numel() for weight in parameters)
     return max(_MAX_GRADIENT_NUMBERS, of_weights, _gpu_memory(parameters) // _GPU_BYTES_PER_GRADIENT_NUMBER)
 
@@ -525,15 +527,16 @@ def _gpu_memory(parameters: list[nn.Parameter]) -> int:
 
 
 def _equal_shares(max_groups: int, parameters: list[nn.Parameter], numbers_per_group: int) -> int:
-    """Return the number of groups of a pass, for passes of equal size whose gradients fit."""
-    fits = max(1, _most_numbers(parameters) // max(1, numbers_per_group))
+    """Split `max_groups` into the fewest passes of equal size whose gradients fit; return that size."""
+    fits = max(1, _gradient_number_limit(parameters) // max(1, numbers_per_group))
     return math.ceil(max_groups / math.ceil(max_groups / fits))
 
 
 def _goes_in_one_pass(network: _Network, groups: GroupBatch, owners: Owners | None) -> bool:
     """Return whether `_one_pass` is exact for this model and faster for groups of this shape.
 
-    The answer also depends on the parts: a norm negligible in the whole gradient may be all of a part.
+    The answer also depends on the clipping parts: an error that is negligible in the norm of the whole
+    gradient may be large in the norm of a part.
     """
     model, device = network.model, groups.leaves[0].device
     if device.type == "cpu" and groups.num_views >= _loop_from_views(model):
@@ -554,7 +557,7 @@ def _loop_from_views(model: nn.Module) -> int:
 
 
 def _ways(network: _Network, owners: Owners | None) -> Ways:
-    """Return the function that computes sum and report of each way for the self-check, with C = 1."""
+    """Return a function that computes clipped sum and report in a given way, for the self-check; C is 1."""
     law = ClippingLaw(1.0, None, owners)
 
     def run(inputs: GroupInputs, way: Way) -> tuple[Tensor, GroupReport]:

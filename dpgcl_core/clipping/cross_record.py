@@ -76,13 +76,12 @@ def refuse_mixed_groups(
 ) -> None:
     """Raise ConfigError if groups influence each other, or the objective is random or writes to its model.
 
-    The gradient of a random objective, such as one with dropout, would be clipped by another gradient's norm.
+    A random objective, such as one with dropout, would have its gradient clipped by the norm of another draw.
     The weights, buffers and attributes of the model are left unchanged. Inputs are tried at several scales,
     and once with perturbed weights.
-    In passes of one shape a replaced group may change only the rounding of the other groups' gradient, and
-    no bit of their losses if the device gives the same bits for the same inputs. So the check detects mixing
-    by a millionth.
-    Pass as many groups as a step passes at once: a network may mix records only in large batches.
+    If the device computes the same bits twice, replacing a group may change no bit of the other groups'
+    losses, and their gradient only by a millionth of its norm.
+    Pass as many groups as a step passes at once: some networks mix records only in large batches.
 
     Args:
       model: the network that `objective` calls.
@@ -95,7 +94,7 @@ def refuse_mixed_groups(
     """
     device = inputs[0].device
     networks = {network: None for network in (model, *networks_of(objective))}
-    for scales in (_SCALES, ()):
+    for scales in (_SCALES, ()):  # then perturbed weights, at the original scale
         with (
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
             isolated(*networks),
@@ -105,8 +104,8 @@ def refuse_mixed_groups(
             before = [(m, whole_state(m, weights=True), attributes_of(m)) for m in networks]
             try:
                 for scale in scales or (1.0,):
-                    _refuse_companions(model, objective, _scale(inputs, scale), _scale(replacements, scale))
-                _refuse_counting(objective, inputs)
+                    _refuse_mixing(model, objective, _scale(inputs, scale), _scale(replacements, scale))
+                _refuse_count_dependence(objective, inputs)
             finally:
                 names = [
                     changed_state(network, state, weights=True) or first_changed(network, attributes)
@@ -124,24 +123,25 @@ def _scale(inputs: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
     return tuple(tensor * scale if tensor.is_floating_point() else tensor for tensor in inputs)
 
 
-def _refuse_companions(
+def _refuse_mixing(
     model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], replacements: tuple[Tensor, ...]
 ) -> None:
-    """Replace the first group, then all but the last group; raise if another group's loss changes."""
+    """Replace the first group, then all but the last; raise if another group's loss or gradient changes."""
     num_groups = len(inputs[0])
-    for exchanged in dict.fromkeys((1, num_groups - 1)):
-        unchanged_groups = list(range(exchanged, num_groups))
-        losses_before, gradient = _with_gradient(model, objective, inputs, unchanged_groups)
-        losses_repeated, gradient_again = _with_gradient(model, objective, inputs, unchanged_groups)
+    for num_replaced in dict.fromkeys((1, num_groups - 1)):
+        unchanged_groups = list(range(num_replaced, num_groups))
+        losses_before, gradient = _losses_and_gradient(model, objective, inputs, unchanged_groups)
+        losses_repeated, gradient_again = _losses_and_gradient(model, objective, inputs, unchanged_groups)
         if _has_moved(losses_before, losses_repeated, list(range(num_groups)), 1e-6):
             raise ConfigError(
                 "the loss differs between two calls with the same inputs, but a group must be clipped by the "
                 "norm of the gradient that is summed. Remove dropout, and draw augmentations before the step"
             )
         replaced = tuple(
-            torch.cat([b[:exchanged], a[exchanged:]]) for a, b in zip(inputs, replacements, strict=True)
+            torch.cat([new[:num_replaced], old[num_replaced:]])
+            for old, new in zip(inputs, replacements, strict=True)
         )
-        losses, moved_gradient = _with_gradient(model, objective, replaced, unchanged_groups)
+        losses, moved_gradient = _losses_and_gradient(model, objective, replaced, unchanged_groups)
         is_exact = _equal(losses_before, losses_repeated) and _equal(gradient, gradient_again)
         has_moved = _has_moved(losses_before, losses, unchanged_groups, 0.0 if is_exact else 1e-6)
         if is_exact and torch.isfinite(gradient).all() and torch.isfinite(moved_gradient).all():
@@ -154,10 +154,10 @@ def _refuse_companions(
             )
 
 
-def _with_gradient(
-    model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], rows: list[int]
+def _losses_and_gradient(
+    model: nn.Module, objective: Objective, inputs: tuple[Tensor, ...], groups: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return all losses, and the gradient of the sum of the losses in `rows`."""
+    """Return the losses of all groups, and the flat gradient of the sum over only `groups`."""
     parameters, num_groups = trainable_parameters(model), len(inputs[0])
     with torch.enable_grad():
         losses = objective(as_inputs(inputs))
@@ -166,13 +166,13 @@ def _with_gradient(
             raise ConfigError(f"the loss must return one number per group, [{num_groups}]; got {got}")
         if not parameters or not losses.requires_grad:
             return losses.detach(), losses.new_zeros(0)
-        found = torch.autograd.grad(losses[rows].sum(), parameters, allow_unused=True)
+        found = torch.autograd.grad(losses[groups].sum(), parameters, allow_unused=True)
     flat = [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
     return losses.detach(), torch.cat([each.flatten().float() for each in flat])
 
 
-def _refuse_counting(objective: Objective, inputs: tuple[Tensor, ...]) -> None:
-    """Remove the last group; raise if the other losses change by more than another kernel's rounding."""
+def _refuse_count_dependence(objective: Objective, inputs: tuple[Tensor, ...]) -> None:
+    """Remove the last group; raise if another loss changes by more than rounding in a smaller batch."""
     num_groups = len(inputs[0])
     with torch.no_grad():
         expected = objective(as_inputs(inputs))
@@ -190,15 +190,15 @@ def _equal(before: Tensor, after: Tensor) -> bool:
 
 
 def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Raise ConfigError if records influence each other in an encoder, or it is random within a step.
+    """Raise ConfigError if records influence each other in an encoder, or if its outputs are random.
 
     There are three checks. Norm layers that are known to use statistics across records are rejected by type.
-    Random images are passed in training mode, one of them is changed or the batch is shortened, and no
-    output of any module may move for the other records, not by a bit if the device repeats its bits. This is
-    repeated with perturbed weights, so that a zero initialisation hides no branch. No pass may write to a
-    parameter, a buffer or an attribute, because the written data would be released without noise. These are
-    tests, not proofs: a module that mixes records only for special inputs, or only in large batches, passes.
-    The encoder itself is not changed.
+    Random images are passed in training mode, then one of them is replaced or the batch is shortened: no
+    module's output may change for the other records, by no bit if the device computes the same bits twice.
+    This is repeated with perturbed weights, so that a zero initialisation hides no branch. No pass may write
+    to a parameter, a buffer or an attribute, because the written data would be released without noise. These
+    are tests, not proofs: a module that mixes records only for special inputs, or only in large batches,
+    passes. The encoder itself is not changed.
 
     Args:
       encoder: maps normalised images `[n, C, H, W]` to embeddings `[n, embedding_dim]`.
@@ -230,7 +230,7 @@ def _random_images(image_shape: tuple[int, int, int], generator: torch.Generator
 
 
 def _refuse_written_state(probe: nn.Module, images: Tensor) -> None:
-    """Reject a pass that changes state: running statistics, data-dependent initial values."""
+    """Raise if a pass changes state, such as running statistics or initial values set from data."""
     before, attributes = whole_state(probe, weights=True), attributes_of(probe)
     probe(images)
     written = changed_state(probe, before, weights=True) or first_changed(probe, attributes)
@@ -276,7 +276,7 @@ _Call = tuple[str, Tensor | None, Tensor | None]
 
 
 def _trace(probe: nn.Module, images: Tensor) -> list[_Call]:
-    """Return (module name, first input, output) of every module call in order of completion."""
+    """Return (module name, first input, output) of every module call; None for values without a row axis."""
     calls: list[_Call] = []
 
     def recorder(name: str) -> Callable[[nn.Module, tuple[object, ...], object], None]:
@@ -305,7 +305,7 @@ def _trace(probe: nn.Module, images: Tensor) -> list[_Call]:
 def _first_moved(
     calls_before: list[_Call], calls_after: list[_Call], rows: list[int], tolerance: float = 1e-6
 ) -> str | None:
-    """Return the first module whose output moved at `rows` although its input there did not."""
+    """Return the first module whose output changed at `rows` although its input there did not."""
     if len(calls_before) != len(calls_after):  # other modules ran; the encoder's own call still comes last
         calls_before, calls_after = calls_before[-1:], calls_after[-1:]
     for (name, input_before, output_before), (_, input_after, output_after) in zip(

@@ -81,7 +81,9 @@ _ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 
 class DirectUses(TorchFunctionMode):
-    """Watches all uses of parameters in one forward pass, except a layer's use of its own parameters.
+    """Watches all uses of parameters in a forward pass, except a layer's uses of its own parameters.
+
+    For each use outside a layer it computes one gradient per group, see `gradients`.
 
     Args:
       names: every watched parameter with its name.
@@ -109,7 +111,7 @@ class DirectUses(TorchFunctionMode):
         self._row_indices: list[tuple[Tensor, int]] = []
 
     def enter(self, module: nn.Module, *_: object) -> None:
-        """Stop watching a layer's own parameters, which its layer rule handles; a forward pre-hook."""
+        """Stop watching the module's own parameters, which its layer rule handles; a forward pre-hook."""
         layer_parameters = (module._parameters.get(name) for name in ("weight", "bias"))
         self._layer_ids = frozenset(id(parameter) for parameter in layer_parameters if parameter is not None)
 
@@ -129,7 +131,7 @@ class DirectUses(TorchFunctionMode):
         return (key in self._parameters or key in self._derived) and key not in self._layer_ids
 
     def _value(self, tensor: Tensor) -> tuple[nn.Parameter, Tensor]:
-        """Return the parameter behind a watched tensor, and the tensor with its graph to a copy of it."""
+        """Return a watched tensor's parameter, and the tensor as computed from a detached copy of it."""
         if id(tensor) not in self._derived:
             parameter = self._parameters[id(tensor)]
             self._derived[id(tensor)] = (parameter, parameter.detach().clone().requires_grad_())
@@ -215,7 +217,7 @@ class DirectUses(TorchFunctionMode):
         return type(args)(self._replaced(each) for each in args) if isinstance(args, tuple | list) else args
 
     def _derive(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply a function to only a parameter; its result is then watched, too, with its graph."""
+        """Apply a function of one parameter and no batch; its result is then watched, too."""
         parameter = next(self._value(v)[0] for v in _tensors(args) if self._is_watched(v))
         result = func(*self._replaced(args), **kwargs)
         for value in _tensors((result,)):
@@ -324,7 +326,7 @@ class DirectUses(TorchFunctionMode):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run `F.multi_head_attention_forward` in watched steps, for inputs `[length, rows, dim]`.
+        """Compute `F.multi_head_attention_forward` by watched operations, for inputs `[length, rows, dim]`.
 
         The signature equals torch's, because the call's arguments are bound to it.
         """
@@ -360,7 +362,7 @@ class DirectUses(TorchFunctionMode):
 
 
 def _additive_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return both masks of multi-head attention as one tensor to add to the scores `[rows, heads, L, S]`."""
+    """Return both masks of multi-head attention as one term of the scores `[rows, heads, queries, keys]`."""
 
     def additive(mask: Tensor) -> Tensor:
         if mask.dtype != torch.bool:

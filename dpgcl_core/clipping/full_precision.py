@@ -25,7 +25,7 @@ import torch
 _HIGHEST, _EXACT, _INHERITED = "highest", "ieee", "none"
 
 
-_OWNED = threading.RLock()
+_SETTINGS_LOCK = threading.RLock()
 """The settings belong to the process. A second thread waits, so that it does not restore them during the
 first thread's pass."""
 
@@ -34,7 +34,7 @@ _LOW_PRECISION_OFF = ContextVar("low_precision_off", default=False)
 
 @contextmanager
 def low_precision_off() -> Iterator[None]:
-    """Let networks with their own autocast run in float32, so that two ways can be compared."""
+    """Let networks with their own autocast run in float32, so that two computations can be compared."""
     token = _LOW_PRECISION_OFF.set(True)
     try:
         yield
@@ -60,7 +60,7 @@ def full_precision(device: str) -> Iterator[None]:
     ...     torch.get_float32_matmul_precision()
     'highest'
     """
-    with _OWNED, _settings_owned(device):
+    with _SETTINGS_LOCK, _settings_owned(device):
         yield
 
 

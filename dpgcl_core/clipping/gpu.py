@@ -19,7 +19,7 @@ _EPS = 1e-5
 
 
 def normalisation_kernels(x: Tensor, num_groups: int) -> Any:
-    """Return `dpgcl_core.clipping.gpu_kernels` for images that it can normalise; None for other images."""
+    """Return the module `gpu_kernels` if it can normalise these images here; None for PyTorch's kernels."""
     if x.device.type != "cuda" or not x.is_contiguous(memory_format=torch.channels_last):
         return None
     kernels = _kernels(x.device)

@@ -32,7 +32,7 @@ def fits(x: Tensor, num_groups: int) -> bool:
 def normalised(
     x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a GroupNorm's output, float32, and mean and reciprocal deviation, both `[rows, num_groups]`."""
+    """Return a GroupNorm's float32 output, means and reciprocal deviations, `[rows, num_groups]` both."""
     rows, channels = x.shape[:2]
     out = torch.empty_like(x, dtype=torch.float32)
     mean, scale = torch.empty(2, rows, num_groups, dtype=torch.float32, device=x.device)
@@ -55,7 +55,7 @@ def normalised(
 
 
 def add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
-    """Write Σ g·x and Σ g over each row's positions, both `[rows, channels]`; `grad` is float32, like `x`."""
+    """Write Σ grad·x and Σ grad over a row's positions, `[rows, channels]`; `grad` is float32, like `x`."""
     rows, channels = x.shape[:2]
     positions = x.shape[2:].numel()
     _add_up[(rows,)](
@@ -71,7 +71,7 @@ def add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
 
 
 def combined(x: Tensor, grad: Tensor, constant: Tensor, times_x: Tensor, times_grad: Tensor) -> Tensor:
-    """Return constant + times_x·x + times_grad·g in the precision of `x`; factors are `[rows, channels]`."""
+    """Return constant + times_x·x + times_grad·grad in the dtype of `x`; factors are `[rows, channels]`."""
     rows, channels = x.shape[:2]
     positions = x.shape[2:].numel()
     block = _positions_at_once(channels, positions)
@@ -122,12 +122,12 @@ def _normalise(
 ):
     row = tl.program_id(0).to(tl.int64)
     channel, group, position = tl.arange(0, num_channels), tl.arange(0, num_groups), tl.arange(0, block)
-    places = row * positions * num_channels + position[:, None] * num_channels + channel[None, :]
+    offsets = row * positions * num_channels + position[:, None] * num_channels + channel[None, :]
     numbers = positions * (num_channels // num_groups)
     total = tl.zeros((num_channels,), tl.float32)
     for start in range(0, positions, block):
         mask = (start + position < positions)[:, None]
-        values = tl.load(x + places + start * num_channels, mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(x + offsets + start * num_channels, mask=mask, other=0.0).to(tl.float32)
         total += tl.sum(values, 0)
     of_group = _of_groups(total, num_channels, num_groups) / numbers
     tl.store(mean + row * num_groups + group, of_group)
@@ -135,7 +135,7 @@ def _normalise(
     squares = tl.zeros((num_channels,), tl.float32)
     for start in range(0, positions, block):
         mask = (start + position < positions)[:, None]
-        values = tl.load(x + places + start * num_channels, mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(x + offsets + start * num_channels, mask=mask, other=0.0).to(tl.float32)
         centred = tl.where(mask, values - centre[None, :], 0.0)
         squares += tl.sum(centred * centred, 0)
     of_group = 1.0 / tl.sqrt(_of_groups(squares, num_channels, num_groups) / numbers + eps)
@@ -144,22 +144,22 @@ def _normalise(
     shift = tl.load(bias + channel)
     for start in range(0, positions, block):
         mask = (start + position < positions)[:, None]
-        values = tl.load(x + places + start * num_channels, mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(x + offsets + start * num_channels, mask=mask, other=0.0).to(tl.float32)
         results = (values - centre[None, :]) * slope[None, :] + shift[None, :]
-        tl.store(out + places + start * num_channels, results, mask=mask)
+        tl.store(out + offsets + start * num_channels, results, mask=mask)
 
 
 @triton.jit
 def _add_up(x, grad, products, sums, positions, num_channels: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     channel, position = tl.arange(0, num_channels), tl.arange(0, block)
-    places = row * positions * num_channels + position[:, None] * num_channels + channel[None, :]
+    offsets = row * positions * num_channels + position[:, None] * num_channels + channel[None, :]
     product = tl.zeros((num_channels,), tl.float32)
     total = tl.zeros((num_channels,), tl.float32)
     for start in range(0, positions, block):
-        here = (start + position < positions)[:, None]
-        values = tl.load(x + places + start * num_channels, mask=here, other=0.0).to(tl.float32)
-        slopes = tl.load(grad + places + start * num_channels, mask=here, other=0.0).to(tl.float32)
+        mask = (start + position < positions)[:, None]
+        values = tl.load(x + offsets + start * num_channels, mask=mask, other=0.0).to(tl.float32)
+        slopes = tl.load(grad + offsets + start * num_channels, mask=mask, other=0.0).to(tl.float32)
         product += tl.sum(values * slopes, 0)
         total += tl.sum(slopes, 0)
     tl.store(products + row * num_channels + channel, product)
@@ -173,11 +173,11 @@ def _combine(
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, num_channels)
     position = tl.program_id(1) * block + tl.arange(0, block)
-    places = row * positions * num_channels + position[:, None] * num_channels + channel[None, :]
+    offsets = row * positions * num_channels + position[:, None] * num_channels + channel[None, :]
     mask = (position < positions)[:, None]
-    values = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
-    slopes = tl.load(grad + places, mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    slopes = tl.load(grad + offsets, mask=mask, other=0.0).to(tl.float32)
     of_row = row * num_channels + channel
     base, of_x, of_grad = tl.load(constant + of_row), tl.load(times_x + of_row), tl.load(times_grad + of_row)
     results = base[None, :] + values * of_x[None, :] + slopes * of_grad[None, :]
-    tl.store(out + places, results.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + offsets, results.to(out.dtype.element_ty), mask=mask)

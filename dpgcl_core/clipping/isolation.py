@@ -41,7 +41,7 @@ from dpgcl_core.errors import ConfigError
 
 _OWN = frozenset(vars(nn.Module()))
 """The attributes of every module: parameters, buffers, children, hooks, mode."""
-_MANY = 256
+_MAX_FOLLOWED_ITEMS = 256
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLAG = (bool, str, torch.dtype)
 _FOLLOWED = (nn.Module, list, tuple, set, dict, *_FLAG)
@@ -66,7 +66,7 @@ def isolated_gradients(
 
 @contextmanager
 def isolated(*networks: nn.Module) -> Iterator[None]:
-    """Let networks run on copies of all their state; on exit, also after an error, the state is restored."""
+    """Let networks run on copies of all their state; on exit, also after an error, restore the original."""
     modules = list(dict.fromkeys(module for network in networks for module in network.modules()))
     before: list[_ModuleState | _ClassState] = [_ModuleState(module) for module in modules]
     before += [_ClassState(cls) for cls in _classes_of(modules)]
@@ -81,7 +81,7 @@ def isolated(*networks: nn.Module) -> Iterator[None]:
 
 
 def perturb_weights(*networks: nn.Module) -> torch.Generator:
-    """Perturb all weights, so that a zero initialisation hides no branch; return a seeded generator."""
+    """Add noise to all weights, so no zero initialisation hides a branch; return the generator."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in dict.fromkeys(p for network in networks for p in network.parameters()):
@@ -105,7 +105,7 @@ def perturbed(network: nn.Module) -> Iterator[torch.Generator]:
 
 
 def _copy_all(modules: list[nn.Module]) -> None:
-    """Replace the objects of modules and their classes by copies; a shared object gets one copy."""
+    """Replace tensors and attributes of modules and classes by copies; a shared object gets one copy."""
     twins: dict[int, Any] = {id(module): module for module in modules}
     for module in modules:
         containers: list[dict[str, Any]] = [vars(module)[name] for name in ("_parameters", "_buffers")]
@@ -124,7 +124,7 @@ def _copy_all(modules: list[nn.Module]) -> None:
 
 
 class _ModuleState:
-    """The objects of a module, and the contents of the containers that every module has."""
+    """The attributes of a module, and the contents of the containers that every module has."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._class, self._values = module, type(module), dict(vars(module))
@@ -172,10 +172,10 @@ def networks_of(objective: object) -> list[nn.Module]:
 def settings_of(model: nn.Module, objective: object) -> Hashable:
     """Return a key of the settings on which an objective depends, besides weights, buffers and inputs.
 
-    The key holds the flags and names that the objective refers to, and for every module of its networks the
-    class, the mode, which parameters are trained, and the flags and names among its attributes. Not included
-    are numbers, because schedules change them, names that are attributes of other objects, such as a line of
-    a log, and objects that `networks_of` does not reach.
+    The key holds the booleans, strings and dtypes that the objective refers to. For every module of its
+    networks it holds the class, the mode, which parameters are trained, and the booleans, strings and dtypes
+    among its attributes. Not included are numbers, because schedules change them, strings that are attributes
+    of other objects, such as a line of a log, and objects that `networks_of` does not reach.
 
     Args:
       model: a network of the objective.
@@ -199,7 +199,7 @@ def _settings_of_module(module: nn.Module) -> Hashable:
 
 
 def _objects_of(objective: object) -> list[object]:
-    """Return the modules, flags and names that an objective refers to, in a fixed order."""
+    """Return the modules, booleans, strings and dtypes that an objective refers to, in a fixed order."""
     objects: list[object] = []
     visited: dict[int, object] = {}
     waiting: list[object] = [objective]
@@ -222,7 +222,7 @@ def _objects_of(objective: object) -> list[object]:
         elif isinstance(node, functools.partial):
             waiting += [node.func, *node.args, *node.keywords.values()]
         elif isinstance(node, list | tuple | set | dict):
-            if len(node) <= _MANY:  # a larger one may be a table of records
+            if len(node) <= _MAX_FOLLOWED_ITEMS:  # a larger container may be a table of records
                 waiting += node.values() if isinstance(node, dict) else node
         elif type(node).__module__ != "builtins":
             attributes = getattr(node, "__dict__", {}).values()
@@ -277,12 +277,12 @@ def _data_of(cls: type) -> dict[str, Any]:
 
 
 def whole_state(network: nn.Module, *, modes: bool = True, weights: bool = False) -> dict[str, Any]:
-    """Return the state that a training must not change, by name: modules, parameters and buffers.
+    """Return the state that a training must not change, by name of module, parameter or buffer.
 
     Args:
       network: the network; the state includes copies of its buffers.
-      modes: whether to include a module's mode, training or not.
-      weights: whether to include the values of parameters; not if an optimizer changes them.
+      modes: whether to include each module's mode, training or evaluation.
+      weights: whether to include copies of the parameters' values; False if an optimizer may change them.
     """
     state: dict[str, Any] = {}
     for prefix, module in network.named_modules(remove_duplicate=False):
@@ -301,7 +301,7 @@ def whole_state(network: nn.Module, *, modes: bool = True, weights: bool = False
 def changed_state(
     network: nn.Module, before: dict[str, Any], *, modes: bool = True, weights: bool = False
 ) -> str:
-    """Return a name whose state differs from `before`, a result of `whole_state`; empty if none differs."""
+    """Return a name whose state differs from `before`, a `whole_state` with the same options; or empty."""
     now = whole_state(network, modes=modes, weights=weights)
     for name in dict.fromkeys([*now, *before]):
         if name not in now or name not in before or not _is_same(before[name], now[name]):
@@ -318,12 +318,12 @@ _CHANGED = (
 
 @contextmanager
 def unwritten(*networks: nn.Module) -> Iterator[None]:
-    """Reject passes that write to networks, also to weights, which a layer may rescale when it is used.
+    """Raise on exit if a pass in this context wrote to a network, be it a buffer, a mode or a weight.
 
     All values are compared bit by bit, because version counters miss writes through `.data`.
 
     Args:
-      networks: the networks that the passes run; copies of their weights and buffers are held meanwhile.
+      networks: the networks that the passes run; the context holds copies of their weights and buffers.
 
     Raises:
       ConfigError: a pass wrote to a network; raised on exit, with the same text whatever was written.
@@ -337,7 +337,7 @@ def unwritten(*networks: nn.Module) -> Iterator[None]:
 
 
 def refuse_changed_state(network: nn.Module, before: dict[str, Any]) -> None:
-    """Reject a network in which more than trained weights has changed since `before`.
+    """Raise if anything but the values of parameters has changed in a network since `before`.
 
     State that depends on the data would be released without noise: a buffer's values, a new buffer, a name,
     a mode.
@@ -354,7 +354,7 @@ def refuse_changed_state(network: nn.Module, before: dict[str, Any]) -> None:
 
 
 def attributes_of(model: nn.Module) -> dict[nn.Module, dict[str, Any]]:
-    """Return copies of the attributes of every module, except parameters, buffers and children."""
+    """Return copies of every module's own attributes, which are not parameters, buffers or children."""
     own = {id(each): each for each in (*model.modules(), *model.parameters(), *model.buffers())}
     return {
         module: {name: _copy_value(value, own) for name, value in vars(module).items() if name not in _OWN}
@@ -363,7 +363,7 @@ def attributes_of(model: nn.Module) -> dict[nn.Module, dict[str, Any]]:
 
 
 def first_changed(model: nn.Module, before: dict[nn.Module, dict[str, Any]]) -> str:
-    """Return the name of an attribute that differs from `before`; empty if no difference is detected."""
+    """Return an attribute that differs from `before`, a result of `attributes_of`; empty if none does."""
     for prefix, module in model.named_modules():
         then, now = before.get(module, {}), vars(module)
         for name in dict.fromkeys([*then, *(n for n in now if n not in _OWN)]):

@@ -71,9 +71,9 @@ GhostNorms = tuple[Tensor, Tensor]
 class LayerRule:
     """Computes the gradients of one kind of layer; the base class is for layers without a weight matrix.
 
-    In every method `x` is the layer's input and `grad` the gradient of its output, both with the leading
-    axis rows = groups × rows per group. Returned gradients have the shape `[groups, *shape]` with the shape
-    of the parameter, and may be strided, but must be dense per group.
+    In every method `x` is the layer's input and `grad` the gradient of its output. Both have the rows of all
+    groups as their leading axis, group by group. Returned gradients are `[groups, *shape]` with the shape of
+    the parameter. They may be strided, but must be dense per group.
     """
 
     def unsupported_reason(self, module: nn.Module) -> str:
@@ -85,17 +85,17 @@ class LayerRule:
         return None
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """Run the layer; return its output and statistics for `vectors`, or None to run its own forward."""
+        """Return the layer's output, and statistics for `vectors`; None if it runs its own `forward`."""
         return None
 
     def vectors(
         self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, statistics: tuple[Tensor, ...] = ()
     ) -> PerGroup:
-        """Yield the small parameters with their gradients `[groups, *shape]`."""
+        """Yield every vector parameter (bias or scale) with its gradients `[groups, *shape]`."""
         yield from ()
 
     def per_group(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
-        """Return the matrix's gradients, float32 `[groups, *shape]`."""
+        """Return the gradients of `matrix(module)`, float32 `[groups, *shape]`."""
         raise NotImplementedError
 
     def ghost_norm_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
@@ -103,11 +103,11 @@ class LayerRule:
         raise NotImplementedError
 
     def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
-        """Return squared norms and magnitude bounds of the matrix's gradients, float64 `[groups]` each."""
+        """Return squared norms and magnitude bounds of `per_group`'s gradients, float64 `[groups]` each."""
         raise NotImplementedError
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
-        """Return the matrix's gradient of some rows together, float64, in the shape of the matrix."""
+        """Return the gradient of `matrix(module)` summed over all rows of `x`, float64, in its shape."""
         raise NotImplementedError
 
 
@@ -118,7 +118,7 @@ def _rows(x: Tensor, num_groups: int, width: int) -> Tensor:
 def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GhostNorms:
     """Return ‖Xᵀ Y‖² and Σ_m ‖x_m‖·‖y_m‖, given the Gram matrices `[groups, M, M]` of X and Y.
 
-    If a gradient's terms cancel, the sum of products can round to less than zero, which no square is.
+    If a gradient's terms cancel, the squared norm can round to less than zero, so it is clamped at zero.
     """
     diagonals = (matrix.diagonal(dim1=1, dim2=2) for matrix in (of_inputs, of_outputs))
     lengths = [diagonal.clamp_min(0).sqrt() for diagonal in diagonals]
@@ -135,14 +135,14 @@ def _gram(x: Tensor) -> Tensor:
 
 
 def _pieces(x: Tensor, size: int = 1) -> Iterator[slice]:
-    """Yield slices of the leading axis, one per piece; a number takes the memory of `size` float32 values."""
+    """Yield slices of the leading axis, one per piece; a number takes as much memory as `size` float32s."""
     at_once = _at_once(x, len(x), size * x[0].numel())
     for start in range(0, len(x), at_once):
         yield slice(start, start + at_once)
 
 
 def _pieces_with_buffer(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the slices of `_pieces` with shared memory for their numbers, of `dtype` unless None."""
+    """Yield the slices of `_pieces`, each with a buffer of its shape; all buffers share their memory."""
     pieces = list(_pieces(x, 2 if dtype == torch.float64 else 1))
     buffer = torch.empty_like(x[pieces[0]], dtype=dtype)
     for piece in pieces:
@@ -233,7 +233,7 @@ class Conv2dRule(LayerRule):
         return result.view(num_groups, out_channels, height, width, in_channels).permute(0, 1, 4, 2, 3)
 
     def _in_runs(self, module: nn.Conv2d, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
-        """Return `per_group` by products over runs of rows, for a GPU."""
+        """Compute `per_group` on a GPU, by products over runs of rows that are then summed by group."""
         blocks, rows = module.groups, len(x) // num_groups
         out_channels, in_channels, height, width = module.weight.shape
         x, grad = _as_multiplied(x, grad)
@@ -256,7 +256,7 @@ class Conv2dRule(LayerRule):
         return of_runs.reshape(num_groups, out_channels, height, width, in_channels).permute(0, 1, 4, 2, 3)
 
     def _tap_by_tap(self, module: nn.Conv2d, x: Tensor, grad: Tensor, buffer: Tensor) -> Tensor:
-        """Return `per_group`, given the output gradient `[groups, M, channels]` and memory for patches."""
+        """Compute `per_group` from the output gradient `[groups, M, channels]`; `buffer` holds patches."""
         num_groups, length, out_channels = grad.shape
         taps = module.weight[0].permute(1, 2, 0)
         rows, numbers = len(x) // num_groups, length * taps.numel()
@@ -270,6 +270,7 @@ class Conv2dRule(LayerRule):
         return result.view(num_groups, *taps.shape, out_channels).permute(0, 4, 3, 1, 2)
 
     def _one_by_one(self, module: nn.Conv2d, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        """Compute `per_group` by one call of the convolution's own weight gradient per group."""
         x = x.float().contiguous(memory_format=torch.channels_last)
         grad = grad.float().contiguous(memory_format=torch.channels_last)
         out_channels, in_channels, height, width = module.weight.shape
@@ -289,7 +290,7 @@ class Conv2dRule(LayerRule):
         return 2 * pixels**2 * x.shape[1] + 2 * positions**2 * grad.shape[1] + sums
 
     def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
-        """Compute the patches' Gram matrix as the sum of slices of the pixels' Gram matrix over the taps."""
+        """Sum slices of the pixels' Gram matrix over the kernel's taps, which gives that of the patches."""
         module, x, grad = _as_conv2d(module, x, grad)
         blocks, rows = module.groups, len(x) // num_groups
         height, width = grad.shape[2:]
@@ -331,7 +332,7 @@ def _as_images(x: Tensor, module: _ConvNd) -> Tensor:
 
 
 def _as_conv2d(module: nn.Module, x: Tensor, grad: Tensor) -> tuple[nn.Conv2d, Tensor, Tensor]:
-    """Return a Conv2d with the same weight gradient as a convolution, and its input and output gradient.
+    """Return a Conv2d with the weight gradient of `module`, and this Conv2d's input and output gradient.
 
     A line is an image of height one. A transposed convolution is the adjoint of a Conv2d, C. Because
     ⟨Cᵀx, y⟩ = ⟨x, Cy⟩, its weight gradient is C's with input and output gradient exchanged.
@@ -359,7 +360,7 @@ def _as_conv2d(module: nn.Module, x: Tensor, grad: Tensor) -> tuple[nn.Conv2d, T
 
 
 def _pays_one_by_one(weight: Tensor, numbers: int, positions: int) -> bool:
-    """Return whether one call per group is faster than patches, for these patch numbers and positions."""
+    """Return whether `_one_by_one` is faster, for a group's count of patch numbers and of positions."""
     if numbers >= max(MANY_NUMBERS, MANY_PATCHES * weight.numel()):
         return True
     few = MANY_POSITIONS_OF_AVX512 + POSITIONS_OF_A_CALL / weight.numel()
@@ -416,7 +417,7 @@ def _patches(module: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _at_once(x: Tensor, num_all: int, numbers: int) -> int:
-    """Return how many of `num_all` rows or groups of `numbers` numbers are in a piece: at least one."""
+    """Return how many of `num_all` rows or groups, each of `numbers` numbers, make a piece: at least one."""
     piece = CACHED_NUMBERS * torch.get_num_threads() if x.device.type == "cpu" else PIECE_NUMBERS
     return min(num_all, max(1, piece // max(1, numbers)))
 
@@ -439,7 +440,7 @@ def _fits_wide_numbers(values: Tensor) -> bool:
 
 
 def _in_wide_numbers(values: Tensor) -> Tensor:
-    """Return strided numbers, which must fit, viewed as numbers of sixteen bytes in the same memory.
+    """Return strided numbers viewed as numbers of 16 bytes, if `_fits_wide_numbers`, in the same memory.
 
     >>> rows = torch.arange(16.0).view(2, 8)[:, 4:]
     >>> _in_wide_numbers(rows).contiguous().view(torch.float32)
@@ -454,7 +455,7 @@ def _in_wide_numbers(values: Tensor) -> Tensor:
 
 
 def _run_of_rows(rows: int, positions: int) -> int:
-    """Return the most rows of a group, a divisor of their number, whose positions are summed at once.
+    """Return the number of rows summed at once: the largest divisor of `rows` within `POSITIONS_AT_ONCE`.
 
     >>> _run_of_rows(48, 1024), _run_of_rows(6, 1024), _run_of_rows(7, 2048), _run_of_rows(3, 50_000)
     (8, 6, 1, 1)
@@ -491,9 +492,9 @@ def _by_block(x: Tensor, blocks: int) -> Tensor:
 class GroupNormRule(LayerRule):
     """Scale and shift after the normalisation of each row.
 
-    With the row's own mean m and reciprocal standard deviation r, the scale's gradient Σ g·(x − m)·r needs no
-    normalised copy of x: it is r·(Σ g·x − m·Σ g). Both sums are computed once, and the input's gradient is
-    computed from them, too (`_Normalisation`).
+    Let g be the output's gradient, m the row's own mean and r its reciprocal standard deviation. The scale's
+    gradient Σ g·(x − m)·r needs no normalised copy of x: it is r·(Σ g·x − m·Σ g). Both sums are computed
+    once, and the input's gradient is computed from them, too (`_Normalisation`).
     """
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
@@ -529,9 +530,10 @@ class GroupNormRule(LayerRule):
 class _Normalisation(torch.autograd.Function):
     """GroupNorm whose backward pass uses the Σ g·x and Σ g of each row and channel computed by `vectors`.
 
-    This works because the hook of the output, which calls `vectors`, runs first. With γ the weight, n the
-    count of numbers of a row's channel group and Σ over these numbers, the input's gradient is
-    r·γ·g − r·(Σγg + x̂·Σγg·x̂)/n, where x̂ = (x − m)·r (Wu and He 2018, by the chain rule).
+    This works because the hook of the output, which calls `vectors`, runs first. With γ the weight, g the
+    output's gradient, n the count of numbers of a row's channel group and Σ over these numbers, the input's
+    gradient is r·γ·g − r·(Σγg + x̂·Σγg·x̂)/n, where x̂ = (x − m)·r, m is the mean and r the reciprocal standard
+    deviation (Wu and He 2018, by the chain rule).
     """
 
     @staticmethod
@@ -589,9 +591,10 @@ class _Normalisation(torch.autograd.Function):
 def _normalised(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output of a GroupNorm, in the layout of `x`, and m and r, `[rows, num_groups]` each.
+    """Return a GroupNorm's output, its means and its reciprocal deviations, `[rows, num_groups]` each.
 
-    The variance is computed from centred numbers: Σ x² − n·m² would lose digits if the mean is large.
+    The output has the layout of `x`. The variance is computed from centred numbers: a difference of Σ x² and
+    the squared mean would lose digits if the mean is large.
     """
     channels, numbers = x.shape[1], x[0].numel() // num_groups
     exact = torch.float32
@@ -618,7 +621,7 @@ def _normalised(
 
 
 def _add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
-    """Write Σ g·x and Σ g over each row's positions, `[rows, channels]` each."""
+    """Write the sums of grad·x and of grad over each row's positions, `[rows, channels]` each."""
     kernels = normalisation_kernels(x, 1)
     if kernels is not None:
         kernels.add_up(x, grad.contiguous(memory_format=torch.channels_last), products, sums)
@@ -642,7 +645,7 @@ def _lines(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _along_lines(of_channels: Tensor, like: Tensor) -> Tensor:
-    """Return `[rows, channels]` as a factor, or term, for `_lines` of an image."""
+    """Return `[rows, channels]` in a shape that broadcasts against `_lines` of `like`."""
     if not _is_channels_last(like):
         return of_channels[:, :, None]
     if like.shape[1] < SHORT_LINE:
@@ -651,14 +654,14 @@ def _along_lines(of_channels: Tensor, like: Tensor) -> Tensor:
 
 
 def _sums(lines: Tensor, like: Tensor, **options: Any) -> Tensor:
-    """Return `_lines` of an image summed over its positions, `[rows, channels]`; options of `torch.sum`."""
+    """Return `_lines` of `like` summed over positions, `[rows, channels]`; `options` are `torch.sum`'s."""
     if not _is_channels_last(like):
         return torch.sum(lines, 2, **options)
     return torch.sum(lines.reshape(len(lines), -1, like.shape[1]), 1, **options)
 
 
 def _by_channel(of_groups: Tensor, num_channels: int) -> Tensor:
-    """Return values `[rows, channels]` of values `[rows, num_groups]`."""
+    """Repeat values of channel groups, `[rows, num_groups]`, for each of their channels."""
     rows, num_groups = of_groups.shape
     return of_groups[:, :, None].expand(-1, -1, num_channels // num_groups).reshape(rows, -1)
 
@@ -714,7 +717,7 @@ class LayerNormRule(LayerRule):
 
 
 class EmbeddingRule(LayerRule):
-    """A table looked up by index; two lookups overlap if their indices are equal."""
+    """A table looked up by index: the inner product of two one-hot inputs is 1 if their indices are equal."""
 
     def unsupported_reason(self, module: nn.Module) -> str:
         assert isinstance(module, nn.Embedding)
@@ -750,7 +753,7 @@ class EmbeddingRule(LayerRule):
     def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
         index = x.reshape(num_groups, -1)
         outputs = _rows(self._mask_padding(module, x, grad), num_groups, grad.shape[-1])
-        same = index[:, :, None] == index[:, None, :]  # one-hot inputs: their inner products
+        same = index[:, :, None] == index[:, None, :]  # inner products of one-hot inputs
         return _norms(same.double(), _gram(outputs))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
@@ -774,7 +777,7 @@ _RULES: dict[type[nn.Module], LayerRule] = {
 
 
 def rule_of(module: nn.Module) -> LayerRule | None:
-    """Return the layer rule of a module that runs a known class's forward pass; None for other modules."""
+    """Return a module's layer rule; None unless it is of a known class and runs that class's `forward`."""
     for kind, rule in _RULES.items():
         if (
             isinstance(module, kind)

@@ -68,7 +68,7 @@ def as_layers_run() -> Iterator[None]:
 
 
 def _may_read_values(device: torch.device) -> bool:
-    """Return whether to check if any group is masked: on a GPU the check waits, which no capture allows."""
+    """Return whether Python may read a mask's values: on a GPU it would wait, which no capture allows."""
     return device.type == "cpu"
 
 
@@ -85,7 +85,7 @@ class _Call:
 
 @dataclass
 class GroupGradients:
-    """All groups' gradients, separated.
+    """The gradients of all groups in a pass, kept until their factors are known.
 
     Attributes:
       losses: `[groups]` losses.
@@ -110,7 +110,7 @@ class GroupGradients:
 
     @property
     def numbers_per_group(self) -> int:
-        """The count of stored numbers of per-group gradients, for one group."""
+        """How many numbers of per-group gradients are stored for one group."""
         matrices = (*self.per_group.values(), *(each.matrix for each in self.small.values()))
         return sum(gradients[0].numel() for gradients in matrices)
 
@@ -129,7 +129,7 @@ class GroupGradients:
                 raise NotSeparableError("a gradient was changed in place after its norm was computed")
 
     def add_weighted(self, total: Tensor, parameters: list[nn.Parameter], factor: Tensor) -> None:
-        """Add Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
+        """Add Σ_G factor_G ∇L_G over groups G to the flat `total`; a factor of 0 masks its group first.
 
         Args:
           total: float64 `[num_parameters]`.
@@ -158,7 +158,7 @@ class GroupGradients:
 
 @dataclass
 class _Deferred:
-    """A layer with a ghost norm: its clipped sum is computed once the factors are known."""
+    """A use of a layer with a ghost norm, kept until the factors are known and its sum is computed."""
 
     rule: LayerRule
     module: nn.Module
@@ -167,10 +167,10 @@ class _Deferred:
     versions: tuple[int, int]
 
     def weighted(self, factor: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
-        """Yield parts of Σ factor_G ∇L_G over the groups not in `mask`, in float64.
+        """Yield terms of Σ_G factor_G ∇L_G over the groups G not in `mask`, in float64.
 
-        In float32 a product's rounding grows with the terms of all groups, not with their sum. If the terms
-        cancel, one group would move the others' contributions by thousandths of C.
+        A float32 product's rounding error grows with the terms of all groups, not with their sum. If the
+        terms cancel, one group would change the rounding of the others by thousandths of C.
         """
         per_group = len(self.grad) // len(factor)
         x, grad = self.x, self.grad
@@ -187,10 +187,10 @@ class _Deferred:
 
 
 class _SideBySide:
-    """Small per-group gradients concatenated in one matrix, `[groups, numbers]`, in the given order.
+    """Small per-group gradients of several parameters, concatenated in one matrix `[groups, numbers]`.
 
     Args:
-      gradients: densely strided, `[groups, *shape]` each.
+      gradients: by parameter, `[groups, *shape]` each, densely strided.
     """
 
     def __init__(self, gradients: dict[Tensor, Tensor]) -> None:
@@ -202,7 +202,7 @@ class _SideBySide:
         ]
 
     def weighted(self, factor: Tensor, mask: Tensor | None) -> dict[Tensor, Tensor]:
-        """Return Σ factor_G ∇L_G by parameter, over the groups not in `mask`."""
+        """Return Σ_G factor_G ∇L_G by parameter, over the groups G not in `mask`."""
         together = _weighted(self.matrix, factor, mask)
         parts = together.split([numbers for _, numbers, _ in self._places])
         return {
@@ -219,7 +219,7 @@ def _dense(gradients: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _weighted(gradients: Tensor, factor: Tensor, mask: Tensor | None) -> Tensor:
-    """Return Σ factor_G ∇L_G over the groups not in `mask`; float64 if there are several runs of groups."""
+    """Return Σ_G factor_G ∇L_G over the groups not in `mask`; float64 for more than `RUN_GROUPS` groups."""
     matrix, strides = _dense(gradients)
     if mask is not None:
         matrix = torch.where(mask[:, None], 0.0, matrix)
@@ -260,16 +260,16 @@ def per_group_gradients(
 ) -> GroupGradients:
     """Run one forward and one backward pass and separate the groups' gradients.
 
-    Call this function in `full_precision`: norms would not match a sum of gradients that are rounded to ten
-    bits.
+    Call this function in `full_precision`: products that are rounded to ten bits (TF32) would give norms that
+    do not match the summed gradients.
 
     Args:
-      model: the network.
+      model: the network; no layer mixes records.
       parameters: its trainable parameters.
       losses_of: runs the forward pass and returns losses `[groups]`.
       num_groups: the number of groups in this pass.
       num_rows: the lengths that a layer's leading axis may have.
-      owners: the part of each of `parameters`, from 0; None for one part.
+      owners: the index of each parameter's clipping part; None for one part.
 
     Raises:
       NotSeparableError: a layer did not see exactly the rows of all groups, or a parameter is used in a
@@ -289,7 +289,7 @@ def per_group_gradients(
 
 
 class _Recorder:
-    """Collects inputs and output gradients from hooks, one layer at a time."""
+    """Receives layers' inputs and output gradients from hooks, and computes each layer's share of norms."""
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ class _Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the forward pass; meanwhile parameters do not require a gradient."""
+        """Record the forward pass that runs in this context; in it no parameter requires a gradient."""
         handles = [layer.register_forward_hook(self._remember, with_kwargs=True) for layer in self._rules]
         handles += [layer.register_forward_pre_hook(self._direct.enter) for layer in self._rules]
         # Normalisations run through their layer rules, which keep the statistics that their gradients need.
@@ -357,10 +357,11 @@ class _Recorder:
         self, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor
     ) -> Tensor:
         self._direct.leave()
-        with torch._C.DisableTorchFunction():  # the calls below are no use of a parameter
+        with torch._C.DisableTorchFunction():  # `DirectUses` must not watch the calls below
             return self._record_call(module, (*args, *kwargs.values()), output)
 
     def _record_call(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Keep a layer's input, and register `_arrived` for the gradient of its output."""
         rule = self._rules[module]
         if (
             len(args) != 1
@@ -403,6 +404,7 @@ class _Recorder:
         self._direct.forget()
 
     def _arrived(self, call: _Call, grad: Tensor) -> None:
+        """Compute norms, and gradients if needed, from a layer's input and the gradient of its output."""
         rule, module, x, n = call.rule, call.module, call.x, self._num_groups
         if x._version != call.version:
             raise NotSeparableError(f"the input of layer {self._names[module]!r} was changed in place")
@@ -429,6 +431,7 @@ class _Recorder:
             )
 
     def _keep(self, parameter: Tensor, gradients: Tensor) -> None:
+        """Store a parameter's per-group gradients; a parameter used several times gets their sum."""
         if parameter not in self._parameters:
             return
         if parameter not in self._shared and gradients[0].numel() <= SMALL:

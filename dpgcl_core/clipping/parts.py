@@ -50,7 +50,7 @@ class ClippingParts:
             )
 
     def owners(self, model: nn.Module) -> Owners:
-        """Return the part of each trainable parameter, chosen by the parameter's name.
+        """Return the index of each trainable parameter's part, chosen by the parameter's name.
 
         Raises:
           ConfigError: a part holds no trainable parameter, so its share of C would be wasted.
@@ -80,7 +80,7 @@ class ClippingParts:
 
 
 def runs_of(parameters: list[nn.Parameter], owners: Owners | None) -> list[tuple[int, slice]]:
-    """Return the slices of the flat vector that belong to one part each, as (part, slice), in order."""
+    """Return (part, slice) for every run of adjacent parameters of one part in the flat vector, in order."""
     runs, start = [], 0
     pairs = zip(owners or (0,) * len(parameters), parameters, strict=True)
     for part, run in groupby(pairs, key=lambda pair: pair[0]):

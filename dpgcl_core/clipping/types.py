@@ -49,12 +49,12 @@ class GroupBatch:
         return tuple(leaf.shape[1:] for leaf in self.leaves)
 
     def part(self, start: int, stop: int) -> GroupBatch:
-        """Return some of the groups, with their mask."""
+        """Return the groups from `start` up to `stop`, with their mask."""
         complete = None if self.complete is None else self.complete[start:stop]
         return GroupBatch(map_inputs(lambda leaf: leaf[start:stop], self.inputs), complete)
 
     def filled_up(self, num_groups: int, device: torch.device) -> GroupBatch:
-        """Return `num_groups` groups, filled up with groups of zeros that are not complete."""
+        """Return these groups followed by groups of zeros, not complete, up to `num_groups` in total."""
 
         def with_zeros(leaf: Tensor) -> Tensor:
             return torch.cat([leaf, leaf.new_zeros(num_groups - len(leaf), *leaf.shape[1:])])
@@ -78,7 +78,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupReport:
-    """By-products of one call, all **private-only** except `paths`.
+    """What a gradient rule reports besides the sum, all **private-only** except `paths`.
 
     Attributes:
       norms: `[groups]` norms of whole gradients before clipping; nan if they were not needed (C = inf).
@@ -120,7 +120,7 @@ def num_trainable(model: nn.Module) -> int:
 
 
 def zeros_where_incomplete(leaf: Tensor, complete: Tensor) -> Tensor:
-    """Return inputs `[groups, ...]` with zeros for the incomplete groups, so that all take the same path.
+    """Return inputs `[groups, ...]` with zeros for the incomplete groups, which then all take one path.
 
     Whether there are incomplete groups is secret, so this work is never skipped.
 
@@ -133,11 +133,11 @@ def zeros_where_incomplete(leaf: Tensor, complete: Tensor) -> Tensor:
 
 
 def no_sum(model: nn.Module) -> Tensor:
-    """Return an empty clipped sum, float64 zeros `[num_trainable(model)]`, on the model's device.
+    """Return the clipped sum of no groups: float64 zeros `[num_trainable(model)]` on the model's device.
 
-    A sum in float32 would round after every group, by up to half a digit of the sum so far. One record would
-    then move the others' contributions, increasingly with their number. The noise is added in float64, too,
-    and the noisy sum is rounded to float32 once.
+    A float32 sum would round after every group, by up to half a unit in the last place of the sum so far. One
+    record would then change the rounding of all later groups' contributions, and these errors add up. The
+    noise is added in float64, too, and the noisy sum is rounded to float32 once.
     """
     device = next(model.parameters()).device
     return torch.zeros(num_trainable(model), dtype=torch.float64, device=device)
@@ -146,7 +146,7 @@ def no_sum(model: nn.Module) -> Tensor:
 def add_to_sum(total: Tensor, values: Tensor) -> None:
     """Add values to float64 sums of the same shape, in place.
 
-    On a CPU this works in pieces, because torch would first copy all float32 values as float64.
+    On a CPU it adds piece by piece, because torch would first copy all float32 values as float64.
 
     Args:
       total: float64, contiguous.

@@ -45,8 +45,8 @@ _MOST_VERDICTS = 64
 class Verdicts(Generic[_Verdict]):
     """Verdicts of checks, each stored for one model, function and settings.
 
-    A new check is made for another function of the same model, for a function that was created again, and
-    after a change of the layers, of a module's mode or flags, or of a flag that the function refers to.
+    The check is repeated for another function of the same model, for a function that was created again, and
+    if `settings_of` changes: the layers, a module's mode or flags, or a flag that the function refers to.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Ways(Protocol):
 
 
 def unsupported_layer(model: nn.Module) -> str:
-    """Return the first layer with settings that one pass does not support, and why; empty if none has."""
+    """Return the first layer that one pass does not support, with the reason; empty if it supports all."""
     for name, module in model.named_modules():
         rule = rule_of(module)
         if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
@@ -102,17 +102,17 @@ def one_pass_mismatch(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
     that reorders records. The weights are perturbed for the comparison, so that a zero initialisation hides
     no branch, and restored bit for bit. Two numbers of groups are tried, so that a layer's leading axis does
     not fit by chance. The synthetic records differ in level and contrast, so that they take different paths
-    through the network. Normalisations of a known class run as in the exact loop: whether their layer rules
-    give the same depends on the class, not on the network.
+    through the network. Normalisations of a known class run as in the exact passes per group, because the
+    correctness of their layer rules depends only on the class, not on the network.
     """
     vocabulary = smallest_vocabulary(model)
     with perturbed(model) as generator:
         for num_groups in (2, 3):
-            for most in dict.fromkeys((vocabulary, 2)):  # whole numbers may be labels of fewer classes
-                made = partial(synthetic_inputs, num_groups=num_groups, vocabulary=most, generator=generator)
+            for size in dict.fromkeys((vocabulary, 2)):  # whole numbers may be labels of fewer classes
+                fill = partial(synthetic_inputs, num_groups=num_groups, vocabulary=size, generator=generator)
                 try:
                     with low_precision_off():  # low precision's rounding is above the tolerances
-                        wrong = _compare(model, run, map_inputs(made, inputs))
+                        wrong = _compare(model, run, map_inputs(fill, inputs))
                     break
                 except Exception as error:
                     wrong = f"the loss fails on synthetic inputs ({type(error).__name__}: {error})"
@@ -137,7 +137,7 @@ def synthetic_inputs(like: Tensor, num_groups: int, vocabulary: int, generator: 
 
 
 def _compare(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
-    """Return the difference between one pass and exact passes per group on these inputs; empty if none."""
+    """Return how one pass differs from exact passes per group on these inputs, in words; empty if not."""
     exact = run(inputs, Way.ALONE)
     try:
         with as_layers_run():
@@ -168,9 +168,9 @@ def _differences(
 
 
 def _sums_differ(
-    actual: Sequence[Tensor], exact: Sequence[Tensor], of_whole: Tensor, tolerance: float
+    actual: Sequence[Tensor], exact: Sequence[Tensor], whole_tolerance: Tensor, tolerance: float
 ) -> bool:
-    allowed = 0.01 * of_whole  # for a parameter with a negligible gradient
+    allowed = 0.01 * whole_tolerance  # for a parameter with a negligible gradient
     return any(
         bool((a - e).norm() > tolerance * e.norm() + allowed) for a, e in zip(actual, exact, strict=True)
     )

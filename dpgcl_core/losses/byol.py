@@ -21,9 +21,10 @@ from dpgcl_core.errors import ConfigError
 
 
 def byol_group_loss(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Return L_G = Σ_{i∈G} Σ_{v≠w} ‖p_iv − t_iw‖² over ordered pairs of a record's views.
+    """Return L_G = Σ_{i∈G} Σ_{v≠w} ‖p_iv − t_iw‖², for two views BYOL's symmetric loss.
 
-    Each term is 2 − 2·cos. For two views this is BYOL's symmetric loss.
+    p_iv is the prediction from view v of record i, and t_iw the target of its view w. Each term is 2 − 2·cos
+    of the angle between them.
 
     Args:
       predictions: `[groups, group_size, views, dim]`, unit vectors: the predictor's output.
@@ -42,7 +43,7 @@ def byol_group_loss(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def update_target(target: nn.Module, online: nn.Module, *, decay: float) -> None:
-    """Update the target's weights in place: ξ ← decay·ξ + (1 − decay)·θ.
+    """Move the target's weights ξ towards the online weights θ: ξ ← decay·ξ + (1 − decay)·θ, in place.
 
     Call it **after** the private step: θ must hold released weights only. The target is the online network
     without the predictor, so parameters are paired by name.
@@ -50,7 +51,7 @@ def update_target(target: nn.Module, online: nn.Module, *, decay: float) -> None
     Args:
       target: the target network; its parameters take no gradient.
       online: the private network, or the part of it that the target mirrors.
-      decay: the decay, in [0, 1].
+      decay: the share of ξ that is kept, in [0, 1].
 
     Raises:
       ConfigError: `decay` is outside [0, 1], or the target has a parameter that the online network lacks.

@@ -38,7 +38,7 @@ MIN_LOGIT_SCALE, MAX_LOGIT_SCALE = 0.0, math.log(100.0)
 
 
 def interleaved(images: Tensor, texts: Tensor) -> Tensor:
-    """Return the views of both sides in the order that losses of pairs expect: image, text, image, text, …
+    """Return image and text views in the order that losses of pairs expect: image, text, image, text, …
 
     Even indices are images and odd indices are texts, whatever the number of copies.
 
@@ -102,11 +102,11 @@ def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) ->
 def image_text_sigmoid_loss(
     embeddings: Tensor, *, temperature: float | Tensor, bias: float | Tensor
 ) -> Tensor:
-    """Return `group_sigmoid` of pairs in both directions, with copies of the captions and of the images.
+    """Return `group_sigmoid` of images among captions plus captions among images, with augmented copies.
 
     Args:
       embeddings, temperature: see `image_text_group_loss`.
-      bias: b.
+      bias: b, added to every logit; see `group_sigmoid`.
 
     Returns:
       `[groups]`.

@@ -19,8 +19,9 @@ def group_info_nce(
 ) -> Tensor:
     """Return InfoNCE of each group with its own records' keys as negatives (DP-GCL, Eq. 9 and Eq. 12).
 
-    L_G = Σ_{i∈G} −log( e^{s_ii/τ} / Σ_{j∈G} ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ), where s^m_ij compares
-    query i with the m-th augmented copy of key j. The sum over j includes j = i, as printed in the paper.
+    L_G = Σ_{i∈G} −log( e^{s_ii/τ} / Σ_{j∈G} ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ), where s_ij is the inner
+    product of query i and key j, and s^m_ij of query i and the m-th augmented copy of key j. The sum over j
+    includes j = i, as printed in the paper.
 
     Args:
       queries: `[groups, group_size, dim]` unit embeddings.

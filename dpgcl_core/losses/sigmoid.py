@@ -23,9 +23,10 @@ def group_sigmoid(
 ) -> Tensor:
     """Return L_G = Σ_{i,j∈G} Σ_k −log σ( y_ij·(s^k_ij/τ + b) ), y_ij = 1 for i = j and −1 otherwise.
 
-    k runs over key j and its augmented copies, which have the label of key j: copies of a query's own
-    key are positives. (In `group_info_nce` they are in the denominator; as negatives here they would work
-    against the key itself.) Without copies the loss is symmetric in queries and keys.
+    s^k_ij is the inner product of query i and candidate k of record j: its key or an augmented copy of it. A
+    copy has the label of its key, so copies of a query's own key are positives. (`group_info_nce` has them in
+    the denominator; as negatives here they would work against the key.) Without copies the loss is symmetric
+    in queries and keys.
 
     Args:
       queries: `[groups, group_size, dim]` unit embeddings.
@@ -57,7 +58,7 @@ def two_view_sigmoid_loss(embeddings: Tensor, *, temperature: float | Tensor, bi
       embeddings: `[groups, group_size, 2 + num_augmentations, dim]`: the query, its key, and the key's
         copies.
       temperature: τ > 0.
-      bias: b.
+      bias: b, added to every logit.
 
     Returns:
       `[groups]`.

@@ -49,8 +49,8 @@ class Mechanism(PublicNumbers):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sampling is None:
-            own = method_named(self.method).samplings[0]
-            object.__setattr__(self, "sampling", RECORDS if self.group_size == BATCH else own)
+            default_sampling = method_named(self.method).samplings[0]
+            object.__setattr__(self, "sampling", RECORDS if self.group_size == BATCH else default_sampling)
         if self.sampling == GROUPS and self.group_size == BATCH:
             raise ConfigError(
                 'sampling = "groups" needs a fixed group_size; got "batch". To clip the whole batch, set '
@@ -80,7 +80,7 @@ class Mechanism(PublicNumbers):
 
     @property
     def neighboring_relation(self) -> str:
-        """The relation that the sensitivity and the accounting share."""
+        """The neighbouring relation for which both sensitivity and ε are stated."""
         relation = self.rules.neighboring_relation
         return ZERO_OUT_ONE if self.num_records_from_data and relation == ADD_OR_REMOVE_ONE else relation
 
@@ -91,40 +91,40 @@ class Mechanism(PublicNumbers):
 
     @property
     def divisor(self) -> float:
-        """The public constant that divides the noisy sum; for groups, their expected number."""
+        """The public constant that divides the noisy sum, such as the expected number of groups."""
         return self.rules.divisor(self)
 
     def group_stage(self) -> GroupStage:
-        """Return stages 2 and 3 combined, which draw the training's groups."""
+        """Return the object that draws a step's groups (stages 2 and 3)."""
         return self.rules.group_stage(self)
 
     def sampler(self) -> Sampler:
-        """Return stage 2, a part of `group_stage`, for sampling of records."""
+        """Return the sampler of records (stage 2) that `group_stage` uses if records are sampled."""
         return self.rules.sampler(self)
 
     def grouper(self) -> Grouper:
-        """Return stage 3, a part of `group_stage`, for sampling of records."""
+        """Return the grouper (stage 3) that `group_stage` uses if records are sampled."""
         return self.rules.grouper(self)
 
     def loss(self, settings: LossSettings) -> GroupLoss | None:
-        """Return stage 6 of objectives made of embeddings; None if the rule has its own loss."""
+        """Return the loss of each group's embeddings (stage 6); None if the rule has its own loss."""
         return self.rules.loss(settings)
 
     def rule(self, loss: LossSettings) -> GradientRule:
-        """Return stage 7."""
+        """Return the rule that clips gradients and sums them (stage 7)."""
         return self.rules.rule(self, loss)
 
     def noise(self, *, num_summed: int = 1) -> GaussianNoise:
-        """Return stage 8; `num_summed` must equal the noise source's, see `GaussianNoise`."""
+        """Return a step's noise (stage 8); `num_summed` must be the draw source's `num_summed_normals`."""
         std = self.noise_multiplier * self.sensitivity if self.is_private else 0.0
         return GaussianNoise(std=std, num_summed=num_summed)
 
     def dp_event(self, num_steps: int | None = None) -> dp_event.DpEvent:
-        """Return the event of stage 10, for `num_steps`, or by default the T + R steps charged in advance."""
+        """Return the accounting event (stage 10) of `num_steps` steps; None is `num_steps_charged`."""
         return self.rules.dp_event(self, self.num_steps_charged if num_steps is None else num_steps)
 
     def epsilon(self, num_steps: int | None = None) -> float:
-        """Return ε at `target_delta` by the method's accountant, for `num_steps`, by default T + R.
+        """Return ε at `target_delta` after `num_steps` steps; None is `num_steps_charged`.
 
         >>> from dpgcl_core.mechanism.numbers import default_delta
         >>> round(Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
@@ -135,7 +135,7 @@ class Mechanism(PublicNumbers):
         return self.rules.epsilon(self, self.num_steps_charged if num_steps is None else num_steps)
 
     def calibrated(self, target_epsilon: float, *, cache_folder: Path | None = None) -> Mechanism:
-        """Return this mechanism with the noise multiplier that meets `target_epsilon` (inf: no noise).
+        """Return this mechanism with the noise that meets `target_epsilon`; inf is no noise and no clipping.
 
         Raises:
           ConfigError: no noise multiplier meets the target.

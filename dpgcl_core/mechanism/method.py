@@ -48,7 +48,7 @@ class LossSettings:
     """The settings of a loss besides the mechanism's numbers: public, without influence on the guarantee.
 
     Attributes:
-      temperature: τ > 0; 1 if τ is learned, because the embeddings are then already scaled by it.
+      temperature: τ > 0; 1 if τ is learned, because the embeddings are then already scaled by 1/√τ.
       bias: the bias of the sigmoid loss.
       pairs: whether a record is a pair of an image and a text, whose views are in the order of
         `dpgcl_core.losses.image_text.interleaved`.
@@ -75,7 +75,7 @@ class GradientRule(Protocol):
 
     @property
     def needs_draws(self) -> bool:
-        """Whether the rule releases something besides the sum, with separate noise."""
+        """Whether the rule itself draws noise, for something that it releases besides the sum."""
 
     def add_clipped_sum(
         self,
@@ -92,11 +92,11 @@ class GradientRule(Protocol):
         Args:
           total: `[num_trainable(model)]`.
           model: the network that `objective` calls.
-          objective: maps inputs to one loss per group; an `EmbeddingObjective` for rules of whole batches,
+          objective: maps inputs to one loss per group; an `EmbeddingObjective` for rules for whole batches,
             which use its embedding and their own loss.
           inputs: `[groups, group_size, views, ...]`, or a tuple of such tensors.
-          complete: bool `[groups]`, which groups contribute; None for all. Rules of whole batches do not
-            use it: such a rule with a stage that yields incomplete groups is refused.
+          complete: bool `[groups]`, which groups contribute; None for all. Rules for whole batches ignore it:
+            they are never combined with a stage that yields incomplete groups.
           draws: secret draws, if the rule needs them.
 
         Raises:
@@ -106,7 +106,7 @@ class GradientRule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One method, as the registry holds it. Subclasses override some of its functions.
+    """One method of private training; subclasses override what differs from the defaults.
 
     Attributes:
       name: the name in options, params and tables.
@@ -115,28 +115,28 @@ class Method:
       clip_unit: the unit that is clipped to C: "group", "batch", "record's own path", "pair", …
       sensitivity_formula: the formula printed in the statement.
       label: the label of the guarantee.
-      takes_augmented_keys: whether the loss can use N_a > 0.
+      takes_augmented_keys: whether the loss can use `num_augmentations` > 0.
       takes_temperature: whether the loss reads τ.
-      needs_cap: whether the sensitivity needs a public cap on the batch.
-      takes_group_size: whether S has a meaning; otherwise the whole batch is one group, or each record is
-        a group.
+      needs_cap: whether the sensitivity needs a public cap on the batch size.
+      takes_group_size: whether `group_size` is a choice; otherwise the whole batch is one group, or each
+        record is a group.
       clips_groups: whether each disjoint group has its own loss, and only that loss's gradient is clipped.
-      one_record_groups: whether each record is its own group: S = 1, whatever is requested.
+      one_record_groups: whether each record is its own group, so that S = 1 whatever size is requested.
       task: the only task whose objective the method accepts (`trainers.tasks`); empty for any suitable task.
       plain_event: whether a step is the Poisson-subsampled Gaussian of (q, σ) for adding or removing one
         record and nothing more, as ledger, sealed sweeps and noised releases assume.
       trains: whether the method has training steps.
       small_batches: whether a step's time and noise grow so fast with the batch that a comparison uses a
         smaller batch.
-      min_group_size: the smallest S that gives a gradient.
-      needs_target: whether embeddings are `[groups, group_size, views, 2·dim]`: the trained network's and
-        the target network's.
-      takes_pairs: whether it has a loss for pairs of an image and a text.
-      takes_images: whether it has a loss for images without texts.
+      min_group_size: the smallest `group_size` whose loss has a gradient.
+      needs_target: whether the loss also takes a target network's embeddings. Embeddings are then
+        `[groups, group_size, views, 2·dim]`, the trained network's followed by the target's.
+      takes_pairs: whether the method has a loss for pairs of an image and a text.
+      takes_images: whether the method has a loss for images without texts.
       takes_labels: whether its objective uses a record's own label: a record is then an image and its label.
       needs_embeddings: whether its loss, or its rule, works on unit embeddings; otherwise it takes the
         objective of any task.
-      samplings: what its steps can sample, records or groups, the default first. `with_sampling` keeps one.
+      samplings: what a step can sample, "records" or "groups", the default first. `with_sampling` keeps one.
       proof: the file that proves the sensitivity, or shows that it fails.
     """
 
@@ -166,7 +166,7 @@ class Method:
     proof: str = "dpgcl_core/sampling/groups.py"
 
     def with_sampling(self, sampling: str) -> Self:
-        """Return the method restricted to this sampling, with texts that describe this case.
+        """Return the method restricted to sampling "records" or "groups", with its texts for that case.
 
         Raises:
           ConfigError: the method does not support this sampling.
@@ -183,17 +183,17 @@ class Method:
 
     @property
     def neighboring_relation(self) -> str:
-        """The relation that sensitivity and accounting share."""
+        """The neighbouring relation for which both sensitivity and ε are stated."""
         return ADD_OR_REMOVE_ONE
 
     @property
     def sampling(self) -> str:
-        """The way records are drawn, for the statement."""
+        """How records are drawn, in words for the privacy statement."""
         return "Poisson, of groups" if self.samplings[0] == GROUPS else "Poisson"
 
     @property
     def grouping(self) -> str:
-        """The way the sample becomes groups, for the statement."""
+        """How the sample becomes groups, in words for the privacy statement."""
         if self.one_record_groups:
             return "each record is a group of its own"
         if self.samplings[0] == GROUPS:
@@ -213,11 +213,11 @@ class Method:
             )
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange | None:
-        """Return the range of the number of records that the guarantee covers; None for any number."""
+        """Return the numbers of records for which the guarantee holds; None if it holds for any number."""
         return None if numbers.num_records_from_data else RecordRange(high=numbers.num_records_public)
 
     def condition(self, numbers: PublicNumbers) -> str:
-        """Return the guarantee's condition on both neighbours besides the relation; empty for none."""
+        """Return the condition that both neighbouring data sets must meet, in words; empty for none."""
         covered = self.num_records_covered(numbers)
         return "" if covered is None else covered.text
 
@@ -231,15 +231,15 @@ class Method:
         raise NotImplementedError
 
     def sampler(self, numbers: PublicNumbers) -> Sampler:
-        """Return stage 2, for sampling of records."""
+        """Return the sampler of records (stage 2), used if records are sampled."""
         return PoissonSampler(sampling_prob=numbers.sampling_prob)
 
     def grouper(self, numbers: PublicNumbers) -> Grouper:
-        """Return stage 3, for sampling of records."""
+        """Return the grouper (stage 3), used if records are sampled."""
         return build_grouper(numbers.group_size)
 
     def group_stage(self, numbers: PublicNumbers) -> GroupStage:
-        """Return stages 2 and 3 combined, which draw the training's groups."""
+        """Return the object that draws a step's groups (stages 2 and 3)."""
         if numbers.sampling == GROUPS:
             return SampledGroups(
                 capacity=numbers.num_records_public,
@@ -249,11 +249,11 @@ class Method:
         return SampledRecords(sampler=self.sampler(numbers), grouper=self.grouper(numbers))
 
     def loss(self, settings: LossSettings) -> GroupLoss | None:
-        """Return stage 6 of objectives made of embeddings; None if the rule has its own loss."""
+        """Return the loss of each group's embeddings (stage 6); None if the rule has its own loss."""
         return None
 
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> GradientRule:
-        """Return stage 7."""
+        """Return the rule that clips gradients and sums them (stage 7)."""
         raise NotImplementedError
 
     def divisor(self, numbers: PublicNumbers) -> float:
@@ -263,7 +263,7 @@ class Method:
         return expected_num_groups(numbers.num_records_public, numbers.sampling_prob, numbers.group_size)
 
     def dp_event(self, numbers: PublicNumbers, num_steps: int) -> dp_event.DpEvent:
-        """Return the event of `num_steps` steps."""
+        """Return the accounting event of `num_steps` steps."""
         return composition.poisson_gaussian_event(
             sampling_prob=numbers.sampling_prob,
             noise_multiplier=numbers.noise_multiplier,
@@ -271,7 +271,7 @@ class Method:
         )
 
     def epsilon(self, numbers: PublicNumbers, num_steps: int) -> float:
-        """Return ε at the mechanism's δ."""
+        """Return ε after `num_steps` steps, at `numbers.target_delta`."""
         return composition.epsilon_of_steps(
             sampling_prob=numbers.sampling_prob,
             noise_multiplier=numbers.noise_multiplier,

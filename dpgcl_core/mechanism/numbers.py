@@ -52,7 +52,9 @@ class RecordRange:
 
 
 def in_all(ranges: Iterable[RecordRange]) -> list[RecordRange]:
-    """Return the intersection of the ranges of each kind; the ranges themselves if they do not overlap.
+    """Return the intersection of the ranges, separately for totals and for records in slots.
+
+    Ranges that do not overlap are returned as they are.
 
     >>> ranges = [RecordRange(low=n, high=60000, in_slots=True) for n in (58350, 59170)]
     >>> [r.low for r in in_all(ranges)]
@@ -70,10 +72,10 @@ def in_all(ranges: Iterable[RecordRange]) -> list[RecordRange]:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Return a whole number as Python's `int`, whatever numeric type it has.
+    """Return a whole number of any numeric type as Python's `int`.
 
     Raises:
-      ConfigError: `value` is no whole number.
+      ConfigError: `value` is not a whole number; the message begins with `name`.
 
     >>> whole_number("num_steps", 3 * 400 / 40)
     30
@@ -86,10 +88,10 @@ def whole_number(name: str, value: object) -> int:
 
 
 def real_number(name: str, value: object) -> float:
-    """Return a real number as Python's `float`.
+    """Return a real number of any numeric type as Python's `float`.
 
     Raises:
-      ConfigError: `value` is no real number.
+      ConfigError: `value` is not a real number; the message begins with `name`.
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         return float(value)
@@ -97,7 +99,7 @@ def real_number(name: str, value: object) -> float:
 
 
 def default_delta(num_records_public: int) -> float:
-    """Return δ = 1/(n ln n), as in the paper.
+    """Return δ = 1/(n ln n) for n records, as in the DP-GCL paper.
 
     >>> round(default_delta(60_000), 9)
     1.515e-06
@@ -130,17 +132,17 @@ class PublicNumbers:
         and the data set is protected against zeroing out one of its records.
       sampling: the sampled units, "groups" or "records"; by default "records" for group_size "batch", and
         otherwise the method's own sampling.
-      sampling_prob: q, the probability that a record, or a group, joins a step.
+      sampling_prob: q, the probability that a record, or a group of slots, is drawn at a step.
       group_size: S, or "batch" for the whole realised batch as one group.
       l2_clip_norm: C, the bound on one group's gradient; inf for non-private runs.
       noise_multiplier: σ = noise std / sensitivity; 0 for non-private runs.
       num_steps: T; 0 for a method that trains nothing.
-      num_restart_steps: R, steps that may be drawn again after restarts. They are charged in advance, drawn
-        or not: T + R steps are accounted, and a restart beyond them is refused. None if repeated steps are
-        charged when they happen.
+      num_restart_steps: R, the number of steps that may be drawn again after restarts. They are charged in
+        advance: ε counts T + R steps, and a restart beyond them is refused. None if a step that is drawn
+        again is charged when it is drawn.
       target_delta: δ at which ε is stated.
       method: name in `dpgcl_core.mechanism.registry.METHODS`.
-      batch_cap: public cap on the records of a step, for methods whose sensitivity needs a cap.
+      batch_cap: public cap on the number of records of a step, for methods whose sensitivity depends on it.
       temperature: τ, for methods whose sensitivity depends on it.
       clipping: "flat", or "automatic" for C/(norm + γ) (see `dpgcl_core.clipping.clipper`).
 

@@ -24,7 +24,7 @@ belongs to a layer above this module."""
 
 
 class _Registry(Mapping[str, "Method"]):
-    """The methods by name. Those of this package and of installed packages are loaded at the first lookup."""
+    """The methods by name; this package's and installed packages' methods are loaded at the first lookup."""
 
     def __init__(self) -> None:
         self._methods: dict[str, Method] = {}
@@ -86,19 +86,19 @@ def register(method: Method) -> Method:
     Raises:
       ConfigError: `method` is no `Method`, or another method has the name.
     """
-    importlib.import_module(_OWN)  # first, so that its names are taken
+    importlib.import_module(_OWN)  # first, so that this package's names are taken
     _registry.add(method)
     return method
 
 
 def register_installed(method: Method) -> None:
-    """Register a method that every process which imports this package finds without calling `register`."""
+    """Register a method of this package, which every process finds without a call of `register`."""
     _registry.add(method)
     _registry.installed.add(method.name)
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a method belongs to this or an installed package, not registered by a program.
+    """Return whether a method belongs to this or an installed package; False if a program registered it.
 
     >>> is_installed("dp_gcl")
     True

@@ -23,15 +23,15 @@ def main() -> None:
 
 
 def table_lines(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Yield the lines of a table at most `width` characters wide; too wide cells are wrapped.
+    """Yield the lines of a table; the widest columns are wrapped until it fits `width`, if words allow.
 
     >>> list(table_lines([("a", "one two"), ("b", "three")], 8))
     ['a  one', '   two', 'b  three']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    words = [max(len(word) for cell in column for word in cell.split()) for column in zip(*rows, strict=True)]
-    while sum(widths) + 2 * (len(widths) - 1) > max(width, sum(words) + 2 * (len(words) - 1)):
-        spare = [wide - word for wide, word in zip(widths, words, strict=True)]
+    least = [max(len(word) for cell in column for word in cell.split()) for column in zip(*rows, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > max(width, sum(least) + 2 * (len(least) - 1)):
+        spare = [wide - narrow for wide, narrow in zip(widths, least, strict=True)]
         widest = max((i for i, more in enumerate(spare) if more > 0), key=widths.__getitem__)
         widths[widest] -= 1
     for row in rows:

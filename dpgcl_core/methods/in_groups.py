@@ -40,8 +40,8 @@ class ClippedGroups(Method):
         of_groups = self.samplings[0] == GROUPS or self.one_record_groups
         of_records = "2C (C for groups of one)" if self.takes_group_size else "2C"
         object.__setattr__(self, "sensitivity_formula", "C" if of_groups else of_records)
-        where = "slots" if self.samplings[0] == GROUPS else "groups"
-        object.__setattr__(self, "proof", f"dpgcl_core/sampling/{where}.py")
+        module = "slots" if self.samplings[0] == GROUPS else "groups"
+        object.__setattr__(self, "proof", f"dpgcl_core/sampling/{module}.py")
 
     def check(self, numbers: PublicNumbers) -> None:
         super().check(numbers)
@@ -81,13 +81,13 @@ class ClippedGroups(Method):
 
 
 def _fewest_records(numbers: PublicNumbers) -> int:
-    """Return the smallest number of records that loses at most `MOST_BLOCKS_LOST` of the blocks; public."""
+    """Return the fewest records with which at most a share `MOST_BLOCKS_LOST` of blocks is lost; public."""
     return numbers.num_records_public - most_empty(numbers.num_records_public, int(numbers.group_size))
 
 
 @dataclass(frozen=True, kw_only=True)
 class InGroups(ClippedGroups):
-    """A contrastive loss inside disjoint groups: InfoNCE."""
+    """InfoNCE inside disjoint groups, each group's gradient clipped."""
 
     needs_embeddings: bool = True
 
@@ -98,9 +98,10 @@ class InGroups(ClippedGroups):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeBatchClipping(InGroups):
-    """The whole batch as one group: the Poisson sample, or a group of B records if groups are sampled.
+    """The whole batch as one group: the Poisson sample, or a group of B slots if groups are sampled.
 
-    With blocks of B = q·N records, a step keeps one block on average, and none with probability (1 − q)^K.
+    If groups are sampled, N slots are cut into K = ⌊N/B⌋ blocks of B = q·N, and each is kept with probability
+    q. So a step keeps about one block on average, and none with probability (1 − q)^K.
     """
 
     samplings: tuple[Sampled, ...] = (RECORDS, GROUPS)
@@ -116,7 +117,7 @@ class WholeBatchClipping(InGroups):
 
 @dataclass(frozen=True, kw_only=True)
 class SigmoidInGroups(InGroups):
-    """A contrastive loss inside disjoint groups: pairwise sigmoid instead of softmax."""
+    """The pairwise sigmoid loss inside disjoint groups, each group's gradient clipped."""
 
     def loss(self, settings: LossSettings) -> GroupLoss:
         loss = image_text_sigmoid_loss if settings.pairs else two_view_sigmoid_loss

@@ -21,7 +21,7 @@ from dpgcl_core.methods.in_groups import InGroups
 
 @dataclass(frozen=True, kw_only=True)
 class Byol(InGroups):
-    """Regression onto the target network's embeddings, which come in one tensor with the predictions."""
+    """BYOL inside disjoint groups; predictions and the target network's embeddings come in one tensor."""
 
     def loss(self, settings: LossSettings) -> GroupLoss:
         return side_by_side_loss

@@ -41,10 +41,10 @@ _FROM_ZERO = bytes(16)
 _MAX_WORDS = 2**35
 """256 GiB. After 2^32 blocks of 64 bytes the counter of RFC 8439 wraps around, and the stream repeats."""
 
-_PAIRS = 2**14
+_PAIRS_AT_ONCE = 2**14
 """The number of pairs of normals computed at a time: they fit into the cache, and torch uses one thread."""
 
-_ZEROS = memoryview(bytes(16 * _PAIRS))
+_ZEROS = memoryview(bytes(16 * _PAIRS_AT_ONCE))
 _CELL = 2.0**-63
 
 Words = NDArray[np.uint64]
@@ -75,7 +75,7 @@ class SecureGenerator:
         key = secrets.token_bytes(_KEY_BYTES) if fixed_key_for_tests is None else fixed_key_for_tests
         if len(key) != _KEY_BYTES:
             raise ConfigError(f"a key must have {_KEY_BYTES} bytes; got {len(key)}")
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # public data need none
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # not needed for public data
 
         self._stream = Cipher(algorithms.ChaCha20(key, _FROM_ZERO), mode=None).encryptor()
         self._num_words_left = _MAX_WORDS
@@ -104,7 +104,7 @@ class SecureGenerator:
         count = high - low
         if count < 1:
             raise ConfigError(f"high must be above low; got {low} and {high}")
-        fair = 2**64 - 2**64 % count  # words from here on would favour the lower numbers
+        fair = 2**64 - 2**64 % count  # words from `fair` on would favour the lower numbers
         uniform = np.empty(0, dtype=np.uint64)
         while len(uniform) < size:
             words = self._words(size - len(uniform))
@@ -114,13 +114,13 @@ class SecureGenerator:
     def standard_normal(self, size: int, /) -> NDArray[np.float64]:
         """Return independent draws from N(0, 1), `[size]`, with tails as long as float64 allows."""
         normals = np.empty(size)
-        for start in range(0, size, 2 * _PAIRS):
-            self._fill_with_normals(normals[start : start + 2 * _PAIRS])
+        for start in range(0, size, 2 * _PAIRS_AT_ONCE):
+            self._fill_with_normals(normals[start : start + 2 * _PAIRS_AT_ONCE])
         return normals
 
     def _fill_with_normals(self, normals: NDArray[np.float64]) -> None:
-        """Fill an array of at most 2 · _PAIRS normals, first the half from cosines, then from sines."""
-        import torch  # imported here, because options are checked without a draw
+        """Fill `normals`, at most 2 · _PAIRS_AT_ONCE: cosines in the first half, sines in the second."""
+        import torch  # imported here, because options are checked without loading torch
 
         num_pairs = -(-len(normals) // 2)
         words = self._words(2 * num_pairs)
@@ -131,11 +131,11 @@ class SecureGenerator:
         # Signed, the words are uniform in [-2^63, 2^63). torch's sine is ten times as fast as numpy's.
         angle = torch.from_numpy(words[num_pairs:].view("<i8") * (math.pi * 2.0**-63))
         np.multiply(torch.cos(angle).numpy(), radius, out=normals[:num_pairs])
-        rest = len(normals) - num_pairs
-        np.multiply(torch.sin(angle).numpy()[:rest], radius[:rest], out=normals[num_pairs:])
+        num_sines = len(normals) - num_pairs
+        np.multiply(torch.sin(angle).numpy()[:num_sines], radius[:num_sines], out=normals[num_pairs:])
 
     def _uniform_above_zero(self, words: Words) -> NDArray[np.float64]:
-        """Return uniform numbers in (0, 1]: the upper edges of the words' cells, with the lowest refined."""
+        """Return uniforms in (0, 1]: the upper edges of words' cells, and a fresh draw in the lowest cell."""
         uniform = _upper_bits(words, 63)
         uniform += _CELL
         lowest = np.flatnonzero(uniform <= _CELL)
@@ -144,7 +144,7 @@ class SecureGenerator:
         return uniform
 
     def _words(self, count: int) -> Words:
-        """Return the next words of the stream, little-endian, `[count]`."""
+        """Return the next `count` words of 64 bits of the stream, little-endian."""
         if count > self._num_words_left:
             raise ConfigError(
                 f"one generator returns at most {_MAX_WORDS} words of 64 bits before its stream repeats; got "
@@ -152,15 +152,15 @@ class SecureGenerator:
             )
         self._num_words_left -= count
         words = np.empty(count, dtype="<u8")
-        place = words.view(np.uint8).data
-        for start in range(0, len(place), len(_ZEROS)):
-            part = place[start : start + len(_ZEROS)]
+        output_bytes = words.view(np.uint8).data
+        for start in range(0, len(output_bytes), len(_ZEROS)):
+            part = output_bytes[start : start + len(_ZEROS)]
             self._stream.update_into(_ZEROS[: len(part)], part)
         return words
 
 
 def _upper_bits(words: Words, num_bits: int) -> NDArray[np.float64]:
-    """Return the upper bits, at most 63, as multiples of 2^-num_bits in [0, 1]; overwrites the words."""
+    """Return the words' upper `num_bits` ≤ 63 bits times 2^-num_bits, in [0, 1]; overwrites `words`."""
     words >>= np.uint64(64 - num_bits)
     # Signed numbers become floats several times as fast as unsigned ones.
     floats = words.view("<i8").astype(np.float64)
@@ -169,9 +169,10 @@ def _upper_bits(words: Words, num_bits: int) -> NDArray[np.float64]:
 
 
 class SecureRandomness:
-    """A `SecureGenerator` with a fresh key for every step and purpose; the arguments have no effect.
+    """A source whose every call returns a `SecureGenerator` with a fresh key; its arguments have no effect.
 
-    Its noise has the defence of `GaussianNoise.num_summed`.
+    `num_summed_normals` normals are summed for each coordinate of noise, a defence against floating-point
+    attacks (`GaussianNoise.num_summed`).
 
     >>> source = SecureRandomness()
     >>> a, b = source.generator(0, "noise"), source.generator(0, "noise")
@@ -194,10 +195,10 @@ class SecureRandomness:
 def choose_randomness(
     *, secure_noise: bool | None, data_are_private: bool, public_seed: int | None = None
 ) -> DrawSource:
-    """Return the source for a training: the cryptographic stream for private data, always.
+    """Return a training's source of randomness: for private data always the cryptographic stream.
 
     Args:
-      secure_noise: the user's choice; None for the default: secure for private data, plain for public data.
+      secure_noise: whether to use the stream; None for the default: only for private data.
       data_are_private: whether the records are private.
       public_seed: the seed of a seeded run, which has no guarantee; None for all other runs.
 

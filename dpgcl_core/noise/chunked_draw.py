@@ -26,6 +26,7 @@ PART = 2**20
 """The number of coordinates of a part: 8 MiB of noise, drawn in 10 ms plain and in 50 ms from the stream."""
 
 _NARROWED_PIECE = 2**17
+"""The number of coordinates that `in_float32` converts at a time on a CPU."""
 
 PartNoise = Callable[[slice], Tensor]
 """Returns the noise of a part's coordinates, float64, on any device."""
@@ -41,7 +42,7 @@ def parts_of(num_coordinates: int) -> list[slice]:
 
 
 def purpose_of(part: slice) -> str:
-    """Return the purpose for which a part's generator is requested.
+    """Return the purpose that selects a part's generator in `dpgcl_core.noise.randomness`.
 
     >>> [purpose_of(part) for part in parts_of(2**21)]
     ['noise', 'noise 1']
@@ -50,7 +51,7 @@ def purpose_of(part: slice) -> str:
     return f"noise {index}" if index else "noise"
 
 
-def drawn_of(law: GaussianNoise, generator_of: Callable[[str], Draws]) -> PartNoise:
+def part_noise(law: GaussianNoise, generator_of: Callable[[str], Draws]) -> PartNoise:
     """Return a function that draws the noise of a part when it is called.
 
     Args:
@@ -60,14 +61,16 @@ def drawn_of(law: GaussianNoise, generator_of: Callable[[str], Draws]) -> PartNo
     return lambda part: law.draw(part.stop - part.start, generator_of(purpose_of(part)))
 
 
-def drawn_ahead(noise_of: PartNoise, num_coordinates: int, threads: Executor, num_threads: int) -> PartNoise:
+def start_part_noise(
+    noise_of: PartNoise, num_coordinates: int, threads: Executor, num_threads: int
+) -> PartNoise:
     """Start drawing all parts in threads, and return a function that waits for the noise of a part.
 
     Args:
-      noise_of: draws a part; it is called once for each part.
+      noise_of: draws the noise of a part; it is called once for each part.
       num_coordinates: the length of the whole vector.
-      threads: the threads in which the parts are drawn.
-      num_threads: the most threads to use.
+      threads: the executor in which the parts are drawn.
+      num_threads: the most of its threads to use.
     """
     parts = parts_of(num_coordinates)
     num_shares = min(len(parts), num_threads)
@@ -85,7 +88,7 @@ def drawn_ahead(noise_of: PartNoise, num_coordinates: int, threads: Executor, nu
     return wait_for
 
 
-def drawn_on_gpu(
+def part_noise_on_gpu(
     law: GaussianNoise, seed_of: Callable[[str], int | None], device: torch.device | str
 ) -> PartNoise:
     """Return a function that draws the noise of a part on a GPU when it is called; for public data only.
@@ -108,12 +111,12 @@ def drawn_on_gpu(
 def add_in_parts(
     total: Tensor, law: GaussianNoise, noise_of: PartNoise, *, executor: Executor | None = None
 ) -> float:
-    """Add one draw to a clean sum in place, rounding each noisy coordinate to float32 once.
+    """Add one draw of noise to a clipped sum in place, rounding each noisy coordinate to float32 once.
 
     Args:
-      total: float64 `[num_coordinates]`, on any device.
+      total: the sum before noise, float64 `[num_coordinates]`, on any device.
       law: the law of the noise.
-      noise_of: a function such as `drawn_of` returns; it is called once for each part.
+      noise_of: a function such as `part_noise` returns; it is called once for each part.
       executor: the threads in which the parts are drawn and added; None for the caller's thread.
 
     Returns:
@@ -132,7 +135,7 @@ def add_in_parts(
 
 
 def in_float32(total: Tensor) -> Tensor:
-    """Return float64 numbers as float32 ones **in the same memory**: `total` holds no numbers afterwards.
+    """Return float64 numbers as float32 **in the same memory**: do not use `total` afterwards.
 
     A noisy sum of many weights and its float32 copy would not fit into memory together. The pieces are
     converted from the front, and each piece is read before its memory is overwritten.

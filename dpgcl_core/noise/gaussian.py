@@ -62,8 +62,9 @@ class GaussianNoise:
     def draw(self, num_coordinates: int, generator: Draws) -> Tensor:
         """Return one draw for the whole flat parameter vector, float64 `[num_coordinates]`, on the CPU.
 
-        One call covers every tensor, so no two tensors can share noise. Add it in float64 and round once: a
-        float32 draw would leave gaps that distinguish the sum from its neighbours.
+        One call covers every tensor, so no two tensors can share noise. Add the draw to a sum in float64, and
+        round the noisy sum once. With a float32 draw some noisy sums would be impossible, and the data set
+        would decide which.
         """
         if self.std == 0:
             return torch.zeros(num_coordinates, dtype=torch.float64)
@@ -109,17 +110,17 @@ class GaussianNoise:
         return noisy.div_(self.grid).round_().mul_(self.grid)
 
     def add_rounded_once(self, total: Tensor, noise: Tensor) -> None:
-        """Add a draw, float64, to a clean sum, float64, in place, and round the noisy sum to float32 once.
+        """Add a draw of noise to a clipped sum in place, both float64, and round the result to float32 once.
 
         With the floating-point defence (`num_summed` above 1) the noisy sum is rounded to the public grid
-        first. In that order float32 reveals nothing more. Up to eight standard deviations it represents every
-        multiple of the grid. Beyond them it rounds only the multiple, which is post-processing.
+        first. Rounding to float32 then reveals nothing more. Up to eight standard deviations float32
+        represents every multiple of the grid. Beyond them it rounds a multiple, which is post-processing.
         Rounding only to float32 would be no defence: its numbers are denser near zero, so a noisy sum near
         zero would keep its low-order bits.
 
         Args:
-          total: `[num_coordinates]`, on any device.
-          noise: `[num_coordinates]`, on the device of `total`.
+          total: the sum before noise, `[num_coordinates]`, on any device.
+          noise: a draw of `draw` or `draw_on_gpu`, `[num_coordinates]`, on the device of `total`.
 
         Raises:
           ConfigError: the lengths of `total` and `noise` differ.

@@ -58,10 +58,11 @@ class DrawSource(Protocol):
 
 
 class SecretRandomness:
-    """Independent generators seeded with the operating system's entropy; the arguments have no effect.
+    """A source of generators that the operating system seeds at every call; its arguments have no effect.
 
     A GPU may draw the noise itself, with PyTorch's counter-based generator (Philox 4×32 with ten rounds;
-    Salmon et al. 2011), seeded afresh for every draw. It is also statistical, and so for public data only.
+    Salmon et al. 2011), seeded afresh for every draw. Neither generator is cryptographic, so this source is
+    for public data only.
 
     Two calls with the same arguments return independent generators, so a step that is repeated after a
     crash is an independent draw and must be charged once more.
@@ -86,7 +87,9 @@ class SecretRandomness:
 
 
 class SeededNonPrivateRandomness:
-    """Reproducible generators from a seed, for tests and labelled non-private runs, **without guarantee**.
+    """A source of reproducible generators from a seed, for tests and runs labelled as non-private.
+
+    It has **no privacy guarantee**: anyone who knows the seed can repeat every draw.
 
     >>> a, b = (SeededNonPrivateRandomness(1).generator(5, "noise").random() for _ in range(2))
     >>> bool(a == b)

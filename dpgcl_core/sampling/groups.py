@@ -47,12 +47,14 @@ class Grouper(Protocol):
     """Cuts one step's sample into disjoint groups."""
 
     def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
-        """Return rows of `sample`, `[num_groups, records_per_group]`, each row at most once."""
+        """Return groups of records, `[num_groups, records_per_group]`, each of `sample` at most once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSizeGroups:
-    """Cuts groups of exactly `group_size` records and drops the remainder. Sensitivity: see the module.
+    """Cuts groups of exactly `group_size` records and drops the remainder.
+
+    Sensitivity: 2C, or C for groups of one; the module docstring has the proof.
 
     Raises:
       ConfigError: `group_size` is below 1.
@@ -91,9 +93,10 @@ def build_grouper(group_size: GroupSize) -> Grouper:
 
 @lru_cache(maxsize=256)  # called at every step
 def expected_num_groups(num_records_public: int, sampling_prob: float, group_size: GroupSize) -> float:
-    """Return E⌊X/S⌋ for X ~ Binomial(num_records_public, sampling_prob): a public constant.
+    """Return the expected number of groups E⌊X/S⌋, for a batch size X ~ Binomial(n, q) and group size S.
 
-    The noisy sum is divided by it. Dividing by the realised number of groups would leak that number.
+    n is `num_records_public` and q is `sampling_prob`. For "batch" it is the probability that the batch is
+    not empty. The noisy sum is divided by this public constant: the realised number of groups is secret.
 
     >>> round(expected_num_groups(100, 0.2, 1), 6), expected_num_groups(100, 0.2, "batch") > 0.99
     (20.0, True)
@@ -105,7 +108,7 @@ def expected_num_groups(num_records_public: int, sampling_prob: float, group_siz
 
 
 def expected_dropped_share(num_records_public: int, sampling_prob: float, group_size: int) -> float:
-    """Return the expected share of sampled records that grouping drops, E[X mod S] / E[X].
+    """Return the share of sampled records that grouping drops, E[X mod S] / E[X] for a batch size X.
 
     >>> expected_dropped_share(64, 1.0, 16), round(expected_dropped_share(1437, 0.1, 128), 2)
     (0.0, 0.18)
@@ -117,6 +120,7 @@ def expected_dropped_share(num_records_public: int, sampling_prob: float, group_
 def _batch_size_law(
     num_records_public: int, sampling_prob: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the batch sizes within 12 standard deviations of the mean, and their binomial probabilities."""
     from scipy import stats  # imported here, because command lines do not need it
 
     law = stats.binom(num_records_public, sampling_prob)

@@ -19,9 +19,9 @@ from dpgcl_core.noise.randomness import Draws
 class PoissonSampler:
     """Poisson sampling with inclusion probability `sampling_prob`.
 
-    Guarantee: given the generator's uniform draws, record r is in the sample independently of every
-    other record. So for neighbouring data sets D' = D ∪ {r} the law of the sample of D' is
-    (1 − q)·law(D) + q·(law(D) with r added), as the accounting event `PoissonSampled` assumes.
+    Guarantee: if the generator's draws are independent and uniform, record r is in the sample independently
+    of every other record. So for neighbouring data sets D' = D ∪ {r} and q = `sampling_prob`, the law of the
+    sample of D' is (1 − q)·law(D) + q·(law(D) with r added), as the event `PoissonSampled` assumes.
 
     Raises:
       ConfigError: `sampling_prob` is outside (0, 1].

@@ -55,15 +55,15 @@ def _digest64(content: bytes) -> int:
 
 
 def keyed_uniform(ids: Ids, *key: int | str) -> NDArray[np.float64]:
-    """Return one number in [0, 1) per id, `[num_records]`: a public keyed hash of the id.
+    """Return one number in [0, 1) per id, `[num_records]`: a hash of the id and `key`, which is not secret.
+
+    Each number depends only on its own id and the key, so adding or removing a record changes no other
+    record's number. The hash is not cryptographic. Use it for splits and augmentation, never for sampling,
+    permutation or noise.
 
     Args:
       ids: `[num_records]` record ids.
-      *key: public values (a purpose, a seed, a step, a view) that select an independent hash.
-
-    Each output depends only on its own id and the key, so adding or removing a record changes no
-    other record's number. The 53-bit outputs are as uniform as a 64-bit mixer makes them. Use them for
-    splits and augmentation, never for sampling, permutation or noise.
+      *key: public values, such as a purpose, a seed, a step or a view. Different keys give unrelated numbers.
 
     >>> u = keyed_uniform(ids_from_names([f"r{i}" for i in range(1000)]), "split", 0)
     >>> bool(abs(u.mean() - 0.5) < 0.05), bool((keyed_uniform(ids_from_names(["r7"]), "split", 0) == u[7])[0])
@@ -75,7 +75,7 @@ def keyed_uniform(ids: Ids, *key: int | str) -> NDArray[np.float64]:
 
 
 def _mix(x: Ids) -> Ids:
-    """Finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit."""
+    """Mix by SplitMix64's finaliser (Steele, Lea and Flood, 2014): all inputs affect every output bit."""
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -30,7 +30,7 @@ from dpgcl_core.sampling.slots import more_records_than_slots
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SlotTable:
-    """The slots of the present records.
+    """The slots of the records that are in the data set now.
 
     Attributes:
       capacity: N, the number of slots.
@@ -38,7 +38,7 @@ class SlotTable:
       slots: int64 `[num_records]`, the records' slots, in [0, N), each at most once.
 
     Raises:
-      DataError: `ids` and `slots` are no injection into N slots.
+      DataError: ids or slots are repeated or differ in number, or a slot is outside [0, N).
 
     >>> from dpgcl_core.sampling.record_ids import ids_from_names
     >>> ids = ids_from_names(["a", "b", "c"])
@@ -69,8 +69,8 @@ class SlotTable:
         """Return the table of these records: known records keep their slots, new records get empty slots.
 
         Args:
-          ids: the ids of all present records, each once, in any order.
-          generator: secret draws; None if no record is new.
+          ids: the ids of all records that are in the data set now, each once, in any order.
+          generator: secret draws that place new records; None if no record is new.
 
         Raises:
           ConfigError: there are more records than slots; the message contains no number of records.
@@ -91,17 +91,17 @@ class SlotTable:
         )
 
     def slots_of(self, ids: Ids) -> NDArray[np.int64]:
-        """Return the records' slots, `[len(ids)]`.
+        """Return the slots of the records with these ids, `[len(ids)]`.
 
         Raises:
           DataError: a record has no slot; the message does not identify it.
         """
         order = np.argsort(self.ids)
-        place = np.searchsorted(self.ids, ids, sorter=order)
-        found = order[np.minimum(place, len(order) - 1)] if len(order) else np.zeros(len(ids), dtype=np.int64)
-        if len(ids) and not (len(order) and np.array_equal(self.ids[found], ids)):
+        rank = np.searchsorted(self.ids, ids, sorter=order)
+        rows = order[np.minimum(rank, len(order) - 1)] if len(order) else np.zeros(len(ids), dtype=np.int64)
+        if len(ids) and not (len(order) and np.array_equal(self.ids[rows], ids)):
             raise DataError("a record has no slot in the slot table: the table belongs to other data")
-        return self.slots[found]
+        return self.slots[rows]
 
     def to_bytes(self) -> bytes:
         """Return the table as an npz file without pickled objects."""
@@ -114,7 +114,7 @@ class SlotTable:
         """Return the table that `to_bytes` wrote.
 
         Raises:
-          DataError: `content` is no such file.
+          DataError: `content` is not such a table.
         """
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as file:

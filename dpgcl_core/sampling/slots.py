@@ -53,13 +53,13 @@ MOST_BLOCKS_LOST = 0.2
 class SampledGroups:
     """Samples groups of slots; groups with an empty slot are computed like the others but contribute zero.
 
-    Guarantee: see the module. The draw depends only on the capacity. The empty slots change only the mask, so
-    shapes and work reveal nothing about the records.
+    Guarantee: see the module. Which slots are drawn depends only on the fields below. Empty slots change only
+    which groups are complete, so shapes and work reveal nothing about the records.
 
     Attributes:
       capacity: N, the public number of slots.
-      group_size: S, the slots of a block.
-      sampling_prob: q, the probability that a block is kept.
+      group_size: S. At every step the slots are cut into K = ⌊N/S⌋ blocks of S.
+      sampling_prob: q, the probability that a block is kept and becomes a group.
 
     Raises:
       ConfigError: `sampling_prob` is outside (0, 1], or `group_size` outside [1, N].
@@ -86,11 +86,11 @@ class SampledGroups:
         return True
 
     def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
-        """Return the kept blocks of one step, `[kept, group_size]`, with row 0 in place of an empty slot.
+        """Return the kept blocks of one step as groups, with row 0 in place of an empty slot.
 
-        A new placement and independent keep bits are drawn together. The number of kept blocks is
-        Binomial(K, q), and the slots of that many blocks of a random placement are distinct slots in
-        uniformly random order. Slots below `num_records` hold the records.
+        Slots below `num_records` hold the records. Cutting permuted slots into blocks and keeping each block
+        with probability q has the same law as this draw: the number of kept blocks is Binomial(K, q), and
+        their slots are distinct slots in uniformly random order.
 
         Raises:
           ConfigError: there are more records than slots; the message contains no number of records.
@@ -141,7 +141,7 @@ def num_blocks(capacity: int, group_size: int) -> int:
 
 
 def empty_step_prob(capacity: int, group_size: int, sampling_prob: float) -> float:
-    """Return the probability (1 − q)^K that a step keeps no block.
+    """Return the probability (1 − q)^K that a step keeps none of its K blocks, q being `sampling_prob`.
 
     >>> round(empty_step_prob(60_000, 1024, 1024 / 60_000), 2)
     0.37
@@ -150,17 +150,19 @@ def empty_step_prob(capacity: int, group_size: int, sampling_prob: float) -> flo
 
 
 def share_lost(capacity: int, num_empty: int, group_size: int) -> float:
-    """Return 1 − C(N − e, S)/C(N, S), the expected share of blocks with one of e empty slots.
+    """Return the expected share of blocks of S slots that have an empty slot, 1 − C(N − e, S)/C(N, S).
+
+    N is the capacity, e the number of empty slots, and C(·, ·) the binomial coefficient.
 
     >>> round(share_lost(60_000, 600, 16), 2), round(share_lost(60_000, 600, 256), 2)
     (0.15, 0.92)
     """
     if num_empty > capacity - group_size:
         return 1.0 if num_empty else 0.0
-    kept = sum(
+    log_share_kept = sum(
         math.log1p(-num_empty / (capacity - slot)) for slot in range(group_size)
-    )  # the slots of one block, filled one by one
-    return -math.expm1(kept)
+    )  # the slots of one block are drawn one by one
+    return -math.expm1(log_share_kept)
 
 
 def most_empty(capacity: int, group_size: int) -> int:

@@ -73,23 +73,23 @@ class DrawnGroups:
         return int(np.count_nonzero(self.complete)) * int(self.rows.shape[1])
 
     def take(self, part: slice) -> DrawnGroups:
-        """Return some of the groups, with their mask."""
+        """Return the groups of a slice, with their mask."""
         return DrawnGroups(rows=self.rows[part], complete=self.complete[part], batch_size=self.batch_size)
 
     def filled_up(self, multiple: int) -> DrawnGroups:
         """Return the groups, followed by incomplete groups up to a multiple of `multiple`.
 
-        The added slots hold row 0 until their inputs are made; the step then replaces these inputs by zeros,
-        so that no record influences a pass. Cut into parts of `multiple` groups, all parts have one shape.
+        The added groups refer to row 0, but their inputs are replaced by zeros before a pass. The result can
+        be cut into parts of `multiple` groups, all of one shape.
 
         >>> groups = DrawnGroups.all_complete(np.arange(6).reshape(3, 2)).filled_up(2)
         >>> groups.rows.tolist(), groups.complete.tolist()
         ([[0, 1], [2, 3], [4, 5], [0, 0]], [True, True, True, False])
         """
-        lacking = -len(self) % multiple
+        num_added = -len(self) % multiple
         return DrawnGroups(
-            rows=np.concatenate([self.rows, np.zeros((lacking, self.rows.shape[1]), dtype=np.int64)]),
-            complete=np.concatenate([self.complete, np.zeros(lacking, dtype=np.bool_)]),
+            rows=np.concatenate([self.rows, np.zeros((num_added, self.rows.shape[1]), dtype=np.int64)]),
+            complete=np.concatenate([self.complete, np.zeros(num_added, dtype=np.bool_)]),
             batch_size=self.batch_size,
         )
 

@@ -581,7 +581,7 @@ BREAKAGES = (
     Breakage(
         name="own loop: a frozen parameter keeps the gradient of an ordinary pass",
         file="dpgcl_core/private_training.py",
-        before="        if any(p.grad is not None for key, p in weights.items() if key not in trainable):\n",
+        before="        if any(p.grad is not None for key, p in updated.items() if key not in trainable):\n",
         after="        if False:\n",
         tests=(
             "tests/dpgcl_core/test_private_training.py"
@@ -864,7 +864,7 @@ BREAKAGES = (
     Breakage(
         name="Jacobians that are computed again are not compared",
         file="dpgcl_core/methods/baselines/logit_dp/jacobians.py",
-        before="differs[at] = (gram != side.gram[at]).flatten(1).any(1)",
+        before="differs[at] = (gram != measures.gram[at]).flatten(1).any(1)",
         after="assert gram is not None",
         tests=(
             "tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py"
@@ -1043,13 +1043,13 @@ BREAKAGES = (
     Breakage(
         name="a resume repeats the noise of the first step after its checkpoint",
         file="dpgcl_core/private_step.py",
-        before="        noise_of = drawn_of(noise, partial(self.randomness.generator, step))\n",
+        before="        noise_of = part_noise(noise, partial(self.randomness.generator, step))\n",
         after=(
-            "        noise_of = drawn_of(noise, partial(self.randomness.generator, step))\n"
+            "        noise_of = part_noise(noise, partial(self.randomness.generator, step))\n"
             "        if step % 2 == 0:\n"
             "            import numpy as np\n"
             "\n"
-            "            noise_of = drawn_of(noise, lambda purpose: np.random.default_rng(step))\n"
+            "            noise_of = part_noise(noise, lambda purpose: np.random.default_rng(step))\n"
         ),
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_every_repeated_step_is_drawn_afresh_by_every_attempt",

@@ -20,19 +20,22 @@ from dpgcl_core.clipping.types import Embed, num_trainable, trainable_parameters
 def gradients_through_batch(
     model: nn.Module, embed: Embed, records: Tensor, cotangents: Tensor, *, max_records_at_once: int
 ) -> Tensor:
-    """Return Σ_r J_rᵀ c_gr for each of several losses g, float32 `[losses, num_trainable]`.
+    """Return the gradients of several losses of one batch, float32 `[losses, num_trainable]`.
+
+    Loss g has the gradient Σ_r J_rᵀ c_gr over rows r, each one view of one record. J_r is the Jacobian of the
+    row's embedding z_r, and c_gr = ∂L_g/∂z_r.
 
     Args:
       model: the network that `embed` calls; it must not mix records.
       embed: maps inputs `[groups, group_size, views, ...]` to embeddings `[groups, group_size, views, dim]`.
       records: `[records, views, ...]`.
-      cotangents: `[losses, records, views, dim]`.
+      cotangents: c, `[losses, records, views, dim]`.
       max_records_at_once: the number of records in one pass; it changes no result.
     """
     rows, c = records.flatten(0, 1)[None, :, None], cotangents.flatten(1, 2)
-    meets = (c != 0).any(2)  # nan counts as nonzero
-    num_met, loss_of = meets.sum(0), meets.to(torch.uint8).argmax(0)
-    alone, shared = (num_met == 1).nonzero()[:, 0], (num_met > 1).nonzero()[:, 0]
+    is_used = (c != 0).any(2)  # by loss and row; nan counts as nonzero
+    num_losses, loss_of = is_used.sum(0), is_used.to(torch.uint8).argmax(0)
+    alone, shared = (num_losses == 1).nonzero()[:, 0], (num_losses > 1).nonzero()[:, 0]
     at_once = max_records_at_once * records.shape[1]
     gradients = torch.zeros(len(c), num_trainable(model), device=rows.device)
     for loss in range(len(c)):
@@ -44,7 +47,7 @@ def gradients_through_batch(
 
 
 def _add_passes(gradients: Tensor, model: nn.Module, embed: Embed, rows: Tensor, c: Tensor) -> None:
-    """Add the contribution of some rows, one backward pass per loss."""
+    """Add Σ_r J_rᵀ c_gr over the rows r to the gradient of each loss g, by one backward pass per loss."""
     if not rows.shape[1]:
         return
     parameters = trainable_parameters(model)

@@ -26,12 +26,12 @@ class WholeBatchClipper(Protocol):
 
     @property
     def add_clipped_sum(self) -> Callable[..., GroupReport]:
-        """A function of total, model, embedding and inputs, and of draws as `generator` if it needs them."""
+        """A function of (total, model, embed, inputs), and of `generator` if the rule needs draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfOneBatch:
-    """A gradient rule that takes all records of a step at once."""
+    """A gradient rule that passes all records of a step, and the objective's embedding, to `inner`."""
 
     inner: WholeBatchClipper
     needs_draws: bool = False
@@ -47,13 +47,13 @@ class OfOneBatch:
         complete: Tensor | None = None,
         draws: Draws | None = None,
     ) -> GroupReport:
-        own = {"generator": draws} if self.needs_draws else {}
-        return self.inner.add_clipped_sum(total, model, embedding_of(objective), inputs, **own)
+        options = {"generator": draws} if self.needs_draws else {}
+        return self.inner.add_clipped_sum(total, model, embedding_of(objective), inputs, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capped(Method):
-    """A method with a public cap on the batch."""
+    """A method that draws Poisson batches truncated to a public cap on their size."""
 
     def check(self, numbers: PublicNumbers) -> None:
         cap = numbers.batch_cap
@@ -84,7 +84,7 @@ class Capped(Method):
 
 
 def default_cap(expected_batch_size: float) -> int:
-    """Return a rarely reached cap: 1.25 times the expectation, and at least 8 deviations above it.
+    """Return a rarely reached cap: 1.25 times the expected size, and at least 8 standard deviations above.
 
     >>> default_cap(1024)
     1281
@@ -93,6 +93,6 @@ def default_cap(expected_batch_size: float) -> int:
 
 
 def cap_of(numbers: PublicNumbers) -> int:
-    """Return the cap, which `Capped.check` has required."""
+    """Return `batch_cap`, which `Capped.check` has required."""
     assert numbers.batch_cap is not None
     return numbers.batch_cap

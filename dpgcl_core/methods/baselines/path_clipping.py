@@ -57,7 +57,8 @@ def record_info_nce(
 ) -> Tensor:
     """Return each record's term of InfoNCE over a batch, with augmented keys as further negatives (Eq. 4).
 
-    ℓ_i = −log( e^{s_ii/τ} / Σ_j ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ); their sum is
+    ℓ_i = −log( e^{s_ii/τ} / Σ_j ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ), where s_ij is the inner product of query
+    i and key j, and s^m_ij of query i and the m-th copy of key j. The sum of the terms is
     `dpgcl_core.losses.info_nce.two_view_group_loss` of the batch as one group. For pairs, a record's term is
     the term of its image among the texts plus the term of its text among the images (Eq. 15).
 
@@ -83,7 +84,7 @@ def record_info_nce(
 
 
 def _terms(queries: Tensor, keys: Tensor, rows: Tensor, temperature: float) -> Tensor:
-    """Return the terms of queries `[records, dim]` among all keys `[records, 1 + copies, dim]`."""
+    """Return InfoNCE of queries `[records, dim]` in `rows` among keys `[records, 1 + copies, dim]`."""
     candidates = keys.transpose(0, 1).flatten(0, 1)  # keys first, then the copies
     logits = queries[rows] @ candidates.T / temperature
     return torch.logsumexp(logits, dim=1) - logits.gather(1, rows[:, None])[:, 0]
@@ -92,6 +93,8 @@ def _terms(queries: Tensor, keys: Tensor, rows: Tensor, temperature: float) -> T
 @dataclass(frozen=True, kw_only=True)
 class PathClipping:
     """`dp_sgd`: full-batch InfoNCE, each record's own-path gradient clipped to `l2_clip_norm`.
+
+    The own path is the way in which the batch's loss depends on the weights through the record's own views.
 
     Guarantee: for batches of at most `batch_cap` records the sum moves by at most `sensitivity` when one
     record is added or removed, also under truncation to the cap (see the module).
@@ -114,7 +117,7 @@ class PathClipping:
     pairs: bool = False
 
     def __post_init__(self) -> None:
-        _check(self.l2_clip_norm, self.temperature, self.gamma)
+        _check_ranges(self.l2_clip_norm, self.temperature, self.gamma)
         _check_cap("batch_cap", self.batch_cap)
 
     @property
@@ -123,7 +126,9 @@ class PathClipping:
         return 2 * self.batch_cap * self.l2_clip_norm
 
     def add_clipped_sum(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
-        """Add Σ_i Clip_C(J_iᵀ c_i) to `total`, in place.
+        """Add Σ_i Clip_C(J_iᵀ c_i) over records i to `total`, in place.
+
+        J_i is the Jacobian of record i's embeddings z_i, and c_i = ∂L/∂z_i for the batch's InfoNCE L.
 
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
@@ -172,18 +177,20 @@ def add_clipped_paths(
     clipper: GroupClipper,
     max_at_once: int,
 ) -> GroupReport:
-    """Add Σ_i Clip_C(J_iᵀ c_i) over the records of `mask` to `total`, in place.
+    """Add Σ_i Clip_C(J_iᵀ c_i) over the records i of `mask` to `total`, in place.
+
+    J_i is the Jacobian of record i's embeddings z_i.
 
     Args:
       total: float64 `[num_trainable(model)]`.
       model: the network that `embed` calls.
       embed: maps inputs to embeddings.
       records: `[records, views, ...]`.
-      cotangents: `[records of mask, views, dim]`, the c_i of these records.
+      cotangents: `[records of mask, views, dim]`, the c_i = ∂L/∂z_i of these records.
       losses: `[records of mask]`, for the report.
       mask: `[records]`, which records take part.
       clipper: clips one record's gradient.
-      max_at_once: the number of records in one pass.
+      max_at_once: the most records in one pass.
 
     Returns:
       The report, by record.
@@ -213,7 +220,7 @@ def add_clipped_paths(
 
 
 def _on_own_path(embed: Embed) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-    """Return the loss ⟨z_i(w), c_i⟩ of records with their cotangents, whose gradient is J_iᵀ c_i."""
+    """Return an objective of (records, cotangents) with the losses ⟨z_i(w), c_i⟩ and gradients J_iᵀ c_i."""
 
     def losses(inputs: tuple[Tensor, Tensor]) -> Tensor:
         records, cotangents = inputs
@@ -246,7 +253,7 @@ class FullBatchGroupClipping:
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        _check(self.l2_clip_norm, self.temperature, self.gamma)
+        _check_ranges(self.l2_clip_norm, self.temperature, self.gamma)
         _check_cap("num_groups_cap", self.num_groups_cap)
 
     @property
@@ -255,7 +262,7 @@ class FullBatchGroupClipping:
         return 2 * self.num_groups_cap * self.l2_clip_norm
 
     def add_clipped_sum(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
-        """Add Σ_G Clip_C(Σ_{i∈G} ∇ℓ_i) to `total`, in place.
+        """Add Σ_G Clip_C(Σ_{i∈G} ∇ℓ_i) over groups G to `total`, in place; ℓ_i is record i's InfoNCE term.
 
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
@@ -305,7 +312,7 @@ class FullBatchGroupClipping:
             )
 
     def _cotangents(self, embeddings: Tensor, members: list[Tensor]) -> Tensor:
-        """Return ∂L_G/∂z of groups, `[groups, records, views, dim]`, from the indices of their members."""
+        """Return ∂L_G/∂z, `[groups, records, views, dim]`, for groups G given by their members' indices."""
         cotangents, leaf = [], embeddings.detach().requires_grad_()
         with torch.enable_grad():
             for rows in members:
@@ -321,7 +328,7 @@ def _empty_report(count: int, device: torch.device, path: str) -> GroupReport:
 
 
 def _add_clipped(total: Tensor, gradients: Tensor, l2_clip_norm: float, gamma: float | None) -> Tensor:
-    """Add the clipped rows to `total` and return their norms; a row that is not finite adds zero."""
+    """Add the clipped rows of `gradients` to `total`, and return their norms; non-finite rows add zero."""
     norms = squares_of(gradients).sqrt().float()
     if math.isinf(l2_clip_norm):
         factor, finite = torch.ones_like(norms), torch.isfinite(norms)
@@ -361,7 +368,7 @@ def _check_count(count: int, cap: int, name: str) -> None:
         )
 
 
-def _check(l2_clip_norm: float, temperature: float, gamma: float | None) -> None:
+def _check_ranges(l2_clip_norm: float, temperature: float, gamma: float | None) -> None:
     check_gamma(gamma)
     if not l2_clip_norm > 0:
         raise ConfigError(f"l2_clip_norm must be positive; got {l2_clip_norm}")

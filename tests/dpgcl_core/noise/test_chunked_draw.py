@@ -11,9 +11,9 @@ import torch
 from dpgcl_core.noise import chunked_draw
 from dpgcl_core.noise.chunked_draw import (
     add_in_parts,
-    drawn_of,
-    drawn_on_gpu,
     in_float32,
+    part_noise,
+    part_noise_on_gpu,
     parts_of,
     purpose_of,
 )
@@ -51,12 +51,12 @@ def test_sum_is_that_of_the_whole_noise_vector_rounded_once(
     length: int, num_summed: int, threads: int
 ) -> None:
     law, total = GaussianNoise(std=1.5, num_summed=num_summed), _clean(length)
-    noise_of = drawn_of(law, _generator_of)
+    noise_of = part_noise(law, _generator_of)
     noise = torch.cat([noise_of(part) for part in parts_of(length)])
     expected = total.clone()
     law.add_rounded_once(expected, noise)
     beside = ThreadPoolExecutor(threads) if threads else None
-    norm = add_in_parts(total, law, drawn_of(law, _generator_of), executor=beside)
+    norm = add_in_parts(total, law, part_noise(law, _generator_of), executor=beside)
     assert torch.equal(total, expected)
     assert norm == pytest.approx(float(noise.norm()), rel=1e-12)
 
@@ -66,7 +66,7 @@ def test_no_two_coordinates_share_noise(num_summed: int) -> None:
     length = 8 * PART
     total = torch.zeros(length, dtype=torch.float64)
     law = GaussianNoise(std=2.0, num_summed=num_summed)
-    add_in_parts(total, law, drawn_of(law, _generator_of))
+    add_in_parts(total, law, part_noise(law, _generator_of))
     by_part = total.view(8, PART).numpy()
     apart = np.corrcoef(by_part) - np.eye(8)
     assert np.abs(apart).max() < 5 / PART**0.5  # that of parts with one generator is 1
@@ -81,7 +81,7 @@ def test_noise_of_another_length_than_its_part_is_refused() -> None:
 def test_without_noise_the_sum_stays() -> None:
     total, law = _clean(2 * PART).float().double(), GaussianNoise(std=0.0)
     kept = total.clone()
-    assert add_in_parts(total, law, drawn_of(law, _generator_of)) == 0
+    assert add_in_parts(total, law, part_noise(law, _generator_of)) == 0
     assert torch.equal(total, kept)
 
 
@@ -103,7 +103,7 @@ def test_noise_that_a_device_draws_itself_has_a_seed_for_each_part() -> None:
         return next(seeds)
 
     law, length = GaussianNoise(std=2.0, num_summed=NUM_SUMMED), 8 * PART
-    noise_of = drawn_on_gpu(law, seed_of, "cpu")
+    noise_of = part_noise_on_gpu(law, seed_of, "cpu")
     total = torch.zeros(length, dtype=torch.float64)
     norm = add_in_parts(total, law, noise_of)
     assert asked == [purpose_of(part) for part in parts_of(length)]

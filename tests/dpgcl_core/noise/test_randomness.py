@@ -277,7 +277,9 @@ def test_normals_have_the_tail_of_a_normal() -> None:
         assert abs(int((drawn > bound).sum()) - expected) < 3.3 * math.sqrt(expected)
 
 
-@pytest.mark.parametrize("lag", [1, 2, secure_randomness._PAIRS, 2 * secure_randomness._PAIRS])
+@pytest.mark.parametrize(
+    "lag", [1, 2, secure_randomness._PAIRS_AT_ONCE, 2 * secure_randomness._PAIRS_AT_ONCE]
+)
 def test_normals_are_uncorrelated_within_a_draw(lag: int) -> None:
     """Also with the other one of the same pair, and so are their squares."""
     drawn = _generator(10).standard_normal(400_000)

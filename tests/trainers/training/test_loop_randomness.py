@@ -114,7 +114,7 @@ def test_noise_of_private_data_comes_from_the_stream_beside_a_gpu_too(
     private: bool, expected: str | None, drawn: Drawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = prepare(make_config(), make_data(private=private), SingleWorker())
-    monkeypatch.setattr(private_step, "drawn_on_gpu", lambda *_: "a GPU's")
+    monkeypatch.setattr(private_step, "part_noise_on_gpu", lambda *_: "a GPU's")
     noise_of = run.private_step._start_noise(0, run.config.mechanism.noise(), Elsewhere("cuda", run))
     if expected is not None:
         assert noise_of == expected

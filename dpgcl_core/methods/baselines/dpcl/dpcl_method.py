@@ -30,10 +30,10 @@ _OFF_DIAGONAL_WEIGHT = 5e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Dpcl(Method):
-    """The common part of both methods.
+    """What DPCL's methods have in common: fixed-size batches, accounted for replacing one record.
 
     Attributes:
-      num_mechanisms: the number of mechanisms in one step, including the gradient's.
+      num_mechanisms: the number of Gaussian mechanisms in one step, including the noised gradient.
     """
 
     num_mechanisms: int
@@ -117,7 +117,7 @@ def batch_size(numbers: PublicNumbers) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DpclSimClr(Dpcl):
-    """DPCL with SimCLR."""
+    """DPCL with SimCLR; `num_mechanisms` above 1 also noises the similarities."""
 
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> OfOneBatch:
         return OfOneBatch(
@@ -135,7 +135,7 @@ class DpclSimClr(Dpcl):
 
 @dataclass(frozen=True, kw_only=True)
 class DpclBarlow(Dpcl):
-    """DPCL with Barlow Twins."""
+    """DPCL with Barlow Twins; `num_mechanisms` above 1 also noises the means and variances."""
 
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> OfOneBatch:
         noise = numbers.noise_multiplier if self.num_mechanisms > 1 else 0.0

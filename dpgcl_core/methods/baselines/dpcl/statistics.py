@@ -53,7 +53,7 @@ NUM_VIEWS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class _TwoViewRule:
-    """The common part of both gradient rules: fixed batches, clipped views, and the stated sensitivity.
+    """What the rules of SimCLR and Barlow Twins have in common: batch size, clipped views and sensitivity.
 
     Attributes:
       l2_clip_norm: C, the bound on one view's gradient.
@@ -92,9 +92,9 @@ class _TwoViewRule:
                 f"{list(inputs.shape)}"
             )
         embeddings = embed_without_graph(embed, inputs[0]).double()
-        kept = finite_rows(embeddings)
-        embeddings = torch.where(kept[:, None, None], embeddings, torch.zeros_like(embeddings))
-        return embeddings / embeddings.norm(dim=-1, keepdim=True).clamp_min(1), kept
+        finite = finite_rows(embeddings)
+        embeddings = torch.where(finite[:, None, None], embeddings, torch.zeros_like(embeddings))
+        return embeddings / embeddings.norm(dim=-1, keepdim=True).clamp_min(1), finite
 
     def _add_clipped_views(
         self,
@@ -104,7 +104,7 @@ class _TwoViewRule:
         inputs: Tensor,
         loss: tuple[Tensor, Tensor, Tensor],
     ) -> GroupReport:
-        """Add every kept view's clipped own-path gradient; `loss` is (terms, their leaf, mask of records)."""
+        """Add each view's clipped gradient; `loss` is (terms by view, embeddings, mask of kept records)."""
         terms, leaf, mask = loss
         (cotangents,) = torch.autograd.grad(terms.sum(), leaf)
         view_mask = mask.repeat_interleave(NUM_VIEWS)
@@ -154,7 +154,7 @@ class DpSimClr(_TwoViewRule):
     Guarantee: see the module. With "as-published" there is **none**.
 
     Attributes:
-      temperature: τ.
+      temperature: τ > 0.
       similarity_noise_multiplier: noise std / (4·√(2|B| − 1)); 0 uses exact similarities, which only
         "proven" allows (the paper's "original DPSGD").
 
@@ -179,7 +179,9 @@ class DpSimClr(_TwoViewRule):
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, *, generator: Draws
     ) -> GroupReport:
-        """Add Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
+        """Add Σ_u Clip_C(J_uᵀ c_u) over views u to `total`, in place.
+
+        J_u is the Jacobian of view u's embedding z_u, and c_u = ∂L/∂z_u for the loss L.
 
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
@@ -211,9 +213,9 @@ class DpSimClr(_TwoViewRule):
 class DpBarlowTwins(_TwoViewRule):
     """Barlow Twins with DP-mean and DP-variance (DPCL, 3.3): each view has its own mean and variance.
 
-    The loss uses the released means and variances, so no gradient passes through them. Releasing the two
-    means as one vector (sensitivity 2√2/|B|), and the two sums of squares (6√2), costs the same as releasing
-    them separately: one Gaussian at σ/√2 equals two at σ.
+    The loss uses the released means and variances as constants: no gradient passes through them. Both views'
+    means are noised as one vector (sensitivity 2√2/|B|), and so are both sums of squares (6√2). This costs
+    the same as releasing them separately: one Gaussian at σ/√2 equals two at σ.
 
     Guarantee: see the module. With "as-published" there is **none**.
 
@@ -257,7 +259,9 @@ class DpBarlowTwins(_TwoViewRule):
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, *, generator: Draws
     ) -> GroupReport:
-        """Add Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
+        """Add Σ_u Clip_C(J_uᵀ c_u) over views u to `total`, in place.
+
+        J_u is the Jacobian of view u's embedding z_u, and c_u = ∂L/∂z_u for the loss L.
 
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
@@ -296,7 +300,9 @@ class DpBarlowTwins(_TwoViewRule):
 
 
 def barlow_twins(correlation: Tensor, *, off_diagonal_weight: float) -> Tensor:
-    """Return Σ_i (1 − C_ii)² + λ Σ_{i≠j} C_ij² of a cross-correlation `[dim, dim]` (Eq. 5 of DPCL).
+    """Return Σ_i (1 − R_ii)² + λ Σ_{i≠j} R_ij² of a cross-correlation R, `[dim, dim]` (Eq. 5 of DPCL).
+
+    λ is `off_diagonal_weight`.
 
     >>> float(barlow_twins(torch.eye(3), off_diagonal_weight=0.005))
     0.0

@@ -9,8 +9,8 @@ and `layer_factors` multiplies them with the output gradients.
 one memory layout. The path through the network and each layer's way to compute its products depend only on
 synthetic rows and public numbers. Another record changes a row's companions and its place, but no shape.
 
-*The summed tensors are the measured tensors.* `Jacobians.side` measures tensors, and `Jacobians.add_products`
-sums the very same tensors, both in float64.
+*The summed tensors are the measured tensors.* `Jacobians.measure` measures tensors, and
+`Jacobians.add_products` sums the very same tensors, both in float64.
 
 If a parameter is used in a way that is not supported, the Jacobian of each row is computed separately, which
 is exact but slower.
@@ -57,9 +57,10 @@ class Rows:
 
     Attributes:
       z: `[rows, dim]` embeddings.
-      shares: one share for every parameter in use.
-      magnitude_bound: float64 `[rows]`: √(Σ ‖a‖²‖b‖²) over the layers. By Cauchy and Schwarz the terms
-        Σ_m ‖a_m‖‖b_m‖ of the gradients are no larger, along any unit combination of axes.
+      shares: the gradients of each parameter in use, along every axis of the embedding.
+      magnitude_bound: float64 `[rows]`: √(Σ ‖a‖²‖b‖²) over the layers, a being a layer's input and b its
+        output gradients. By Cauchy and Schwarz the terms Σ_m ‖a_m‖‖b_m‖ of the gradients, m over positions,
+        are no larger, along any unit combination of axes.
     """
 
     z: Tensor
@@ -193,8 +194,8 @@ def by_layer(model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """The values of the rows from which the pair norms are computed.
+class RowMeasures:
+    """What the pair norms are computed from: each row's embedding, Gram matrix and magnitude bound.
 
     Attributes:
       z: `[n, dim]` embeddings; zero if the row is not finite.
@@ -208,9 +209,9 @@ class Side:
     magnitude_bound: Tensor
     finite: Tensor
 
-    def every(self, start: int, step: int) -> Side:
+    def every(self, start: int, step: int) -> RowMeasures:
         """Return every `step`-th row, beginning with row `start`."""
-        return Side(**{name: values[start::step] for name, values in vars(self).items()})
+        return RowMeasures(**{name: values[start::step] for name, values in vars(self).items()})
 
     def lengths_along(self, directions: Tensor) -> Tensor:
         """Return ‖J_iᵀ v_j‖ of every row i and direction j, float64 `[n, m]`; directions are `[m, dim]`."""
@@ -219,13 +220,13 @@ class Side:
         return squares.clamp_min(0).sqrt()
 
 
-def summary(parts: Sequence[Rows]) -> Side:
-    """Return the values for the pair norms of these rows, part by part."""
+def summary(parts: Sequence[Rows]) -> RowMeasures:
+    """Return the measures of all rows of several parts, in order."""
     z = torch.cat([rows.z for rows in parts])
     gram = torch.cat([rows.gram() for rows in parts])
     magnitude_bound = torch.cat([rows.magnitude_bound for rows in parts])
     finite = torch.isfinite(z).all(1) & torch.isfinite(gram).all((1, 2)) & torch.isfinite(magnitude_bound)
-    return Side(
+    return RowMeasures(
         z=torch.where(finite[:, None], z, 0.0),
         gram=torch.where(finite[:, None, None], gram, 0.0),
         magnitude_bound=torch.where(finite, magnitude_bound, 0.0),
@@ -233,11 +234,11 @@ def summary(parts: Sequence[Rows]) -> Side:
     )
 
 
-Part = tuple[slice, Rows]  # rows of a pass with their places
+Part = tuple[slice, Rows]  # some rows of the batch: their indices, and their Jacobians
 
 
 class Jacobians:
-    """The Jacobians of a batch's rows, measured in `side`; `add_products` sums the very same Jacobians.
+    """The Jacobians of a batch's rows: `add_products` sums the very Jacobians that `measure` measured.
 
     Every pass layer by layer has the same number of rows, filled up with zeros, and its rows' inputs are
     copied into one layout. The number of rows, and the method (layer by layer or row by row), are chosen with
@@ -263,7 +264,7 @@ class Jacobians:
         self._parts: dict[int, list[Part]] = {}  # keyed by the pass's first row
 
     def _of_pass(self, pass_rows: slice) -> Iterator[Part]:
-        """Yield the Jacobians of one pass, with their places.
+        """Yield the Jacobians of the rows in `pass_rows`, with their indices.
 
         If a pass takes another path through the network than synthetic rows, one of its rows is the cause.
         Each row then takes a pass alone, and rows that still differ are computed row by row.
@@ -282,27 +283,27 @@ class Jacobians:
             yield at, alone or row_by_row(self._parameters, self._embed, self._rows[:, at])
 
     def _by_layer(self, inputs: Tensor) -> Rows | None:
-        """Return the rows of a pass; None if it takes another path through the network."""
+        """Return the Jacobians of one pass; None if it takes another path than synthetic rows."""
         try:
             rows = by_layer(self._model, self._parameters, self._embed, _pad_rows(inputs, self._num_filled))
         except NotSeparableError:
             return None
         return rows.at(slice(inputs.shape[1]))
 
-    def side(self, max_kept: int = 0) -> Side:
-        """Return Gram matrices and magnitude bounds of all rows; keep up to `max_kept` more numbers."""
-        sides, num_kept = [], 0
+    def measure(self, max_kept: int = 0) -> RowMeasures:
+        """Return the measures of all rows; keep Jacobians of up to `max_kept` numbers for `add_products`."""
+        by_pass, num_kept = [], 0
         for pass_rows in self._slices:
             parts = list(self._of_pass(pass_rows))
-            sides.append(summary([rows for _, rows in parts]))
+            by_pass.append(summary([rows for _, rows in parts]))
             numbers = sum(share.a.numel() + share.b.numel() for _, rows in parts for share in rows.shares)
             if num_kept + numbers <= max_kept:
                 num_kept += numbers
                 self._parts[pass_rows.start] = parts
-        return Side(**{name: torch.cat([vars(side)[name] for side in sides]) for name in vars(sides[0])})
+        return RowMeasures(**{name: torch.cat([vars(m)[name] for m in by_pass]) for name in vars(by_pass[0])})
 
-    def add_products(self, total: Tensor, side: Side, cotangents: Tensor) -> Tensor:
-        """Add Σ_r J_rᵀ c_r to `total`, with the very Jacobians from which `side` was computed.
+    def add_products(self, total: Tensor, measures: RowMeasures, cotangents: Tensor) -> Tensor:
+        """Add Σ_r J_rᵀ c_r over rows r to `total`, with the very Jacobians that `measures` was computed from.
 
         Jacobians that were not kept are computed again, by the same call on the same pass. A row whose Gram
         matrix then differs in any bit adds nothing, a decision that depends only on this row. A row that is
@@ -310,7 +311,7 @@ class Jacobians:
 
         Args:
           total: `[num_parameters]`.
-          side: the result of the method `side`.
+          measures: the result of `measure`.
           cotangents: c, float64 `[rows, dim]`; the products are float64, too.
 
         Returns:
@@ -318,13 +319,13 @@ class Jacobians:
         """
         views = total.split([p.numel() for p in self._parameters])
         sums: dict[Tensor, Tensor] = dict(zip(self._parameters, views, strict=True))
-        differs = torch.zeros_like(side.finite)
+        differs = torch.zeros_like(measures.finite)
         for pass_rows in self._slices:
             for at, rows in self._parts.get(pass_rows.start) or self._of_pass(pass_rows):
                 if pass_rows.start not in self._parts:
                     gram = summary([rows]).gram
-                    differs[at] = (gram != side.gram[at]).flatten(1).any(1)
-                good, c = side.finite[at] & ~differs[at], cotangents[at]
+                    differs[at] = (gram != measures.gram[at]).flatten(1).any(1)
+                good, c = measures.finite[at] & ~differs[at], cotangents[at]
                 if not bool(good.all()):  # 0·inf is not 0
                     rows, c = rows.at(good), c[good]
                 for share in rows.shares if len(c) else ():
@@ -340,7 +341,7 @@ def _pad_rows(inputs: Tensor, num_rows: int) -> Tensor:
 
 
 def _num_rows(numbers: int) -> int:
-    """Return the number of rows of one pass that holds `numbers` numbers per row."""
+    """Return how many rows of `numbers` numbers each are in one pass."""
     return max(1, min(_MAX_ROWS, _MAX_PASS_NUMBERS // max(1, numbers)))
 
 
@@ -371,7 +372,7 @@ _verdicts: Verdicts[str] = Verdicts()
 
 
 def _path(model: nn.Module, embed: Embed, rows: Tensor, num_rows: int) -> str:
-    """Return the method that works for the network, tried once on synthetic rows."""
+    """Return `BY_LAYER` if synthetic rows show that it is correct for this network; else `ROW_BY_ROW`."""
 
     def choose_path() -> str:
         wrong = _mismatch(model, embed, rows, num_rows)

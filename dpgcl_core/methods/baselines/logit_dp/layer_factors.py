@@ -28,12 +28,12 @@ MAX_NUMBERS = 2**17
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """One parameter's gradients of all rows along `k` axes.
+    """One parameter's gradients of all rows along `k` axes: sums over positions of b ⊗ a.
 
     Attributes:
       parameter: the parameter whose gradients they are.
-      a: `[rows, in, positions]`.
-      b: `[rows, k, positions, out]`, the layout that channels-last layers and linear layers give.
+      a: the layer's input, `[rows, in, positions]`; 1 if `b` holds whole gradients.
+      b: output gradients `[rows, k, positions, out]`, the layout of channels-last and linear layers.
     """
 
     parameter: Tensor
@@ -57,7 +57,7 @@ class Share:
         return torch.bmm(b.flatten(2), through.transpose(1, 2).flatten(2).transpose(1, 2))
 
     def combined(self, coefficients: Tensor) -> Tensor:
-        """Return Σ_i Σ_k c_ik ∇_ik, float64 `[numbers]`, for coefficients c, float64 `[rows, k]`."""
+        """Return Σ_i Σ_k c_ik ∇_ik over rows i and axes k, float64 `[numbers]`; c is float64 `[rows, k]`."""
         total = coefficients.new_zeros(self.parameter.numel())
         for piece in _pieces(len(self.b), self.b[0].numel()):
             a, b = self.a[piece].double(), self.b[piece].double()
@@ -88,7 +88,7 @@ class Factor:
     is_scale: bool = False
 
     def is_formed(self, b: Tensor, num_axes: int) -> bool:
-        """Return whether to form gradients, for b `[rows, positions, out]` along each of `num_axes` axes."""
+        """Return whether to form gradients or to keep a and b; b is `[rows, positions, out]` per axis."""
         width, (length, out) = self.a.shape[1], b.shape[1:]
         # Multiplications per row and axis up to the Gram matrix; multiplications in float64 count twice.
         formed = out * width * (length + 2 * num_axes)
@@ -120,7 +120,7 @@ class Collector:
         self._squares = torch.zeros_like(self._squares_of_inputs)
 
     def take(self, b: Tensor, axis: int) -> None:
-        """Process the output's gradient `[rows, positions, out]` along one axis."""
+        """Form or keep the output's gradient `b` along one axis, `[rows, positions, out]`."""
         self._squares += torch.linalg.vector_norm(b, dim=(1, 2)).double().square()
         for factor in self._factors:
             if factor.is_formed(b, self._num_axes):
@@ -156,7 +156,7 @@ def has_factors(module: nn.Module) -> bool:
 
 
 def factors_of(module: nn.Module, x: Tensor, length: int, targets: Container[Tensor]) -> list[Factor]:
-    """Return the factors of a layer's `targets` parameters, given its input and its number of positions."""
+    """Return the factors of a layer's parameters in `targets`, given its input and number of positions."""
     weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
     factors = []
     if weight is not None and weight in targets:

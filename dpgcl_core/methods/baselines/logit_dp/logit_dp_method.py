@@ -21,9 +21,10 @@ from dpgcl_core.methods.baselines.capped_batch import Capped, OfOneBatch, cap_of
 from dpgcl_core.methods.baselines.logit_dp.similarity_clipper import LogitClipper
 
 _MORE_RECORDS = 1.05
+"""The largest number of records of a data set that is covered, as a multiple of the declared number."""
 
 _LARGEST_ADDED_SHARE = 0.1
-"""The largest share of δ that a cap may use."""
+"""The largest share of δ that may be added for batches that reach the cap."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ from dpgcl_core.clipping.clipper import check_gamma, clip_factor
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.types import Embed, GroupReport
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods.baselines.logit_dp.jacobians import Jacobians, Side
+from dpgcl_core.methods.baselines.logit_dp.jacobians import Jacobians, RowMeasures
 
 _MAX_KEPT_NUMBERS = 2**27
 """512 MiB of Jacobians that are kept from norms to sum; Jacobians beyond this limit are computed twice."""
@@ -86,7 +86,7 @@ class LogitClipper:
     Attributes:
       logit_clip_norm: B > 0; inf for runs without clipping.
       temperature: τ > 0, a public constant.
-      spread_out: weight of the spread-out loss; 0 for none.
+      spread_out: weight of the loss that makes different records' embeddings orthogonal; 0 for none.
       gamma: γ of automatic clipping; None for flat clipping.
 
     Raises:
@@ -143,6 +143,8 @@ class LogitClipper:
     def add_clipped_sum(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
         """Add Σ_ij (∂L/∂Z_ij) Clip_B(∇Z_ij) over all pairs of the batch to `total`, in place.
 
+        Z_ij is the similarity of query i and key j, and L the contrastive loss.
+
         Args:
           total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
@@ -150,8 +152,8 @@ class LogitClipper:
           inputs: `[1, n, 2, ...]`, query and key of each record. The batch is one group; it may be empty.
 
         Returns:
-          The bounds b of the pairs `[n·n]`, each query's term of the contrastive loss, and a mask of the
-          records that were masked to zero.
+          For each pair the bound on ‖∇Z_ij‖ that was clipped, `[n·n]`, for each query its term of the loss,
+          and a mask of the records that were masked to zero.
 
         Raises:
           ConfigError: the shapes are wrong, there are augmented keys, or the network runs in low precision.
@@ -164,9 +166,9 @@ class LogitClipper:
             return self._add(total, Jacobians(model, embed, inputs))
 
     def _add(self, total: Tensor, jacobians: Jacobians) -> GroupReport:
-        side, batch = _with_norms(jacobians)
+        measures, batch = _with_norms(jacobians)
         weights, losses = self._weights(batch)
-        differs = jacobians.add_products(total, side, _cotangents(weights, batch).flatten(0, 1))
+        differs = jacobians.add_products(total, measures, _cotangents(weights, batch).flatten(0, 1))
         return GroupReport(
             norms=batch.norms.float().flatten(),
             losses=losses.float(),
@@ -175,7 +177,7 @@ class LogitClipper:
         )
 
     def _weights(self, batch: _Batch) -> tuple[Tensor, Tensor]:
-        """Return λ_ij, float64 `[n, n]`, and each query's loss."""
+        """Return λ_ij = ∂L/∂Z_ij times the pair's factor, float64 `[n, n]`, and each query's loss."""
         z = (batch.queries.double() @ batch.keys.double().T).clamp(-1, 1)
         identity = torch.eye(len(z), dtype=z.dtype, device=z.device)
         logits = z / self.temperature
@@ -244,20 +246,21 @@ def _no_low_precision(model: nn.Module) -> Iterator[None]:
 def _cotangents(weights: Tensor, batch: _Batch) -> Tensor:
     """Return the cotangents of each record's query and key, float64 `[n, 2, dim]`.
 
-    Σ_ij λ_ij ⟨z_i, z'_j⟩ is linear in each side: it is Σ_j λ_ij z'_j for z_i, and Σ_i λ_ij z_i for z'_j.
+    Σ_ij λ_ij ⟨z_i, z'_j⟩, with `weights` λ, has the gradient Σ_j λ_ij z'_j for query z_i, and Σ_i λ_ij z_i
+    for key z'_j.
     """
     of_queries, of_keys = weights @ batch.keys.double(), weights.T @ batch.queries.double()
     return torch.stack([of_queries, of_keys], dim=1)
 
 
-def _with_norms(jacobians: Jacobians) -> tuple[Side, _Batch]:
-    """Return the measured values of the rows, and the norms of all pairs."""
-    side = jacobians.side(_MAX_KEPT_NUMBERS)
-    query, key = side.every(0, 2), side.every(1, 2)
+def _with_norms(jacobians: Jacobians) -> tuple[RowMeasures, _Batch]:
+    """Return the measures of all rows, and the batch with the norms of all its pairs."""
+    measures = jacobians.measure(_MAX_KEPT_NUMBERS)
+    query, key = measures.every(0, 2), measures.every(1, 2)
     bounds = query.lengths_along(key.z) + key.lengths_along(query.z).T
     floor = PAIR_NORM_FLOOR * (query.magnitude_bound[:, None] + key.magnitude_bound[None])
     finite = query.finite & key.finite
-    return side, _Batch(
+    return measures, _Batch(
         queries=torch.where(finite[:, None], query.z, 0.0),
         keys=torch.where(finite[:, None], key.z, 0.0),
         norms=torch.maximum(bounds, floor),

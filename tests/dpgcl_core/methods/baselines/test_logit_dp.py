@@ -257,10 +257,10 @@ def test_nearly_parallel_pair_contributes_no_more_than_the_clip_norm() -> None:
         inputs = _images(2, seed=seed)
         inputs[:, :, 1] = inputs[:, :, 0] + 1e-7 * _images(2, 1, seed + 9)[:, :, 0]
         jacobians = logit_jacobians.Jacobians(model, _embed(model), inputs)
-        side, batch = logit_dp._with_norms(jacobians)
+        measures, batch = logit_dp._with_norms(jacobians)
         total = torch.zeros(num_trainable(model), dtype=torch.float64)
         weights = torch.diag(torch.tensor([1e-3 * (1 - 1e-4), 0.0]).double()) / batch.norms
-        jacobians.add_products(total, side, logit_dp._cotangents(weights, batch).flatten(0, 1))
+        jacobians.add_products(total, measures, logit_dp._cotangents(weights, batch).flatten(0, 1))
         assert float(total.norm()) <= 1e-3
 
 

@@ -102,15 +102,15 @@ def test_search_finds_no_record_that_moves_the_sum_too_far() -> None:
 def _one_pass_of(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return embeddings, Gram matrices and, by row, the sum of the gradients along all axes."""
     tower = Jacobians(model, _embed(model), inputs)
-    side = tower.side(2**20)
+    measures = tower.measure(2**20)
     sums = []
-    for row in range(len(side.z)):
+    for row in range(len(measures.z)):
         total = torch.zeros(num_trainable(model), dtype=torch.float64)
-        cotangents = torch.zeros(side.z.shape, dtype=torch.float64)
+        cotangents = torch.zeros(measures.z.shape, dtype=torch.float64)
         cotangents[row] = 1
-        tower.add_products(total, side, cotangents)
+        tower.add_products(total, measures, cotangents)
         sums.append(total)
-    return side.z, side.gram, torch.stack(sums)
+    return measures.z, measures.gram, torch.stack(sums)
 
 
 def test_jacobian_of_a_record_does_not_follow_the_others() -> None:
@@ -133,17 +133,17 @@ def test_jacobian_that_is_computed_again_and_differs_adds_nothing() -> None:
     model, inputs = _rounding(), _balanced(4)
     inputs[0, :, 0, 0] = torch.tensor([0.1, 0.2, 0.3, 0.4])
     tower = Jacobians(model, _embed(model), inputs)
-    side = tower.side(0)
+    measures = tower.measure(0)
     assert not tower._parts
-    gram = side.gram.clone()
+    gram = measures.gram.clone()
     gram[2] = gram[2].nextafter(torch.tensor(math.inf).double())
     total = torch.zeros(1, dtype=torch.float64)
-    ones = torch.ones_like(side.z, dtype=torch.float64)
-    differs = tower.add_products(total, replace(side, gram=gram), ones)
+    ones = torch.ones_like(measures.z, dtype=torch.float64)
+    differs = tower.add_products(total, replace(measures, gram=gram), ones)
     assert differs.nonzero().flatten().tolist() == [2]
     expected = torch.zeros(1, dtype=torch.float64)
     ones[2] = 0
-    assert not tower.add_products(expected, side, ones).any()
+    assert not tower.add_products(expected, measures, ones).any()
     assert torch.equal(total, expected)
 
 
@@ -162,6 +162,6 @@ def test_products_are_float64() -> None:
     model, inputs = _Angle(lambda h: h), torch.zeros(1, 1, 2, 2)
     inputs[..., 1] = 1
     tower = Jacobians(model, _embed(model), inputs)
-    side, total = tower.side(2**20), torch.zeros(1, dtype=torch.float64)
-    tower.add_products(total, side, torch.tensor([[0, 1 + 2.0**-40], [0, -1]], dtype=torch.float64))
+    measures, total = tower.measure(2**20), torch.zeros(1, dtype=torch.float64)
+    tower.add_products(total, measures, torch.tensor([[0, 1 + 2.0**-40], [0, -1]], dtype=torch.float64))
     assert total.item() == 2.0**-40
