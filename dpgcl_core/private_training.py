@@ -299,6 +299,7 @@ class PrivateTraining:
             self._step(inputs)
 
     def _step(self, inputs: GroupInputs) -> None:
+        """Check the call, then take the step; the caller holds the lock."""
         _check_single_process()
         self._check_running()
         if self._open is None:
@@ -540,6 +541,7 @@ class _Collate:
         self.first = _leaves(collate_fn([record]))
 
     def __call__(self, records: list[Any]) -> tuple[Tensor, ...]:
+        """Return the records, each collated separately, concatenated along the first axis."""
         collated = [self._collate_fn([record]) for record in records]
         try:
             rows = [_leaves(each) for each in collated]

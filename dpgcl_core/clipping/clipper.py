@@ -319,6 +319,7 @@ def _in_fixed_shape(run: Pass, num_groups: int, total: Tensor, groups: GroupBatc
 
 
 def _join_reports(reports: list[GroupReport]) -> GroupReport:
+    """Return one report on the groups of all reports, in order."""
     if len(reports) == 1:
         return reports[0]
     ratios = [report.part_ratios for report in reports if report.part_ratios is not None]
@@ -353,6 +354,7 @@ def _plain(total: Tensor, network: _Network, groups: GroupBatch) -> GroupReport:
 
 
 def _plain_of_some(total: Tensor, network: _Network, inputs: GroupInputs, complete: Tensor) -> GroupReport:
+    """Add the plain gradient of only the complete groups; report zeros for the others."""
     report = GroupReport(
         norms=torch.zeros(len(complete), device=total.device),
         losses=torch.zeros(len(complete), device=total.device),

@@ -150,6 +150,7 @@ class DirectUses(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run a torch function; if it takes a watched parameter, so that its gradients can be separated."""
         kwargs = kwargs or {}
         tensors = list(_tensors((*args, *kwargs.values())))
         parameters = [value for value in tensors if self._is_watched(value)]
@@ -243,6 +244,7 @@ class DirectUses(TorchFunctionMode):
         self._gradients.append((parameter, value, summed.reshape(self._num_groups, *value.shape)))
 
     def _elementwise(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Combine a batch with watched parameters, each replaced by one copy per row."""
         shape = torch.broadcast_shapes(*(v.shape for v in _tensors(args)))
         if not shape:
             raise NotSeparableError("a parameter is combined with a scalar that may depend on the batch")

@@ -66,6 +66,7 @@ def full_precision(device: str) -> Iterator[None]:
 
 @contextmanager
 def _settings_owned(device: str) -> Iterator[None]:
+    """Set the process to full precision; on exit, restore the caller's settings."""
     settings = _settings()
     before = [setting.fp32_precision for setting in settings]
     matmul_before = _matmul_precision()

@@ -389,6 +389,7 @@ def _copy_value(value: Any, twins: dict[int, Any]) -> Any:
 
 
 def _is_same(before: Any, now: Any) -> bool:
+    """Return whether two values of some state are equal; tensors are compared bit by bit."""
     if before is now:
         return True
     if type(before) is not type(now):

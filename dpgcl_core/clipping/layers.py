@@ -210,6 +210,7 @@ class Conv2dRule(LayerRule):
         return gradients.view(num_groups, *module.weight.shape)
 
     def _per_group(self, module: nn.Conv2d, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        """Compute `per_group` of a Conv2d in the way that is fastest for these shapes."""
         blocks, rows = module.groups, len(x) // num_groups
         out_channels, in_channels, height, width = module.weight.shape
         positions = rows * grad.shape[2:].numel()
@@ -368,6 +369,7 @@ def _pays_one_by_one(weight: Tensor, numbers: int, positions: int) -> bool:
 
 
 def _convolution_weight_gradient(module: nn.Conv2d, x: Tensor, grad: Tensor) -> Tensor:
+    """Return PyTorch's weight gradient of a convolution, summed over the rows of `x`."""
     padding = module.padding
     # Only the shape of the weight is used.
     weight = torch.empty_like(module.weight, dtype=x.dtype, memory_format=torch.channels_last)

@@ -156,6 +156,7 @@ def _compare(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
 def _differences(
     model: nn.Module, actual: tuple[Tensor, GroupReport], exact: tuple[Tensor, GroupReport], tolerance: float
 ) -> str:
+    """Return the first difference of (sum, report) above `tolerance`, in words; empty if there is none."""
     (total, fast), (exact_total, loop) = actual, exact
     sizes = [p.numel() for p in model.parameters() if p.requires_grad]
     if not torch.allclose(fast.norms, loop.norms, rtol=tolerance):

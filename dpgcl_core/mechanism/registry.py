@@ -32,6 +32,7 @@ class _Registry(Mapping[str, "Method"]):
         self.installed: set[str] = set()
 
     def add(self, method: Method) -> None:
+        """Add a method; raise ConfigError if it is invalid, or if another method has its name."""
         from dpgcl_core.mechanism.method import Method
 
         if not isinstance(method, Method):
@@ -50,6 +51,7 @@ class _Registry(Mapping[str, "Method"]):
         self._methods[method.name] = method
 
     def _all(self) -> dict[str, Method]:
+        """Return all methods; load this package's and installed packages' methods first, once."""
         if not self._searched:
             self._searched = True  # set first, because a module loaded here may look up a method
             try:

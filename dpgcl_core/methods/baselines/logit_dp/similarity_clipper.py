@@ -166,6 +166,7 @@ class LogitClipper:
             return self._add(total, Jacobians(model, embed, inputs))
 
     def _add(self, total: Tensor, jacobians: Jacobians) -> GroupReport:
+        """Add the clipped sum of the batch's Jacobians to `total`, and return the report."""
         measures, batch = _with_norms(jacobians)
         weights, losses = self._weights(batch)
         differs = jacobians.add_products(total, measures, _cotangents(weights, batch).flatten(0, 1))
