@@ -12,14 +12,14 @@ from typing import Any
 from dpgcl_core.mechanism.registry import METHODS
 from trainers.config.optimizer_registry import OPTIMIZERS
 
-_GREY = 1
+_GREY_CHANNELS = 1
 
-_NEEDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+_CONDITIONS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "temperature": lambda params: _method_takes(params, "takes_temperature"),
     "momentum": lambda params: _has_momentum(params),
     "loss_scale": lambda params: params.get("precision") == "float16",
     **dict.fromkeys(("min_blur_sigma", "max_blur_sigma"), lambda params: bool(params.get("blur_prob"))),
-    **dict.fromkeys(("saturation", "hue"), lambda params: _num_channels(params) != _GREY),
+    **dict.fromkeys(("saturation", "hue"), lambda params: _num_channels(params) != _GREY_CHANNELS),
     **dict.fromkeys(
         ("lora_alpha", "lora_targets", "lora_towers", "lora_layers"),
         lambda params: bool(params.get("lora_rank", 1)),
@@ -28,18 +28,22 @@ _NEEDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
 """The condition under which a setting has an effect; settings that are not listed always have one."""
 
 
-def applying(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that have an effect, without those that are None or empty, or that nothing reads.
+def settings_with_effect(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `params` that affect the training and are neither None nor empty.
 
-    >>> applying({"optimizer_name": "adam", "momentum": 0.9, "lora_targets": (), "warm_start": None})
+    >>> settings_with_effect({"optimizer_name": "adam", "momentum": 0.9, "lora_targets": ()})
     {'optimizer_name': 'adam'}
-    >>> applying({"method": "dp_gcl", "temperature": 0.5}), applying({"method": "dp_mae", "temperature": 0.5})
-    ({'method': 'dp_gcl', 'temperature': 0.5}, {'method': 'dp_mae'})
+    >>> settings_with_effect({"method": "dp_gcl", "temperature": 0.5, "warm_start": None})
+    {'method': 'dp_gcl', 'temperature': 0.5}
+    >>> settings_with_effect({"method": "dp_mae", "temperature": 0.5})
+    {'method': 'dp_mae'}
     """
     return {
         name: value
         for name, value in params.items()
-        if value is not None and value not in ((), []) and (name not in _NEEDS or _NEEDS[name](params))
+        if value is not None
+        and value not in ((), [])
+        and (name not in _CONDITIONS or _CONDITIONS[name](params))
     }
 
 

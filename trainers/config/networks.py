@@ -17,7 +17,7 @@ HEAD, ALL_LAYERS = "head", "all"
 TRAINED_LAYERS = (HEAD, ALL_LAYERS)
 
 SYNTHETIC = "synthetic:"
-"""Prefix of the number of steps of a warm start on generated records."""
+"""Prefix of a `warm_start` that first trains on generated records; the number of steps follows it."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -27,24 +27,24 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_each(node: object, names: Iterable[str], rule: str, holds: Callable[[Any], bool]) -> None:
-    """Raise ConfigError if a field of these names has a value, other than None, that breaks a rule."""
+    """Raise ConfigError "NAME must RULE" unless each named field of `node` is None or `holds` for it."""
     for name in names:
         value = getattr(node, name)
         require(value is None or holds(value), f"{name} must {rule}; got {value}")
 
 
 def require_least(node: object, least: int, *names: str) -> None:
-    """Raise ConfigError if a field of these names has a value, other than None, below the least."""
+    """Raise ConfigError unless each named field of `node` is None or at least `least`."""
     require_each(node, names, f"be at least {least}", lambda value: value >= least)
 
 
 def require_shares(node: object, *names: str) -> None:
-    """Raise ConfigError if a field of these names has a value outside [0, 1]."""
+    """Raise ConfigError unless each named field of `node` is None or in [0, 1]."""
     require_each(node, names, "be in [0, 1]", lambda value: 0 <= value <= 1)
 
 
 def require_positive(node: object, *names: str) -> None:
-    """Raise ConfigError if a field of these names has a value that is not a positive finite number."""
+    """Raise ConfigError unless each named field of `node` is None or positive and finite."""
     require_each(node, names, "be positive and finite", lambda value: 0 < value < math.inf)
 
 
@@ -250,7 +250,7 @@ class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, Classifying
 
 
 def synthetic_steps(warm_start: Path) -> int | None:
-    """Return the number of steps of a warm start on generated records; None for weights from a file.
+    """Return STEPS of `synthetic:STEPS`, a warm start on generated records; None for a path of weights.
 
     Raises:
       ConfigError: the number of steps is not a positive whole number.
@@ -283,7 +283,7 @@ class NetworkConfig(ImageNetwork):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the network is from outside this package, which then relies on its author's promise."""
+        """Whether the network is the user's own, named `package.module:factory`."""
         return ":" in self.name
 
     task: ClassVar[str] = "images"
@@ -354,7 +354,7 @@ class ClassifierConfig(ClassifyingNetwork):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the encoder is from outside this package."""
+        """Whether the encoder is the user's own, named `package.module:factory`."""
         return self.encoder.is_foreign
 
     @property
@@ -369,11 +369,11 @@ AnyNetworkConfig: TypeAlias = EncoderConfig | ClassifierConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateStart:
-    """A model trained on the training's own records, at an ε that their ledger holds.
+    """An earlier sweep whose model a training starts from, on the same records and the same ledger.
 
     Attributes:
       sweep: the sweep that trained the model.
-      head: the head of the ledger after the sweep had been charged.
+      head: the head of the ledger's hash chain after the sweep was charged.
     """
 
     sweep: str
@@ -393,7 +393,7 @@ class WarmStart:
       origin: the origin of the weights, in words.
       from_records: whether the weights were trained on data; False for generated records.
       classifies: whether the file holds a classifier with its head.
-      private: the charge for weights that the same private records made; None for public weights.
+      private: the sweep that trained the weights on the same private records; None for public weights.
     """
 
     path: str

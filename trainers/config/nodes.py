@@ -19,7 +19,7 @@ READOUTS = (POOLED, GRID4)
 DECAYS = ("none", "cosine", "linear")
 
 
-def _require_natural(node: object, *names: str) -> None:
+def _require_not_negative(node: object, *names: str) -> None:
     require_each(node, names, "not be negative", lambda value: value >= 0)
 
 
@@ -36,7 +36,7 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "temperature")
-        _require_natural(self, "num_augmentations")
+        _require_not_negative(self, "num_augmentations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class OptimizerConfig:
             f"weight_decay must be finite and not negative; got {self.weight_decay}",
         )
         require_each(self, ("momentum", "ema_decay"), "be in [0, 1)", lambda value: 0 <= value < 1)
-        _require_natural(self, "warmup_steps")
+        _require_not_negative(self, "warmup_steps")
         if self.learning_rate_decay not in DECAYS:
             raise ConfigError(unknown_choice("learning_rate_decay", self.learning_rate_decay, DECAYS))
         check_removed_choice("optimizer", self.name)
@@ -111,7 +111,7 @@ class EvaluationConfig:
         require_least(self, 1, "max_index_records", "max_query_records", "num_neighbors")
         if self.readout not in READOUTS:
             raise ConfigError(unknown_choice("readout", self.readout, READOUTS))
-        _require_natural(self, "record_every_steps", "score_every_steps")
+        _require_not_negative(self, "record_every_steps", "score_every_steps")
         share = self.score_on_held_out
         require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")
         require(
@@ -127,7 +127,7 @@ class EvaluationConfig:
 
     @property
     def num_noised_scores(self) -> int:
-        """Noised counts of one trial: k-NN and linear probe, of the trained network only."""
+        """Number of noised scores of one trial: k-NN and linear probe, or none without held-out records."""
         return 2 if self.score_on_held_out else 0
 
 

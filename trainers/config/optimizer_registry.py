@@ -27,7 +27,7 @@ class OptimizerEntry:
     Attributes:
       name: the optimizer's name on the command line.
       build: function of parameters and a configuration that makes the optimizer.
-      states_per_weight: number of float32 values that it keeps for each trained weight.
+      states_per_weight: number of float32 values that the optimizer keeps for each trained weight.
       has_momentum: whether it reads `momentum`, and keeps nothing if `momentum` is 0.
     """
 
@@ -37,12 +37,12 @@ class OptimizerEntry:
     has_momentum: bool = False
 
     def num_states(self, momentum: float) -> int:
-        """Return the number of values that it keeps for each trained weight."""
+        """Return the number of float32 values that the optimizer keeps for each trained weight."""
         return 0 if self.has_momentum and momentum == 0 else self.states_per_weight
 
 
-def _of_torch(name: str, *settings: str) -> Build:
-    """Return a function that builds a class of `torch.optim`, also passing these configuration fields."""
+def _torch_builder(name: str, *settings: str) -> Build:
+    """Return a builder of class `name` of `torch.optim` that also passes these configuration fields."""
 
     def build(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
         import torch
@@ -57,12 +57,14 @@ def _of_torch(name: str, *settings: str) -> Build:
 
 
 _ENTRIES = (
-    OptimizerEntry(name="adam", build=_of_torch("Adam"), states_per_weight=2),
-    OptimizerEntry(name="adamw", build=_of_torch("AdamW"), states_per_weight=2),
-    OptimizerEntry(name="sgd", build=_of_torch("SGD", "momentum"), states_per_weight=1, has_momentum=True),
+    OptimizerEntry(name="adam", build=_torch_builder("Adam"), states_per_weight=2),
+    OptimizerEntry(name="adamw", build=_torch_builder("AdamW"), states_per_weight=2),
+    OptimizerEntry(
+        name="sgd", build=_torch_builder("SGD", "momentum"), states_per_weight=1, has_momentum=True
+    ),
 )
 OPTIMIZERS: dict[str, OptimizerEntry] = {entry.name: entry for entry in _ENTRIES}
-"""Adam and AdamW keep their usual β = (0.9, 0.999). All are fused: one pass over the weights."""
+"""The optimizers by name. Adam and AdamW have β = (0.9, 0.999). All are fused: one pass over the weights."""
 
 
 def optimizer_named(name: str) -> OptimizerEntry:

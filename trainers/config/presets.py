@@ -22,7 +22,7 @@ PAPER = TrainingOptions(
     evaluation=EvaluationConfig(record_every_steps=50),
     performance=PerformanceConfig(checkpoint_every_steps=25),
 )
-# Tuned on public data at S = 8 (Fashion-MNIST, one seed) and S = 4 (digits, two seeds), not on the S axis.
+# Tuned on public data at one group size S each: 8 for Fashion-MNIST (one seed), 4 for digits (two seeds).
 _TINY_NETWORK = TrainingOptions(
     objective=ObjectiveConfig(temperature=0.5),
     network=NetworkOptions(name="tiny_cnn", embedding_dim=16),
@@ -32,13 +32,13 @@ DIGITS_CPU = replace_options(_TINY_NETWORK, learning_rate=5e-3, min_crop_area=0.
 FASHION_MNIST_CPU = replace_options(_TINY_NETWORK, expected_batch_size=1024)
 CPU = TrainingOptions()
 
-# From random weights, on generated pairs; every weight trains, because there is nothing to adapt.
+# From random weights, on generated pairs; every weight trains, because none is pretrained.
 PAIRS_CPU = TrainingOptions(
     mechanism=MechanismOptions(expected_batch_size=1024, group_size=16),
     objective=ObjectiveConfig(temperature=0.1),
     views=ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0),
     network=NetworkOptions(name="clip-tiny", lora_rank=0),
-    evaluation=EvaluationConfig(max_query_records=2_000),  # also the number of candidates of a recall
+    evaluation=EvaluationConfig(max_query_records=2_000),  # also the number of candidates of a recall score
 )
 # For short captions, from public weights trained on half of the words (`benchmarks/common_words.py`).
 SHORT_PAIRS_CPU = replace_options(
@@ -62,8 +62,8 @@ PAPER_PAIRS = replace_options(
 )
 
 OWN_NETWORKS = {config.task: config().name for config in (MaskedNetworkConfig, CaptionerConfig)}
-"""The default network of a task that the settings' networks do not fit. A classifier has no default, because
-it can use any encoder."""
+"""Default networks by task, for tasks that cannot use the networks of `SETTINGS`. A classifier has no
+default, because it can use any encoder."""
 
 SETTINGS: dict[str, TrainingOptions] = {
     "cpu": CPU,
@@ -79,16 +79,17 @@ SETTINGS: dict[str, TrainingOptions] = {
 def named_setting(
     name: str, *, dataset: str, modality: Literal["image", "image-text"] = "image"
 ) -> TrainingOptions:
-    """Return a setting by name.
+    """Return the options of a named setting.
 
-    `auto` is the CPU-sized setting of the data set, and `paper` the paper's setting for the modality.
+    `auto` is the CPU-sized setting for `dataset`, and `paper` the paper's setting for `modality`. Every other
+    name is a key of `SETTINGS`.
 
     Raises:
       ConfigError: there is no such setting.
     """
     if name == "auto":
-        of_pairs = SHORT_PAIRS_CPU if dataset.endswith(":short") else PAIRS_CPU
-        return of_pairs if modality == "image-text" else SETTINGS.get(f"{dataset}-cpu", CPU)
+        pairs_setting = SHORT_PAIRS_CPU if dataset.endswith(":short") else PAIRS_CPU
+        return pairs_setting if modality == "image-text" else SETTINGS.get(f"{dataset}-cpu", CPU)
     if name == "paper" and modality == "image-text":
         return PAPER_PAIRS
     if name not in SETTINGS:

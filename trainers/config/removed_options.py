@@ -77,7 +77,7 @@ REMOVED_CHOICES: Mapping[tuple[str, str], str] = {
     ("optimizer", "lars"): _NO_LARS,
     ("sampler", "qmc"): "removed in 0.2.0: use --sampler random, which uses no scores either",
 }
-"""Lines of the changelog, by an option that remains and its value that was removed."""
+"""The changelog's lines by (option, removed value), for options that still exist."""
 
 
 def check_removed_field(key: str, value: Any) -> None:
@@ -101,7 +101,7 @@ public records; --lora-rank trains fewer weights
 
 
 def is_removed_section(key: str) -> bool:
-    """Whether removed fields were in a section of this name.
+    """Whether a configuration file's section of this name held options that were removed.
 
     >>> is_removed_section("public"), is_removed_section("pub")
     (True, False)
@@ -110,7 +110,7 @@ def is_removed_section(key: str) -> bool:
 
 
 def removed_option_line(option: str) -> str | None:
-    """Return the changelog's line for a removed option as typed; None for any other option.
+    """Return the changelog's line for a removed option, as typed on a command line; None for any other.
 
     >>> removed_option_line("--num-view-draws").partition(":")[0], removed_option_line("--num-steps")
     ('removed in 0.2.0', None)
@@ -120,7 +120,7 @@ def removed_option_line(option: str) -> str | None:
 
 
 def check_removed_choice(option: str, value: str) -> None:
-    """Raise ConfigError if the option had this value only in earlier versions.
+    """Raise ConfigError if `value` was removed from the choices of `option`.
 
     >>> check_removed_choice("optimizer", "adam")
     """

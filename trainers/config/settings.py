@@ -70,7 +70,7 @@ class MechanismOptions:
           ConfigError: ε and σ contradict each other or the method.
         """
         if method_named(self.method).label == "none":
-            return self._no_noise()
+            return self._epsilon_without_noise()
         if self.noise_multiplier is not None:
             if self.epsilon is not None:
                 raise ConfigError(
@@ -87,7 +87,7 @@ class MechanismOptions:
             )
         return epsilon
 
-    def _no_noise(self) -> float:
+    def _epsilon_without_noise(self) -> float:
         """Return inf, the ε of methods that add no noise, and reject any other ε and any σ."""
         if self.epsilon is not None and self.epsilon != math.inf:
             raise ConfigError(

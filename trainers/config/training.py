@@ -44,7 +44,7 @@ TOWERS = ClippingParts(prefixes=("clip.visual.",))
 
 
 TARGET_DECAY = 0.99
-"""Decay of the average that a method regresses onto, if `ema_decay` is 0."""
+"""Decay of the averaged weights of a target network, for methods that need one, if `ema_decay` is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
       mechanism: the private step and its accounting.
       public_seed: seed of initialisation, augmentation and the evaluation subsets, which are all public. With
         `seeded_non_private` it also determines sampling, permutation and noise.
-      warm_start: weights to start from, public or charged to the same ledger; None for a random draw, or for
-        the weights that a CLIP model starts from.
+      warm_start: weights to start from, public or charged to the same ledger; None for random weights, or
+        for a CLIP model's `pretrained` weights.
       text_views: augmentation of captions; None without captions.
     """
 
@@ -110,7 +110,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             )
 
     def _check_pairs(self) -> None:
-        method, learns = self.mechanism.rules, self.network.learn_temperature
+        method, learns_temperature = self.mechanism.rules, self.network.learn_temperature
         require(
             (self.text_views is not None) == self.network.takes_pairs,
             "text_views must be set if the network takes pairs, as a CLIP model does, and only then",
@@ -131,12 +131,12 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 "per_tower_clipping needs a CLIP model, for its two towers, and a method that clips groups; "
                 f"got {self.network.name} and {method.name}"
             )
-        if learns and not clips_groups:
+        if learns_temperature and not clips_groups:
             raise ConfigError(
                 f"learn_temperature needs a method that clips groups: {method.name} does not clip the "
                 "temperature's gradient"
             )
-        if learns and not 0.01 <= self.temperature <= 1:
+        if learns_temperature and not 0.01 <= self.temperature <= 1:
             raise ConfigError(
                 f"temperature must be in [0.01, 1] if learn_temperature is set; got {self.temperature}"
             )
@@ -161,12 +161,12 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         )
 
     def rule(self, groups_at_once: int | None = None) -> GradientRule:
-        """Return the rule that makes one step's clipped sum, in passes of `groups_at_once` groups."""
+        """Return the rule that sums one step's clipped gradients, in passes of `groups_at_once` groups."""
         return self.mechanism.rule(dataclasses.replace(self.loss_settings, groups_at_once=groups_at_once))
 
     @property
     def isolates_groups(self) -> bool:
-        """Whether the network gets one group at a time and keeps no state, because nobody vouches for it."""
+        """Whether the network gets one group at a time and keeps no state, for lack of `mixes_no_records`."""
         return self.network.is_foreign and not self.network.mixes_no_records
 
     @property
@@ -181,7 +181,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         return self.network.encoder if isinstance(self.network, ClassifierConfig) else self.network
 
     def group_loss(self) -> GroupLoss | None:
-        """Return the loss of a group's embeddings; None if the rule has a loss of the whole batch."""
+        """Return the loss of one group's embeddings; None if the method's loss is of the whole batch."""
         return self.mechanism.loss(self.loss_settings)
 
     @property
@@ -196,7 +196,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
     @property
     def warm_start_sha256(self) -> str | None:
-        """The hash that identifies the weights that the training starts from, wherever the file is."""
+        """The sha256 of the warm start's file, whatever its path; None without a warm start."""
         return self.warm_start.sha256 if self.warm_start is not None else None
 
     @property
@@ -219,7 +219,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
     def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
         """Return ε of everything that one training releases: model, noised scores and noised SNR.
 
-        Each of the R steps that are charged in advance for restarts may be a first step again.
+        Any of the R steps charged in advance for restarts may repeat the first step and its noised SNR.
 
         Args:
           num_steps: number of charged steps; by default all planned steps, T + R.
@@ -239,7 +239,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
     @property
     def num_scored_public(self) -> int:
-        """The public divisor of noised counts: the number of held-out records expected for N trained ones."""
+        """The public divisor of noised counts: the expected number of held-out records for N trained ones."""
         share = self.evaluation.score_on_held_out
         return max(1, round(self.mechanism.num_records_public * share / (1 - share)))
 

@@ -30,7 +30,7 @@ _OPTION = "option"
 
 
 def option(name: str | None) -> Mapping[str, Any]:
-    """Return the metadata of a field whose option has another name; with None, the field is not an option.
+    """Return field metadata that gives the option another name than its field; None makes it no option.
 
     For example, `name: str = field(default="adam", metadata=option("optimizer"))`.
     """
@@ -59,24 +59,24 @@ class Leaf:
         return ".".join(self.path)
 
     def of(self, tree: object) -> Any:
-        """Return the option's value in a tree."""
+        """Return the option's value in `tree`, an instance of the root dataclass."""
         for name in self.path:
             tree = getattr(tree, name)
         return tree
 
 
 def leaves(kind: type[Any]) -> Mapping[str, Leaf]:
-    """Return the options of a tree by name, in the order of their declaration.
+    """Return the options of dataclass `kind` and its nested dataclasses by name, in order of declaration.
 
     Raises:
-      TypeError: two options have one name.
+      TypeError: two options have the same name.
 
     >>> from trainers.config.nodes import OptimizerConfig
     >>> list(leaves(OptimizerConfig))[:2], leaves(OptimizerConfig)["optimizer"].key
     (['optimizer', 'learning_rate'], 'name')
     """
-    known: Any = kind  # a class is hashable even if its instances are not
-    return _leaves(known)
+    hashable_kind: Any = kind  # a class is hashable even if its instances are not
+    return _leaves(hashable_kind)
 
 
 @cache
@@ -107,12 +107,12 @@ def is_node(type_: Any) -> bool:
 
 
 def values_of(tree: DataclassInstance) -> dict[str, Any]:
-    """Return the values of all options by name."""
+    """Return the values of all options of `tree` by name."""
     return {name: leaf.of(tree) for name, leaf in leaves(type(tree)).items()}
 
 
 def replace_options(tree: Node, /, **values: Any) -> Node:
-    """Return a tree with other values of some options; each node is checked once, with all its new values.
+    """Return a copy of `tree` with new values of some options; each changed node is validated once.
 
     Raises:
       ConfigError: there is no such option, or a value breaks a rule.
@@ -131,8 +131,8 @@ def replace_options(tree: Node, /, **values: Any) -> Node:
 def _replace_paths(tree: Node, values: Mapping[tuple[str, ...], Any]) -> Node:
     field_values = {path[0]: value for path, value in values.items() if len(path) == 1}
     for name in dict.fromkeys(path[0] for path in values if len(path) > 1):
-        below = {path[1:]: value for path, value in values.items() if path[0] == name}
-        field_values[name] = _replace_paths(getattr(tree, name), below)
+        values_below = {path[1:]: value for path, value in values.items() if path[0] == name}
+        field_values[name] = _replace_paths(getattr(tree, name), values_below)
     return dataclasses.replace(tree, **field_values) if field_values else tree
 
 

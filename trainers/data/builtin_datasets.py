@@ -29,15 +29,17 @@ from trainers.data.request import Request
 from trainers.files.durable_files import replacing
 
 _EUROSAT_SIZE = 32
-_DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, zipfile.BadZipFile)
+_DAMAGED_FILE_ERRORS = (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, zipfile.BadZipFile)
 _log = logging.getLogger(__name__)
 
 
 def _records(images: NDArray[np.uint8], labels: NDArray[Any], size: int | None) -> Records:
-    """Ids come from image and label as published, so they do not depend on `size`."""
-    whole = labels.astype(np.int64)
-    ids = content_ids((image.tobytes() for image in images), whole)
-    return Records(images=images if size is None else resize_images(images, size), labels=whole, ids=ids)
+    """Return records, resized if `size` is set; their ids come from image and label as published."""
+    integer_labels = labels.astype(np.int64)
+    ids = content_ids((image.tobytes() for image in images), integer_labels)
+    return Records(
+        images=images if size is None else resize_images(images, size), labels=integer_labels, ids=ids
+    )
 
 
 def load_digits(request: Request) -> LoadedData:
@@ -71,7 +73,7 @@ def _read_packed(path: Path) -> list[NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = [archive[name] for name in names]
-    except _DAMAGED as error:
+    except _DAMAGED_FILE_ERRORS as error:
         raise DataError(f"{path} must be a readable .npz with the arrays {', '.join(names)}") from error
     for images, labels in (arrays[:2], arrays[2:]):
         if images.dtype != np.uint8 or images.shape != (len(labels), 28, 28) or labels.dtype.kind not in "iu":
@@ -83,7 +85,7 @@ def _read_packed(path: Path) -> list[NDArray[Any]]:
 
 
 def _read_idx(path: Path) -> NDArray[np.uint8]:
-    """An idx file: 0, 0, type 8 (uint8), number of axes, each axis as big-endian uint32, values."""
+    """Read an idx file: 0, 0, type 8 (uint8), number of axes, each axis as big-endian uint32, values."""
     content = gzip.decompress(path.read_bytes())
     start = 4 + 4 * content[3]
     shape = struct.unpack(f">{content[3]}I", content[4:start])
@@ -149,7 +151,7 @@ def _read_decoded(path: Path) -> Records | None:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return Records(images=archive["images"], labels=archive["labels"], ids=archive["ids"])
-    except _DAMAGED:  # absent or damaged: decode again (DataError is a ValueError)
+    except _DAMAGED_FILE_ERRORS:  # absent or damaged: decode again (DataError is a ValueError)
         return None
 
 

@@ -15,7 +15,7 @@ from trainers.data.records import Records
 
 
 def with_class_captions(records: Records, class_names: Sequence[str], template: str) -> ImageTextRecords:
-    """Return the records in colour, as towers take them, each image with a caption that names its class.
+    """Return the records in colour, as image towers need, each image with a caption that names its class.
 
     Args:
       records: images with labels.

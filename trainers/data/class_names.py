@@ -48,18 +48,18 @@ def class_indices(
     if kinds == {"text"}:
         texts = [np.array(as_text(column)) for column in present]
         classes = np.unique(np.concatenate(texts))
-        places = [np.searchsorted(classes, text).astype(np.int64) for text in texts]
-        return list(places), tuple(map(encodable, classes.tolist()))
+        indices = [np.searchsorted(classes, text).astype(np.int64) for text in texts]
+        return list(indices), tuple(map(encodable, classes.tolist()))
     # An unsigned label that is too large becomes negative here and is rejected with the negative labels.
-    whole = [column.astype(np.int64) for column in present]
-    negative = sum(int((column < 0).sum()) for column in whole)
+    integers = [column.astype(np.int64) for column in present]
+    negative = sum(int((column < 0).sum()) for column in integers)
     if negative:
         raise RecordsError(f"integer labels must be in [0, 2^63); {negative} are not")
-    return list(whole), ()
+    return list(integers), ()
 
 
 def as_text(values: NDArray[Any]) -> list[str]:
-    """Return strings, bytes or integers as text."""
+    """Return strings, bytes (as Latin-1) or integers as text."""
     return [v.decode("latin-1") if isinstance(v, bytes) else str(v) for v in values.tolist()]
 
 

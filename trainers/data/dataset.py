@@ -63,7 +63,7 @@ class TrainingData:
       evaluation_is_public: whether `index`, `queries` and `probes` are public.
       held_out_records: records split from `train` (`trainers.data.loading.split_held_out`) and scored with
         noised counts against `index`; the guarantee covers them, too.
-      slots: the slots of `train` and `held_out_records` that decided the split; as private as the records.
+      slots: the slot table that split the records into `train` and `held_out_records`; as private as they.
       probes: other data sets that the features are scored on.
       class_names: names of the labels of `queries`, for zero-shot scores; empty if unknown.
       train_class_names: names of the labels of public training records; empty if unknown or if private.
@@ -85,7 +85,7 @@ class TrainingData:
     train_class_names: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if self.class_names and self.queries is None:  # names of training labels would be as private
+        if self.class_names and self.queries is None:  # such names could only be of training labels
             raise DataError("class_names name the labels of queries; got names and no queries. Pass queries")
         if self.train_class_names and not self.train_is_public:
             raise DataError(
@@ -159,7 +159,7 @@ def num_public_classes(data: TrainingData) -> int | None:
 
 
 def check_class_names(class_names: Sequence[str], records: AnyRecords) -> None:
-    """Reject names that do not cover all labels, since other labels would silently count as wrong answers.
+    """Check that all labels have names; zero-shot scores would silently count the others as wrong.
 
     Raises:
       DataError: there are names, and labels outside their list; the message holds neither.

@@ -25,7 +25,7 @@ class DataSource:
         raises DataError if the data are missing, damaged, empty or of several shapes.
       title: the title in figures and tables.
       is_builtin: whether the data are public, and downloaded or generated when they are needed.
-      image_shape: (channels, height, width) of a built-in data set as it is loaded.
+      image_shape: (channels, height, width) of a built-in data set as loaded; None for your own data.
       class_names: the class names of a built-in data set, one for every label 0, 1, …
       captions: whether images have captions: "always", "never" or "in a column" of the file, if it exists.
       has_columns: whether a column may name the privacy unit.
@@ -44,7 +44,7 @@ class DataSource:
 
 
 def source_of(name: str) -> DataSource | None:
-    """Return the source of a data set by its name, or None.
+    """Return the source of the data set with this name; None if there is no such source.
 
     >>> source_of("shapes:500:7").title, source_of("npz:scans.npz").is_builtin, source_of("digit")
     ('Shapes', False, None)

@@ -30,7 +30,7 @@ MAX_IMAGE_PIXELS = 50_000_000
 PILLOW_MAX_PIXELS = 178_000_000
 """The highest maximum that can be set: Pillow opens no larger image."""
 
-_DECODERS = ("ignore", None, Warning, re.compile(r"PIL(\.|$)"), 0)
+_PILLOW_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL(\.|$)"), 0)
 
 
 def prepare_decoders() -> None:
@@ -40,8 +40,8 @@ def prepare_decoders() -> None:
     permanently: `warnings.catch_warnings` changes the filters of all threads, and would restore them while
     other threads decode.
     """
-    if _DECODERS not in warnings.filters[:1]:
-        warnings.filterwarnings("ignore", module=_DECODERS[3].pattern)
+    if _PILLOW_WARNINGS not in warnings.filters[:1]:
+        warnings.filterwarnings("ignore", module=_PILLOW_WARNINGS[3].pattern)
     logging.getLogger("PIL").setLevel(logging.CRITICAL + 1)
 
 
@@ -81,7 +81,7 @@ IMAGE_SUFFIXES = frozenset(
         "webp",
     ]
 )
-"""Of files that are taken for images even where their first bytes are damaged."""
+"""Suffixes of files that count as images even if their first bytes are damaged."""
 
 _TILE_WIDTH, _TILE_HEIGHT, _BITS_PER_SAMPLE, _ORIENTATION = 322, 323, 258, 274
 
@@ -104,7 +104,7 @@ def decode_images(
     *,
     max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> tuple[NDArray[np.uint8], Counter[str]]:
-    """Return the images as uint8 `[num_records, channels, height, width]`, and how many were converted how.
+    """Return the images, uint8 `[num_records, channels, height, width]`, and conversion counts by kind.
 
     There is one channel if every image is grayscale, else RGB.
 
@@ -148,9 +148,9 @@ def decode_images(
 def decode_each(
     sources: Iterable[bytes | Path | None], image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
 ) -> tuple[list[Any], Counter[str]]:
-    """Return every image decoded and resized, or its fault, computed by several threads.
+    """Return each image, decoded and resized, or the name of its fault; and conversion counts by kind.
 
-    The second value counts the conversions: an image may have several.
+    Several threads decode. An image may have several conversions. The arguments are as in `decode_images`.
     """
     prepare_decoders()
     results = in_threads(lambda source: decode_image(source, image_size, max_pixels), sources)
@@ -179,7 +179,7 @@ def decode_image(
     """
     if source is None or (isinstance(source, Path) and not os.path.isfile(source)):
         return "missing", ()
-    from PIL import Image, ImageOps  # here: generated images and arrays need no decoder
+    from PIL import Image, ImageOps  # imported here: arrays need no decoder
 
     try:
         with Image.open(
@@ -189,7 +189,7 @@ def decode_image(
                 return TOO_LARGE, ()
             if image.mode[0] in "IF" or _is_deep(image):
                 return "not 8-bit", ()
-            orientation, has_more = _orientation(image), _has_more(image)
+            orientation, has_more_frames = _orientation(image), _has_more_frames(image)
             plain, is_transparent = _on_white(image)
             if orientation != 1 and image.format != "TIFF":  # Pillow itself turns a TIFF
                 plain.getexif()[_ORIENTATION] = orientation
@@ -200,7 +200,7 @@ def decode_image(
         return TOO_LARGE, ()
     except Exception:  # decoders raise nearly anything on damaged bytes
         return "unreadable", ()
-    kinds = {ANIMATED: has_more, TRANSPARENT: is_transparent, TURNED: orientation != 1}
+    kinds = {ANIMATED: has_more_frames, TRANSPARENT: is_transparent, TURNED: orientation != 1}
     pixels = np.asarray(plain if image_size is None else _to_square(plain, image_size))
     return pixels, tuple(kind for kind, is_of_kind in kinds.items() if is_of_kind)
 
@@ -233,14 +233,14 @@ def _orientation(image: Image.Image) -> int:
 def _is_deep(image: Image.Image) -> bool:
     """Whether a file has more than 8 bits a channel, of which Pillow would drop some.
 
-    JPEG 2000, AVIF and PPM are not meant: their decoders scale to 8 bits.
+    False for JPEG 2000, AVIF and PPM, whose decoders scale to 8 bits.
     """
     tags = getattr(image, "tag_v2", {})
     return ";16" in str(getattr(image, "tile", "")) or max(tags.get(_BITS_PER_SAMPLE, (8,))) > 8
 
 
 def is_image(file: str) -> bool:
-    """Whether a file begins as an image of a format that is decoded; its suffix plays no part."""
+    """Whether a file's content, whatever its suffix, begins like an image of a supported format."""
     from PIL import Image
 
     try:
@@ -252,7 +252,7 @@ def is_image(file: str) -> bool:
         return False
 
 
-def _has_more(image: Image.Image) -> bool:
+def _has_more_frames(image: Image.Image) -> bool:
     """Whether a file has further frames or pages; damage in these does not prevent its use."""
     try:
         return bool(getattr(image, "is_animated", False))
@@ -278,7 +278,7 @@ def _to_square(image: Image.Image, size: int) -> Image.Image:
 
 
 def resize_images(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Return `[num_records, channels, size, size]` from `[num_records, channels, height, width]`."""
+    """Return images `[num_records, channels, height, width]` resized to `size` × `size` pixels."""
     if images.shape[2:] == (size, size):
         return images
     from PIL import Image
@@ -300,7 +300,7 @@ def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any
 def content_ids(images: Iterable[bytes | None], labels: NDArray[Any] | None) -> Ids:
     """Return one id per record, `[num_records]`, from its image and its label, both as stored.
 
-    A class index would not do for labels that are strings: it depends on the other records' classes.
+    Labels that are strings are hashed as strings: a class index depends on the other records' classes.
 
     >>> with_cat, without = np.array(["dog", "cat", "dog"]), np.array(["dog", "dog"])
     >>> a, b = content_ids([b"1", b"2", b"3"], with_cat), content_ids([b"1", b"3"], without)
@@ -308,7 +308,7 @@ def content_ids(images: Iterable[bytes | None], labels: NDArray[Any] | None) -> 
     True
     """
     keys: Iterable[bytes] = iter(lambda: b"", None) if labels is None else map(_label_key, labels.tolist())
-    # The length separates image and label: without it two different records could give the same bytes.
+    # The length separates image and label: without it, two different records could have the same bytes.
     return ids_from_contents(
         len(image or b"").to_bytes(8, "little") + (image or b"") + key
         for image, key in zip(images, keys, strict=labels is not None)

@@ -26,7 +26,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
-    """A file as its publisher describes it.
+    """A published file: where to download it, and its checksum.
 
     Attributes:
       name: file name without a folder.
@@ -86,11 +86,11 @@ def find_file(name: str, folder_name: str) -> Path | None:
 
 def cache_folder() -> Path:
     """Return the user's cache folder, which need not exist yet."""
-    own = os.environ.get("DPGCL_CACHE")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "dpgcl"
+    cache = os.environ.get("DPGCL_CACHE")
+    if cache:
+        return Path(cache).expanduser()
+    xdg_cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(xdg_cache) if xdg_cache else Path.home() / ".cache") / "dpgcl"
 
 
 def _find_in_data_folder(name: str, folder_name: str) -> Path | None:
@@ -100,17 +100,17 @@ def _find_in_data_folder(name: str, folder_name: str) -> Path | None:
     base = Path(root).expanduser()
     if not base.is_dir():
         raise DataError(f"DPGCL_DATA must be an existing folder; got {root!r}. Correct it or unset it")
-    spelled = [
-        f for f in sorted(base.iterdir()) if f.is_dir() and _spelling(f.name) == _spelling(folder_name)
+    matching_folders = [
+        f for f in sorted(base.iterdir()) if f.is_dir() and _normalised(f.name) == _normalised(folder_name)
     ]
-    for folder in [*spelled, base]:
+    for folder in [*matching_folders, base]:
         for candidate in (folder / name, folder / "raw" / name):
             if candidate.is_file():
                 return candidate
     return None
 
 
-def _spelling(folder_name: str) -> str:
+def _normalised(folder_name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", folder_name.lower())
 
 

@@ -21,7 +21,7 @@ class RecordsError(DataError):
 
 
 def check_one_size(sizes: Counter[tuple[int, int]]) -> None:
-    """Raise RecordsError if images have several sizes, counted by (height, width)."""
+    """Raise RecordsError if images differ in size; `sizes` counts them by (height, width)."""
     if len(sizes) > 1:
         raise RecordsError(
             f"all images must have the same size; {sizes.total()} images have {len(sizes)} different sizes. "

@@ -33,9 +33,9 @@ from trainers.data.request import Request
 from trainers.data.shapes import shapes_name
 
 MAX_IMAGE_SIZE = 1024
-"""Images are held in memory, which larger squares would fill."""
+"""Largest `image_size`, in pixels: images are held in memory, which larger squares would fill."""
 
-_RESERVED = ("image", "images", "label", "labels", "caption", "")
+_RESERVED_COLUMNS = ("image", "images", "label", "labels", "caption", "")
 
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -60,7 +60,7 @@ webdataset:PATH
         if source is DATA_SOURCES["shapes"]:
             shapes_name(name)
     elif source is None or source.is_builtin or not path:
-        schemes = (f"{own.name}:PATH" for own in DATA_SOURCES.values() if not own.is_builtin)
+        schemes = (f"{entry.name}:PATH" for entry in DATA_SOURCES.values() if not entry.is_builtin)
         shown = masked(name) if set("/@=") & set(name) else name
         choices = [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]
         raise ConfigError(unknown_choice("data set", shown, choices))
@@ -72,7 +72,7 @@ webdataset:PATH
 
 
 def is_builtin_name(name: str) -> bool:
-    """Whether `name` is a public data set of `BUILTIN_DATASETS`, including `shapes` of any number.
+    """Whether `name` is a public data set of `BUILTIN_DATASETS`, including `shapes` of any number and seed.
 
     >>> is_builtin_name("digits"), is_builtin_name("shapes:500:7"), is_builtin_name("csv:pairs.csv")
     (True, True, False)
@@ -89,12 +89,12 @@ def modality_of_name(name: str, pairs: PairOptions | None = None) -> Modality:
     >>> modality_of_name("shapes"), modality_of_name("digits")
     ('image-text', 'image')
     """
-    captioned = pairs is not None and pairs.fitting(name).class_captions is not None
-    return "image-text" if captioned or _holds_pairs(name, pairs) else "image"
+    has_class_captions = pairs is not None and pairs.fitting(name).class_captions is not None
+    return "image-text" if has_class_captions or _holds_pairs(name, pairs) else "image"
 
 
 def _holds_pairs(name: str, pairs: PairOptions | None) -> bool:
-    """Whether the data have their own captions."""
+    """Whether the data set has its own captions; at most a parquet file's schema is read."""
     source, path = source_of(name), name.partition(":")[2]
     if source is not None and source.captions == IN_A_COLUMN and path:
         return has_captions(Path(path).expanduser(), pairs)
@@ -178,7 +178,7 @@ def _check_image_size(image_size: int | None) -> None:
 def _check_unit_column(name: str, unit_column: str | None) -> None:
     source = source_of(name)
     has_columns = source is not None and source.has_columns
-    if unit_column is not None and (not has_columns or unit_column in _RESERVED):
+    if unit_column is not None and (not has_columns or unit_column in _RESERVED_COLUMNS):
         raise ConfigError(
             "unit_column must name a column of npz:PATH, parquet:PATH, csv:PATH or webdataset:PATH other "
             f"than image, label and caption; got {unit_column!r} for {name.partition(':')[0]}"
@@ -187,8 +187,8 @@ def _check_unit_column(name: str, unit_column: str | None) -> None:
 
 def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
     fitting = pairs.fitting(name).changed_fields
-    meant = [field for field in fitting if has_pairs != (field == CLASS_CAPTIONS)]
-    unused = [field for field in pairs.changed_fields if field not in meant]
+    applicable = [field for field in fitting if has_pairs != (field == CLASS_CAPTIONS)]
+    unused = [field for field in pairs.changed_fields if field not in applicable]
     if unused:
         raise ConfigError(
             f"{name.partition(':')[0]} data {'with' if has_pairs else 'without'} captions do not use "
@@ -201,9 +201,9 @@ def split_held_out(
 ) -> tuple[AnyRecords, AnyRecords | None]:
     """Return the records to train on, and the held-out records to score with noise (None for a share of 0).
 
-    The last slots are held out, `dpgcl_core.release.noised_counts.split_public` of them. Each side has an
-    exact number of slots, and adding or removing one record moves no other. An empty side is not an error,
-    because reporting it would depend on the records.
+    The last slots are held out; `dpgcl_core.release.noised_counts.split_public` gives their number. Each side
+    has an exact number of slots, and adding or removing one record moves no other. An empty side is not an
+    error, because reporting it would depend on the records.
 
     Args:
       records: all records.
@@ -265,8 +265,8 @@ def split_train_test(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords
         raise ConfigError(f"test_fraction must be in [0, 1); got {test_fraction}")
     if dataset.test is not None:
         return dataset.train, dataset.test
-    test_rows = held_out(dataset.train.ids, test_fraction)
-    train, test = dataset.train.take(~test_rows), dataset.train.take(test_rows)
+    is_test = held_out(dataset.train.ids, test_fraction)
+    train, test = dataset.train.take(~is_test), dataset.train.take(is_test)
     if len(train) == 0 or (len(test) == 0 and test_fraction > 0):
         raise DataError(
             f"a split must leave records for training and testing; test_fraction = {test_fraction} leaves "

@@ -59,8 +59,8 @@ class _Part:
 def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units: list[str]) -> _Part:
     """Group the rows of each unit into one record, whose id is the unit's name."""
     names = sorted(set(units))  # no array of strings: it would drop trailing NULs and could merge two units
-    place = {name: number for number, name in enumerate(names)}
-    unit_of_row = np.array([place[unit] for unit in units], dtype=np.int64)
+    number_of_unit = {name: number for number, name in enumerate(names)}
+    unit_of_row = np.array([number_of_unit[unit] for unit in units], dtype=np.int64)
     order = np.argsort(unit_of_row, kind="stable")
     return _Part(
         images=images[order],
@@ -75,7 +75,7 @@ def load_npz(request: Request) -> LoadedData:
 
     The file holds `images` (uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with 1 or 3 channels), and
     optionally `labels` `[N]` and `ids` `[N]`; or the same arrays with the prefixes `train_` and `test_`. The
-    unit column is an array `[N]` with the same prefixes. All rows with one value in it are one record.
+    unit column is an array `[N]` with the same prefixes. Rows with the same value in it form one record.
 
     Raises:
       DataError: the file cannot be read, or its arrays break one of these rules.
@@ -98,7 +98,9 @@ def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str,
             raise ValueError
         with archive:
             names = sorted(archive.files)
-            pixels = max((_check_member(archive, name) for name in member_names if name in names), default=0)
+            pixels = max(
+                (_pixels_per_image(archive, name) for name in member_names if name in names), default=0
+            )
             if pixels > max_pixels:
                 raise DataError(
                     f"images of npz:PATH must have at most {max_pixels} pixels; got {pixels}. "
@@ -126,10 +128,10 @@ def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str,
     return arrays
 
 
-def _check_member(archive: np.lib.npyio.NpzFile, name: str) -> int:
-    """Return the number of pixels of one image of an array, or 0 if it holds no images, from its header.
+def _pixels_per_image(archive: np.lib.npyio.NpzFile, name: str) -> int:
+    """Return the pixels of one image by an array's header; 0 if the array holds no images.
 
-    Reading an array whose header declares more values than the archive holds would allocate memory for all.
+    Raises ValueError if the header declares more values than are stored, since reading would allocate all.
     """
     packed = archive.zip
     if packed is None:
@@ -176,13 +178,13 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
         return images[:, None]
     if images.ndim != 4:
         raise DataError(f"{name} must be [N, H, W], [N, H, W, C] or [N, C, H, W]; got {images.ndim} axes")
-    first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
-    if first == last:
+    is_channels_first, is_channels_last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
+    if is_channels_first == is_channels_last:
         raise DataError(
             f"{name} must have exactly one channel axis, of size 1 or 3, as second or last axis; got "
             f"the shape {images.shape[1:]} per image"
         )
-    return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    return images if is_channels_first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
 def load_parquet(request: Request) -> LoadedData:
@@ -191,20 +193,20 @@ def load_parquet(request: Request) -> LoadedData:
     Rows have a column `image` (encoded image bytes or paths, plain or as `{bytes, path}`) and optionally
     `label` (integers or strings) and `id` (unique integers or strings). Paths are relative to the file's
     folder or the given folder. Other columns are ignored. With captions the rows are pairs, see
-    `trainers.data.pair_tables`. All rows with one value in the unit column are one record.
+    `trainers.data.pair_tables`. Rows with the same value in the unit column form one record.
 
     Raises:
       DataError: a file cannot be read, or its columns break one of these rules.
     """
     files, unit_column = existing_parquet_files(request.path), request.unit_column
     header = parquet_header(files[0])
-    of_unit = f"unit_column must name exactly one parquet column; got {unit_column!r}"
-    for name, rule in (("image", "parquet data must have one column named image"), (unit_column, of_unit)):
+    unit_rule = f"unit_column must name exactly one parquet column; got {unit_column!r}"
+    for name, rule in (("image", "parquet data must have one column named image"), (unit_column, unit_rule)):
         if name is not None and header.count(name) != 1:
             raise DataError(f"{rule}. Columns found: {_join_names(header)}")
     table = read_parquet(files, {"image", "label", unit_column or "id"})
     base = request.path.parent if request.path.is_file() else request.path
-    encoded = [_content(base / v) if isinstance(v, str) else v for v in unpacked(table.column("image"))]
+    encoded = [_read_or_none(base / v) if isinstance(v, str) else v for v in unpacked(table.column("image"))]
     if {type(image) for image in encoded} - {bytes, type(None)}:
         raise DataError(
             "parquet column image must hold encoded image bytes or paths, plain or as {bytes, path}; "
@@ -221,7 +223,7 @@ def load_parquet(request: Request) -> LoadedData:
     return _to_splits([dataclasses.replace(part, reading_counts=counts)], request.image_size)
 
 
-def _content(file: Path) -> bytes | None:
+def _read_or_none(file: Path) -> bytes | None:
     try:
         return file.read_bytes()
     except (OSError, ValueError):
@@ -234,7 +236,7 @@ def parquet_files(path: Path) -> list[Path]:
 
 
 def existing_parquet_files(path: Path) -> list[Path]:
-    """Return `parquet_files`, which must not be empty.
+    """Return the parquet files at a path, as `parquet_files` does, but at least one.
 
     Raises:
       DataError: there are none.
@@ -245,7 +247,7 @@ def existing_parquet_files(path: Path) -> list[Path]:
     return files
 
 
-def unreadable_parquet() -> tuple[type[Exception], ...]:
+def parquet_read_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions that pyarrow raises for a file that is damaged or of an unknown format."""
     import pyarrow as pa
 
@@ -261,7 +263,7 @@ def parquet_header(file: Path) -> list[str]:
     import pyarrow.parquet as pq
 
     header = None
-    with suppress(*unreadable_parquet()):
+    with suppress(*parquet_read_errors()):
         header = pq.read_schema(file).names
     if header is None:  # raised outside `with`: the reader's own message could quote the file's content
         raise DataError("parquet files must be readable; the first one is not")
@@ -283,7 +285,7 @@ def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
         try:
             with pq.ParquetFile(file) as opened:
                 tables.append(opened.read(columns=sorted({*columns} & {*opened.schema_arrow.names})))
-        except unreadable_parquet():
+        except parquet_read_errors():
             unreadable.append(position)
     if unreadable:
         raise RecordsError(
@@ -291,7 +293,7 @@ def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
             {"files": unreadable},
         )
     names = sorted(tables[0].column_names)
-    with suppress(pa.ArrowException):  # a text or image column may be of 32- or 64-bit offsets in each file
+    with suppress(pa.ArrowException):  # files may differ in 32- or 64-bit offsets of a column
         if all(sorted(table.column_names) == names for table in tables) and len({*names}) == len(names):
             return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
     raise DataError(
@@ -307,7 +309,7 @@ def unpacked(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _column(table: pa.Table, name: str) -> NDArray[Any] | None:
-    """A column as integers, or as Python strings because numpy strings lose trailing NULs."""
+    """Return a column, if it exists, as integers or Python strings (NumPy strings lose trailing NULs)."""
     if name not in table.column_names:
         return None
     values = table.column(name).to_pylist()
@@ -324,8 +326,8 @@ def load_folder(request: Request) -> LoadedData:
     """Return the images below a folder, in the order of their relative paths, which are their ids.
 
     The folder holds one sub-folder per class, or only images (then there are no labels). A file is an image
-    by its first bytes or, if they are damaged, by its suffix. Others are left out and counted; hidden files
-    are ignored.
+    if its suffix or its first bytes are an image's, except camera raw files. Others are left out and counted;
+    hidden files are ignored.
 
     Raises:
       DataError: the folder cannot be read, holds no images or breaks one of these rules.
@@ -357,20 +359,20 @@ def load_folder(request: Request) -> LoadedData:
 
 
 def _image_names(path: Path) -> tuple[list[str], Counter[str]]:
-    """Relative paths of the images with forward slashes, sorted; and the number of other files."""
+    """Return the images' relative paths with forward slashes, sorted, and the number of other files."""
     names: list[str] = []
     unusable, ignored = Counter[str](), Counter[str]()
 
-    def note_closed(_: OSError) -> None:
+    def count_unreadable(_: OSError) -> None:
         unusable["closed"] += 1
 
     # By default os.walk skips a sub-folder that it may not open: records would be lost silently.
-    for root, folders, files in os.walk(path, onerror=note_closed):
+    for root, folders, files in os.walk(path, onerror=count_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         unusable["links"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
         prefix = Path(root).relative_to(path)
-        seen = [name for name in files if not name.startswith(".")]
-        for name in seen:
+        visible_files = [name for name in files if not name.startswith(".")]
+        for name in visible_files:
             suffix = os.path.splitext(name)[1][1:].lower()
             if suffix in IMAGE_SUFFIXES or (
                 suffix not in _RAW_SUFFIXES and is_image(os.path.join(root, name))
@@ -389,7 +391,7 @@ def _image_names(path: Path) -> tuple[list[str], Counter[str]]:
 
 
 def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
-    """Convert all parts to one image shape and one class index."""
+    """Return the parts as records, with images of one shape and one list of classes."""
     if any(len(part.images) == 0 or 0 in part.images.shape for part in parts):
         raise DataError(
             "every split must hold at least one record, with at least one pixel; some split holds none"

@@ -64,12 +64,16 @@ class PairOptions:
         ('skip_corrupt',)
         """
         source = source_of(name)
-        meant = () if source is None else source.options
-        return PairOptions(**{field: getattr(self, field) for field in self.changed_fields if field in meant})
+        applicable = () if source is None else source.options
+        return PairOptions(
+            **{field: getattr(self, field) for field in self.changed_fields if field in applicable}
+        )
 
 
 def resolve_columns(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> PairOptions:
-    """Return the options with the name of every column to read.
+    """Return `options` with the name of every column to read, as it is in the header.
+
+    `scheme` (csv or parquet) and a csv file's separator are for the error message.
 
     Raises:
       DataError: a column does not occur exactly once; the message holds no column name from the file.
@@ -89,7 +93,7 @@ def resolve_columns(options: PairOptions, header: list[str], scheme: str, separa
 
 
 def image_column(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> str:
-    """Return the name of the image column, without checking the other columns.
+    """Return the name of the image column in the header, without checking the other columns.
 
     Raises:
       DataError: as `resolve_columns`.
@@ -101,7 +105,7 @@ def image_column(options: PairOptions, header: list[str], scheme: str, separator
 def _find(names: Sequence[str], header: list[str], scheme: str, separator: str, purpose: str) -> str:
     """Return the name in `names` that occurs once in the header.
 
-    The first line may be a record, so neither its cells nor their number are in the error message.
+    If a csv file has no header, a record is in its place: the message holds neither cells nor their number.
     """
     matches = [name for name in names if header.count(name) == 1]
     if len(matches) == 1:

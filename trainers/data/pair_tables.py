@@ -33,9 +33,9 @@ from trainers.data.own_images import (
     load_parquet,
     parquet_files,
     parquet_header,
+    parquet_read_errors,
     read_parquet,
     unpacked,
-    unreadable_parquet,
 )
 from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
 from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, stack_images
@@ -62,8 +62,8 @@ def load_csv_pairs(request: Request) -> LoadedData:
     sound = [line if len(line) == len(header) else None for line in lines]
 
     def column(name: str | None) -> list[str] | None:
-        place = None if name is None else header.index(name)
-        return None if place is None else ["" if line is None else line[place] for line in sound]
+        index = None if name is None else header.index(name)
+        return None if index is None else ["" if line is None else line[index] for line in sound]
 
     keys, texts = column(names.image) or [], column(names.caption) or []
     rows = PairRows(
@@ -76,7 +76,7 @@ def load_csv_pairs(request: Request) -> LoadedData:
         names=column(_ID) if header.count(_ID) == 1 else _paths(keys),
         max_pixels=request.max_image_pixels,
     )
-    return _load(rows, [path.parent / key if key else None for key in keys], request)
+    return _decode_and_assemble(rows, [path.parent / key if key else None for key in keys], request)
 
 
 def load_parquet_pairs(request: Request) -> LoadedData:
@@ -97,7 +97,9 @@ def load_parquet_pairs(request: Request) -> LoadedData:
     base = path.parent if path.is_file() else path
     rows = _parquet_rows(values, names, base, request.max_image_pixels)
     images = values[names.image or ""]
-    return _load(rows, [base / image if isinstance(image, str) else image for image in images], request)
+    return _decode_and_assemble(
+        rows, [base / image if isinstance(image, str) else image for image in images], request
+    )
 
 
 def load_parquet_of_either(request: Request) -> LoadedData:
@@ -115,12 +117,12 @@ def has_captions(path: Path, options: PairOptions | None = None) -> bool:
     usual = CAPTION_COLUMNS if options is None or options.caption is None else (options.caption,)
     try:
         return any(not set(usual).isdisjoint(pq.read_schema(f).names) for f in parquet_files(path)[:1])
-    except unreadable_parquet():
+    except parquet_read_errors():
         return False
 
 
 def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
-    """Return the folders of the images that `csv:PATH` or `parquet:PATH` names, and the targets of links.
+    """Return the folders of the image files that `csv:PATH` or `parquet:PATH` lists, and of links' targets.
 
     No image is read. The list is empty if the images are in the file itself, or if the file cannot be read;
     loading then reports why.
@@ -134,7 +136,7 @@ def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
 
 
 def image_files(name: str, options: PairOptions | None = None) -> list[str]:
-    """Return the image files that `csv:PATH` or `parquet:PATH` names, under the rules of `image_folders`."""
+    """Return the image files that `csv:PATH` or `parquet:PATH` lists, under the rules of `image_folders`."""
     scheme, _, rest = name.partition(":")
     path, options = Path(rest).expanduser(), options or PairOptions()
     if scheme not in ("csv", "parquet"):
@@ -148,10 +150,10 @@ def image_files(name: str, options: PairOptions | None = None) -> list[str]:
 
 def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
     header, lines = _read_csv(path, options.separator)
-    place = header.index(image_column(options, header, "csv", options.separator))
+    index = header.index(image_column(options, header, "csv", options.separator))
     for line in lines:
-        if len(line) == len(header) and line[place]:
-            yield os.path.join(path.parent, line[place])
+        if len(line) == len(header) and line[index]:
+            yield os.path.join(path.parent, line[index])
 
 
 def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
@@ -168,7 +170,7 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
             for batch in pq.ParquetFile(file).iter_batches(_ROWS_AT_ONCE, columns=[image]):
                 values = unpacked(batch.column(image))
                 yield from (os.path.join(base, value) for value in values if value and isinstance(value, str))
-    except unreadable_parquet():
+    except parquet_read_errors():
         return
 
 
@@ -198,7 +200,7 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, 
 
 
 def _paths(images: Sequence[str | bytes | None]) -> list[str | None]:
-    """The path of each image, normalised (no `..`); None if the image has no path."""
+    """Return each image's path, normalised (no `..`); None for an image without a path."""
     return [os.path.normpath(image) if image and isinstance(image, str) else None for image in images]
 
 
@@ -211,14 +213,14 @@ def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
     # A folder that is reached through a link has two absolute paths; the file may contain either.
     roots = [os.path.join(root, "") for root in (os.path.abspath(base), os.path.realpath(base))]
 
-    def of_path(path: str) -> str:
-        whole = os.path.normpath(os.path.join(roots[0], path))
-        return next((whole.removeprefix(root) for root in roots if whole.startswith(root)), whole)
+    def key_of_path(path: str) -> str:
+        absolute = os.path.normpath(os.path.join(roots[0], path))
+        return next((absolute.removeprefix(root) for root in roots if absolute.startswith(root)), absolute)
 
     return [
         hashlib.blake2b(image, digest_size=16).hexdigest()
         if isinstance(image, bytes)
-        else of_path(image)
+        else key_of_path(image)
         if image
         else ""
         for image in images
@@ -246,7 +248,7 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
 
 
 def _encoding(path: Path) -> str:
-    """The encoding that the file's byte order mark names; UTF-8 without one.
+    """Return the encoding that the file's byte order mark states; UTF-8 without a mark.
 
     Raises:
       DataError: there are zero bytes, so the text is UTF-16 or UTF-32 without a mark.
@@ -270,7 +272,7 @@ def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
 
     Two quotes that do not belong together turn all lines between them into one cell, and those rows would be
     lost silently. No single row shows whether this was intended. Dropping such rows would not be a function
-    of each row alone, so the whole file is rejected, even if corrupt rows are dropped.
+    of each row alone, so the whole file is rejected, even with --skip-corrupt.
 
     Raises:
       RecordsError: the rows are in `details`, where the first row is 0 and column names are -1.
@@ -284,8 +286,8 @@ def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
         )
 
 
-def _load(rows: PairRows, sources: Sequence[Any], request: Request) -> LoadedData:
-    """The records of rows whose images are not decoded yet; `sources` holds None for a missing image."""
+def _decode_and_assemble(rows: PairRows, sources: Sequence[Any], request: Request) -> LoadedData:
+    """Decode the images of `rows` from bytes or paths (None: missing), and return the records."""
     distinct = {key: source for key, source in zip(rows.keys, sources, strict=True) if source is not None}
     images, conversions = decode_each(distinct.values(), request.image_size, rows.max_pixels)
     decoded = dict(zip(distinct, images, strict=True))

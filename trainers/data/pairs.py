@@ -112,7 +112,7 @@ class ImageTextRecords(RecordsOfRows):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedData:
-    """The data that a source's reader returned.
+    """The data that a source's reader has read.
 
     Attributes:
       train: records to train on.
@@ -159,7 +159,7 @@ class PairRows:
 
 
 def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_corrupt: bool) -> LoadedData:
-    """Return the records of `rows`: rows with the same key form one image, images of one unit one record.
+    """Return the records of `rows`: rows with the same key are one image, and images of one unit one record.
 
     Args:
       rows: the rows as stored; a corrupt row carries its fault.
@@ -172,19 +172,19 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
       DataError: the splits differ in shape.
     """
     sound, faults = _sound_rows(rows, skip_corrupt)
-    places = [[row for row in sound if rows.splits[row] == s] for s in SPLITS] if rows.splits else [sound]
-    if not all(places):
+    splits = [[row for row in sound if rows.splits[row] == s] for s in SPLITS] if rows.splits else [sound]
+    if not all(splits):
         raise RecordsError(
             f"every split must hold at least one valid row; {len(sound)} of {len(rows.keys)} rows are valid, "
             "and some split has none",
             faults,
         )
     names = rows.keys if rows.units is None else rows.units
-    shared = set.intersection(*({names[row] for row in part} for part in places)) if len(places) > 1 else ()
+    shared = set.intersection(*({names[row] for row in part} for part in splits)) if len(splits) > 1 else ()
     if shared:
         raise RecordsError(f"a record must be in one split only; {len(shared)} are in both train and test")
     labels, class_names = _labels(rows, sound)
-    parts = [_images_by_unit(rows, part) for part in places]
+    parts = [_images_by_unit(rows, part) for part in splits]
     train, *test = (_records(rows, part, labels, images_of) for part in parts)
     if test and train.images.shape[1:] != test[0].images.shape[1:]:
         raise DataError("training and test images must have the same size; they differ. Pass --image-size")
@@ -198,11 +198,13 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
 
 
 def _names(rows: PairRows, parts: Sequence[_Units]) -> list[str] | None:
-    """For each image, the first name in its rows; None if some image has no name."""
+    """Return each image's first name among its rows; None if some image has no name."""
     names = rows.names or [None] * len(rows.keys)
-    images = [same for part in parts for unit in part.values() for same in unit.values()]
-    found = [next((names[row] for row in same if names[row] is not None), None) for same in images]
-    return None if None in found else [encodable(str(name)) for name in found]
+    images = [image_rows for part in parts for unit in part.values() for image_rows in unit.values()]
+    first_names = [
+        next((names[row] for row in image_rows if names[row] is not None), None) for image_rows in images
+    ]
+    return None if None in first_names else [encodable(str(name)) for name in first_names]
 
 
 def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str, list[int]]]:
@@ -229,7 +231,7 @@ def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str
 
 
 def _labels(rows: PairRows, sound: list[int]) -> tuple[dict[int, int] | None, ClassNames]:
-    """Return the label of each sound row, and the class names; there are none if all labels are numbers.
+    """Return the label of each sound row, and the class names, which are empty if all labels are numbers.
 
     A step uses no labels; they only serve to score public records.
     """
@@ -238,22 +240,22 @@ def _labels(rows: PairRows, sound: list[int]) -> tuple[dict[int, int] | None, Cl
     texts = [rows.labels[row].strip() for row in sound]
     are_numbers = all(text.isdecimal() and len(text) <= 18 for text in texts)
     values = np.array([int(text) for text in texts]) if are_numbers else np.array(texts)
-    (places,), class_names = class_indices([values])
-    assert places is not None
-    by_image: dict[str, set[int]] = {}
-    for row, label in zip(sound, places.tolist(), strict=True):
-        by_image.setdefault(rows.keys[row], set()).add(label)
-    num_ambiguous = sum(len(labels) > 1 for labels in by_image.values())
+    (indices,), class_names = class_indices([values])
+    assert indices is not None
+    labels_by_image: dict[str, set[int]] = {}
+    for row, label in zip(sound, indices.tolist(), strict=True):
+        labels_by_image.setdefault(rows.keys[row], set()).add(label)
+    num_ambiguous = sum(len(labels) > 1 for labels in labels_by_image.values())
     if num_ambiguous:
         raise RecordsError(f"an image must have one label; {num_ambiguous} have several in their rows")
-    return dict(zip(sound, places.tolist(), strict=True)), class_names
+    return dict(zip(sound, indices.tolist(), strict=True)), class_names
 
 
 _Units = dict[str, dict[str, list[int]]]
 
 
 def _images_by_unit(rows: PairRows, sound: list[int]) -> _Units:
-    """For each unit, the rows of each of its images."""
+    """Return, for each unit, its images by key, each as the list of its rows."""
     units: _Units = {}
     for row in sound:
         name = rows.keys[row] if rows.units is None else rows.units[row]
@@ -264,30 +266,33 @@ def _images_by_unit(rows: PairRows, sound: list[int]) -> _Units:
 def _records(
     rows: PairRows, units: _Units, labels: dict[int, int] | None, images_of: Callable[[list[int]], Images]
 ) -> ImageTextRecords:
-    images = [same for unit_images in units.values() for same in unit_images.values()]
+    images = [image_rows for unit_images in units.values() for image_rows in unit_images.values()]
     sizes = np.array([len(unit_images) for unit_images in units.values()], dtype=np.int64)
     return ImageTextRecords(
-        images=images_of([same[0] for same in images]),
+        images=images_of([image_rows[0] for image_rows in images]),
         captions=tuple(
-            tuple(dict.fromkeys(caption for row in same for caption in rows.captions[row])) for same in images
+            tuple(dict.fromkeys(caption for row in image_rows for caption in rows.captions[row]))
+            for image_rows in images
         ),
         ids=ids_from_names(map(encodable, units)),
         row_starts=None if rows.units is None else np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        labels=None if labels is None else np.array([labels[same[0]] for same in images], dtype=np.int64),
+        labels=None
+        if labels is None
+        else np.array([labels[image_rows[0]] for image_rows in images], dtype=np.int64),
     )
 
 
 def caption_fault(captions: Iterable[str]) -> str:
-    """Return the fault of the captions of one row, or ""."""
+    """Return the name of the fault of one row's captions, "" if there is none."""
     texts = list(captions)
     if not texts or not all(text.strip() for text in texts):
         return "empty caption"
     if any(len(text) > MAX_CAPTION_CHARACTERS for text in texts):
         return f"caption of more than {MAX_CAPTION_CHARACTERS} characters"
-    return "caption not UTF-8" if any(not _is_text(text) for text in texts) else ""
+    return "caption not UTF-8" if any(not _is_utf8(text) for text in texts) else ""
 
 
-def _is_text(text: str) -> bool:
+def _is_utf8(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -296,6 +301,6 @@ def _is_text(text: str) -> bool:
 
 
 def stack_images(decoded: list[Any]) -> NDArray[np.uint8]:
-    """Stack images as RGB, even if all are grey: towers take colour, and the shape depends on no record."""
+    """Stack images as RGB even if all are grey: towers take colour, and no record may decide the shape."""
     check_one_size(Counter(image.shape[:2] for image in decoded))
     return stacked(decoded, 3)

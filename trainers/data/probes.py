@@ -27,17 +27,19 @@ def load_probes(
     pairs: PairOptions | None = None,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
 ) -> tuple[Probe, ...]:
-    """Return `load_probe` of each of `names` for networks trained on `dataset`.
+    """Return the probe data sets of these names, with images in the shape of `dataset`.
+
+    The other arguments are as in `load_probe`.
 
     Raises:
       ConfigError: as in `load_probe`, or two data sets have the same short name.
       DataError: as in `load_probe`.
     """
-    short = [probe_name(name) for name in names]
-    if len(set(short)) < len(short):
+    short_names = [probe_name(name) for name in names]
+    if len(set(short_names)) < len(short_names):
         raise ConfigError(
             "probe_datasets must have different names, without their folders, to tell their scores apart; "
-            f"got {', '.join(short)}. Rename the files"
+            f"got {', '.join(short_names)}. Rename the files"
         )
     return tuple(
         load_probe(
@@ -87,7 +89,7 @@ def load_probe(
     index, queries = split_train_test(dataset, test_fraction)
     if index.labels is None or queries.labels is None:
         raise ConfigError(f"probe_datasets need labels, for k-NN and linear probe. Add {label_place(name)}")
-    index, queries = _images(index, channels), _images(queries, channels)
+    index, queries = _image_records(index, channels), _image_records(queries, channels)
     return Probe(name=probe_name(name), index=index, queries=queries, class_names=dataset.class_names)
 
 
@@ -101,7 +103,7 @@ def probe_name(dataset: str) -> str:
     return f"{scheme}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', Path(path).stem)}" if path else dataset
 
 
-def _images(records: AnyRecords, channels: int) -> Records:
+def _image_records(records: AnyRecords, channels: int) -> Records:
     records = records.one_row_each()
     if isinstance(records, Records):
         return dataclasses.replace(records, images=with_channels(records.images, channels))

@@ -32,7 +32,7 @@ VERSION = 1
 """Version of the images; incremented whenever one of them changes."""
 
 SMALLEST_SIDE = 8
-"""In pixels; shapes are not recognisable in a smaller image."""
+"""Smallest height or width in pixels; shapes are not recognisable in smaller images."""
 
 NUM_LEAVES = 60
 MAX_OBJECTS = 8
@@ -43,7 +43,7 @@ NUM_OCTAVES = 4
 NUM_MAPS = 4
 NUM_ORBITS, ORBIT_LENGTH, ORBIT_SKIPPED = 24, 40, 8
 
-_AT_ONCE = 64  # images whose planes the second-level cache holds
+_IMAGES_AT_ONCE = 64  # their planes fit into the second-level cache
 
 Plane = NDArray[np.float32]
 """Values `[n, height, width]`."""
@@ -51,7 +51,7 @@ Numbers = NDArray[np.float64]
 
 
 def procedural_images(indices: Ids, image_shape: tuple[int, int, int], *, seed: int) -> NDArray[np.uint8]:
-    """Return the images at some indices of the endless sequence of a seed, `[n, channels, height, width]`.
+    """Return images of the seed's endless sequence, at `indices`, uint8 `[n, channels, height, width]`.
 
     Args:
       indices: uint64 `[n]`, in any order.
@@ -73,8 +73,8 @@ def procedural_images(indices: Ids, image_shape: tuple[int, int, int], *, seed: 
             f"got {image_shape} (channels, height, width). Use larger images"
         )
     images = np.empty((len(indices), *image_shape), dtype=np.uint8)
-    for start in range(0, len(indices), _AT_ONCE):
-        rows = slice(start, start + _AT_ONCE)
+    for start in range(0, len(indices), _IMAGES_AT_ONCE):
+        rows = slice(start, start + _IMAGES_AT_ONCE)
         images[rows] = _some_images(indices[rows], image_shape, seed)
     return images
 
@@ -91,22 +91,22 @@ def _some_images(indices: Ids, image_shape: tuple[int, int, int], seed: int) -> 
 
 
 class _Draw:
-    """The keyed random numbers of some images."""
+    """Random numbers of some images, hashed from the image's index and a key."""
 
     def __init__(self, indices: Ids, key: tuple[int | str, ...]) -> None:
         self.indices, self.key = indices, key
 
     def unit(self, name: str, count: int = 1) -> Numbers:
-        """Return numbers in [0, 1), `[n, count]`; an image's numbers depend only on its index."""
-        each = self.indices[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
-        return keyed_uniform(each.astype(np.uint64), "procedural", *self.key, name, count)
+        """Return uniform numbers in [0, 1), `[n, count]`; an image's numbers depend on no other image."""
+        counters = self.indices[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
+        return keyed_uniform(counters.astype(np.uint64), "procedural", *self.key, name, count)
 
     def between(self, name: str, low: float, high: float, count: int = 1) -> Numbers:
-        """Return numbers in [low, high), `[n, count]`."""
+        """Return uniform numbers in [low, high), `[n, count]`."""
         return low + (high - low) * self.unit(name, count)
 
     def within(self, name: str) -> _Draw:
-        """Return further, independent numbers of the same images."""
+        """Return the source of further, independent numbers of the same images."""
         return _Draw(self.indices, (*self.key, name))
 
     def colours(self, count: int, channels: int) -> Plane:
@@ -124,33 +124,33 @@ class _Draw:
         return np.stack([first, (first + self.between("second grey", 0.3, 0.7)) % 1], axis=1)
 
 
-def _places(side: int, smaller: int) -> Numbers:
-    """The centres of a side's pixels, relative to the middle, in units of the image's smaller side."""
+def _pixel_centres(side: int, smaller: int) -> Numbers:
+    """Return the pixel centres along an axis, relative to its middle, in units of `smaller` pixels."""
     return (np.arange(side) + 0.5 - side / 2) / smaller
 
 
 def _dead_leaves(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
-    """Shapes everywhere, each in front of the earlier ones."""
+    """Return images of shapes at uniform places, each shape in front of the earlier ones."""
     _, height, width = image_shape
     smaller = min(height, width)
     half = np.array([width, height]) / (2 * smaller)
     centres = (2 * draw.unit("centre", 2 * NUM_LEAVES).reshape(-1, NUM_LEAVES, 2) - 1) * half
-    front = _front(draw, image_shape, centres, _scale_free(draw.unit("radius", NUM_LEAVES), LEAF_RADII))
+    front = _front(draw, image_shape, centres, _scale_free_radii(draw.unit("radius", NUM_LEAVES), LEAF_RADII))
     return _coloured(draw, front, draw.colours(NUM_LEAVES + 1, image_shape[0]), image_shape)
 
 
-def _scale_free(unit: Numbers, bounds: tuple[float, float]) -> Numbers:
-    """Radii of density ∝ r⁻³ between two bounds, computed from uniform numbers."""
+def _scale_free_radii(unit: Numbers, bounds: tuple[float, float]) -> Numbers:
+    """Return radii r of density ∝ r⁻³ between two bounds, from uniform numbers in [0, 1)."""
     low, high = (bound**-2 for bound in bounds)
     return 1 / np.sqrt(low - unit * (low - high))
 
 
 def _objects(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
-    """A few shapes about the centre, mirrored in half of the images."""
+    """Return images of a few shapes about the centre, mirrored in half of the images."""
     centres = draw.between("centre", -0.35, 0.35, 2 * MAX_OBJECTS).reshape(-1, MAX_OBJECTS, 2)
     radii = draw.between("radius", *OBJECT_RADII, MAX_OBJECTS)
-    shown = np.arange(MAX_OBJECTS) < draw.between("number", 1, MAX_OBJECTS + 1).astype(int)
-    front = _front(draw, image_shape, centres, np.where(shown, radii, 0))
+    is_shown = np.arange(MAX_OBJECTS) < draw.between("number", 1, MAX_OBJECTS + 1).astype(int)
+    front = _front(draw, image_shape, centres, np.where(is_shown, radii, 0))
     is_mirrored = draw.unit("mirrored")[:, :, None] < 0.5
     front = np.where(is_mirrored, np.maximum(front, front[:, :, ::-1]), front)
     colours = draw.colours(MAX_OBJECTS + 1, image_shape[0])
@@ -175,14 +175,14 @@ def _front(
     stretch = np.sqrt(draw.between("stretch", 0.25, 1, count))
     kind = draw.unit("shape", count)[:, :, None, None]
     radii = np.maximum(radii, 1e-6)
-    long, short = stretch / radii, 1 / (radii * stretch)  # the areas do not change
-    x = _places(width, min(height, width)) - centres[:, :, :1]
-    y = _places(height, min(height, width)) - centres[:, :, 1:]
+    inverse_long, inverse_short = stretch / radii, 1 / (radii * stretch)  # the stretch keeps the area
+    x = _pixel_centres(width, min(height, width)) - centres[:, :, :1]
+    y = _pixel_centres(height, min(height, width)) - centres[:, :, 1:]
     cosine, sine = np.cos(turn), np.sin(turn)
     parts = [
-        (scale * factor)[:, :, None] * place
-        for scale, factors in ((long, (cosine, sine)), (short, (-sine, cosine)))
-        for factor, place in zip(factors, (x, y), strict=True)
+        (scale * factor)[:, :, None] * centres_on_axis
+        for scale, factors in ((inverse_long, (cosine, sine)), (inverse_short, (-sine, cosine)))
+        for factor, centres_on_axis in zip(factors, (x, y), strict=True)
     ]
     front = np.zeros((len(radii), height, width), dtype=np.uint8)
     for k in range(count):
@@ -195,17 +195,17 @@ def _front(
 
 
 def _distance(along: Plane, across: Plane, kind: Numbers) -> Plane:
-    """A distance below 1 inside a unit shape: half are ellipses, a third rectangles, a sixth triangles."""
-    squares, others = along * along, across * across
-    rectangle = np.maximum(squares, others)
+    """Return a distance below 1 inside an ellipse (`kind` < 1/2), rectangle (< 5/6) or triangle (else)."""
+    along_squared, across_squared = along * along, across * across
+    rectangle = np.maximum(along_squared, across_squared)
     triangle = np.maximum(-2 * across, across + np.float32(1.75) * np.abs(along))
-    return np.where(kind < 1 / 2, squares + others, np.where(kind < 5 / 6, rectangle, triangle))
+    return np.where(kind < 1 / 2, along_squared + across_squared, np.where(kind < 5 / 6, rectangle, triangle))
 
 
 def _coloured(
     draw: _Draw, front: NDArray[np.uint8], colours: Plane, image_shape: tuple[int, int, int]
 ) -> Plane:
-    """Give each shape its colour, and in half of the images give some shapes a texture."""
+    """Return images with each shape in its colour and, in half of the images, textured."""
     n, count, channels = colours.shape
     pixels = front.reshape(n, -1).astype(np.intp)
     planes = [np.take_along_axis(colours[:, :, c], pixels, axis=1) for c in range(channels)]
@@ -222,7 +222,7 @@ def _coloured(
 
 
 def _octaves(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
-    """Return value noise from 0 to 1 in each image, `[n, height, width]`."""
+    """Return value noise, scaled to [0, 1] in each image, `[n, height, width]`."""
     _, height, width = image_shape
     n, weight = len(draw.indices), draw.between("persistence", 0.35, 0.95)[:, :, None]
     total = np.zeros((n, height, width))
@@ -230,8 +230,8 @@ def _octaves(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
         cells = 2 ** (octave + 1)
         lattice = draw.unit(f"lattice {octave}", (cells + 2) ** 2).reshape(n, cells + 2, cells + 2)
         shift = draw.unit(f"shift {octave}", 2)
-        rows = _tents(shift[:, :1] + cells * (_places(height, height) + 0.5), cells + 2)
-        columns = _tents(shift[:, 1:] + cells * (_places(width, width) + 0.5), cells + 2)
+        rows = _tents(shift[:, :1] + cells * (_pixel_centres(height, height) + 0.5), cells + 2)
+        columns = _tents(shift[:, 1:] + cells * (_pixel_centres(width, width) + 0.5), cells + 2)
         total += weight**octave * (rows @ lattice @ columns.transpose(0, 2, 1))
     low, high = total.min(axis=(1, 2), keepdims=True), total.max(axis=(1, 2), keepdims=True)
     noise: Plane = ((total - low) / np.maximum(high - low, 1e-9)).astype(np.float32)
@@ -239,7 +239,7 @@ def _octaves(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
 
 
 def _tents(places: Numbers, count: int) -> Numbers:
-    """Weights of linear interpolation on a lattice, `[n, places, count]`."""
+    """Return the linear interpolation weights of lattice points 0 to count − 1, `[n, places, count]`."""
     weights: Numbers = np.maximum(0, 1 - np.abs(places[:, :, None] - np.arange(count)))
     return weights
 
@@ -249,8 +249,8 @@ def _stripes(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
     _, height, width = image_shape
     smaller = min(height, width)
     turn, number = np.pi * draw.unit("turn"), 2 * 6 ** draw.unit("number")
-    x = number * np.cos(turn) * _places(width, smaller)
-    y = number * np.sin(turn) * _places(height, smaller)
+    x = number * np.cos(turn) * _pixel_centres(width, smaller)
+    y = number * np.sin(turn) * _pixel_centres(height, smaller)
     phase = x[:, None, :] + y[:, :, None] + draw.unit("phase")[:, :, None]
     bend = draw.between("bend", -1, 1.5)[:, :, None].clip(0, None)
     phase = phase + bend * _octaves(draw.within("bend"), image_shape)
@@ -266,7 +266,7 @@ def _fractals(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
     first, second = (2 * np.pi * draw.unit(name, NUM_MAPS) for name in ("turn", "second turn"))
     scales = draw.between("scale", 0.25, 0.85, 2 * NUM_MAPS).reshape(n, NUM_MAPS, 2)
     shifts = draw.between("shift", -1, 1, 2 * NUM_MAPS).reshape(n, NUM_MAPS, 2)
-    matrices = _turns(first) @ (scales[..., None] * _turns(second))
+    matrices = _rotations(first) @ (scales[..., None] * _rotations(second))
     num_maps = draw.between("maps", 2, NUM_MAPS + 1)
     choices = draw.unit("choice", NUM_ORBITS * ORBIT_LENGTH).reshape(n, ORBIT_LENGTH, NUM_ORBITS)
     points, visited = np.zeros((n, NUM_ORBITS, 2)), []
@@ -284,14 +284,14 @@ def _fractals(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
     return np.minimum(1, counts / 2).astype(np.float32)
 
 
-def _turns(angles: Numbers) -> Numbers:
-    """Rotations `[..., 2, 2]`."""
+def _rotations(angles: Numbers) -> Numbers:
+    """Return rotation matrices `[..., 2, 2]`."""
     cosine, sine = np.cos(angles), np.sin(angles)
     return np.stack([np.stack([cosine, -sine], -1), np.stack([sine, cosine], -1)], -2)
 
 
 def _between_two_colours(make: Callable[[_Draw, tuple[int, int, int]], Plane]) -> _Kind:
-    """Images of one plane, from one random colour at 0 to another at 1."""
+    """Return a function that colours the plane of `make`, from one random colour at 0 to another at 1."""
 
     def images(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
         colours = draw.colours(2, image_shape[0])[:, :, :, None, None]

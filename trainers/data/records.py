@@ -47,7 +47,7 @@ class RecordsOfRows:
         return dataclasses.replace(self, row_starts=None, **self._columns_at(rows))
 
     def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
-        """Return the image that represents each of `records` at `step`, `[n, channels, height, width]`."""
+        """Return each record's image at `step`, chosen by the public seed, `[n, channels, height, width]`."""
         images: NDArray[np.uint8] = self.images[
             row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)
         ]
@@ -62,7 +62,7 @@ class RecordsOfRows:
         check_row_starts(self.row_starts, num_records=len(self.ids), num_rows=num_rows)
 
     def _columns_at(self, rows: NDArray[np.int64]) -> dict[str, Any]:
-        """The fields with one entry per row, for only these rows; no stored image is read."""
+        """Return the per-row fields at `rows`; images that are stored on disk are not read."""
         images = self.images
         return {
             "images": images[rows] if isinstance(images, np.ndarray) else images.select(rows),

@@ -13,16 +13,16 @@ from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import Ids, keyed_uniform
 
 NO_STEP = -1
-"""Stands for the step in a choice that is made only once; the choice differs from those at any step."""
+"""The `step` of a row that is chosen once and for all; no step of a training has this number."""
 
 RowStarts = NDArray[np.int64]
 
 
 def check_row_starts(row_starts: RowStarts | None, *, num_records: int, num_rows: int) -> None:
-    """Reject starts that leave a row without a record, or a record without a row.
+    """Check that every row belongs to one record, and that every record has a row.
 
     Raises:
-      DataError: such a start exists; the message states the rule and no number of records.
+      DataError: a row or a record has none; the message states the rule and no number of records.
     """
     if row_starts is not None and (
         row_starts.shape != (num_records + 1,)
@@ -36,7 +36,7 @@ def check_row_starts(row_starts: RowStarts | None, *, num_records: int, num_rows
 def rows_of(
     row_starts: RowStarts | None, records: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], RowStarts | None]:
-    """Return all rows of `records`, record by record, and the position in them of each record's first row."""
+    """Return all rows of `records`, record by record, and the `row_starts` of only these records."""
     if row_starts is None:
         return records, None
     firsts, ends = row_starts[records], row_starts[records + 1]

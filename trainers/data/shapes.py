@@ -84,7 +84,7 @@ _ARRANGEMENTS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1]]
 _NAME = re.compile(r"shapes(?::([0-9]{1,9})(?::([0-9]{1,9})(?::(common|short))?)?)?")
 _IMAGE_SIZE = 32
 _NUM_TINTS = 13  # for each channel: invisible, but enough to make pictures distinct
-_GRID, _SHIFTS, _OVERSAMPLING, _AT_ONCE = 3, 3, 4, 2048
+_GRID, _SHIFTS, _OVERSAMPLING, _PICTURES_AT_ONCE = 3, 3, 4, 2048
 
 Numbers = NDArray[np.int64]
 
@@ -140,7 +140,7 @@ def make_shape_pairs(
       captions_per_image: 1 to `MAX_SHAPE_CAPTIONS`, each in its own wording.
       first: number of the first pair, so that test pairs can differ from the training pairs.
       vocabulary: one of `SHAPE_VOCABULARIES`.
-      is_short: show one group in one wording, whatever `captions_per_image` is, and no labels.
+      is_short: one group and one caption per picture, whatever `captions_per_image` is, and no labels.
 
     Labels are the shape of the first thing in reading order, for k-NN and the probe.
 
@@ -190,8 +190,8 @@ def load_shapes(request: Request) -> LoadedData:
     """Return the training and the test pairs of `shapes`, `shapes:NUM[:SEED]` or `shapes:NUM:SEED:KIND`.
 
     The test pairs have numbers that no training set can have, so they differ from the training pairs for any
-    `NUM`. There are NUM training pairs (30,000 by default) of the public SEED (0 by default), of 32 pixels by
-    default. KIND `common` uses half of the vocabulary; `short` shows one group in one wording.
+    `NUM`. There are NUM training pairs (30,000 by default) from the public SEED (0 by default), 32 pixels
+    square by default. KIND `common` uses half of the vocabulary; `short` shows one group in one wording.
 
     Raises:
       ConfigError: a number lies outside its range.
@@ -239,29 +239,32 @@ def _draw(numbers: Ids, seed: int, name: str, num_choices: int) -> Numbers:
 
 
 def draw_scenes(numbers: Ids, *, seed: int, vocabulary: str = "all") -> ShapeScenes:
-    """Return the scenes of these numbers, each a function of its number, the seed and the vocabulary."""
-    share = 1 if vocabulary == "all" else 2
+    """Return the scene of each number, a function of only that number, the seed and the vocabulary."""
+    divisor = 1 if vocabulary == "all" else 2
 
-    def pair(name: str, num_choices: int) -> Numbers:
+    def per_group(name: str, num_choices: int) -> Numbers:
         return np.stack([_draw(numbers, seed, f"{name} {g}", num_choices) for g in range(2)], axis=1)
 
     line = _draw(numbers, seed, "line", _GRID)
     other_line = (line + 1 + _draw(numbers, seed, "other line", _GRID - 1)) % _GRID
-    colour, shape = pair("colour", len(SHAPE_COLOURS) // share), pair("shape", len(SHAPE_NAMES) // share)
+    colour, shape = (
+        per_group("colour", len(SHAPE_COLOURS) // divisor),
+        per_group("shape", len(SHAPE_NAMES) // divisor),
+    )
     return ShapeScenes(
-        ground=_draw(numbers, seed, "ground", len(SHAPE_GROUNDS) // share),
+        ground=_draw(numbers, seed, "ground", len(SHAPE_GROUNDS) // divisor),
         has_columns=_draw(numbers, seed, "columns", 2) == 1,
         num_groups=1 + _draw(numbers, seed, "groups", 2),
         line=np.stack([line, other_line], axis=1),
-        arrangement=pair("arrangement", len(_ARRANGEMENTS)),
+        arrangement=per_group("arrangement", len(_ARRANGEMENTS)),
         colour=colour,
         shape=shape,
-        size=pair("size", len(SHAPE_SIZES)),
+        size=per_group("size", len(SHAPE_SIZES)),
     )
 
 
 def describe_scene(scenes: ShapeScenes, row: int, wording: int) -> str:
-    """Return one caption of one scene; `wording` is 0 to 3, and all four have the same meaning."""
+    """Return one caption of scene `row`; `wording` is 0 to 3, and all four have the same meaning."""
     groups = [_describe_group(scenes, row, g) for g in range(int(scenes.num_groups[row]))]
     ground = tuple(SHAPE_GROUNDS)[int(scenes.ground[row])]
     if wording == 0:
@@ -291,7 +294,7 @@ def _describe_group(scenes: ShapeScenes, row: int, group: int) -> str:
 
 
 def _cells(scenes: ShapeScenes) -> Numbers:
-    """The group of each cell, `[n, 3, 3]` as rows and columns; −1 for an empty cell."""
+    """Return the group (0 or 1) in each cell, `[n, 3, 3]` by row and column; −1 for an empty cell."""
     cells = np.full((len(scenes.ground), _GRID, _GRID), -1, dtype=np.int64)
     rows = np.arange(len(cells))
     for group in range(2):
@@ -310,7 +313,7 @@ def _first_shape(scenes: ShapeScenes) -> Numbers:
 
 
 def _render(scenes: ShapeScenes, numbers: Ids, seed: int, image_size: int) -> NDArray[np.uint8]:
-    """Draw cell by cell, blending the group's colour into the ground by a mask from a small atlas."""
+    """Draw the pictures cell by cell: blend the group's colour into the ground by a mask of its shape."""
     side = image_size // _GRID
     margin = (image_size - _GRID * side) // 2
     atlas, cells = _atlas(side), _cells(scenes).reshape(-1, _GRID * _GRID)
@@ -323,26 +326,26 @@ def _render(scenes: ShapeScenes, numbers: Ids, seed: int, image_size: int) -> ND
     for cell in range(_GRID * _GRID):
         y, x = (margin + side * place for place in divmod(cell, _GRID))
         rows_of_cell = np.flatnonzero(cells[:, cell] >= 0)
-        for rows in np.split(rows_of_cell, range(_AT_ONCE, len(rows_of_cell), _AT_ONCE)):
+        for rows in np.split(rows_of_cell, range(_PICTURES_AT_ONCE, len(rows_of_cell), _PICTURES_AT_ONCE)):
             group = cells[rows, cell]
             shift = _draw(numbers[rows], seed, f"shift {cell}", _SHIFTS * _SHIFTS)
             shade = 0.8 + 0.2 * keyed_uniform(numbers[rows], "shapes", int(seed), f"shade {cell}")
             ground = ground_of[rows]
-            above = shade[:, None] * colours[scenes.colour[rows, group]] - ground
+            difference = shade[:, None] * colours[scenes.colour[rows, group]] - ground
             mask = atlas[scenes.shape[rows, group], scenes.size[rows, group], shift]
-            blended = ground[:, :, None, None] + mask[:, None] * above[:, :, None, None]
+            blended = ground[:, :, None, None] + mask[:, None] * difference[:, :, None, None]
             images[rows, :, y : y + side, x : x + side] = np.rint(blended).astype(np.uint8)
     return images
 
 
 def _atlas(side: int) -> NDArray[np.float32]:
-    """Smooth masks in [0, 1], `[shapes, sizes, shifts, side, side]`."""
-    fine = (np.arange(side * _OVERSAMPLING) + 0.5) / (side * _OVERSAMPLING) * 2 - 1
+    """Return smooth masks of all shapes in a cell, in [0, 1], `[shapes, sizes, shifts, side, side]`."""
+    coordinates = (np.arange(side * _OVERSAMPLING) + 0.5) / (side * _OVERSAMPLING) * 2 - 1
     masks = np.empty((len(SHAPE_NAMES), 2, _SHIFTS**2, side, side), dtype=np.float32)
     for size, radius in enumerate((0.48, 0.82)):
         for shift in range(_SHIFTS**2):
             down, right = (np.array(divmod(shift, _SHIFTS)) - 1) * 0.15
-            y, x = (fine[:, None] - down) / radius, (fine[None, :] - right) / radius
+            y, x = (coordinates[:, None] - down) / radius, (coordinates[None, :] - right) / radius
             for shape, inside in enumerate(_inside(x, y)):
                 blocks = inside.reshape(side, _OVERSAMPLING, side, _OVERSAMPLING)
                 masks[shape, size, shift] = blocks.mean(axis=(1, 3))
@@ -350,7 +353,7 @@ def _atlas(side: int) -> NDArray[np.float32]:
 
 
 def _inside(x: NDArray[np.float64], y: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
-    """Whether a point lies in each shape of `SHAPE_NAMES`, all of about radius 1."""
+    """Return, for each shape of `SHAPE_NAMES`, whether points lie in it; all have about radius 1."""
     distance = np.hypot(x, y)
     across, down = np.abs(x), np.abs(y)
     return [

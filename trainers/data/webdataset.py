@@ -45,15 +45,15 @@ from trainers.files.durable_files import replacing
 _FORMAT = 5
 _MAX_TEXT_BYTES = 2**23
 _IMAGES_AT_ONCE = 256
-_BLOCK = 512
+_TAR_BLOCK_BYTES = 512
 _log = logging.getLogger(__name__)
 
 _Member = tuple[str, tuple[int, int]]
-"""A file of a sample: its kind, which is its name after the sample's, and its offset and number of bytes."""
+"""A file of a sample: its kind (its name after the sample's name), and its (offset, number of bytes)."""
 
 
 class _Sample(NamedTuple):
-    """One sample of a shard as in the index: its image's place and size, and its other fields."""
+    """One sample in a shard's index: its image's place, size and digest, its texts, and its fault if any."""
 
     offset: int
     num_bytes: int
@@ -112,7 +112,7 @@ class ShardImages:
         bad = [i for i, image in enumerate(decoded) if isinstance(image, str)]
         if bad:
             raise RecordsError(
-                # The message counts nothing: raised in a step, it would disclose how many records were drawn.
+                # The message holds no count, which would disclose how many records a step has drawn.
                 "every image must stay readable; some sampled images no longer are. Restore the shards",
                 {"rows": bad},
             )
@@ -123,7 +123,7 @@ class ShardImages:
         return dataclasses.replace(self, places=self.places[rows])
 
     def _read(self, place: list[int]) -> bytes:
-        # Opening costs microseconds, little next to decoding, and no handle then outlives a call or a fork.
+        # Opening the shard each time costs microseconds, and no handle outlives this call or a fork.
         shard, offset, size = place
         try:
             with self.files[shard].open("rb", buffering=0) as opened:
@@ -153,7 +153,7 @@ def load_webdataset(request: Request) -> LoadedData:
     """
     image_size, max_pixels, unit_field = request.image_size, request.max_image_pixels, request.pairs.unit
     files = _shards(request.path)
-    indices = [_index(file, unit_field, max_pixels) for file in files]
+    indices = [_read_or_build_index(file, unit_field, max_pixels) for file in files]
     samples = [sample for index in indices for sample in index.samples]
     shard_of = np.repeat(np.arange(len(files)), [len(index.samples) for index in indices])
     stamps = np.array([index.stamp for index in indices], dtype=np.int64)
@@ -198,21 +198,21 @@ def _shards(path: Path) -> list[Path]:
     return files
 
 
-def _index(file: Path, unit_field: str | None, max_pixels: int) -> _ShardIndex:
-    """The shard's index as stored if it matches the file's current state, else built anew."""
+def _read_or_build_index(file: Path, unit_field: str | None, max_pixels: int) -> _ShardIndex:
+    """Return a shard's stored index if the shard has not changed since, else build and store it."""
     state = file.stat()
     stamp = (state.st_size, state.st_mtime_ns)
-    place = file.with_name(f".{file.name}.pairs.json")
+    index_file = file.with_name(f".{file.name}.pairs.json")
     header = [_FORMAT, *stamp, unit_field, max_pixels]
     with suppress(OSError, ValueError, TypeError):  # absent or damaged: built again
-        stored_header, rows, counts = json.loads(place.read_bytes())
+        stored_header, rows, counts = json.loads(index_file.read_bytes())
         if stored_header == header:
             samples = [_Sample(*row) for row in rows]
             samples = [sample._replace(captions=tuple(sample.captions)) for sample in samples]
             return _ShardIndex(stamp, samples, counts)
     samples, counts = _read_shard(file, unit_field, max_pixels)
     try:
-        with replacing(place) as out:
+        with replacing(index_file) as out:
             os.fchmod(out.fileno(), state.st_mode & 0o666)
             out.write(json.dumps([header, samples, counts]).encode())
     except OSError:
@@ -221,7 +221,7 @@ def _index(file: Path, unit_field: str | None, max_pixels: int) -> _ShardIndex:
 
 
 def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> tuple[list[_Sample], Counter[str]]:
-    """All samples of a shard in the order of their first files, and `LoadedData.reading_counts`."""
+    """Return a shard's samples in the order of their first files, and its `LoadedData.reading_counts`."""
     members, counts = _members(file)
     samples = []
     with file.open("rb", buffering=0) as opened:
@@ -239,7 +239,7 @@ def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> tuple[li
                 places_of_texts = [(kind, place) for kind, place in members[name] if _is_text(kind)]
                 is_large = any(size > _MAX_TEXT_BYTES for _, (_, size) in places_of_texts)
                 texts = {} if is_large else {kind: read(place) for kind, place in places_of_texts}
-                captions, unit, fault = _texts(texts, unit_field)
+                captions, unit, fault = _parse_texts(texts, unit_field)
                 fault = "text too large" if is_large else fault
                 kinds = [kind for kind, _ in members[name]]
                 if len(places) != 1:
@@ -273,7 +273,9 @@ def _members(file: Path) -> tuple[dict[str, list[_Member]], Counter[str]]:
             elif not member.isdir():
                 ignored["no suffix" if member.isreg() else "links"] += 1
         # A truncation inside the last file is visible at the end of its content, not in the next header.
-        is_whole = os.pread(cast(Any, archive.fileobj).fileno(), _BLOCK, archive.offset) == bytes(_BLOCK)
+        is_whole = os.pread(cast(Any, archive.fileobj).fileno(), _TAR_BLOCK_BYTES, archive.offset) == bytes(
+            _TAR_BLOCK_BYTES
+        )
     if not is_whole:
         raise DataError(
             "webdataset:PATH must be complete, readable, uncompressed tar shards; "
@@ -293,34 +295,34 @@ def _members(file: Path) -> tuple[dict[str, list[_Member]], Counter[str]]:
 
 
 def _split_by_name(stem: str, files: list[_Member]) -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """The (sample, kind, place) of files whose names are equal up to the first dot.
+    """Yield the (sample, kind, place) of files whose names are `stem` up to the first dot.
 
     An image `stem.b.jpg` is a sample of its own, `stem.b`, if there is a text `stem.b.txt` or `stem.b.json`,
-    or if there is no image `stem.jpg` that it could be a part of.
+    or if there is no image `stem.jpg`, whose sample it could be in.
     """
     parts = [(kind.rpartition(".")[0], kind.rpartition(".")[2], kind, place) for kind, place in files]
     images = {part for part, suffix, _, _ in parts if suffix in IMAGE_SUFFIXES}
     texts = {part for part, suffix, _, _ in parts if suffix in ("txt", "json")}
-    own = {part for part in images if part in texts or "" not in images} - {""}
+    separate = {part for part in images if part in texts or "" not in images} - {""}
     for part, suffix, kind, place in parts:
-        yield (f"{stem}.{part}", suffix, place) if part in own else (stem, kind, place)
+        yield (f"{stem}.{part}", suffix, place) if part in separate else (stem, kind, place)
 
 
 def _is_text(kind: str) -> bool:
     return kind.rpartition(".")[2] == "txt" or kind == "json"
 
 
-def _texts(files: dict[str, bytes], unit_field: str | None) -> tuple[tuple[str, ...], str, str]:
-    """The captions and the unit of a sample, and their fault."""
+def _parse_texts(files: dict[str, bytes], unit_field: str | None) -> tuple[tuple[str, ...], str, str]:
+    """Return a sample's captions and unit, and the fault of its texts, "" if there is none."""
     kinds = sorted((kind for kind in files if kind != "json"), key=lambda kind: (len(kind), kind))
     unit: Any = None
     try:
         captions = [files[kind].decode("utf-8-sig").strip() for kind in kinds]
         fields = json.load(io.BytesIO(files["json"])) if "json" in files else {}
-        listed = fields.get("captions", [])
-        if type(listed) is not list:
+        json_captions = fields.get("captions", [])
+        if type(json_captions) is not list:
             raise TypeError
-        captions += listed
+        captions += json_captions
         unit = None if unit_field is None else fields.get(unit_field)
         fault = caption_fault(captions)
     except UnicodeDecodeError:

@@ -35,18 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: EmbedOptions = run_command(
         EmbedOptions, prog="python -m trainers.embed", description=__doc__, arguments=arguments
     )
-    from trainers.embed.embed_images import embed_alone, embed_with_towers
+    from trainers.embed.embed_images import embed_with_image_encoder, embed_with_towers
     from trainers.embed.embedding_files import (
         NOTE,
         NPZ,
         PARQUET,
         check_target,
-    )  # here, with torch, which the help does not need
+    )  # imported here, as it loads torch, which the help does not need
     from trainers.export.description import CLIP, read_description
 
     check_target(options.to, PARQUET, NPZ)
     description = read_description(options.model)
-    run = embed_with_towers if description.kind == CLIP else embed_alone
+    run = embed_with_towers if description.kind == CLIP else embed_with_image_encoder
     run(options)
     print(f"the model: {description.promise}")
     print(f"note: {NOTE}")

@@ -35,8 +35,8 @@ BACKBONE = "backbone"
 _IMAGES_AT_ONCE = 512
 
 
-def embed_alone(options: EmbedOptions) -> None:
-    """Embed images with an encoder of images, and write the embeddings."""
+def embed_with_image_encoder(options: EmbedOptions) -> None:
+    """Embed images with an image encoder, and write the embeddings to a file."""
     if options.texts is not None or options.images is None:
         raise ConfigError(
             "--texts needs a CLIP model; got an image encoder. Pass --images and leave --texts out."
@@ -52,16 +52,16 @@ def embed_alone(options: EmbedOptions) -> None:
         batch_size=options.batch_size or _IMAGES_AT_ONCE,
         device=chosen_device(options.device),
     )
-    found = Embeddings(
+    named_embeddings = Embeddings(
         ids=names_of(dataset), labels=labels_of(dataset), images=embeddings, image_column="embedding"
     )
-    write_embeddings(options.to, found, model=description, features=features)
+    write_embeddings(options.to, named_embeddings, model=description, features=features)
     width = embeddings.shape[1]
     print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
 
 
 def embed_with_towers(options: EmbedOptions) -> None:
-    """Embed images, texts or both with a CLIP model, and write the embeddings."""
+    """Embed images, texts or both with a CLIP model, and write the embeddings to a file."""
     if options.features is not None:
         raise ConfigError(
             "--features applies only to image encoders; got --features "
@@ -84,9 +84,9 @@ def embed_with_towers(options: EmbedOptions) -> None:
         embeddings = embed_texts(encoder, read_captions(options.texts), embeddings, batch_size)
     write_embeddings(options.to, embeddings, model=description, features="unit embeddings")
     sides = {"images": embeddings.images, "texts": embeddings.texts}
-    counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
+    counts = " and ".join(f"{len(rows)} {side}" for side, rows in sides.items() if rows is not None)
     print(f"written: {options.to}, embeddings of {counts}, width {encoder.embedding_dim}")
-    if embeddings.num_truncated and embeddings.texts is not None:  # not in the file: it depends on the texts
+    if embeddings.num_truncated and embeddings.texts is not None:  # private-only, so not in the file
         print(
             f"note: {embeddings.num_truncated} of {len(embeddings.texts)} captions were cut to the "
             f"{encoder.spec.context_length} tokens that the model reads",

@@ -42,11 +42,11 @@ class Embeddings:
       ids: `[num_images]`, the images' names; None if no images were embedded.
       labels: `[num_images]`, the images' classes from `labels_of`; None if they have none.
       images: float32 `[num_images, dim]`, or None.
-      image_column: the name of an image's embedding in a file.
+      image_column: name of the image embeddings' column in a parquet file; an npz adds an s.
       texts: float32 `[num_texts, dim]`, or None.
       text_owners: int64 `[num_texts]`, the row of each caption's image; None if the captions belong to no
         images.
-      num_truncated: number of captions that were cut. **Private-only**: it depends on the captions.
+      num_truncated: number of captions cut to the context length. **Private-only**: it depends on captions.
     """
 
     ids: Names | None = None
@@ -58,7 +58,7 @@ class Embeddings:
     num_truncated: int = dataclasses.field(default=0, repr=False)
 
     def arrays(self) -> dict[str, NDArray[Any] | None]:
-        """Return the arrays of an npz."""
+        """Return the arrays of an npz file by name; None for missing ones."""
         return {
             "ids": self.ids,
             "labels": self.labels,
@@ -68,7 +68,7 @@ class Embeddings:
         }
 
     def rows(self) -> list[dict[str, NDArray[Any]]]:
-        """Return the rows of a parquet file: one per image, and then one per caption.
+        """Return two groups of columns of a parquet file: one row per image, then one row per caption.
 
         A caption's row has the id of its image and no image embedding.
         """
@@ -124,37 +124,37 @@ def embed_with_image_tower(
     def embed(rows: slice) -> torch.Tensor:
         return encoder.embed_images(normalise(read_images(images, rows).to(device)))
 
-    return _finite(embed_in_batches(embed, images.shape[0], batch_size))
+    return _to_finite_array(embed_in_batches(embed, images.shape[0], batch_size))
 
 
 def embed_texts(
-    encoder: ImageTextEncoder, captions: Sequence[str], beside: Embeddings, batch_size: int
+    encoder: ImageTextEncoder, captions: Sequence[str], embeddings: Embeddings, batch_size: int
 ) -> Embeddings:
-    """Return `beside` with the captions' embeddings, in their order, and the number of cut captions."""
+    """Return `embeddings` together with those of the captions, in order, and the number of cut captions."""
     device, num_truncated = next(encoder.parameters()).device, 0
 
     def embed(rows: slice) -> torch.Tensor:
         nonlocal num_truncated
-        found = encoder.tokenizer(captions[rows])
-        num_truncated += found.num_truncated
-        return encoder.embed_texts(found.tokens.to(device))
+        tokenized = encoder.tokenizer(captions[rows])
+        num_truncated += tokenized.num_truncated
+        return encoder.embed_texts(tokenized.tokens.to(device))
 
-    texts = _finite(embed_in_batches(embed, len(captions), batch_size))
-    return dataclasses.replace(beside, texts=texts, num_truncated=num_truncated)
+    texts = _to_finite_array(embed_in_batches(embed, len(captions), batch_size))
+    return dataclasses.replace(embeddings, texts=texts, num_truncated=num_truncated)
 
 
-def _finite(embedded: torch.Tensor) -> Features:
-    found: Features = np.nan_to_num(embedded.cpu().numpy(), posinf=0.0, neginf=0.0)
-    return found
+def _to_finite_array(embedded: torch.Tensor) -> Features:
+    finite: Features = np.nan_to_num(embedded.cpu().numpy(), posinf=0.0, neginf=0.0)
+    return finite
 
 
 def parts_of(dataset: Dataset) -> list[AnyRecords]:
-    """The training records, and the test records if there are any."""
+    """Return the training records, and the test records if there are any."""
     return [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
 
 
 def labels_of(dataset: Dataset) -> NDArray[Any] | None:
-    """Return the class of every image, by its name if classes have names; None if any image has no label."""
+    """Return every image's class, by name if your own classes have names; None if an image has no label."""
     parts = [part.labels for part in parts_of(dataset)]
     labels = [part for part in parts if part is not None]
     num_images = sum(part.images.shape[0] for part in parts_of(dataset))
@@ -174,7 +174,7 @@ def names_of(dataset: Dataset) -> Names:
 
 
 def images_of(dataset: Dataset, channels: int) -> NDArray[np.uint8]:
-    """Return all images in memory, grey or in colour, test images after the training images."""
+    """Return all images in memory, with 1 or 3 channels, test images after the training images."""
     parts = [read_images(part.images, slice(None)).numpy() for part in parts_of(dataset)]
     return np.concatenate([with_channels(part, channels) for part in parts])
 
@@ -186,7 +186,7 @@ def read_captions(path: Path) -> list[str]:
       path: one caption per line, UTF-8.
 
     Raises:
-      ConfigError: the file has the name of a table.
+      ConfigError: the file's suffix is that of a table.
       DataError: the file cannot be read, or captions are empty (the message states how many).
     """
     if path.suffix in (".csv", ".tsv", ".parquet"):
@@ -208,7 +208,7 @@ def read_captions(path: Path) -> list[str]:
 def load_at_size(
     name: str, size: tuple[int, int], options: PairOptions, max_image_pixels: int = MAX_IMAGE_PIXELS
 ) -> Dataset:
-    """Return a data set with its images in the model's size, (height, width).
+    """Load a data set with its images in the model's size, (height, width).
 
     Raises:
       ConfigError: the images would have to be stretched to a shape that is not square.

@@ -29,10 +29,10 @@ NOTE = _NOTE.format("Embeddings")
 
 
 def check_target(path: Path, *formats: str) -> None:
-    """Refuse a file that cannot be written.
+    """Check that `path` can be a new output file.
 
     Raises:
-      ConfigError: the file has none of these formats.
+      ConfigError: the file's suffix is none of `formats`.
       StorageError: the file exists.
     """
     if path.suffix not in formats:
@@ -49,7 +49,7 @@ def write_embeddings(path: Path, embeddings: Embeddings, *, model: ModelDescript
       embeddings: the embeddings; an npz gets the arrays that exist, parquet gets rows with null for missing
         values.
       model: description of the model that made them.
-      features: the kind of features, in words.
+      features: what the embeddings are, in words, such as `backbone`.
 
     Raises:
       StorageError: the file cannot be written.
@@ -59,8 +59,8 @@ def write_embeddings(path: Path, embeddings: Embeddings, *, model: ModelDescript
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == NPZ:
             arrays = embeddings.arrays().items()
-            given: dict[str, Any] = {name: _plain(each) for name, each in arrays if each is not None}
-            np.savez(path, **given, about=np.array(about))
+            arrays_by_name: dict[str, Any] = {name: _plain(each) for name, each in arrays if each is not None}
+            np.savez(path, **arrays_by_name, about=np.array(about))
         else:
             _write_parquet(path, embeddings.rows(), about)
     except OSError as error:
@@ -75,15 +75,15 @@ def write_answers(
     kind: str,
     model: ModelDescription,
 ) -> None:
-    """Write a model's answers to a new csv file, and print its content and whose data the answers are.
+    """Write a model's answers (captions or classes) to a new csv file, and print notes on their privacy.
 
     Args:
       path: path of the file, already checked by `check_target`.
       columns: names of the columns.
       rows: rows of text and numbers, one per image.
-      content: the file's content, in words.
-      kind: the kind of the answers, in the plural.
-      model: description of the model that gave them.
+      content: the number and kind of the answers in words, to be printed.
+      kind: plural noun for the answers in the printed note, such as "Captions".
+      model: description of the model that made them.
 
     Raises:
       StorageError: the file cannot be written.
@@ -102,7 +102,7 @@ def write_answers(
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Convert objects, which an npz would pickle, to strings of fixed width."""
+    """Return the array; objects, which an npz would pickle, become strings of fixed width."""
     return array.astype(np.str_) if array.dtype == object else array
 
 
@@ -116,7 +116,7 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, NDArray[Any]]], about
 
 
 def _column(values: NDArray[Any]) -> Any:
-    """A parquet column; a column of lists if `values` has two axes."""
+    """Return a parquet column; a column of lists if `values` has two axes."""
     import pyarrow as pa
 
     if values.ndim == 1:

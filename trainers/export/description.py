@@ -97,8 +97,8 @@ class ClassifierDescription:
     """The additional fields of `model.json` for a classifier.
 
     Attributes:
-      encoder: the kind of its encoder, whose additional fields are also present.
-      num_classes: K; an answer is one of 0 to K − 1.
+      encoder: the kind of its encoder, whose additional fields `model.json` also holds.
+      num_classes: K; predicted classes are 0 to K − 1.
       trained_layers: the layers that were trained, `head` or `all`.
     """
 
@@ -131,8 +131,8 @@ class ModelDescription:
       captioner: the fields of a captioner; None for other models.
       classifier: the fields of a classifier, in addition to its encoder's fields; None for other models.
       sha256: hash of the weights' file.
-      sweep, trial: the model's source; a sealed sweep's model has no trial.
-      choice: how it was chosen, in words; `chosen` in the file.
+      sweep, trial: the names of the sweep and trial that trained it; a sealed sweep's model has no trial.
+      choice: how it was chosen among the trials, in words; named `chosen` in the file.
       method: the training's method.
       dataset: the data set that it was trained on.
       data: `private`, or `research: public data`.
@@ -142,8 +142,8 @@ class ModelDescription:
       sweep_epsilon, sweep_delta: ε and δ of all trainings of the sweep that have a guarantee, the choice
         included; None if they are not accounted.
       num_steps: the training's number of steps.
-      averaged: whether the weights are the average over the steps.
-      scores: the visible scores of the trained network.
+      averaged: whether the weights are the moving average over the steps.
+      scores: the trained network's scores that may be released.
       warm_start: sha256 of the weights that the training started from, or None.
       versions: versions of the software that exported the model.
       format: version of this file's format.
@@ -199,7 +199,7 @@ def write_description(folder: Path, description: ModelDescription) -> None:
 
 
 def as_json(values: Mapping[str, Any]) -> str:
-    """Return values as the text of a JSON file of an exported model."""
+    """Return values as JSON text, in the layout of an exported model's files."""
     return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -231,9 +231,9 @@ def read_description(folder: Path | str) -> ModelDescription:
         clip = _clip_description(values["clip"]) if kind == CLIP else None
         masked = MaskedDescription(**values["masked"]) if kind == MASKED else None
         captioner = CaptionerDescription(**values["captioner"]) if kind == CAPTIONER else None
-        of_kinds = {"clip": clip, "masked": masked, "captioner": captioner, "classifier": classifier}
+        kind_fields = {"clip": clip, "masked": masked, "captioner": captioner, "classifier": classifier}
         values |= {"image_shape": tuple(values["image_shape"]), "choice": values.pop("chosen")}
-        description = ModelDescription(**values | of_kinds)
+        description = ModelDescription(**values | kind_fields)
     except (TypeError, KeyError, ValueError) as error:
         raise StorageError(f"{path} is damaged. Export the model again.") from error
     if clip is None and (description.pixel_mean, description.pixel_std) != (PIXEL_MEAN, PIXEL_STD):

@@ -48,7 +48,7 @@ ImageNetwork: TypeAlias = Encoder | MaskedAutoEncoder | Captioner | Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """A sweep's privacy statement as written: its JSON values and its page."""
+    """A sweep's privacy statement as the sweep wrote it: its JSON values and its Markdown page."""
 
     values: Mapping[str, Any]
     page: str
@@ -71,13 +71,13 @@ def write_model(
     """
     if folder.exists():
         raise StorageError(f"an exported model is never overwritten; {folder} exists. Choose another --to.")
-    building = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        building.mkdir(parents=True)
+        temporary.mkdir(parents=True)
         # Every file states the source of its data, even after it is copied out of this folder.
         note = json.dumps({"data": description.data, "promise": description.promise}, ensure_ascii=False)
-        description = KINDS[description.kind].write_weights(building, description, state, note)
-        write_description(building, description)
+        description = KINDS[description.kind].write_weights(temporary, description, state, note)
+        write_description(temporary, description)
         about = {name: getattr(description, name) for name in ("promise", "trial", "sha256")}
         usage = KINDS[description.kind].usage(Path("FOLDER"), description)
         texts = {
@@ -86,12 +86,12 @@ def write_model(
             CARD: model_card(description, usage),
         }
         for name, text in texts.items():
-            (building / name).write_text(text, encoding="utf-8")
-        building.rename(folder)
+            (temporary / name).write_text(text, encoding="utf-8")
+        temporary.rename(folder)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return description
 
 

@@ -62,7 +62,7 @@ NetworkT = TypeVar("NetworkT", bound=nn.Module)
 PatchNetworkT = TypeVar("PatchNetworkT", bound=PatchEncoder)
 
 PROGRAMS = {"embed": "embed images", "caption": "write captions", "classify": "classify images"}
-"""What a program of this package does with a model."""
+"""The programs of this package that run a model, and what each does, in words."""
 
 
 class ModelKind(ABC, Generic[NetworkT]):
@@ -93,7 +93,7 @@ class ModelKind(ABC, Generic[NetworkT]):
           folder: the model's folder.
           description: the model's description.
           state: the weights at the end of the training.
-          note: note that is stored in every file and copied with it.
+          note: JSON text on the model's data and guarantee, stored in every file.
 
         Raises:
           StorageError: the weights belong to another model.
@@ -193,7 +193,7 @@ class ClipKind(ModelKind[ImageTextEncoder]):
     ) -> ModelDescription:
         clip = description.clip
         assert clip is not None  # true for every model of this kind
-        encoder = trained_encoder(_spec(description), clip.lora, state)
+        encoder = trained_encoder(_clip_spec(description), clip.lora, state)
         sha256 = export_merged(encoder, folder, note=note)
         if clip.lora is not None:
             (folder / ADAPTER).mkdir()
@@ -202,19 +202,19 @@ class ClipKind(ModelKind[ImageTextEncoder]):
         return dataclasses.replace(description, sha256=sha256, clip=clip)
 
     def build(self, description: ModelDescription) -> ImageTextEncoder:
-        spec = _spec(description)
+        spec = _clip_spec(description)
         return ImageTextEncoder(build_clip(spec, seed=0).requires_grad_(False), spec)
 
     def stored_part(self, network: ImageTextEncoder) -> nn.Module:
         return network.clip
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
-        first = script_import("open_clip") if folder.is_dir() else "import open_clip"  # here, or in a card
-        place = json.dumps(f"local-dir:{folder}", ensure_ascii=False)
+        import_line = script_import("open_clip") if folder.is_dir() else "import open_clip"  # in a card
+        local_dir = json.dumps(f"local-dir:{folder}", ensure_ascii=False)
         return [
             f"embed with it: {_command('embed', folder)} --texts FILE",
-            f"open_clip reads it: {first}; model = open_clip.create_model({place})",
-            f"its tokenizer: open_clip.get_tokenizer({place})",
+            f"open_clip reads it: {import_line}; model = open_clip.create_model({local_dir})",
+            f"its tokenizer: open_clip.get_tokenizer({local_dir})",
         ]
 
 
@@ -272,8 +272,8 @@ class ClassifierKind(ModelKind[Classifier]):
     def write_weights(
         self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
     ) -> ModelDescription:
-        if description.clip is not None:  # a training that starts from it compares this with its own model
-            write_config(_spec(description), folder)
+        if description.clip is not None:  # a training with this warm start compares it with its own model's
+            write_config(_clip_spec(description), folder)
         return super().write_weights(folder, description, state, note)
 
     def build(self, description: ModelDescription) -> Classifier:
@@ -316,7 +316,7 @@ def kind_of(params: Mapping[str, Any]) -> AnyKind:
 
 
 def encoder_kind_of(params: Mapping[str, Any]) -> AnyKind:
-    """Return the kind of the model, or of a classifier's encoder."""
+    """Return the kind of the network with these params, or of its encoder if it is a classifier."""
     if "mask_ratio" in params:
         return MASKED_ENCODERS
     if "tie_embeddings" in params:
@@ -325,7 +325,7 @@ def encoder_kind_of(params: Mapping[str, Any]) -> AnyKind:
 
 
 def refuse_unknown_network(folder: Path, description: ModelDescription, own_network: str | None) -> None:
-    """Refuse to import a network that a folder names and the caller does not.
+    """Raise ConfigError for a network of the user's own that a folder names and the caller does not.
 
     Raises:
       ConfigError: the network is the user's own, and `own_network` does not name it.
@@ -343,12 +343,12 @@ def _command(program: str, folder: Path) -> str:
 
 def _clip_config(params: Mapping[str, Any]) -> ClipNetworkConfig:
     names = {item.name for item in dataclasses.fields(ClipNetworkConfig)} - {"name"}
-    given = {name: params[name] for name in names & params.keys()}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    return ClipNetworkConfig(name=params["network_name"], **given)
+    settings = {name: params[name] for name in names & params.keys()}
+    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    return ClipNetworkConfig(name=params["network_name"], **settings)
 
 
-def _spec(description: ModelDescription) -> ClipSpec:
+def _clip_spec(description: ModelDescription) -> ClipSpec:
     clip = description.clip
     assert clip is not None  # ensured by `read_description`
     return ClipSpec(name=description.network, architecture=clip.architecture, mean=clip.mean, std=clip.std)

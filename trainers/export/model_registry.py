@@ -43,7 +43,7 @@ REQUIRED_OF_CLIP = ("open_clip_torch", "peft", "timm")
 REQUIRED_OF_TORCHVISION = ("torchvision",)
 _LOADER = "trainers.pyfunc"
 _ARTIFACT = "model"
-_LONGEST = 5000
+_MAX_CARD_CHARACTERS = 5000
 _TAGS = (
     *("sweep", "trial", "method", "dataset", "data", "guarantee_label", "neighboring_relation"),
     *("epsilon", "delta", "sweep_epsilon", "sweep_delta", "sha256"),
@@ -72,7 +72,7 @@ class Registered:
 
 
 def register(folder: Path, tracking_uri: str, name: str | None = None) -> Registered:
-    """Register an exported model, unless a version of the name holds these weights already.
+    """Register an exported model, unless a version of the registered model already holds its weights.
 
     Args:
       folder: folder written by `python -m trainers.export`.
@@ -93,12 +93,12 @@ def register(folder: Path, tracking_uri: str, name: str | None = None) -> Regist
     name = name or registered_name(description.sweep)
     client = connect(tracking_uri)
     with server_errors(tracking_uri, f"registering the model {name!r}"):
-        if (known := _version_of(client, name, description)) is not None:
-            return Registered(name=name, version=known, is_new=False)
-        run_id = _run_of(client, description)
-        with tempfile.TemporaryDirectory(prefix="dpgcl-register-") as place:
-            write_pyfunc(folder, Path(place) / _ARTIFACT)
-            client.log_artifacts(run_id, str(Path(place) / _ARTIFACT), _artifact_path(description))
+        if (registered_version := _version_of(client, name, description)) is not None:
+            return Registered(name=name, version=registered_version, is_new=False)
+        run_id = _find_or_create_run(client, description)
+        with tempfile.TemporaryDirectory(prefix="dpgcl-register-") as temporary:
+            write_pyfunc(folder, Path(temporary) / _ARTIFACT)
+            client.log_artifacts(run_id, str(Path(temporary) / _ARTIFACT), _artifact_path(description))
         version = _create_version(client, name, run_id, folder, description)
     return Registered(name=name, version=version, is_new=True)
 
@@ -124,7 +124,7 @@ def write_pyfunc(folder: Path, target: Path) -> None:
     description = read_description(folder)
     packages = [str(Path(str(package.__file__)).parent) for package in (trainers, dpgcl_core)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an example of the input would be an image
+        warnings.simplefilter("ignore")  # it asks for an example input, which would be an image
         mlflow.pyfunc.save_model(
             str(target),
             loader_module=_LOADER,
@@ -157,18 +157,18 @@ def _pinned(names: tuple[str, ...] | list[str]) -> list[str]:
 
 
 def tags_of(description: ModelDescription) -> dict[str, str]:
-    """Return the model's guarantees as tags of its version."""
+    """Return the model's source and guarantees as tags of its registered version."""
     values = {name: getattr(description, name) for name in _TAGS}
     return {f"dpgcl.{name}": "none" if value is None else str(value) for name, value in values.items()}
 
 
 def card_of(folder: Path, description: ModelDescription) -> str:
-    """Return the model card, cut to the longest allowed description; the guarantee always comes first."""
+    """Return the model card, cut to the registry's longest description; the guarantee comes first."""
     try:
         card = (folder / CARD).read_text(encoding="utf-8")
     except OSError:  # an older version wrote none
         card = f"**{escaped(description.promise)}**"
-    return card if len(card) <= _LONGEST else card[: _LONGEST - 1] + "…"
+    return card if len(card) <= _MAX_CARD_CHARACTERS else card[: _MAX_CARD_CHARACTERS - 1] + "…"
 
 
 def _signature(description: ModelDescription) -> ModelSignature:
@@ -183,15 +183,15 @@ def _signature(description: ModelDescription) -> ModelSignature:
 
 
 def _version_of(client: MlflowClient, name: str, description: ModelDescription) -> str | None:
-    """Return the version of a name that holds these weights; None without one."""
+    """Return the registered model's version that holds these weights; None if there is none."""
     for version in client.search_model_versions(f"name = '{name}'"):
         if version.tags.get("dpgcl.sha256") == description.sha256:
             return str(version.version)
     return None
 
 
-def _run_of(client: MlflowClient, description: ModelDescription) -> str:
-    """Return the run that the version is attached to: the trial's run, or its own if the sweep is sealed."""
+def _find_or_create_run(client: MlflowClient, description: ModelDescription) -> str:
+    """Return the run to attach the version to: the trial's run, or a new one if the sweep is sealed."""
     experiments = [each.experiment_id for each in client.search_experiments()]
 
     def runs_of(role: str, **tags: str) -> list[Run]:

@@ -25,7 +25,7 @@ from trainers.files.weights import read_weights
 PUBLISHED = "model.safetensors"
 """The weights that a sealed sweep publishes, in its folder `release/`."""
 ANSWER = "answer.json"
-"""The answer of a sweep, next to its statement."""
+"""File of a sweep's answer (the settings that it recommends, and why), next to its statement."""
 _PREDICTOR = "predictor."  # in methods that regress onto a target: a part of the loss, not of the model
 
 
@@ -36,10 +36,10 @@ class FinishedTrial:
     Attributes:
       name: the trial's name; None in a sealed sweep, where it would disclose the trial's position.
       params: its settings, as MLflow shows them.
-      metrics: its visible final values.
-      attempts_lost: whether attempts at it may have drawn steps that its own ε does not include.
-      doubt: the sweep's objection to a gain of the trial's setting over the network before training; None if
-        the gain is distinguishable, or if there is no answer.
+      metrics: its final metrics that may be released.
+      attempts_lost: whether lost attempts at it may have drawn steps that its own ε does not include.
+      doubt: a warning that the setting's gain over the network before training is not distinguishable; None
+        if it is, or if the sweep has no answer.
       file: the checkpoint, or the published weights.
     """
 
@@ -57,15 +57,15 @@ class FinishedTrial:
           ConfigError: the model was never trained.
           StorageError: the weights are missing, damaged, or not the finished training's weights.
         """
-        found = read_weights(self.file).tensors if self.name is None else self._checkpointed()
-        return {name: value for name, value in found.items() if not name.startswith(_PREDICTOR)}
+        weights = read_weights(self.file).tensors if self.name is None else self._checkpointed_weights()
+        return {name: value for name, value in weights.items() if not name.startswith(_PREDICTOR)}
 
     @property
     def is_averaged(self) -> bool:
         """Whether the weights are the average over the steps."""
         return bool(self.params.get("ema_decay"))
 
-    def _checkpointed(self) -> dict[str, Tensor]:
+    def _checkpointed_weights(self) -> dict[str, Tensor]:
         if self.metrics["num_steps_done"] == 0:
             raise ConfigError(
                 f"{self.name} is the untrained network, so there is nothing to export. Choose another trial."
@@ -83,7 +83,7 @@ class FinishedTrial:
 
 
 def released_state(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Tensor]:
-    """Return the weights that were scored: with `ema_decay` the average, else the last weights.
+    """Return the weights that were scored: the moving average if `averaged` (`ema_decay` > 0), else the last.
 
     A method may keep an average as its regression target; that average is not released in place of the
     weights.
@@ -136,7 +136,7 @@ class FinishedSweep:
 
 
 def read_sweep(root: Path, name: str) -> FinishedSweep:
-    """Return a sweep of the storage folder `root`.
+    """Return the results of sweep `name` in the storage folder `root`.
 
     Raises:
       StorageError: there is no sweep of this name, it is unfinished, or it published nothing.
@@ -148,15 +148,15 @@ def read_sweep(root: Path, name: str) -> FinishedSweep:
         raise StorageError(unknown_choice(f"sweep in {root}", name, names))
     folder = root / "sweeps" / name
     is_sealed = (folder / "trusted").is_dir()
-    place = folder / "release" if is_sealed else folder
-    statement, (doubts, choices) = _read_statement(place, folder), _read_answer(place)
-    trials = (_published(place, doubts),) if is_sealed else _open_trials(folder, doubts)
+    results_folder = folder / "release" if is_sealed else folder
+    statement, (doubts, choices) = _read_statement(results_folder, folder), _read_answer(results_folder)
+    trials = (_published_trial(results_folder, doubts),) if is_sealed else _open_trials(folder, doubts)
     choices = () if is_sealed else choices
     return FinishedSweep(name=name, is_sealed=is_sealed, statement=statement, trials=trials, choices=choices)
 
 
-def _read_statement(place: Path, folder: Path) -> Statement:
-    page, values = place / f"{STATEMENT}.md", place / f"{STATEMENT}.json"
+def _read_statement(results_folder: Path, folder: Path) -> Statement:
+    page, values = results_folder / f"{STATEMENT}.md", results_folder / f"{STATEMENT}.json"
     try:
         return Statement(values=json.loads(values.read_text(encoding="utf-8")), page=page.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -191,7 +191,7 @@ def _open_trials(folder: Path, doubts: Mapping[str, str]) -> tuple[FinishedTrial
     return tuple(trials)
 
 
-def _published(release: Path, doubts: Mapping[str, str]) -> FinishedTrial:
+def _published_trial(release: Path, doubts: Mapping[str, str]) -> FinishedTrial:
     file, weights = release / "result.json", release / PUBLISHED
     result = _read_result(file)
     if result.get("outcome") != "one model" or not weights.is_file():
@@ -206,15 +206,15 @@ def _published(release: Path, doubts: Mapping[str, str]) -> FinishedTrial:
     )
 
 
-def _read_answer(place: Path) -> tuple[Mapping[str, str], tuple[TakenSetting, ...]]:
-    """Return the answer's doubts about trials, by name, and the settings that the answer recommends.
+def _read_answer(results_folder: Path) -> tuple[Mapping[str, str], tuple[TakenSetting, ...]]:
+    """Return the doubts of the sweep's answer by trial name, and the settings that the answer recommends.
 
-    A published model has the empty name. Both results are empty if the answer is missing, damaged or of
+    A sealed sweep's model has the name "". Both results are empty if the answer is missing, damaged or of
     another version.
     """
     doubts, choices = dict[str, str](), list[TakenSetting]()
     try:
-        answer = json.loads((place / ANSWER).read_text(encoding="utf-8"))
+        answer = json.loads((results_folder / ANSWER).read_text(encoding="utf-8"))
         for choice in answer["choices"]:
             for setting in choice["settings"]:
                 name, comparison = setting["name"], setting["over_start"]

@@ -133,9 +133,9 @@ def tracking_address(root: Path) -> str:
 def _register(folder: Path, tracking_uri: str, name: str | None) -> None:
     from trainers.export.model_registry import register as register_model
 
-    found = register_model(folder, tracking_uri, name)
-    print(f"{'registered' if found.is_new else 'already registered'}: {found.name}, version {found.version}")
-    print(f'load it: mlflow.pyfunc.load_model("{found.uri}").predict(images)')
+    entry = register_model(folder, tracking_uri, name)
+    print(f"{'registered' if entry.is_new else 'already registered'}: {entry.name}, version {entry.version}")
+    print(f'load it: mlflow.pyfunc.load_model("{entry.uri}").predict(images)')
 
 
 def _is_export_of(folder: Path, about: ModelDescription) -> bool:
@@ -175,7 +175,7 @@ def choose_trial(
         if trial not in names:
             raise ConfigError(unknown_choice(f"trial of {sweep.name}", trial, names))
         return sweep.trials[names.index(trial)], "by name"
-    medians = [_median(sweep, setting) for setting in sweep.choices] if best is None else []
+    medians = [_median_repeat(sweep, setting) for setting in sweep.choices] if best is None else []
     if len(medians) > 1:
         listed = ", ".join(f"{trial.name} ({setting.name})" for trial, setting in medians)
         raise ConfigError(
@@ -186,11 +186,11 @@ def choose_trial(
         (median, setting), *_ = medians
         repeats = f"the median of its repeats by {setting.score}"
         return median, f"{setting.name}, which the sweep's answer recommends; {repeats}"
-    return _best(sweep, best, names)
+    return _best_trial(sweep, best, names)
 
 
-def _median(sweep: FinishedSweep, setting: TakenSetting) -> tuple[FinishedTrial, TakenSetting]:
-    """Return the repeat of a setting with the median score; of two middle scores, the lower."""
+def _median_repeat(sweep: FinishedSweep, setting: TakenSetting) -> tuple[FinishedTrial, TakenSetting]:
+    """Return the setting's repeat with the median score (the lower of two middle ones), and the setting."""
     trials = [trial for trial in sweep.trials if trial.name in setting.trials]
     if not trials:
         raise ConfigError(f"the answer of {sweep.name} recommends {setting.name}, which has no trial")
@@ -198,7 +198,7 @@ def _median(sweep: FinishedSweep, setting: TakenSetting) -> tuple[FinishedTrial,
     return trials[(len(trials) - 1) // 2], setting
 
 
-def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tuple[FinishedTrial, str]:
+def _best_trial(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tuple[FinishedTrial, str]:
     trained = [each for each in sweep.trials if each.metrics.get("num_steps_done") != 0]
     proven = [each for each in trained if each.params["guarantee_label"] == PROVEN]
     scores = {name for each in proven or trained for name in each.metrics if is_final_score(name)}
@@ -227,7 +227,7 @@ def describe(sweep: FinishedSweep, trial: FinishedTrial, choice: str) -> ModelDe
 
     params, statement = trial.params, sweep.statement.values
     kind = kind_of(params)
-    figures = _figures(sweep, trial)
+    figures = _privacy_figures(sweep, trial)
     return ModelDescription(
         promise=_promise(sweep, trial, figures),
         network=params["network_name"],
@@ -250,14 +250,14 @@ def describe(sweep: FinishedSweep, trial: FinishedTrial, choice: str) -> ModelDe
     )
 
 
-def _figures(sweep: FinishedSweep, trial: FinishedTrial) -> dict[str, Any]:
-    """ε and δ of the one training and of the whole sweep, with None for missing values."""
+def _privacy_figures(sweep: FinishedSweep, trial: FinishedTrial) -> dict[str, Any]:
+    """Return ε and δ of the one training and of the whole sweep; None where none is guaranteed."""
     cost = sweep.statement.values["cost"]
     if trial.params["guarantee_label"] != PROVEN or cost is None:
         return dict.fromkeys(("epsilon", "delta", "sweep_epsilon", "sweep_delta"))
     whole = cost["tuned_epsilon"] if cost["accounted"] else None
     epsilon = cost["training_epsilon"] if sweep.is_sealed else trial.metrics["epsilon"]
-    if trial.attempts_lost:  # its own ε omits them; a part of the sweep costs no more than the whole
+    if trial.attempts_lost:  # its own ε omits their steps; that of the whole sweep bounds them, too
         epsilon = whole
     return {
         "epsilon": epsilon,
@@ -268,7 +268,7 @@ def _figures(sweep: FinishedSweep, trial: FinishedTrial) -> dict[str, Any]:
 
 
 def _promise(sweep: FinishedSweep, trial: FinishedTrial, figures: Mapping[str, Any]) -> str:
-    """The guarantees of the training and of the whole sweep in words, never one in place of the other."""
+    """State the guarantees of the training and of the whole sweep, never one in place of the other."""
     statement, label = sweep.statement.values, trial.params["guarantee_label"]
     place = f"sealed sweep {sweep.name}" if sweep.is_sealed else f"sweep {sweep.name}, trial {trial.name}"
     data = f"{statement['dataset']} ({statement['data']})"
@@ -277,38 +277,38 @@ def _promise(sweep: FinishedSweep, trial: FinishedTrial, figures: Mapping[str, A
     if figures["sweep_epsilon"] is None:
         whole = f"not accounted ({statement['cost']['reason']}), so no guarantee covers its selection"
     else:
-        whole = _pair(figures["sweep_epsilon"], figures["sweep_delta"])
+        whole = _epsilon_delta_text(figures["sweep_epsilon"], figures["sweep_delta"])
     if statement["guarantee_label"] == PROVEN:
         together = f"All releases of the sweep together, including this model and its selection: {whole}."
     else:
         together = f"All trainings of the sweep with a guarantee, together: {whole}. The others have none."
     return (
         f"This model ({place}) was trained on {data}. "
-        f"This training alone: {_pair(figures['epsilon'], figures['delta'])}. {together} "
+        f"This training alone: {_epsilon_delta_text(figures['epsilon'], figures['delta'])}. {together} "
         f"{_earlier_model_text(statement)}Neighbouring data sets: {trial.params['neighboring_relation']}"
         f"{_conditions_text(statement)}."
     )
 
 
 def _earlier_model_text(statement: Mapping[str, Any]) -> str:
-    """Further costs to the same records, if the training starts from a model trained on them."""
+    """State the total cost to the same records, if the training starts from a model trained on them."""
     starts, ledger = statement.get("starts") or (), statement.get("ledger")
     if not starts or ledger is None:
         return ""
     return (
         f"It starts from the model of sweep {' and '.join(starts)}, which was trained on the same records. "
         f"Both together, with everything else charged to {ledger['dataset_id']!r} in ledger "
-        f"{ledger['head']['ledger_id']}: {_pair(ledger['epsilon'], ledger['delta'])}. "
+        f"{ledger['head']['ledger_id']}: {_epsilon_delta_text(ledger['epsilon'], ledger['delta'])}. "
     )
 
 
 def _conditions_text(statement: Mapping[str, Any]) -> str:
-    """The guarantee's further conditions on both neighbours, as worded in the statement."""
+    """State the guarantee's further conditions on both neighbouring data sets, as in the statement."""
     conditions = statement.get("conditions") or ()
     return f", among {' and '.join(conditions)}" if conditions else ""
 
 
-def _pair(epsilon: float | None, delta: float | None) -> str:
+def _epsilon_delta_text(epsilon: float | None, delta: float | None) -> str:
     if epsilon is None or delta is None:
         return "not accounted, because some of its attempts were lost"
     return f"ε = {epsilon_text(epsilon)}, δ = {delta_text(delta)}"

@@ -56,11 +56,11 @@ class DrawCounts:
     num_scorings: int = 0
 
     def __add__(self, counts: DrawCounts) -> DrawCounts:
-        """Return the sums of both counts."""
+        """Return the sum of each count."""
         return DrawCounts(**{name: value + vars(counts)[name] for name, value in vars(self).items()})
 
     def at_least(self, counts: DrawCounts) -> DrawCounts:
-        """Return the larger of each count."""
+        """Return the maximum of each count."""
         return DrawCounts(**{name: max(value, vars(counts)[name]) for name, value in vars(self).items()})
 
 
@@ -76,17 +76,17 @@ class Attempts:
         self.folder = folder
 
     def claim(self) -> int:
-        """Take the next number; every earlier attempt is outdated when this returns."""
+        """Take and return the next number; every earlier attempt is outdated when this returns."""
         make_folder(self.folder)
         number = self._newest() + 1
-        while not self._created(number):
+        while not self._create_file(number):
             number += 1
         sync_folder(self.folder)
         sync_folder(self.folder.parent)
         return number
 
     def refuse_outdated(self, number: int) -> None:
-        """Refuse to continue an attempt that is not the newest.
+        """Raise StorageError unless the attempt of this number is the newest.
 
         Raises:
           StorageError: there is a newer attempt, or this cannot be determined.
@@ -107,7 +107,7 @@ class Attempts:
     def count(self, number: int, counts: DrawCounts) -> None:
         """Record durably all that an attempt may have drawn, then check that it may still draw.
 
-        An attempt that may not draws none of it, and the new count is undone.
+        If it may not, it makes none of the newly counted draws, and the count is set back.
 
         Raises:
           StorageError: as `refuse_outdated`.
@@ -129,7 +129,7 @@ class Attempts:
         """
         path = self._file(number)
         try:
-            return DrawCounts(**json.loads(path.read_text() or "{}"))  # empty until it counts
+            return DrawCounts(**json.loads(path.read_text() or "{}"))  # empty until its first count
         except FileNotFoundError:
             return DrawCounts()
         except (ValueError, TypeError) as error:
@@ -151,7 +151,7 @@ class Attempts:
         with replacing(self._file(number)) as file:
             file.write(json.dumps(vars(counts)).encode())
 
-    def _created(self, number: int) -> bool:
+    def _create_file(self, number: int) -> bool:
         try:
             os.close(new_file(self._file(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -162,7 +162,7 @@ class Attempts:
         return max(self._numbers(), default=0)
 
     def _numbers(self) -> list[int]:
-        """Return the numbers taken, from the folder's list: a cache may wrongly report a name as missing."""
+        """Return all attempts' numbers by listing the folder: a cached lookup may miss a file."""
         found = map(_NAME.fullmatch, os.listdir(self.folder))
         return sorted(int(match[1]) for match in found if match)
 

@@ -85,7 +85,7 @@ class CheckpointFolder:
         self.every_steps = every_steps
         self.is_paid = is_paid
         self.count_file = count_file or folder.with_name(f"{folder.name}.drawn.json")
-        self._is_kept = count_file is not None
+        self._caller_keeps_count = count_file is not None
         self._num_steps = 0
         self._num_steps_possible = 0
         self._counted_to = 0
@@ -131,7 +131,7 @@ class CheckpointFolder:
             self._number, self._own_counts = None, DrawCounts()
 
     def outdate(self) -> None:
-        """Outdate the attempts so far; the counts when this returns bound what these may still draw.
+        """Outdate all attempts so far; then the counts bound all that these drew or may still draw.
 
         Raises:
           StorageError: the folder cannot be written.
@@ -142,7 +142,7 @@ class CheckpointFolder:
             raise StorageError(f"{self._attempts.folder} cannot be written: {error.strerror}") from error
 
     def refuse_outdated(self) -> None:
-        """Refuse to draw more once a newer attempt has begun.
+        """Raise StorageError once a newer attempt has begun, so that this one draws no more.
 
         Raises:
           StorageError: a newer attempt has begun, or this cannot be determined.
@@ -166,7 +166,7 @@ class CheckpointFolder:
             torch.save(vars(checkpoint), file)
         self._check_grant(self._num_steps_possible)
         if is_last:
-            self._take_back(checkpoint.step)
+            self._subtract_undrawn(checkpoint.step)
             return
         if not (num_ahead := self._steps_until_saved(checkpoint.step)):
             return
@@ -179,7 +179,7 @@ class CheckpointFolder:
         self._count(DrawCounts(num_steps=num_ahead))
         self._counted_to = checkpoint.step + num_ahead
 
-    def _take_back(self, step: int) -> None:
+    def _subtract_undrawn(self, step: int) -> None:
         """Reduce the count to the steps drawn, for an attempt that ends after `step` steps."""
         if (num_undrawn := self._counted_to - step) > 0:
             self._count(DrawCounts(num_steps=-num_undrawn))
@@ -189,14 +189,14 @@ class CheckpointFolder:
         """Return the last checkpoint, or None.
 
         Raises:
-          StorageError: the file is damaged; starting over silently would hide a spend.
-          ConfigError: the file is from a training in a public subspace, written by an earlier version.
+          StorageError: the file is damaged; starting over silently would hide the ε spent.
+          ConfigError: an earlier version wrote the file, with its removed option `subspace_dim`.
         """
         path = self.folder / "checkpoint.pt"
         if not path.is_file():
             return None
         try:
-            # A GPU's checkpoint must also load on machines without a GPU, and needs no second copy on one.
+            # On the CPU: a checkpoint must load on machines without a GPU, and need not be on a GPU twice.
             content = torch.load(path, weights_only=True, map_location="cpu")
             basis = content.pop("basis", None)  # files of 0.1 hold one, mostly None
             checkpoint = Checkpoint(**content)
@@ -217,7 +217,7 @@ class CheckpointFolder:
           num_restart_steps: R, charged in advance; None for no limit.
 
         Raises:
-          StorageError: earlier attempts can no longer be counted, or with this attempt more than T + R steps
+          StorageError: the count of earlier attempts is missing, or with this attempt more than T + R steps
             could be drawn.
           LedgerError: the grant does not cover the attempt.
         """
@@ -248,7 +248,9 @@ class CheckpointFolder:
         counts = read_drawn(self.count_file)
         if start_step is None:
             start_step = self.saved_step() if counts is not None and counts.num_steps else 0
-        if counts is None and (start_step > 0 or (self._is_kept and num_restart_steps is not None)):
+        if counts is None and (
+            start_step > 0 or (self._caller_keeps_count and num_restart_steps is not None)
+        ):
             return (
                 f"the count of drawn steps {self.count_file} is missing, so earlier attempts cannot be "
                 "charged. Restore it, or start this training in a new folder."
@@ -279,7 +281,7 @@ class CheckpointFolder:
         return read_drawn(self.count_file) or DrawCounts()
 
     def check_grant(self, num_steps: int) -> None:
-        """Refuse a training whose next attempt the grant does not cover.
+        """Raise LedgerError if the grant does not cover another attempt at the training.
 
         Raises:
           LedgerError: all attempts together may draw more steps than the ledger grants.
@@ -306,6 +308,7 @@ class CheckpointFolder:
         Scores in a lost checkpoint are drawn again, with fresh noise, and cost the same again.
 
         Raises:
+          StorageError: only one draw is charged in advance, and it may have been made.
           LedgerError: the grant does not cover the draw.
         """
         counts = self.read_counts() + DrawCounts(num_scorings=1)
@@ -410,7 +413,7 @@ class Grant:
 
     Attributes:
       num_steps: number of steps reserved, including lost ones; 0 takes the grant back.
-      num_steps_lost: how many of these steps belong to attempts that are no longer in any file here.
+      num_steps_lost: how many of these steps belong to attempts whose files are lost.
       num_scorings: number of draws of noised scores, if the training makes any.
     """
 

@@ -32,7 +32,7 @@ def new_file(path: str | Path, flags: int, *, mode: int = 0o666) -> int:
 
 
 def _mode_in(path: Path) -> int:
-    """Return a mode with all rights for the owner, and the folder's rights for group and others."""
+    """Return a mode with all rights for the owner, and the parent folder's rights for group and others."""
     return 0o700 | path.parent.stat().st_mode
 
 
@@ -42,7 +42,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
     If that fails, on a full disk for example, the old file stays, and no temporary file remains.
     """
-    temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # processes on two nodes may share a number
+    temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # two nodes' processes may share an id
     try:
         with open(temporary, "xb", opener=partial(new_file, mode=mode)) as file:
             yield file

@@ -18,7 +18,7 @@ from trainers.files.storage import default_root
 
 CONFIG_FILE = "config.yaml"
 _BEGUN, _ENDED = "begun", "ended"
-_RUNNING, _WELL = "RUNNING", "FINISHED"
+_RUNNING, _SUCCESS = "RUNNING", "FINISHED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Command:
     Attributes:
       name: the sweep's name; if a script runs two sweeps, the name of both.
       words: the words that start the script, without options; none if the user's own program started it.
-      options: the class of the script's options, by which a script recognises its own sweeps.
+      options: name of the class of the script's options, by which a script recognises its own sweeps.
       addresses: options that config.yaml omits and that every run of this one sweep needs.
     """
 
@@ -43,7 +43,7 @@ class ResumableSweep:
     """One sweep in a storage folder.
 
     Attributes:
-      folder: the folder of the sweep, or of the first of two.
+      folder: the folder of the sweep; of two that a script runs, the one most recently charged.
       command: how it was started; None if an earlier version started it.
       is_finished: whether it ended with all its results.
     """
@@ -59,7 +59,7 @@ class ResumableSweep:
 
 
 def resume_line(folder: Path) -> str:
-    """Return the command that continues the sweep in a folder."""
+    """Return the command line that continues the sweep in a folder, or the call to make from Python."""
     command = _command_of(folder)
     if command is None:
         return f"--resume --name {shlex.quote(folder.name)}"
@@ -85,7 +85,7 @@ def resumable_sweeps(root: Path) -> list[ResumableSweep]:
 def last_status(folder: Path) -> str:
     """Return the status with which an open sweep ended, in MLflow's terms.
 
-    It is "RUNNING" if the sweep has begun since, even if its driver was killed; "" without a log.
+    It is "RUNNING" if the sweep was started again since, even if its driver was killed; "" without a log.
     """
     events = _events(folder, _BEGUN, _ENDED)
     if not events:
@@ -98,7 +98,7 @@ def _has_finished(folder: Path) -> bool:
     if (folder / "trusted").is_dir():
         return (folder / "release" / "result.json").exists()
     events = _events(folder, _ENDED)
-    return bool(events) and events[-1].get("text") == _WELL
+    return bool(events) and events[-1].get("text") == _SUCCESS
 
 
 def _events(folder: Path, *names: str) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ class Outcomes:
     """Each scored record's contribution to the final scores of one training.
 
     Attributes:
-      record_ids: uint64 `[num_records]`, ids of the score set; the same records in the same order for all
+      record_ids: uint64 `[num_records]`, ids of the scored records; the same ones in the same order for all
         trainings on the same data with the same number of scored records.
       scores: for each metric name, float32 `[num_records]` whose mean is the score. A score on a probe data
         set, such as `transfer_knn_accuracy/digits`, has one entry for each record of that set instead.

@@ -17,11 +17,11 @@ from typing import Any
 
 from trainers.files.durable_files import make_folder, replacing
 
-_LOOK_EVERY_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 class TrainingStopped(Exception):  # noqa: N818 (an answer, not a fault)
-    """The sweep's time is over; the training's checkpoint contains all steps that it has drawn."""
+    """Raised when the sweep's time is over; the checkpoint contains all steps that were drawn."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -35,7 +35,7 @@ class Question:
     Attributes:
       token: random identifier of this question.
       step: number of steps done.
-      scores: the scores of the iterate after these steps that may leave the training.
+      scores: those scores of the network after these steps that may leave the training.
     """
 
     token: str
@@ -45,11 +45,11 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Oversight:
-    """Both sides of the same files: a training's and its driver's.
+    """The messages between a training and its driver; each side uses its own methods.
 
     Attributes:
       count_file: the file in which the training's steps are counted.
-      by_scores: whether the training asks after each intermediate score.
+      by_scores: whether the training asks after each intermediate score if it should continue.
     """
 
     count_file: Path
@@ -68,7 +68,7 @@ class Oversight:
         """Return the step at which the driver ended the training for its scores; None if it has not.
 
         The end also holds for every later attempt, even under another driver. An attempt that continued would
-        draw steps that were to be omitted, and give its final network scores drawn from an earlier one.
+        draw steps that were to be omitted, and its final network would get the scores of an earlier one.
         """
         step = _read(self._file("ended")).get("step")
         return None if step is None else int(step)
@@ -78,12 +78,12 @@ class Oversight:
         for name in ("stop", "asked", "answer"):
             self._file(name).unlink(missing_ok=True)
 
-    def goes_on(self, step: int, scores: Mapping[str, float], look: Callable[[], None]) -> bool:
+    def goes_on(self, step: int, scores: Mapping[str, float], check_attempt: Callable[[], None]) -> bool:
         """Ask the driver whether the training continues, and wait for the answer.
 
         Args:
           step, scores: as in `Question`.
-          look: function called while waiting; it raises if a newer attempt has taken over the training.
+          check_attempt: function called while waiting; it raises if a newer attempt has begun.
         """
         token = secrets.token_hex(8)
         _write(self._file("asked"), {"token": token, "step": step, "scores": dict(scores)})
@@ -91,9 +91,9 @@ class Oversight:
             answer = _read(self._file("answer"))
             if answer.get("token") == token:
                 return bool(answer["goes_on"])
-            look()
-            time.sleep(_LOOK_EVERY_SECONDS)
-        return True  # the training loop checks this itself
+            check_attempt()
+            time.sleep(_POLL_SECONDS)
+        return True  # a stop: the training loop itself checks `must_stop`
 
     def question(self) -> Question | None:
         """Return the training's unanswered question, or None."""
@@ -119,7 +119,7 @@ def _write(path: Path, content: Mapping[str, object]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return {}
-    return found
+    return content

@@ -18,7 +18,7 @@ from pathlib import Path
 from trainers.files.durable_files import new_file
 
 PROGRESS_FILE = "progress.json"
-_LEAST_SECONDS = 1.0
+_MIN_SECONDS_BETWEEN_WRITES = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class ProgressWriter:
         now = self._clock()
         if now < self._next and step < self._num_steps:
             return
-        self._next = now + _LEAST_SECONDS
+        self._next = now + _MIN_SECONDS_BETWEEN_WRITES
         part = self._path.with_suffix(".part")
         with suppress(OSError):  # a file that is only for observers must not stop a training
             with open(part, "w", opener=new_file) as file:
@@ -84,9 +84,9 @@ class ProgressWriter:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """Return the progress in a file; None if there is no file, or if it has another version."""
+    """Return the progress in a file; None if there is no file, or if its format is of another version."""
     try:
-        found = json.loads(path.read_text())
-        return Progress(step=int(found["step"]), num_steps=int(found["num_steps"]))
+        values = json.loads(path.read_text())
+        return Progress(step=int(values["step"]), num_steps=int(values["num_steps"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -52,14 +52,14 @@ def default_root() -> Path:
 
 
 def check_writable(root: Path) -> None:
-    """Refuse a storage folder that cannot be written; missing parts of its path would be created later.
+    """Check that a storage folder is writable or, if it does not exist yet, its nearest existing parent.
 
     Raises:
       StorageError: the folder cannot be written.
     """
     existing = next(parent for parent in (root, *root.parents) if parent.exists())
     try:
-        with tempfile.TemporaryFile(dir=existing) as file:  # permissions are not sufficient evidence
+        with tempfile.TemporaryFile(dir=existing) as file:  # permission bits are not sufficient evidence
             file.write(b"a sweep")
             file.flush()
     except OSError as error:
@@ -70,7 +70,7 @@ def check_writable(root: Path) -> None:
 
 @contextmanager
 def details_kept(root: Path) -> Iterator[None]:
-    """Write an error's details about the records themselves to a place that no job log includes.
+    """Write a raised error's details on records to a file that no job log includes; the error passes on.
 
     In a terminal the details are shown, and nothing is written. Elsewhere they are written to `trusted/` of
     the storage folder, for only this user (modes 0700 and 0600), under a name that discloses nothing.
@@ -82,18 +82,18 @@ def details_kept(root: Path) -> Iterator[None]:
         yield
     except DpgclError as error:
         if error.details and not sys.stderr.isatty():
-            error.details_file = _kept_details(root / "trusted", error)
+            error.details_file = _write_details(root / "trusted", error)
         raise
 
 
-def _kept_details(folder: Path, error: DpgclError) -> Path | None:
+def _write_details(folder: Path, error: DpgclError) -> Path | None:
     """Write an error and its details to a new file and return its path; None if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         number, name = tempfile.mkstemp(prefix="refused-", suffix=".txt", dir=folder)  # has mode 0600
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(f"{line}\n" for line in (str(error), *detail_lines(error.details)))
-    except OSError:  # the refusal itself must still be reported
+    except OSError:  # the error itself must still be reported
         return None
     return Path(name)
 
@@ -104,7 +104,7 @@ def inside_ray_job() -> bool:
 
 
 def runs_uploaded_copy() -> bool:
-    """Whether this code was uploaded with a job; Ray copies it to every node and first in every path."""
+    """Whether this code was uploaded with a job; Ray copies it to every node, first on the import path."""
     return "_ray_pkg_" in str(CODE_ROOT)
 
 

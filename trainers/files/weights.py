@@ -21,7 +21,7 @@ from torch import Tensor
 from dpgcl_core.errors import StorageError
 
 SAFETENSORS = ".safetensors"
-_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,5 +131,5 @@ def misfits(tensors: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> st
             differences.append(f"{name}: has {list(tensors[name].shape)}, needs {list(template[name].shape)}")
     if not differences:
         return None
-    rest = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-    return "; ".join(differences[:_SHOWN]) + rest
+    rest = f"; and {len(differences) - _MAX_SHOWN} more" if len(differences) > _MAX_SHOWN else ""
+    return "; ".join(differences[:_MAX_SHOWN]) + rest

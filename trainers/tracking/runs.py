@@ -22,7 +22,7 @@ from dpgcl_core.addresses import masked, masked_text
 from dpgcl_core.errors import ConfigError, TrackingError
 from dpgcl_core.release.markdown import escaped
 from dpgcl_core.release.metrics import declared_name, is_reference, tracked_name
-from trainers.config.active_settings import applying
+from trainers.config.active_settings import settings_with_effect
 from trainers.tracking.mlflow_server import connect, database_address, is_database, search_runs, server_errors
 
 if TYPE_CHECKING:
@@ -397,7 +397,7 @@ def _params(values: Mapping[str, Any]) -> dict[str, str]:
     >>> _params({"group_size": 8, "warm_start": None})
     {'group_size': '8'}
     """
-    return _strings(applying(values))
+    return _strings(settings_with_effect(values))
 
 
 def _created(client: MlflowClient, name: str, location: str | None, tags: Mapping[str, str]) -> Experiment:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainers.views.image_views import Draw
 
 TEXT_AUGMENTATIONS = {"sentence_swap": 0.5, "word_swap": 0.3, "word_delete": 0.2}
-"""Every text augmentation with the probability of DP-GCL, appendix B.3."""
+"""The text augmentations, each with its probability in DP-GCL, appendix B.3."""
 
 _ARTICLES = ("a", "an", "the", "this", "that", "these", "those", "some", "any", "such")
 _AUXILIARIES = ("is", "are", "was", "were", "be", "been", "being", "am", "there", "here", "it", "its", "it's")
@@ -56,7 +56,7 @@ NON_ESSENTIAL_WORDS = frozenset((*_ARTICLES, *_AUXILIARIES, *_PREPOSITIONS, *_FI
 
 _SENTENCE = re.compile(r"\S.*?(?:(?<![.!?…])[.!?…]++[\"'”’)\]]*(?=\s|$)|[。！？]+|$)", re.DOTALL)
 _WORD = re.compile(r"\w+(?:['’\-]\w+)*")
-_ENDS = tuple(".!?…。！？")
+_END_MARKS = tuple(".!?…。！？")
 
 Uniforms = NDArray[np.float64]
 
@@ -137,7 +137,7 @@ def _join_swapped(sentences: list[str], a: int, b: int) -> str:
     swapped = list(sentences)
     swapped[a], swapped[b] = swapped[b], swapped[a]
     # The last sentence may lack its full stop; before another sentence it would run into that sentence.
-    closed = [s if s.rstrip("\"'”’)]").endswith(_ENDS) else f"{s}." for s in swapped[:-1]]
+    closed = [s if s.rstrip("\"'”’)]").endswith(_END_MARKS) else f"{s}." for s in swapped[:-1]]
     return " ".join([*closed, swapped[-1]])
 
 
@@ -165,7 +165,7 @@ def words_of(text: str) -> list[str]:
 
 
 def with_words(text: str, words: Sequence[str]) -> str:
-    """Return a text with other words in place of its own words; the characters between words stay.
+    """Return `text` with `words` in place of its own words, one for one; characters between words stay.
 
     >>> with_words("One ring, two.", ["two", "One", "ring"])
     'two One, ring.'

@@ -25,7 +25,7 @@ from dpgcl_core.sampling.record_ids import Ids, keyed_uniform
 from trainers.config.networks import ViewConfig
 
 PIXEL_MEAN = 0.5
-"""Subtracted from pixels in [0, 1]; a constant, because the data set's own mean would be a release."""
+"""Subtracted from pixels in [0, 1]; a constant, because using the data's own mean would disclose it."""
 
 PIXEL_STD = 0.5
 """Divides the centred pixels; a constant for the same reason."""
@@ -95,13 +95,13 @@ def make_views(
 
 
 class Draw:
-    """The keyed random numbers of one call of `make_views`, one per record and view."""
+    """The random numbers of one call of `make_views` or `make_text_views`, hashed per record and view."""
 
     def __init__(self, ids: Ids, seed: int, step: int, num_views: int) -> None:
         self.ids, self.seed, self.step, self.num_views = ids, seed, step, num_views
 
     def unit(self, name: str) -> Parameter:
-        """Return numbers in [0, 1), `[n, num_views]`."""
+        """Return uniform numbers in [0, 1), `[n, num_views]`."""
         columns = [
             keyed_uniform(self.ids, "view", self.seed, self.step, view, name)
             for view in range(self.num_views)
@@ -109,7 +109,7 @@ class Draw:
         return np.stack(columns, axis=1) if columns else np.empty((len(self.ids), 0))
 
     def between(self, name: str, low: float | Parameter, high: float | Parameter) -> Parameter:
-        """Return numbers in [low, high), `[n, num_views]`."""
+        """Return uniform numbers in [low, high), `[n, num_views]`."""
         return low + (high - low) * self.unit(name)
 
 
@@ -172,7 +172,7 @@ def crop_boxes(draw: Draw, config: ViewConfig) -> tuple[Parameter, Parameter, Pa
 def _sample_points(
     start: Parameter, extent: Parameter, side: int, like: Tensor, mirror: NDArray[np.bool_] | None = None
 ) -> Tensor:
-    """Return where each output pixel is read, `[n, num_views, side]`, in [−1, 1] as for `grid_sample`."""
+    """Return the coordinates at which output pixels are read, `[n, num_views, side]`, for `grid_sample`."""
     centre = 2 * start + extent - 1
     scale = extent if mirror is None else np.where(mirror, -extent, extent)
     pixel_centres = (2 * np.arange(side) + 1) / side - 1
@@ -240,7 +240,7 @@ def colour_matrices(saturation: Parameter, hue: Parameter) -> NDArray[np.float64
 
 
 def _blur(views: Tensor, draw: Draw, config: ViewConfig) -> Tensor:
-    """Blur the views drawn for it by a Gaussian, as rows · view · columnsᵀ; other views stay exact."""
+    """Blur randomly chosen views by a Gaussian, one matrix product per axis; other views stay exact."""
     if views.numel() == 0:
         return views
     n, num_views, channels, height, width = views.shape
@@ -261,7 +261,7 @@ def _blur(views: Tensor, draw: Draw, config: ViewConfig) -> Tensor:
 def _blur_matrices(
     sigma: Parameter, is_blurred: NDArray[np.bool_], side: int, radius: int
 ) -> NDArray[np.float64]:
-    """Return the blur along one axis with reflect padding, `[views, side, side]`; identity without blur."""
+    """Return the matrices that blur along one axis, `[views, side, side]`; the identity if not blurred."""
     radius = min(radius, side - 1)
     taps = np.arange(-radius, radius + 1)
     weights = np.exp(-0.5 * (taps / sigma[:, None]) ** 2)

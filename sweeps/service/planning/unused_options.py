@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from trainers.config.active_settings import applying
+from trainers.config.active_settings import settings_with_effect
 from trainers.config.networks import NetworkOptions
 from trainers.config.presets import SETTINGS
 from trainers.config.tree import leaves, values_of
@@ -27,7 +27,7 @@ def unread_options(network: NetworkOptions, params: Sequence[Mapping[str, Any]])
     >>> unread_options(NetworkOptions(lora_rank=4), [{"method": "dp_gcl", "lora_rank": 4}])
     []
     """
-    read = _ALWAYS_READ.union(*map(applying, params))
+    read = _ALWAYS_READ.union(*map(settings_with_effect, params))
     values = values_of(network)
     usual = {name: [values_of(setting.network)[name] for setting in SETTINGS.values()] for name in values}
     return [name for name in leaves(NetworkOptions) if name not in read and values[name] not in usual[name]]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.registry import METHODS
 from tests.trainers.databases import open_tracker
-from trainers.config.active_settings import applying
+from trainers.config.active_settings import settings_with_effect
 from trainers.config.optimizer_registry import OPTIMIZERS
 from trainers.config.training import NetworkConfig, OptimizerConfig
 from trainers.training.optimizers import build_optimizer
@@ -27,7 +27,7 @@ def steps_with(name, momentum):
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_momentum_is_shown_of_optimizers_that_read_it(name):
     reads_it = not torch.equal(steps_with(name, 0.0), steps_with(name, 0.9))
-    assert ("momentum" in applying({"optimizer_name": name, "momentum": 0.9})) == reads_it
+    assert ("momentum" in settings_with_effect({"optimizer_name": name, "momentum": 0.9})) == reads_it
 
 
 @pytest.mark.parametrize("name", ["dp_gcl", "byol_groups", "siglip_groups"])
@@ -39,7 +39,7 @@ def test_temperature_is_shown_of_losses_that_read_it(name):
         method.loss(LossSettings(temperature=temperature))(embeddings) for temperature in (0.2, 1.0)
     )
     reads_it = not torch.equal(one, other)
-    assert ("temperature" in applying({"method": name, "temperature": 0.5})) == reads_it
+    assert ("temperature" in settings_with_effect({"method": name, "temperature": 0.5})) == reads_it
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_temperature_is_shown_of_losses_that_read_it(name):
     ],
 )
 def test_what_nothing_reads_is_left_out(params, left_out):
-    assert set(params) - set(applying(params)) == left_out
+    assert set(params) - set(settings_with_effect(params)) == left_out
 
 
 def test_networks_of_images_have_no_options_of_adapters():

@@ -89,7 +89,7 @@ def test_the_images_are_those_of_their_version() -> None:
 
 def test_radii_of_leaves_follow_the_scale_free_law() -> None:
     unit = np.random.default_rng(0).random(20_000)
-    radii = procedural._scale_free(unit, LEAF_RADII)
+    radii = procedural._scale_free_radii(unit, LEAF_RADII)
     low, high = LEAF_RADII
     assert low <= radii.min()
     assert radii.max() <= high

@@ -215,7 +215,7 @@ class _NoLock(nullcontext[None]):
 
 def _come_by(monkeypatch: pytest.MonkeyPatch, come: Callable[[], object]) -> None:
     """Call `come` before and after a file is replaced, and where numbers of attempts are read or made."""
-    for owner, name in ((Path, "replace"), (Attempts, "_numbers"), (Attempts, "_created")):
+    for owner, name in ((Path, "replace"), (Attempts, "_numbers"), (Attempts, "_create_file")):
         original = getattr(owner, name)
 
         def placed(*given: object, original: Callable[..., object] = original) -> object:
