@@ -219,7 +219,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
     def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
         """Return ε of everything that one training releases: model, noised scores and noised SNR.
 
-        Any of the R steps charged in advance for restarts may repeat the first step and its noised SNR.
+        Any of the R steps charged in advance may repeat the first step, so R further SNRs are charged.
 
         Args:
           num_steps: number of charged steps; by default all planned steps, T + R.

@@ -94,6 +94,7 @@ def cache_folder() -> Path:
 
 
 def _find_in_data_folder(name: str, folder_name: str) -> Path | None:
+    """Return the file's path in `$DPGCL_DATA`, in any spelling of the sub-folder; None if it is not there."""
     root = os.environ.get("DPGCL_DATA")
     if not root:
         return None

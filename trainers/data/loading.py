@@ -186,6 +186,7 @@ def _check_unit_column(name: str, unit_column: str | None) -> None:
 
 
 def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
+    """Raise ConfigError if an option is set that does not apply to this data set."""
     fitting = pairs.fitting(name).changed_fields
     applicable = [field for field in fitting if has_pairs != (field == CLASS_CAPTIONS)]
     unused = [field for field in pairs.changed_fields if field not in applicable]

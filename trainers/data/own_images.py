@@ -88,6 +88,7 @@ def load_npz(request: Request) -> LoadedData:
 
 
 def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str, NDArray[Any]]:
+    """Return the file's images, labels, ids and units by array name, after checks of size and prefix."""
     if not path.is_file():
         raise DataError(f"npz:PATH must be an existing file; got {str(path)!r}")
     columns = ["images", "labels", "ids", *([unit_column] if unit_column else [])]
@@ -147,6 +148,7 @@ def _pixels_per_image(archive: np.lib.npyio.NpzFile, name: str) -> int:
 
 
 def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | None) -> _Part:
+    """Return the split of this prefix; ids come from the units, else from `ids`, else from the content."""
     images = _channels_first(arrays[f"{prefix}images"], f"{prefix}images")
     labels, names = arrays.get(f"{prefix}labels"), arrays.get(f"{prefix}ids")
     for column in ("labels", "ids", *([unit_column] if unit_column else [])):

@@ -149,6 +149,7 @@ def image_files(name: str, options: PairOptions | None = None) -> list[str]:
 
 
 def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
+    """Yield the path of the image of each well-formed row."""
     header, lines = _read_csv(path, options.separator)
     index = header.index(image_column(options, header, "csv", options.separator))
     for line in lines:
@@ -157,6 +158,7 @@ def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
 
 
 def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
+    """Yield the path of the image of each row, in files whose image column holds no bytes."""
     import pyarrow.parquet as pq
     import pyarrow.types as kinds
 
@@ -175,6 +177,7 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
 
 
 def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, max_pixels: int) -> PairRows:
+    """Return the rows of a table; `values` are its columns, and `names` the column for each purpose."""
     images, captions = values[names.image or ""], values[names.caption or ""]
     kinds = {type(image) for image in images if image is not None}
     texts = [text for entry in captions for text in (entry if isinstance(entry, list) else [entry])]
@@ -228,6 +231,7 @@ def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
 
 
 def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
+    """Return the column names in a csv file's first line, and the cells of each further line."""
     if not path.is_file():
         raise DataError(f"csv:PATH must be an existing file; got {str(path)!r}")
     lines: list[list[str]] = []

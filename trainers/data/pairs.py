@@ -266,6 +266,7 @@ def _images_by_unit(rows: PairRows, sound: list[int]) -> _Units:
 def _records(
     rows: PairRows, units: _Units, labels: dict[int, int] | None, images_of: Callable[[list[int]], Images]
 ) -> ImageTextRecords:
+    """Return one record per unit, each image with the distinct captions of its rows."""
     images = [image_rows for unit_images in units.values() for image_rows in unit_images.values()]
     sizes = np.array([len(unit_images) for unit_images in units.values()], dtype=np.int64)
     return ImageTextRecords(

@@ -80,6 +80,7 @@ def procedural_images(indices: Ids, image_shape: tuple[int, int, int], *, seed: 
 
 
 def _some_images(indices: Ids, image_shape: tuple[int, int, int], seed: int) -> NDArray[np.uint8]:
+    """Return the images at `indices`, each of a kind that is drawn by the shares in `KINDS`."""
     images = np.empty((len(indices), *image_shape), dtype=np.float32)
     bounds = np.cumsum([share for share, _ in KINDS.values()])
     kinds = np.searchsorted(bounds, keyed_uniform(indices, "procedural", VERSION, seed, "kind"), side="right")

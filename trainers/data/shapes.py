@@ -279,6 +279,7 @@ def describe_scene(scenes: ShapeScenes, row: int, wording: int) -> str:
 
 
 def _describe_group(scenes: ShapeScenes, row: int, group: int) -> str:
+    """Return a phrase such as `two small red rings in the top row`."""
     along = np.flatnonzero(_ARRANGEMENTS[scenes.arrangement[row, group]])
     line, has_columns = int(scenes.line[row, group]), bool(scenes.has_columns[row])
     if len(along) == 1:
@@ -305,6 +306,7 @@ def _cells(scenes: ShapeScenes) -> Numbers:
 
 
 def _first_shape(scenes: ShapeScenes) -> Numbers:
+    """Return the shape of each scene's first thing in reading order, `[n]`."""
     cells = _cells(scenes).reshape(-1, _GRID * _GRID)
     rows = np.arange(len(cells))
     group = cells[rows, (cells >= 0).argmax(axis=1)]

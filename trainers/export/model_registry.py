@@ -225,6 +225,7 @@ def _artifact_path(description: ModelDescription) -> str:
 def _create_version(
     client: MlflowClient, name: str, run_id: str, folder: Path, description: ModelDescription
 ) -> str:
+    """Create a version of the registered model, which is created if it is new; return its number."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -167,6 +167,7 @@ def _read_statement(results_folder: Path, folder: Path) -> Statement:
 
 
 def _open_trials(folder: Path, doubts: Mapping[str, str]) -> tuple[FinishedTrial, ...]:
+    """Return an open sweep's finished trials, in the order of their names."""
     trials = []
     for file in sorted((folder / "trials").glob("*.json")):
         result = _read_result(file)
@@ -192,6 +193,7 @@ def _open_trials(folder: Path, doubts: Mapping[str, str]) -> tuple[FinishedTrial
 
 
 def _published_trial(release: Path, doubts: Mapping[str, str]) -> FinishedTrial:
+    """Return the one model that a sealed sweep published."""
     file, weights = release / "result.json", release / PUBLISHED
     result = _read_result(file)
     if result.get("outcome") != "one model" or not weights.is_file():

@@ -199,6 +199,7 @@ def _median_repeat(sweep: FinishedSweep, setting: TakenSetting) -> tuple[Finishe
 
 
 def _best_trial(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tuple[FinishedTrial, str]:
+    """Return the best trial by a score, of those with a guarantee if any has one, and the choice in words."""
     trained = [each for each in sweep.trials if each.metrics.get("num_steps_done") != 0]
     proven = [each for each in trained if each.params["guarantee_label"] == PROVEN]
     scores = {name for each in proven or trained for name in each.metrics if is_final_score(name)}

@@ -66,6 +66,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def _named_tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
+    """Return the state dictionary in a file's content, after checking that it holds only named tensors."""
     if isinstance(content, Mapping) and {"step", "model", "optimizer"} <= content.keys():
         raise StorageError(
             f"{path} is the checkpoint of a training, which may have used private data. Export the model "

@@ -112,6 +112,7 @@ def _stack(columns: list[Uniforms], views: list[list[str]], num_views: int) -> U
 
 
 def _swap_sentences(views: list[list[str]], draw: Draw, prob: float) -> None:
+    """Swap two sentences in randomly chosen views; `views` is modified."""
     happens = draw.unit("sentence swap") < prob
     first, second = draw.unit("sentence swap first"), draw.unit("sentence swap second")
     for i, row in enumerate(views):
@@ -178,6 +179,7 @@ def with_words(text: str, words: Sequence[str]) -> str:
 
 
 def _delete_words(text: str, happens: list[bool]) -> str:
+    """Drop each word k with `happens[k]` that carries little meaning, unless no word would remain."""
     words = list(_WORD.finditer(text))
     kept_words = [
         word
