@@ -1,4 +1,4 @@
-"""The budget ledger in a sweep: reserved before any worker starts, extended before a resume, settled after.
+"""The charges of an open sweep: reserved before a worker starts, extended before a resume, settled after.
 
 Only the driver uses the ledger. A worker reads its *grant*, a file next to its checkpoint with the number of
 reserved steps (`trainers.files.checkpoint`), and draws no further steps. The driver checks every few seconds
@@ -7,7 +7,7 @@ training stops at its next checkpoint.
 
 *An old copy of the ledger.* Every charge is on disk first, then in the mark on the data, then in the sweep's
 plan, and only then granted to a worker (`dpgcl_core.ledger.ledger` has the proposition). The next start
-refuses a ledger that lacks rows recorded in mark or plan.
+refuses a ledger that lacks rows recorded in the mark or the plan.
 
 The plan also has the ids of ledger and data set, and a resume with other ids is refused. The charge of each
 trial is described in `sweeps.service.privacy.reservations`.
@@ -44,11 +44,11 @@ class SweepBudget:
     """The reservations of one open sweep.
 
     Attributes:
-      reservations: each trial's reservations; the folder's plan must have their id before any charge.
+      reservations: each trial's reservations; the folder's plan must hold their `sweep_id` before any charge.
       trials: all trials of the sweep.
-      later: trials of a later sweep; the budget must have room for them in advance, too.
-      unit: the unit that one record stands for.
-      source: the data's options; if None, the images that the data refer to are not marked.
+      unit: the privacy unit that one record stands for, as registered in the ledger.
+      source: the data options; if None, the folders of images that a list names get no ledger mark.
+      later: trials of a sweep that follows this one; `check` requires that the budget has room for them, too.
       outage: the reason why the ledger is unreachable; None while it answers.
     """
 
@@ -58,7 +58,7 @@ class SweepBudget:
     source: DataOptions | None = None
     later: Sequence[Trial] = ()
     outage: str | None = None
-    _confirmed: float = 0.0
+    _last_check_seconds: float = 0.0
 
     @property
     def ledger(self) -> Ledger:
@@ -79,8 +79,9 @@ class SweepBudget:
         """Check that the ledger would admit the sweep, before anything is started or charged.
 
         Raises:
-          ConfigError: a trial has no guarantee, or a guarantee that a ledger cannot add up.
-          BudgetExceeded, LedgerError: as in `Ledger.reserve`.
+          ConfigError: a trial has no guarantee, or steps that a ledger cannot add up.
+          LedgerError: the data set is registered with another unit, or the ledger cannot be read.
+          BudgetExceeded: the remaining budget has no room for all trials, later ones included.
         """
         unproven = [trial.name for trial in self.trials if not is_proven(trial)]
         if unproven:
@@ -141,11 +142,11 @@ class SweepBudget:
 
         Args:
           remaining: the trials that are about to run.
-          data: the place of the records, where the ledger's mark is written; also on the images of a list, if
-            their folders hold nothing else.
+          data: the file or folder of private records, which gets the ledger's mark; None for public data. If
+            it lists images, folders that hold nothing but these images are marked, too.
 
         Raises:
-          BudgetExceeded, LedgerError: nothing may start.
+          BudgetExceeded, LedgerError: the ledger refuses the charge or cannot be reached; nothing may start.
         """
         if (self.folder.read_plan() or {}).get("sweep_id") != self.reservations.sweep_id:
             raise LedgerError(f"{self.folder.path} does not hold this sweep's id, which a resume needs")
@@ -158,7 +159,7 @@ class SweepBudget:
                     "folders that cannot be written. Another list of these images would not be recognised"
                 )
         unreserved = self._unreserved()
-        for trial in unreserved:  # from here on a missing grant means that a folder was lost
+        for trial in unreserved:  # write grants of 0 steps: a missing grant then means that a folder was lost
             self.reservations.withdraw_grant(trial.name)
         if unreserved:
             self.ledger.reserve(
@@ -172,7 +173,7 @@ class SweepBudget:
         self.reservations.keep_head()
         if data is not None and self.source is not None:
             bind_images(self.ledger, self.dataset_id, self.source)
-        self._confirmed = time.monotonic()
+        self._last_check_seconds = time.monotonic()
 
     def restarted(self, name: str) -> None:
         """Charge the steps that a training repeats after its process died, before it starts again.
@@ -185,8 +186,11 @@ class SweepBudget:
             self.reservations.withdraw_grant(name)
 
     def confirm(self, *, every_seconds: float = CONFIRM_EVERY_SECONDS) -> None:
-        """Check that the reservations are valid; withdraw all grants unless the ledger confirms this."""
-        if self.outage is not None or time.monotonic() - self._confirmed < every_seconds:
+        """Check with the ledger that all reservations are valid; else set `outage` and withdraw all grants.
+
+        No-op after an outage, and within `every_seconds` of the last check.
+        """
+        if self.outage is not None or time.monotonic() - self._last_check_seconds < every_seconds:
             return
         try:
             for reservation in (r for parts in self.reservations.by_trial.values() for r in parts.values()):
@@ -195,7 +199,7 @@ class SweepBudget:
             self.outage = str(error)
             for name in self.reservations.by_trial:
                 self.reservations.withdraw_grant(name)
-        self._confirmed = time.monotonic()
+        self._last_check_seconds = time.monotonic()
 
     def settle(self, name: str, metrics: Mapping[str, float]) -> None:
         """Refund the unused steps of a finished training.
@@ -203,7 +207,7 @@ class SweepBudget:
         Trainings that failed or never started keep their whole charge: the number of their steps is unknown.
 
         Raises:
-          LedgerError: the ledger is unreachable (settle again later), or the training overdrew.
+          LedgerError: the ledger is unreachable (settle again later), or more steps were drawn than reserved.
         """
         self.reservations.settle(self._trial(name), metrics)
 
@@ -212,7 +216,7 @@ class SweepBudget:
         return self.ledger.statement(self.dataset_id)
 
     def remaining_budget(self) -> tuple[float | None, int]:
-        """Return the ledger's remaining budget for such trials: ε and number of trainings."""
+        """Return the remaining ε, and how many more trainings like the sweep's costliest would fit."""
         return remaining_budget(self.ledger, self.dataset_id, self.trials)
 
     def _unreserved(self) -> list[Trial]:
@@ -224,10 +228,10 @@ class SweepBudget:
 
 
 def remaining_budget(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -> tuple[float | None, int]:
-    """Return a data set's remaining budget: ε of the filter, and trainings like these trials' costliest.
+    """Return the ε that a data set's cap leaves, and how many more trainings like the costliest trial fit.
 
-    ε is None with step quotas, which have no common ε. Both values depend only on the charges, and so only on
-    public numbers.
+    ε is None if the cap is made of step quotas, which have no common ε. Both values depend only on the
+    charges, and so only on public numbers.
     """
     costliest = max(filter(is_proven, trials), key=lambda trial: trial.config.epsilon())
     spending = ledger.read_charges(dataset_id, with_pld=False)
@@ -238,7 +242,7 @@ def remaining_budget(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -
 def _num_admitted(
     ledger: Ledger, dataset_id: str, trial: Trial, planned: Sequence[PlannedTraining] = ()
 ) -> int:
-    """Return the number of trainings like a given one that a ledger would admit now, or after a plan."""
+    """Return how many trainings like `trial` a ledger would admit in addition to the planned trainings."""
 
     def admits(number: int) -> bool:
         more_trainings = planned_trainings({f"more-{new_sweep_id()}": trial}, num_of_each=number)
@@ -252,7 +256,9 @@ def _num_admitted(
 
 
 def largest_admitted(admits: Callable[[int], bool], max_number: int) -> int:
-    """Return the largest admitted number up to `max_number`, by bisection; 0 if 1 is not admitted.
+    """Return the largest number up to `max_number` that `admits` accepts, by bisection; 0 if it rejects 1.
+
+    `admits` must also accept every smaller number than one that it accepts.
 
     >>> [largest_admitted(lambda number: number <= limit, 2**20) for limit in (0, 1, 5, 64, 2**21)]
     [0, 1, 5, 64, 1048576]
@@ -276,7 +282,7 @@ def new_sweep_id() -> str:
 def sweep_budget(
     plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, folder: SweepFolder
 ) -> SweepBudget | None:
-    """Return an open sweep's budget; None without a ledger, or for a sealed sweep, charged as a whole.
+    """Return an open sweep's budget; None without a ledger, or for a sealed sweep (see `sealed_charge`).
 
     Raises:
       LedgerError: the folder's sweep was begun with another ledger or data set, or the ledger is an old copy.

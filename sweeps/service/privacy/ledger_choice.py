@@ -31,17 +31,18 @@ from trainers.data.pair_tables import image_files, image_folders
 
 
 def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: bool = False) -> None:
-    """Check the options that decide on a ledger; private data need such a decision.
+    """Check the ledger options: private data need a ledger, or `no_ledger`.
 
     Args:
       data: the options of the data that the sweep trains and scores on.
       options: the ledger options.
-      dry_run: whether nothing will be trained.
+      dry_run: whether nothing will be trained, so that no ledger is needed.
 
     Raises:
-      ConfigError: the options break a rule; the message states the rule and the fix.
-      LedgerError: the training data carry a ledger's mark, but no ledger is given, the data are declared
-        public, or the mark names another data set; or the evaluation data carry a mark.
+      ConfigError: private data have neither, both are set, or a ledger and a data set's id are not set
+        together.
+      LedgerError: the training data have a ledger's mark (a file next to them), but no ledger is set, the
+        data are declared public, or the mark names another data set; or the evaluation data have a mark.
     """
     for name in (data.evaluate_on or "", *data.probe_datasets):
         if path := data_path(name):
@@ -69,7 +70,7 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
 
 
 def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
-    """Return the error text for private data without a ledger, None if valid; a dry run needs no ledger."""
+    """Return the error text if private data lack the ledger that they need; None if nothing is missing."""
     if not data.are_private or ledger_url(data, options) is not None:
         return None
     path, mark = _find_mark(data)
@@ -88,10 +89,10 @@ def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
 
 
 def _find_mark(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
-    """Return the training data's file or folder, with its mark or a mark on a folder of their images.
+    """Return the training data's path, and the mark on it or on its images: a data set's id and a head.
 
-    A file that names its images is not all of the data: another list of the same images has no mark itself.
-    The places of the images are content of records, and are not returned.
+    If the path is a list of images, their folders are searched, too: another list of the same images has no
+    mark itself. The paths of the images are content of records, and are not returned.
     """
     path = data_path(data.dataset)
     if path is None:
@@ -105,7 +106,7 @@ def _find_mark(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]
 
 
 def marks_note(data: DataOptions, ledger: Ledger | None) -> list[str]:
-    """Return the note for plan and statement on private data in a folder where no mark can be written."""
+    """Return a note for plan and statement if no mark can be written next to private data, else nothing."""
     path = data_path(data.dataset)
     if ledger is None or path is None or not data.are_private or not is_read_only(path):
         return []
@@ -121,8 +122,8 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
 
     A list's own mark does not protect against a second list of the same images. A mark on a folder is valid
     for all files in it. So only folders are marked that contain only images of the list (and the list, and
-    hidden files); otherwise public data in the folder would become unusable. Call it before and after the
-    first charge, because these marks are not updated with the ledger automatically.
+    hidden files); otherwise public data in the folder would be refused, too. Call it before and after the
+    first charge, because these marks do not follow later rows of the ledger by themselves.
 
     Returns:
       Whether all images are protected in this way; True if the data are no list.
@@ -134,13 +135,13 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
     files = {os.path.realpath(file) for file in image_files(data.dataset, pairs)}
     folders = {os.path.dirname(file) for file in files}
     paths = files if path is None else {*files, os.path.realpath(path)}
-    alone = [Path(each) for each in sorted(folders) if os.access(each, os.W_OK) and _holds_only(each, paths)]
+    own_folders = [Path(f) for f in sorted(folders) if os.access(f, os.W_OK) and _holds_only(f, paths)]
     heads: set[Head] | None = set()
     try:
-        heads = {head for folder in alone for head in heads_of_marks(folder, dataset_id)}
+        heads = {head for folder in own_folders for head in heads_of_marks(folder, dataset_id)}
     except (LedgerError, OSError):
         heads = None
-    if heads is None:  # raised outside `except`: the other message names the folder
+    if heads is None:  # raised outside `except`, because the traceback would show a message with the folder
         raise LedgerError(
             f"images of {path} carry a mark of another data set or ledger than {dataset_id!r}, or a damaged "
             "mark. Pass the data set that they are charged to as --dataset-id, or restore the mark"
@@ -148,11 +149,11 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
     for head in heads:
         ledger.check_has(head, f"a mark on images of {path}")
     try:
-        if alone:
-            ledger.bind(dataset_id, *alone, follow=False)
+        if own_folders:
+            ledger.bind(dataset_id, *own_folders, follow=False)
     except LedgerError:  # a full disk, for example
         return False
-    return len(alone) == len(folders)
+    return len(own_folders) == len(folders)
 
 
 def _holds_only(folder: str, paths: set[str]) -> bool:
@@ -164,10 +165,10 @@ def _holds_only(folder: str, paths: set[str]) -> bool:
 
 
 def unit_of(data: DataOptions) -> str:
-    """Return the unit that a record stands for, as to be registered in the ledger: the unit column's name.
+    """Return a record's privacy unit, as a ledger names it: the unit column, or `RECORD` for single rows.
 
     Raises:
-      ConfigError: the column has the name that stands for single rows.
+      ConfigError: the column's name is `RECORD`, which is kept for single rows.
     """
     if data.unit_column == RECORD:
         raise ConfigError(
@@ -177,7 +178,7 @@ def unit_of(data: DataOptions) -> str:
 
 
 def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
-    """Return the sweep's ledger, opened and checked; None without a ledger.
+    """Open and check the sweep's ledger, and return it; None if the options name no ledger.
 
     Raises:
       LedgerError: the ledger is missing, unreachable or tampered with, or lacks rows that are recorded in the
@@ -206,13 +207,13 @@ def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
 def with_registered_number(
     options: MechanismOptions, ledger: Ledger | None, dataset_id: str | None
 ) -> MechanismOptions:
-    """Return the options with the data set's registered number of records N.
+    """Return the options with N, the data set's registered number of records; unchanged without a ledger.
 
-    All charges to a data set are stated together, for data sets of at most N records. So they assume the same
-    N, which does not depend on the data.
+    The ledger's total for a data set holds if it has at most N records. So all charges assume the same N,
+    which does not depend on the data.
 
     Raises:
-      ConfigError: another number is given.
+      ConfigError: the options set another number.
       LedgerError: no such data set is registered.
     """
     if ledger is None or dataset_id is None:
@@ -237,7 +238,7 @@ def check_starts(starts: Mapping[Path, PrivateStart], ledger: Ledger | None) -> 
     """Check that models trained on the private data were charged to this ledger, and that it has these rows.
 
     Args:
-      starts: the models, by the file of their weights.
+      starts: models that trainings start from, by the file of their weights.
       ledger: the ledger that the sweep is charged to.
 
     Raises:
@@ -253,7 +254,7 @@ def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | 
     """Check that a sweep is resumed with the ledger and data set that it began with.
 
     Otherwise earlier and later steps would be charged to two accounts. An old copy of the ledger is refused,
-    too, by the head in the plan. A plan of version 0.1.0 has no head, and gets one with its next charge.
+    too: it lacks rows up to the head in the plan. A plan of version 0.1.0 gets a head with its next charge.
 
     Raises:
       LedgerError: the ledger or the data set is another one, or the ledger is an old copy.
@@ -261,17 +262,17 @@ def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | 
     plan = folder.read_plan()
     if plan is None:
         return
-    before = plan.get("account")
-    if before == account_of(ledger, dataset_id):
+    plan_account = plan.get("account")
+    if plan_account == account_of(ledger, dataset_id):
         if ledger is not None and "head" in plan:
             ledger.check_has(Head(**plan["head"]), f"the plan of the sweep {folder.name!r}")
         return
-    if before is None:
+    if plan_account is None:
         raise LedgerError(
             f"the sweep {folder.name!r} was begun without a ledger, and a charge must come before the first "
             "step. Resume it without a ledger, or start another sweep under a new --name"
         )
     raise LedgerError(
         f"the sweep {folder.name!r} is charged to a ledger. Resume it with the --ledger whose id is "
-        f"{before['ledger_id']} and with --dataset-id {before['dataset_id']}"
+        f"{plan_account['ledger_id']} and with --dataset-id {plan_account['dataset_id']}"
     )

@@ -32,6 +32,7 @@ from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.files.checkpoint import CheckpointFolder, Grant, read_grant, write_grant
 
 SNR, SCORES = "/snr", "/scores"
+"""The ends of the labels of a trial's further reservations: for its first steps, and for noised counts."""
 
 
 @dataclass(kw_only=True)
@@ -45,8 +46,8 @@ class TrialReservations:
       dataset_id: the id of the data set whose budget is charged.
       sweep_id: the sweep's random id; labels are `name-id/trial`.
       folder: the sweep's folder.
-      by_trial: the open reservations of every trial, by the ends of their labels: "" for its steps, `SNR`
-        for its first steps, `SCORES` for noised counts.
+      by_trial: the open reservations by the trial's name and the end of their label: "" for its plain steps,
+        `SNR` for first steps that release a noised norm, `SCORES` for noised counts.
     """
 
     ledger: Ledger
@@ -56,7 +57,7 @@ class TrialReservations:
     by_trial: dict[str, dict[str, Reservation]] = field(default_factory=dict)
 
     def plan(self, trials: Sequence[Trial]) -> list[PlannedTraining]:
-        """Return the charges for the trials before they start."""
+        """Return the charges to reserve before the trials start."""
         return planned_trainings({self._label(trial): trial for trial in trials})
 
     def without_any(self, trials: Sequence[Trial]) -> list[Trial]:
@@ -94,7 +95,7 @@ class TrialReservations:
         if SNR in parts:
             num_extra[SNR] = self._more_first_steps(trial.name, parts[SNR], before)
         num_reserved = _num_steps(parts)
-        # Reserved or started, without a trace of an outcome: all steps may have been drawn.
+        # A missing grant, or a start without a trace, may stand for attempts that drew all their steps.
         num_lost = max(starts.num_lost * num_steps, num_reserved if before is None else before.num_steps_lost)
         num_needed = num_lost + self._checkpoints(trial).steps_if_resumed(num_steps)
         num_extra[""] = max(0, num_needed - num_reserved - num_extra.get(SNR, 0))
@@ -111,7 +112,7 @@ class TrialReservations:
         """Refund the unused steps of a finished training.
 
         Raises:
-          LedgerError: the ledger is unreachable (settle again later), or the training overdrew.
+          LedgerError: the ledger is unreachable (settle again later), or more steps were drawn than reserved.
         """
         name, parts = trial.name, self.of_trial(trial)
         executed = {part: reservation.num_steps for part, reservation in parts.items()}
@@ -119,9 +120,9 @@ class TrialReservations:
         if grant is not None:
             total = int(metrics["num_steps_charged"]) + grant.num_steps_lost
             counted = self.folder.read_counts(name)
-            if SNR in parts and counted is not None and not grant.num_steps_lost:  # else it is unknown
-                first = max(counted.num_attempts, total - parts[""].num_steps)
-                executed[SNR] = min(parts[SNR].num_steps, first)
+            if SNR in parts and counted is not None and not grant.num_steps_lost:  # else unknown
+                num_first_steps = max(counted.num_attempts, total - parts[""].num_steps)
+                executed[SNR] = min(parts[SNR].num_steps, num_first_steps)
             executed[""] = max(0, total - executed.get(SNR, 0))
         for part, reservation in parts.items():
             if reservation.num_steps_executed is None:
@@ -130,28 +131,28 @@ class TrialReservations:
         self.keep_head()
 
     def withdraw_grant(self, name: str) -> None:
-        """Set the granted steps to none; the numbers of lost steps and of paid scorings stay."""
+        """Set the number of granted steps to 0; the numbers of lost steps and granted scorings stay."""
         path = self.folder.checkpoint_folder(name)
         write_grant(path, replace(read_grant(path) or Grant(num_steps=0), num_steps=0))
 
     def keep_head(self) -> None:
-        """Store the ledger's head in the plan, before anything more may be drawn."""
+        """Store the head of the data set's rows in the sweep's plan, before anything more may be drawn."""
         self.folder.keep_head(vars(self.ledger.head_of(self.dataset_id)))
 
-    def _more_first_steps(self, name: str, reservation: Reservation, before: Grant | None) -> int:
-        """Return the extra first steps that one more attempt needs; attempts that drew nothing had none."""
-        if before is None or before.num_steps_lost or self.folder.starts(name).num_lost:
-            return 1  # their number is unknown
+    def _more_first_steps(self, name: str, reservation: Reservation, grant: Grant | None) -> int:
+        """Return how many first steps to add for one more attempt; an attempt that drew nothing had none."""
+        if grant is None or grant.num_steps_lost or self.folder.starts(name).num_lost:
+            return 1  # the number of earlier first steps is unknown
         counted = self.folder.read_counts(name)
         return max(0, (counted.num_attempts if counted is not None else 0) + 1 - reservation.num_steps)
 
     def _more_scores(self, trial: Trial, reservation: Reservation, num_steps_lost: int) -> tuple[int, int]:
-        """Return the extra noised counts that one more attempt needs, and the scorings to grant."""
-        per_scoring, planned = trial.config.evaluation.num_noised_scores, trial.config.mechanism.num_steps
+        """Return how many noised counts to add for one more attempt, and how many scorings to grant."""
+        per_scoring, num_steps = trial.config.evaluation.num_noised_scores, trial.config.mechanism.num_steps
         path, starts = self.folder.checkpoint_folder(trial.name), self.folder.starts(trial.name)
         grant, num_reserved = read_grant(path), reservation.num_steps // per_scoring
         num_unknown = num_reserved - (grant.num_scorings if grant is not None else 0)
-        num_lost = max(starts.num_lost, num_steps_lost // planned, num_unknown)
+        num_lost = max(starts.num_lost, num_steps_lost // num_steps, num_unknown)
         num_needed = max(num_reserved, num_lost + self._checkpoints(trial).scorings_if_resumed())
         return (num_needed - num_reserved) * per_scoring, num_needed - num_lost
 
@@ -169,17 +170,17 @@ def _num_steps(parts: Mapping[str, Reservation]) -> int:
 
 
 def planned_trainings(trials: Mapping[str, Trial], *, num_of_each: int = 1) -> list[PlannedTraining]:
-    """Return the charges for each trial before it starts, labelled.
+    """Return the labelled charges to reserve before each trial starts.
 
     Args:
       trials: the trials by label.
       num_of_each: the number of equal trainings that each charge is for.
     """
-    return [part for label, trial in trials.items() for part in _parts(trial, label, num_of_each)]
+    return [part for label, trial in trials.items() for part in _planned_charges(trial, label, num_of_each)]
 
 
-def _parts(trial: Trial, label: str, num_trials: int) -> list[PlannedTraining]:
-    """Return the charges for a number of equal trials: for steps, and for further releases."""
+def _planned_charges(trial: Trial, label: str, num_trials: int) -> list[PlannedTraining]:
+    """Return the charges for equal trials: for their plain steps, first steps and noised counts."""
     trial_release, delta = trial_class(trial), trial.config.mechanism.target_delta
     parts = [("", trial_release.step_class, max(1, trial_release.num_steps - trial_release.num_joint_steps))]
     if trial_release.joint_class is not None:

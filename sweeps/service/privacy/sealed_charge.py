@@ -33,49 +33,49 @@ def rdp_of_best(
 ) -> Callable[[float], float]:
     """Return the RDP curve of the best of a secret number of trials, by Papernot and Steinke (2022).
 
-    With noised scores it is the larger of the curves for the two cases of
-    `dpgcl_core.accounting.tuning.trial_release`.
+    With noised scores it is the larger of two curves: for a record that trials train on, and for one that
+    they score (`dpgcl_core.accounting.tuning.trial_release`).
     """
     candidates, weights = candidates_of(trials)
     law = trial_law(release, max_trials)
 
-    def curve_of(case: Sequence[Mapping[StepClass, int]], order: float) -> float:
+    def rdp_of_case(case: Sequence[Mapping[StepClass, int]], order: float) -> float:
         orders = np.array(sorted({*FILTER_ORDERS, order}))
-        moments = [
+        log_moments = [
             np.log(weight) + (orders - 1) * _rdp(steps, orders)
             for steps, weight in zip(case, weights, strict=True)
         ]
-        one = np.logaddexp.reduce(moments, axis=0) / (orders - 1)
-        return float(papernot_steinke_rdp(orders, one, law)[np.searchsorted(orders, order)])
+        trial_rdp = np.logaddexp.reduce(log_moments, axis=0) / (orders - 1)
+        return float(papernot_steinke_rdp(orders, trial_rdp, law)[np.searchsorted(orders, order)])
 
-    return lambda order: max(curve_of(case, order) for case in cases_of(candidates))
+    return lambda order: max(rdp_of_case(case, order) for case in cases_of(candidates))
 
 
 def charged_curve(
     release: ReleaseOptions, trials: Sequence[Trial], cap: Cap, max_trials: int | None = None
 ) -> Callable[[float], float] | None:
-    """Return the RDP curve that a sealed sweep is charged by; None if its tuned ε is charged directly."""
+    """Return the RDP curve that a sealed sweep is charged by; None if its tuned ε is charged instead."""
     has_curve = release.mode == SEALED and not cap.quotas
     return rdp_of_best(release, trials, max_trials) if has_curve else None
 
 
 def _rdp(steps: Mapping[StepClass, int], orders: Any) -> Any:
-    if not steps:  # a candidate without noised scores, from the view of a scored record
+    if not steps:  # a candidate without noised scores releases nothing about a record that is only scored
         return np.zeros(len(orders))
     accountant = RdpAccountant(orders.tolist(), NeighboringRelation.ADD_OR_REMOVE_ONE)
     accountant.compose(composed_event(steps))
     rdp = np.asarray(accountant.rdp, dtype=np.float64)
-    return np.where(rdp > 0, rdp, np.inf)  # an overflowed value must not cost nothing
+    return np.where(rdp > 0, rdp, np.inf)  # an overflow must not count as free
 
 
 def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> LedgerStatement:
-    """Charge the tuned bound once, before K is drawn; return the ledger's lines at that moment.
+    """Charge a sealed sweep once, before its number of trials is drawn; return the ledger's statement then.
 
-    The charge uses its RDP curve if the cap has an order and the mode has a theorem, else basic composition.
-    A later head would be among rows with times, and reveal how long the sweep took.
+    Its RDP curve is charged if the cap has an order and the mode has a theorem, else its tuned ε by basic
+    composition. A later statement's head would be among rows with times, and reveal how long the sweep took.
 
     Raises:
-      BudgetExceeded, LedgerError: as in `Ledger.reserve_sealed`; or the cost is not accounted.
+      BudgetExceeded, LedgerError: as in `Ledger.reserve_sealed`; or the sweep's tuned ε is not known.
     """
     cost, source = plan.cost, plan.source
     if cost is None or cost.tuned_epsilon is None:

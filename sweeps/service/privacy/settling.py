@@ -33,7 +33,7 @@ from sweeps.service.storage.sweep_folder import SweepFolder, storage_errors
 from sweeps.service.storage.sweep_lock import hold_sweep
 from trainers.files.checkpoint import GRANT_FILE, Grant, attempts_of, read_grant, write_grant
 
-_PART = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")  # ~2: reserved again by an earlier version
+_LABEL = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")  # ~2: reserved again by an older version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Settlement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Traces:
-    """The traces of a training: its grant, its result, and whether it may have drawn a step."""
+    """A training's traces in the sweep's folder: grant, result, and whether it may have drawn a step."""
 
     grant: Grant | None
     result: Mapping[str, Any] | None
@@ -62,17 +62,18 @@ class _Traces:
 def close_reservations(
     folder: SweepFolder, ledger: Ledger, *, give_back_unstarted: bool = False
 ) -> list[Settlement]:
-    """Settle every open reservation of a sweep that is not running, and return their settlements.
+    """Settle every open reservation of a sweep that is not running, and return the settlements.
 
     Args:
       folder: the sweep's folder, of this layout or an older layout.
-      ledger: the ledger that it was charged to.
-      give_back_unstarted: give back the whole reservations of trainings that never began; only for a folder
-        that is no older copy.
+      ledger: the ledger that the sweep was charged to.
+      give_back_unstarted: refund trainings that never began in full; only for a folder that is not an older
+        copy.
 
     Raises:
       LedgerError: the sweep was charged to another ledger, to none, or as a whole (a sealed sweep, whose one
-        charge stays); the ledger lacks rows recorded in the sweep's plan; or a training overdrew.
+        charge stays); the ledger lacks rows recorded in the sweep's plan; or a training drew
+        more steps than reserved.
       StorageError: the sweep is running, or one of its counts is damaged.
     """
     plan = folder.read_plan()
@@ -91,32 +92,33 @@ def close_reservations(
         ledger.check_has(Head(**plan["head"]), f"the plan of the sweep {folder.name!r}")
     prefix = f"{folder.name}-{plan['sweep_id']}/"
     with hold_sweep(folder), storage_errors(folder.path):
-        return list(_close(folder, ledger, account["dataset_id"], prefix, give_back_unstarted))
+        return list(_settle_all(folder, ledger, account["dataset_id"], prefix, give_back_unstarted))
 
 
-def _close(
+def _settle_all(
     folder: SweepFolder, ledger: Ledger, dataset_id: str, prefix: str, give_back_unstarted: bool
 ) -> Iterator[Settlement]:
-    reserved = {
+    """Withdraw all grants and outdate all attempts, then settle the open reservations one by one."""
+    open_reservations = {
         reservation.label: reservation
         for reservation in ledger.reservations(dataset_id)
         if reservation.num_steps_executed is None and reservation.label.startswith(prefix)
     }
-    matches = {label: _PART.fullmatch(label.removeprefix(prefix)) for label in reserved}
+    matches = {label: _LABEL.fullmatch(label.removeprefix(prefix)) for label in open_reservations}
     trials = {label: match["trial"] for label, match in matches.items() if match is not None}
-    traces = {trial: _take_back(folder, trial) for trial in sorted(set(trials.values()))}
+    traces = {trial: _withdraw_grant(folder, trial) for trial in sorted(set(trials.values()))}
     for label, trial in trials.items():
-        reservation, trial_traces = reserved[label], traces[trial]
+        reservation, trial_traces = open_reservations[label], traces[trial]
         num_steps = 0
         if trial_traces.has_begun or not give_back_unstarted:
-            num_steps = _num_charged(reservation, trial_traces, reserved)
+            num_steps = _num_charged(reservation, trial_traces, open_reservations)
         ledger.settle(reservation, num_steps)
         yield Settlement(label=label, num_steps_reserved=reservation.num_steps, num_steps_charged=num_steps)
     folder.keep_head(vars(ledger.head_of(dataset_id)))
 
 
-def _take_back(folder: SweepFolder, trial: str) -> _Traces:
-    """Withdraw the grant and outdate every attempt, then return the training's traces.
+def _withdraw_grant(folder: SweepFolder, trial: str) -> _Traces:
+    """Withdraw a training's grant and outdate its attempts, then return its traces.
 
     A missing grant stays missing, so that a later run still detects that a folder was lost.
     """
@@ -132,12 +134,12 @@ def _take_back(folder: SweepFolder, trial: str) -> _Traces:
     return _Traces(grant=grant, result=result, has_begun=has_files or has_begun or is_lost_or_done)
 
 
-def _num_charged(reservation: Reservation, traces: _Traces, reserved: Mapping[str, Reservation]) -> int:
-    """Return the number of steps to settle a reservation at; the ledger refuses more than was reserved."""
+def _num_charged(reservation: Reservation, traces: _Traces, reservations: Mapping[str, Reservation]) -> int:
+    """Return the number of steps to charge; above the reserved number only if too many steps were drawn."""
     is_extra = reservation.label.endswith((SNR, SCORES))
     if traces.result is None or traces.grant is None or is_extra:
         return reservation.num_steps
     total = int(traces.result["metrics"]["num_steps_charged"]) + traces.grant.num_steps_lost
-    first_steps = reserved.get(f"{reservation.label}{SNR}")
+    first_steps = reservations.get(f"{reservation.label}{SNR}")
     num_first = 0 if first_steps is None else first_steps.num_steps
     return max(min(total, reservation.num_steps), total - num_first)

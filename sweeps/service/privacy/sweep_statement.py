@@ -25,7 +25,7 @@ STATEMENT = "privacy_statement"
 def count_draws(
     plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, ChargedSteps]:
-    """Return upper bounds on the draws of each begun trial of an open sweep and of its earlier sweep."""
+    """Return upper bounds on the draws of each begun trial, in an open sweep and its earlier sweep."""
     bounds = {t.name: count_draws_of(t, folder, results.get(t.name)) for t in plan.trials}
     if plan.earlier is not None:
         bounds |= plan.earlier.draws
@@ -37,9 +37,10 @@ def count_draws_of(
 ) -> ChargedSteps | None:
     """Return upper bounds on the draws of a trial; None if it has not begun.
 
-    For attempts without traces only the number of steps is known. Each of these steps may have been a first
-    step, and the number of scorings may equal the number of starts or of whole trainings. A training that was
-    ended early counts as if it had made all steps (`steps_left_out`).
+    For attempts without traces only a bound on their steps is known. Each of these steps may have been a
+    first step. Their scorings are at most the larger of two numbers: their starts, and the whole trainings
+    that their steps make up. A training that was ended early counts as if it had made all steps
+    (`steps_left_out`).
     """
     path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
     attempts, grant, starts = folder.read_counts(trial.name), read_grant(path), folder.starts(trial.name)
@@ -50,7 +51,7 @@ def count_draws_of(
         num_restarts = max(0, num_steps - planned) if attempts is None else attempts.num_attempts - 1
     elif attempts is not None:
         num_steps, num_restarts = attempts.num_steps, attempts.num_attempts - 1
-    elif num_lost:  # a grant shows that another attempt may have begun since
+    elif num_lost:  # if the grant names lost steps, another attempt may have begun after them
         num_steps, num_restarts = planned if num_lost_by_grant else 0, 0
     else:
         return None
@@ -67,9 +68,9 @@ def steps_left_out(trial: Trial, metrics: Mapping[str, float]) -> int:
 
     Every ε counts them in addition to the drawn steps. Scores chose the step s at which a training ended. So
     its number of steps s + r, with r steps repeated for restarts, depends on the private data, and an ε of
-    s + r steps is no guarantee. Whatever the scores, it would have made at most T + r steps, and all that it
-    released is a function of T + r steps. If R steps for restarts are charged in advance, the T + R in its
-    metrics is already that number.
+    s + r steps is no guarantee. Whatever the scores, it would have made at most T + r steps (T is the planned
+    number), and all that it released is a function of T + r steps. If R steps for restarts are charged in
+    advance, its metrics already have the number T + R, which includes the steps left out.
     """
     if trial.config.mechanism.num_restart_steps is not None or "num_steps_done" not in metrics:
         return 0
@@ -77,7 +78,7 @@ def steps_left_out(trial: Trial, metrics: Mapping[str, float]) -> int:
 
 
 def cost_charged(plan: SweepPlan, draws: Mapping[str, ChargedSteps]) -> TuningCost | None:
-    """Return the cost of an open sweep, with the steps that restarts repeated."""
+    """Return an open sweep's cost: as planned, or with all draws if a trial drew more than planned."""
     proven = filter(is_proven, plan.charged_trials)
     if all(trial_class(trial, draws.get(trial.name)) == trial_class(trial) for trial in proven):
         return plan.cost
@@ -91,13 +92,13 @@ def build_statement(
     draws: Mapping[str, ChargedSteps] | None = None,
     ledger: LedgerStatement | None = None,
 ) -> PrivacyStatement:
-    """Return the statement of a sweep.
+    """Return the privacy statement of a sweep.
 
     Args:
       plan: the sweep's plan; for a sealed sweep it has the candidates.
       sweep: the sweep's name.
-      draws: counts of the draws that each begun trial may have made, for an open sweep.
-      ledger: the ledger's lines.
+      draws: upper bounds on the draws of each trial that has begun, by name; only for an open sweep.
+      ledger: the ledger's lines; None without a ledger.
     """
     source, is_open = plan.source, plan.release.is_open
     draws = draws or {}
@@ -131,18 +132,18 @@ def _weakest_label(plan: SweepPlan) -> str:
 
 
 def _score_text(plan: SweepPlan) -> str:
-    """Return a sentence on the evaluation of scores."""
+    """Return a sentence on the data that scores are computed on, their noise, and the selection by them."""
     source, release = plan.source, plan.release
     probes = ", ".join(source.probe_datasets)
     if plan.data.queries is None:
         return f"on {probes} (public data), without noise" if probes else "none were computed"
-    place = source.evaluate_on or f"the held-out part of {source.dataset}"
+    scored_data = source.evaluate_on or f"the held-out part of {source.dataset}"
     kind = "public data" if plan.data.evaluation_is_public else "no public data"
     selection = "" if release.is_open else f"; selection by {release.select_by}"
     if release.mode == SEALED_THRESHOLD:
         selection += f", at least {release.min_score:g}"
     probes_text = f"; features are also scored on {probes} (public data)" if probes else ""
-    return f"on {place} ({kind}), without noise{probes_text}{_noised_text(plan)}{selection}"
+    return f"on {scored_data} ({kind}), without noise{probes_text}{_noised_text(plan)}{selection}"
 
 
 def _noised_text(plan: SweepPlan) -> str:
@@ -178,7 +179,7 @@ def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Pa
 def withdraw_statement(folder: Path, question: str | None = None) -> None:
     """Remove all files that state the sweep's cost before more is drawn; the stated cost would be too low.
 
-    These are the statement, the answer, and the figure and tables of its question, found by their captions.
+    These are the statement, the answer, and the figure and tables that are named after `question`.
     """
     figure_files = () if question is None else folder.glob(f"{question.replace('-', '_')}.*")
     for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER), *filter(_is_figure, figure_files)):
