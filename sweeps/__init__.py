@@ -54,7 +54,7 @@ __getattr__, __dir__ = lazy_names(
 
 
 class _Package(ModuleType):
-    """Keeps `search` the function: importing the script `search` would put its module in the place."""
+    """Keeps `sweeps.search` a function: importing the script `sweeps/search.py` would replace it."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in __all__ or not isinstance(value, ModuleType):

@@ -51,10 +51,10 @@ class ArchitecturesOptions(PairSweepOptions):
 
 
 def points(options: ArchitecturesOptions) -> list[Point]:
-    """Return one point per network and ε."""
-    small = OF_PAIRS if options.data.modality == "image-text" else OF_IMAGES
+    """Return one point per network and ε, private and, on request, at ε = ∞."""
+    small_networks = OF_PAIRS if options.data.modality == "image-text" else OF_IMAGES
     grid: list[Point] = []
-    for network in dict.fromkeys(options.networks or small):
+    for network in dict.fromkeys(options.networks or small_networks):
         name, _, weights = network.partition("=")
         changes: dict[str, Any] = {"network": name}
         if weights:

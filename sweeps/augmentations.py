@@ -47,7 +47,7 @@ class AugmentationsOptions(PairSweepOptions):
 
 
 def points(options: AugmentationsOptions) -> list[Point]:
-    """Return one point per combination and ε."""
+    """Return one point per combination of augmentations and ε."""
     grid: list[Point] = []
     texts = options.text_augmentations if options.data.modality == "image-text" else None
     images = options.image_augmentations

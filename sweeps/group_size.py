@@ -59,7 +59,7 @@ class GroupSizeOptions(SweepOptions):
 
 
 def points(options: GroupSizeOptions) -> list[Point]:
-    """Return one point per S, N_a and ε."""
+    """Return one point per group size S, augmentation count N_a, ε and way of sampling."""
     grid: list[Point] = []
     for size in dict.fromkeys(options.group_sizes):
         for count in dict.fromkeys(options.num_augmentations_grid or (options.objective.num_augmentations,)):

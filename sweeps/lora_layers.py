@@ -50,7 +50,7 @@ def points(options: LoraLayersOptions) -> list[Point]:
             "adapters need a CLIP model, which trains on pairs of images and texts; got "
             f"--dataset {options.data.dataset}. Set --dataset shapes, or use pairs of your own."
         )
-    from trainers.models.clip.published_models import SMALL_MODELS  # here, with torch
+    from trainers.models.clip.published_models import SMALL_MODELS  # imported late: it loads torch
 
     rank = options.network.lora_rank or (RANK_OF_SMALL if options.network.name in SMALL_MODELS else RANK)
     grid: list[Point] = []

@@ -51,17 +51,17 @@ class MethodsOptions(SweepOptions):
 
 
 def candidates(options: MethodsOptions) -> list[Point]:
-    """Return one candidate per private method and ε, and one for each non-private method."""
-    from sweeps.service.running.two_stage_policy import select_methods  # here, because it loads Ray
+    """Return one candidate per private method and target ε, and one for each non-private method."""
+    from sweeps.service.running.two_stage_policy import select_methods  # imported late: it loads Ray
 
     points, mechanism, total = [], options.mechanism, options.service.total_epsilon
     epsilons = options.epsilon_grid or (None if total else mechanism.target_epsilon(),)
-    grid = {"" if epsilon is None else f"-eps{epsilon:g}": epsilon for epsilon in epsilons}
+    targets = {"" if epsilon is None else f"-eps{epsilon:g}": epsilon for epsilon in epsilons}
     for method in select_methods(options.methods, options.data):
         changes = changes_for(method)
         if method.small_batches:
             changes["expected_batch_size"] = min(options.whole_batch_size, mechanism.expected_batch_size)
-        for suffix, epsilon in (grid if method.label != "none" else {"": math.inf}).items():
+        for suffix, epsilon in (targets if method.label != "none" else {"": math.inf}).items():
             target = {} if epsilon is None else {"epsilon": epsilon}
             points.append(Point(label=f"{method.name}{suffix}", changes=changes | target))
     return points

@@ -20,9 +20,9 @@ from sweeps.service.options.sweep_command_line import parse_options
 
 
 def main() -> int:
-    """Plan."""
+    """Print the feasible settings."""
     options = parse_options(PlannerOptions, description=__doc__, announces=False)
-    from sweeps.service.running.planner import run_plan  # here: loads torch
+    from sweeps.service.running.planner import run_plan  # imported late: it loads torch
 
     return run_plan(options)
 

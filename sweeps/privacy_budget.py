@@ -43,8 +43,8 @@ class PrivacyBudgetOptions(SweepOptions):
 def points(options: PrivacyBudgetOptions) -> list[Point]:
     """Return one point per ε and way of sampling."""
     values = dict.fromkeys([*options.epsilons, *((math.inf,) if options.non_private else ())])
-    found = [Point(label=f"eps{value:g}", changes={"epsilon": value}) for value in values]
-    return of_samplings(found, options.sampling_grid)
+    grid = [Point(label=f"eps{value:g}", changes={"epsilon": value}) for value in values]
+    return of_samplings(grid, options.sampling_grid)
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from sweeps.service.script_runner import run_question
 def main() -> int:
     """Run the search."""
     options = parse_options(SearchOptions, description=__doc__)
-    from sweeps.service.running.search_policy import SearchPolicy  # here: loads pandas, torch and Ray
+    from sweeps.service.running.search_policy import SearchPolicy  # imported late: loads pandas and Ray
 
     return run_question("search", options, (), SearchPolicy())
 

@@ -37,7 +37,7 @@ class TanOptions(SweepOptions):
 
 
 def points(options: TanOptions) -> list[Point]:
-    """Return one point per factor."""
+    """Return one point per factor k, which divides B and σ."""
     factors = dict.fromkeys(options.tan_factors)
     if any(factor < 1 for factor in factors):
         raise ConfigError(f"tan_factors must be at least 1; got {min(factors):g}")

@@ -42,10 +42,12 @@ def run_question(
     """Run a question's sweep from plan to figure and return the exit code.
 
     Args:
-      question, options, points: as in `sweeps.service.running.sweep.execute`.
+      question: the question's name.
+      options: the user's options.
+      points: the settings to compare.
       policy: decides the sweep's trials; every point by default.
     """
-    from dashboards.figures import draw  # here: loads pandas, torch and Ray
+    from dashboards.figures import draw  # imported late: these load pandas, torch and Ray
     from sweeps.service.running.sweep import execute
     from sweeps.service.running.trial_policy import ALL_POINTS
 

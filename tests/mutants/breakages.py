@@ -2248,7 +2248,7 @@ BREAKAGES = (
     Breakage(
         name="a resume takes other options than the sweep was started with",
         file="sweeps/service/options/resume_options.py",
-        before="if not may_differ(kind, option) and not is_same(value, before):",
+        before="if not may_differ(kind, option) and not is_same(value, recorded_value):",
         after="if False:",
         tests=(
             "tests/sweeps/test_resuming.py"

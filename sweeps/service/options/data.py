@@ -70,7 +70,7 @@ class DataOptions:
         return modality_of_name(self.dataset, self.pairs_of(self.dataset))
 
     def pairs_of(self, name: str) -> PairOptions:
-        """Return the options to read the training data, or similar data, as images with captions."""
+        """Return the options to read a data set as images with captions: its own ones or class captions."""
         own = self.pairs.fitting(name)
         if self.class_captions is None or modality_of_name(name, own) == "image-text":  # has its own captions
             return own

@@ -41,12 +41,12 @@ def show_help(
     """Print options in groups, with their values as defaults.
 
     Args:
-      trees: trees of options, by the title of the options outside their nodes, such as the axes of a sweep.
+      trees: option trees by title; the title is that of options outside all nodes, such as a sweep's axes.
       description: the program's description.
       varied: options to leave out, because axes take their place.
       is_full: print all options, not only axes and the options in `FIRST`.
     """
-    import tyro  # here, because only command lines need it
+    import tyro  # imported late: only command lines need it
 
     groups, total = list[Any](), 0
     for title, tree in trees.items():
@@ -100,7 +100,7 @@ def _comes_first(leaf: Leaf) -> bool:
 
 
 def mark_type(option_type: Any) -> Any:
-    """Return a type marked for tyro, so that a flag that may be None is typed --name or --no-name."""
+    """Return an option's type, marked for tyro: a flag that may be None is set by --name or --no-name."""
     import tyro
 
     return Annotated[option_type, tyro.conf.DisallowNone] if option_type == bool | None else option_type

@@ -68,8 +68,8 @@ def read_options(kind: type[SweepOptions], path: Path) -> OptionsFile:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"the configuration {path} must be YAML or JSON{_place(error)}"
-        ) from None  # the message must quote no line of the file
+            f"the configuration {path} must be YAML or JSON{_yaml_problem(error)}"
+        ) from None  # the YAML error quotes lines of the file, which may hold a password
     if not isinstance(content, dict):
         raise ConfigError(f"the configuration {path} must hold the key version, and sections of options")
     try:
@@ -81,7 +81,7 @@ def read_options(kind: type[SweepOptions], path: Path) -> OptionsFile:
 def options_text(options: SweepOptions) -> str:
     """Return the text of the file that repeats a sweep: axes, data set, and options that are not defaults.
 
-    The places of results, credentials, and whether it is a dry run or a resume are not part of it.
+    Options of one run only (`OF_ONE_RUN`) are left out, and passwords in addresses are masked.
     """
     defaults = values_of(type(options)())
     content: dict[str, Any] = {"version": VERSION}
@@ -89,19 +89,19 @@ def options_text(options: SweepOptions) -> str:
         value = leaf.of(options)
         is_always_written = len(leaf.path) == 1 or name == "dataset"
         if name not in OF_ONE_RUN and (is_always_written or value != defaults[name]):
-            place = content
+            node = content
             for section in leaf.path[:-1]:
-                place = place.setdefault(section, {})
-            place[leaf.path[-1]] = _plain(value)
+                node = node.setdefault(section, {})
+            node[leaf.path[-1]] = _plain(value)
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def is_same(value: Any, recorded_value: Any) -> bool:
-    """Return whether a value equals the recorded value of a file, where addresses have no secrets."""
+    """Return whether a value equals a value from a file, in which passwords of addresses are masked."""
     return bool(_plain(value) == _plain(recorded_value))
 
 
-def _place(error: yaml.YAMLError) -> str:
+def _yaml_problem(error: yaml.YAMLError) -> str:
     """Return the problem and its line number, without the line's text, which may hold a password."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return ""
@@ -109,6 +109,7 @@ def _place(error: yaml.YAMLError) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value as lists, numbers and text, with the passwords of addresses masked."""
     if isinstance(value, tuple):
         return [_plain(part) for part in value]
     if isinstance(value, (str, Path)):  # an address is masked, whichever option holds it
@@ -131,33 +132,33 @@ def _parse_content(kind: type[SweepOptions], content: dict[Any, Any]) -> Options
 def _values(
     options: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], content: Mapping[Any, Any]
 ) -> list[tuple[str, Any]]:
-    """Return the options of a section, by name, without removed ones that did nothing."""
+    """Return names and values of the options in a section and its subsections, without removed options."""
     values: list[tuple[str, Any]] = []
-    below = {path[len(section)] for path in options if path[: len(section)] == section and path != section}
+    keys = {path[len(section)] for path in options if path[: len(section)] == section and path != section}
     for key, value in content.items():
         path = (*section, str(key))
-        place = ".".join(path)
+        key_path = ".".join(path)
         if path in options:
             values.append((options[path].option, _typed(options[path], value)))
-        elif place in REMOVED_FIELDS:
-            check_removed_field(place, value)
-        elif key not in below and not is_removed_section(place):
-            raise ConfigError(_unknown_key(options, section, place, str(key), below))
+        elif key_path in REMOVED_FIELDS:
+            check_removed_field(key_path, value)
+        elif key not in keys and not is_removed_section(key_path):
+            raise ConfigError(_unknown_key(options, section, key_path, str(key), keys))
         elif isinstance(value, dict):
             values += _values(options, path, value)
         else:
-            raise ConfigError(f"{place} must be a section of options by name; got {value!r}")
+            raise ConfigError(f"{key_path} must be a section of options by name; got {value!r}")
     return values
 
 
 def _unknown_key(
-    options: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], place: str, key: str, below: set[str]
+    options: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], key_path: str, key: str, keys: set[str]
 ) -> str:
-    """Return a message with the section's nearest key, or with the place where this option belongs."""
+    """Return a message with the option's correct path, or with the nearest of the section's valid keys."""
     matches = [leaf.key for leaf in options.values() if key in (leaf.option, leaf.path[-1])]
     if matches:
-        return f"unknown key {place!r}; did you mean {matches[0]!r}?"
-    return unknown_choice("key", place, [".".join((*section, name)) for name in below])
+        return f"unknown key {key_path!r}; did you mean {matches[0]!r}?"
+    return unknown_choice("key", key_path, [".".join((*section, name)) for name in keys])
 
 
 def _typed(leaf: Leaf, value: Any) -> Any:
@@ -177,10 +178,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
-        if twice is not None:
+        repetition = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
+        if repetition is not None:
             raise yaml.MarkedYAMLError(
-                problem=f"the key {twice!r} occurs twice", problem_mark=node.start_mark
+                problem=f"the key {repetition!r} occurs twice", problem_mark=node.start_mark
             )
         return super().construct_mapping(node, deep)
 

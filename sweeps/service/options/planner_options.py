@@ -83,10 +83,10 @@ class PlannerOptions(SweepOptions):
 
     @property
     def hours(self) -> float | None:
-        """The time budget of one training."""
+        """The time budget of one training, in `unit`; None without a limit."""
         return self.core_hours if self.gpu_hours is None else self.gpu_hours
 
     @property
     def unit(self) -> str:
-        """The unit whose hours are counted."""
+        """The unit of the time budget: core-hours or GPU-hours."""
         return "core-hours" if self.gpu_hours is None else "GPU-hours"

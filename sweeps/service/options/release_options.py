@@ -94,8 +94,9 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
 def trial_law(options: ReleaseOptions, max_trials: int | None = None) -> TrialCountLaw:
     """Return the public law of the secret number of trials, given that it is at most `max_trials`.
 
-    With a threshold, halting with probability γ after each miss is the same as drawing a geometric number of
-    trials and releasing the first good one. So the number can be drawn first.
+    With a threshold, halting with probability `halting_prob` after each trial below it is the same as drawing
+    a geometric number of trials and releasing the first trial that reaches it. So the number can be drawn
+    first.
 
     Raises:
       ConfigError: a parameter is out of range.

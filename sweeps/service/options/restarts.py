@@ -1,8 +1,8 @@
 """The number of a training's steps that restarts may repeat, and whether ε includes them in advance.
 
 Charging repeated steps as they occur gives no (ε, δ) statement once somebody restarts a training because of
-its results: the number of steps then depends on the results. So private data are charged R steps in advance
-(docs/theory/restarts.md), except
+its results: the number of steps then depends on the results. So private data are charged R more steps in
+advance (docs/theory/restarts.md), except
 
 - with a budget ledger, whose filter is valid for adaptive steps and allows no steps beyond its cap;
 - in a sealed sweep, which resumes no training: R = 0.
@@ -16,7 +16,7 @@ from sweeps.service.options.sweep_options import SweepOptions
 
 
 def num_restart_steps(options: SweepOptions) -> int | None:
-    """Return R of every private training of a sweep; None if repeated steps are charged as they occur.
+    """Return R, the steps charged in advance for a training's restarts; None if charged as they occur.
 
     Without a ledger R defaults to one checkpoint interval for private data, and to None for public data,
     whose restarts spend nothing.

@@ -60,13 +60,13 @@ def may_differ(kind: type[SweepOptions], option: str) -> bool:
 def resumed_sweep(
     kind: type[SweepOptions], overrides: Mapping[str, Any], changes: Mapping[str, Any], options_of: OptionsOf
 ) -> ResumableSweep | None:
-    """Return the sweep that a command line resumes; None if the storage folder has no options of it.
+    """Return the sweep that a command line resumes; None if the storage folder has no config.yaml of it.
 
     Args:
       kind: the class of the script's options.
       overrides: values of the command line, by option.
       changes: the overrides and the values of a file, a setting or a preset, by option.
-      options_of: returns the options of a config.yaml.
+      options_of: returns the options in a config.yaml.
 
     Raises:
       ConfigError: a change differs from the options that the sweep was started with.
@@ -116,11 +116,11 @@ def _differences(sweep: ResumableSweep, changes: Mapping[str, Any], options_of: 
     """Return a line for each option that differs from the recorded one."""
     recorded_options = options_of(sweep.folder / CONFIG_FILE)
     kind, lines = type(recorded_options), list[str]()
-    known, flags = leaves(kind), flags_of(kind)
+    option_leaves, flags = leaves(kind), flags_of(kind)
     for option, value in changes.items():
-        before = known[option].of(recorded_options)
-        if not may_differ(kind, option) and not is_same(value, before):
-            earlier = "without it" if before is None else f"with {_value_text(before)}"
+        recorded_value = option_leaves[option].of(recorded_options)
+        if not may_differ(kind, option) and not is_same(value, recorded_value):
+            earlier = "without it" if recorded_value is None else f"with {_value_text(recorded_value)}"
             lines.append(f"{flags[option]} {_value_text(value)}: the sweep was started {earlier}")
     return lines
 

@@ -23,7 +23,7 @@ _OF_TASKS = {
 
 
 def default_score(modality: Modality, method: str) -> str:
-    """Return the default score.
+    """Return the score that trials are compared and chosen by, unless the user names another.
 
     Args:
       modality: the modality of the records.
@@ -44,7 +44,7 @@ def _task(method: str) -> str:
 
 
 def final_scores() -> list[str]:
-    """Return every score, bare or noised, that a finished trial may have for its own network.
+    """Return every score, with or without noise, that a finished trial may have for its own network.
 
     Scores during and before training are histories and references: they are not a trial's final scores.
 
@@ -55,7 +55,7 @@ def final_scores() -> list[str]:
 
 
 def visible_scores(data: TrainingData, method: str) -> list[str]:
-    """Return the scores to choose a method by on these data: scores of public records, or noised scores."""
+    """Return the names of a method's scores that may be shown: on public records, or with noise."""
     scores: list[str] = []
     index, queries = data.index, data.queries
     if queries is not None and (data.evaluation_is_public or data.train_is_public):
@@ -85,7 +85,7 @@ def scores_to_compare(data: TrainingData, methods: Sequence[str]) -> dict[str, s
 
 
 def shown_scores(metrics: Mapping[str, float]) -> list[str]:
-    """Return the scores of a trial that fit on one line.
+    """Return the names of the scores to show on one line for a trial.
 
     >>> shown_scores({"knn_accuracy": 0.5, "image_to_text_recall_at_10": 0.25, "epsilon": 10.0})
     ['image_to_text_recall_at_10']

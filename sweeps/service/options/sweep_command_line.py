@@ -70,6 +70,7 @@ def parse_options(
 def _parse_words(
     kind: type[Options], description: str | None, words: list[str], *, announces: bool
 ) -> Options:
+    """Return the options of the command line's words, checked and complete; see `parse_options`."""
     help_flags = {"-h", "--help", "--help-all"} & set(words)
     words = [word for word in words if word not in help_flags]
     _refuse_unknown_options(kind, words)
@@ -128,15 +129,15 @@ def words_of_options(options: SweepOptions, values: Mapping[str, Any]) -> list[s
       values: the other sweep's values by option, which come first; ε is among them, or on an axis.
     """
     data, method = options.data.dataset, options.mechanism.method
-    start = _completed(SweepOptions, Start(), {"dataset": data, "method": method})
+    default_options = _completed(SweepOptions, Start(), {"dataset": data, "method": method})
     default = leaves(SweepOptions)["method"].of(SweepOptions())
     words = ["--dataset", data, *(["--method", method] if method != default else [])]
     for name, value in values.items():
         words += _typed_words(name, value)
     written_options = {"dataset", "method", "epsilon", *values, *varied_by(type(options))}
     for name, leaf in leaves(SweepOptions).items():
-        is_settled = name in written_options or leaf.path[0] not in _OF_TRAININGS
-        if not is_settled and leaf.of(options) != leaf.of(start):
+        is_excluded = name in written_options or leaf.path[0] not in _OF_TRAININGS
+        if not is_excluded and leaf.of(options) != leaf.of(default_options):
             words += _typed_words(name, leaf.of(options))
     return words
 
@@ -155,6 +156,7 @@ def _typed_words(name: str, value: Any) -> list[str]:
 
 
 def _completed(kind: type[Options], start: Start, overrides: Mapping[str, Any]) -> Options:
+    """Return the options of a start, with the overrides, then completed (`SweepOptions.completed`)."""
     file = None if start.config is None else read_options(kind, start.config)
     options = replace_options(_starting_point(kind, start, file, overrides), **overrides)
     names = frozenset({*overrides, *(file.values if file else ())})
@@ -187,10 +189,10 @@ def _starting_point(
     elif file is None:
         options = options.of_dataset()
     names = {*overrides, *file_values}
-    if overrides.get("warm_start") is not None:  # in place of the weights that the setting names
+    if overrides.get("warm_start") is not None:  # they replace the weights that the setting names
         options = replace_options(options, pretrained=TrainingOptions().network.pretrained)
     method_name = overrides.get("method", options.mechanism.method)
-    if method_name == TrainingOptions().mechanism.method:  # the settings are for this method
+    if method_name == TrainingOptions().mechanism.method:  # settings are made for the default method
         return options
     method = method_named(method_name)
     if "num_augmentations" not in names and not method.takes_augmented_keys:
@@ -242,10 +244,10 @@ def _parse_values(kind: type[SweepOptions], words: list[str]) -> dict[str, Any]:
 
     Tyro parses them, and its boxed messages are reduced to one line.
     """
-    import tyro  # here, because only command lines need it
+    import tyro  # imported late: only command lines need it
 
     fields = {name: mark_type(leaf.type) for tree in (Start, kind) for name, leaf in leaves(tree).items()}
-    typed_dict: Any = TypedDict  # its fields are known only here
+    typed_dict: Any = TypedDict  # hides from mypy that the fields are not literal
     options_type = typed_dict("Given", fields, total=False)
 
     with errors_in_one_line(words):
@@ -290,12 +292,12 @@ def _check_contradictions(options: SweepOptions, overrides: Collection[str]) -> 
             f"--repeats applies only to --release open; --release {options.release.mode} draws the number of "
             "trials in secret. Set --mean-trials (sealed) or --halting-prob (sealed-threshold)."
         )
-    of_adapters = {"lora_alpha", "lora_targets", "lora_towers"} & set(overrides)
+    adapter_options = {"lora_alpha", "lora_targets", "lora_towers"} & set(overrides)
     trains_all = options.network.lora_rank == 0 and options.data.modality == "image-text"
-    if of_adapters and trains_all and not options.always_adapts:
-        names = ", ".join("--" + name.replace("_", "-") for name in sorted(of_adapters))
+    if adapter_options and trains_all and not options.always_adapts:
+        names = ", ".join("--" + name.replace("_", "-") for name in sorted(adapter_options))
         raise ConfigError(
             f"{names} must be used with adapters; got --lora-rank 0, which trains every weight without them. "
             "Set --lora-rank."
         )
-    options.mechanism.target_epsilon()
+    options.mechanism.target_epsilon()  # raises if ε, σ and the method contradict each other

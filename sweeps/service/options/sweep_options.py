@@ -61,7 +61,7 @@ def errors_in_flags(kind: type[SweepOptions]) -> Iterator[None]:
     try:
         yield
     except DpgclError as error:
-        if str(error).startswith("in the configuration "):  # a file's keys are no flags
+        if str(error).startswith("in the configuration "):  # it names the file's keys
             raise
         flags = flags_of(kind)
         error.args = tuple(in_flags(part, flags) if isinstance(part, str) else part for part in error.args)
@@ -73,7 +73,7 @@ class SweepOptions(TrainingOptions):
     """Options of a sweep: of its trainings, of the whole sweep, and its axes.
 
     Attributes:
-      always_adapts: whether every trial has adapters; the sweep chooses their rank if none is set.
+      always_adapts: whether every trial has LoRA adapters; the sweep chooses their rank if none is set.
       overrides: names of the options that the command line or a file sets; None if unknown, as from Python.
     """
 

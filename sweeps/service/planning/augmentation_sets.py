@@ -29,10 +29,10 @@ IMAGE_AUGMENTATIONS = tuple(_ON)
 def combinations(
     views: ViewConfig, text_views: TextViewConfig, images: Sequence[str], texts: Sequence[str] | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the changed options of every combination of image and text augmentations, by its name.
+    """Return the option changes for every combination of image and text augmentations, by its name.
 
     Args:
-      views, text_views: the source of the strengths, if they have an augmentation on.
+      views, text_views: the sweep's own views; an augmentation that is on there keeps its strength.
       images: names of image augmentations, several joined by +, or "none".
       texts: names of text augmentations in the same form; None if there are no captions.
 
@@ -77,6 +77,6 @@ def _of_images(views: ViewConfig, augmentations: Sequence[str]) -> dict[str, Any
 
 def _of_texts(text_views: TextViewConfig, augmentations: Sequence[str]) -> dict[str, Any]:
     return {
-        f"{name}_prob": (getattr(text_views, f"{name}_prob") or usual) if name in augmentations else 0.0
-        for name, usual in TEXT_AUGMENTATIONS.items()
+        f"{name}_prob": (getattr(text_views, f"{name}_prob") or default) if name in augmentations else 0.0
+        for name, default in TEXT_AUGMENTATIONS.items()
     }

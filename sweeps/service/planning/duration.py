@@ -27,7 +27,7 @@ from trainers.views.image_views import normalise
 def estimate_seconds(plan: SweepPlan) -> float:
     """Return the seconds for all steps and for embedding the scored records, with one worker at a time.
 
-    One microbatch per distinct kind of step is timed, without private records.
+    One microbatch per distinct kind of step is timed, on synthetic images.
     """
     return sum(seconds_of_trials(plan))
 
@@ -35,11 +35,11 @@ def estimate_seconds(plan: SweepPlan) -> float:
 def seconds_of_trials(plan: SweepPlan) -> list[float]:
     """Return the seconds of every trial, measured as in `estimate_seconds`."""
     shape = image_shape_of(plan.data.train)
-    rates: dict[Any, float] = {}
+    seconds_by_kind: dict[Any, float] = {}
     trial_seconds = []
     for trial in (*plan.trials, *plan.later):
         mechanism = trial.config.mechanism
-        key = (
+        kind = (
             mechanism.method,
             mechanism.rules.small_batches and mechanism.expected_batch_size,
             mechanism.group_size,
@@ -47,21 +47,22 @@ def seconds_of_trials(plan: SweepPlan) -> list[float]:
             _num_views(trial.config),
             trial.config.network,
         )
-        if mechanism.num_steps and key not in rates:
-            rates[key] = seconds_per_record(trial, shape)
-        training = rates.get(key, 0.0) * mechanism.expected_batch_size * mechanism.num_steps
-        embedding = _num_embedded(plan, trial) * _seconds_per_embedding(trial, shape, rates)
+        if mechanism.num_steps and kind not in seconds_by_kind:
+            seconds_by_kind[kind] = seconds_per_record(trial, shape)
+        training = seconds_by_kind.get(kind, 0.0) * mechanism.expected_batch_size * mechanism.num_steps
+        embedding = _num_embedded(plan, trial) * _seconds_per_embedding(trial, shape, seconds_by_kind)
         trial_seconds.append(training + embedding)
     return trial_seconds
 
 
 def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
+    """Return the number of records to embed for a trial's scores: before, during and after training."""
     evaluation = trial.config.evaluation
     parts = (
         (plan.data.index, evaluation.max_index_records),
         (plan.data.queries, evaluation.max_query_records),
     )
-    num_records = sum(min(len(part), most or len(part)) for part, most in parts if part is not None)
+    num_records = sum(min(len(part), limit or len(part)) for part, limit in parts if part is not None)
     every, num_steps = evaluation.score_every_steps, trial.config.mechanism.num_steps
     num_during_training = 1 + num_steps // every if every else 0
     return num_records * (1 + evaluation.also_untrained + num_during_training)
@@ -75,7 +76,7 @@ def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
     encoder = starting_encoder(config, shape)
     records = max(2, max_views(config, encoder, shape) // num_views)
     rule, size = config.rule(), config.mechanism.group_size
-    if rule.whole_batch:  # such a rule needs the whole batch
+    if rule.whole_batch:  # the rule cannot clip a microbatch alone
         records = round(config.mechanism.expected_batch_size)
     group_size = records if size == BATCH else int(size)
     groups = max(1, records // group_size)
@@ -101,13 +102,13 @@ def _num_views(config: TrainingConfig) -> int:
     return task_of(config).num_views(config, config.num_augmentations)
 
 
-def _seconds_per_embedding(trial: Trial, shape: ImageShape, rates: dict[Any, float]) -> float:
-    key = ("embedding", trial.config.network)
-    if key not in rates:
+def _seconds_per_embedding(trial: Trial, shape: ImageShape, seconds_by_kind: dict[Any, float]) -> float:
+    kind = ("embedding", trial.config.network)
+    if kind not in seconds_by_kind:
         encoder = starting_encoder(trial.config, shape)
         images = normalise(torch.randint(0, 256, (256, *shape), dtype=torch.uint8))
         start_seconds = time.perf_counter()
         with torch.no_grad():
             encoder.features(images)
-        rates[key] = (time.perf_counter() - start_seconds) / len(images)
-    return rates[key]
+        seconds_by_kind[kind] = (time.perf_counter() - start_seconds) / len(images)
+    return seconds_by_kind[kind]

@@ -19,14 +19,14 @@ _PLAIN: dict[str, Any] = {
 def free_options(
     options: SweepOptions, names: Sequence[str] = (), learning_rates: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Return the changes that each option makes; "plain" has none of the options, "all" has all of them.
+    """Return the option changes to try, by name; "plain" has no option on, "all" has all of them on.
 
-    An option has its value in the sweep's options, else a value that suits most data.
+    An option has its value in the sweep's options, or a value that suits most data if it is off there.
 
     Args:
       options: the sweep's options.
-      names: the options to return; by default all, with a warm start only if there are public weights.
-      learning_rates: `OPTION=RATE`, for an option with another learning rate than the sweep's.
+      names: the names to return; by default all, with a warm start only if there are public weights.
+      learning_rates: `NAME=RATE`, for a name with another learning rate than the sweep's.
 
     Raises:
       ConfigError: a name is unknown, a warm start is named without public weights, or a learning rate has
@@ -35,7 +35,7 @@ def free_options(
     changes = _option_changes(options)
     changes[ALL] = {name: value for values in changes.values() for name, value in values.items()}
     for name in names:
-        _check(name, changes)
+        _check_option_name(name, changes)
     option_names = tuple(dict.fromkeys(names or changes))
     rates = _rates(learning_rates, option_names)
     return {
@@ -61,7 +61,7 @@ def _option_changes(options: SweepOptions) -> dict[str, dict[str, Any]]:
     return changes
 
 
-def _check(name: str, names: Collection[str]) -> None:
+def _check_option_name(name: str, names: Collection[str]) -> None:
     if name in names:
         return
     if name == WARM_START:
@@ -70,11 +70,11 @@ def _check(name: str, names: Collection[str]) -> None:
 
 
 def _rates(assignments: Sequence[str], names: Collection[str]) -> dict[str, float]:
-    """Return the learning rates of `OPTION=RATE` by option."""
+    """Return the learning rates in `OPTION=RATE` assignments, by option."""
     rates: dict[str, float] = {}
     for assignment in assignments:
         name, _, rate = assignment.partition("=")
-        _check(name, names)
+        _check_option_name(name, names)
         if name in rates:
             raise ConfigError(f"each option has one learning rate; got two for {name}")
         try:

@@ -17,9 +17,9 @@ class EarlierSweep:
 
     Attributes:
       sweep: the sweep's name.
-      sweep_id: its random id; the fingerprint of the sweep whose settings it chose contains it.
+      sweep_id: its random id, which is part of the other sweep's fingerprint.
       trials: its trials.
-      draws: the draws that each trial may have made, by the trial's name.
+      draws: upper bounds on the draws of each trial, by the trial's name.
       grid: the settings that it chose from, in words.
     """
 
@@ -35,11 +35,11 @@ class PlanInputs:
     """The inputs of a plan.
 
     Attributes:
-      question: name of the sweep.
+      question: the sweep's name in scripts and folders, for example `group-size`.
       options: the user's options; a point replaces some of them.
       points: the settings to compare.
       data: the records, as `load_training_data` returns them.
-      calibration_folder: the folder of stored calibrations; None for none.
+      calibration_folder: the folder of stored noise calibrations; None to store and reuse none.
       notes: sentences about the data.
       earlier: the sweep that chose the points' settings; None without one.
     """

@@ -31,7 +31,7 @@ def plan_notes(
 
     Args:
       inputs: the plan's inputs.
-      configs: the trainings at its points.
+      configs: the configuration of the training at each point.
     """
     options, data, earlier = inputs.options, inputs.data, inputs.earlier
     n = inputs.num_records_public
@@ -74,16 +74,16 @@ def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
 
 
 def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
-    """Return notes on the empty steps and slots of group sampling, at the largest S, from public numbers."""
+    """Return a note on empty steps and slots of group sampling, at the largest S, from public numbers."""
     mechanisms = [config.mechanism for config in configs if config.mechanism.sampling == GROUPS]
     if not mechanisms:
         return []
     largest = max(mechanisms, key=lambda mechanism: int(mechanism.group_size))
     capacity, size = largest.num_records_public, int(largest.group_size)
-    empty = empty_step_prob(capacity, size, largest.sampling_prob)
+    empty_prob = empty_step_prob(capacity, size, largest.sampling_prob)
     note = (
         f"Groups are sampled, so one record moves a step's sum by C. At S = {size}, the probability that a "
-        f"step draws no group is {empty:.1g}"
+        f"step draws no group is {empty_prob:.1g}"
     )
     if not largest.num_records_from_data:
         hundredth = math.ceil(capacity / 100)

@@ -43,7 +43,7 @@ from trainers.evaluation.features import first_by_hash
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The values that were planned for a total ε, and are used again on a resume.
+    """The values that fit a sweep to a total ε; its folder stores them for a resume.
 
     Attributes:
       total_epsilon: the requested maximum ε of the whole sweep.
@@ -56,7 +56,7 @@ class Fit:
     repeats: int
 
     def params(self) -> dict[str, Any]:
-        """Return the fit as params of the parent run, which `read` finds in a sweep's folder."""
+        """Return the fit as params of the MLflow parent run, from which `read` restores it."""
         fit_params = {"fitted_epsilon": self.epsilon, "fitted_repeats": self.repeats}
         return {"total_epsilon": self.total_epsilon} | {n: v for n, v in fit_params.items() if v is not None}
 
@@ -78,7 +78,7 @@ class SweepPlan:
       source: the origin of the data, and whether they are private.
       release: the results that the sweep releases.
       repeats: trainings per point.
-      num_records_public: n, declared public; it includes the records held out for noised scores.
+      num_records_public: n, which is public; it includes the records held out for noised scores.
       data: the records.
       trials: the trials in the order of their starts; for a sealed sweep, the candidates that it draws from.
       notes: sentences for statement, figure and reports; the terminal leaves out the usual ones.
@@ -124,7 +124,8 @@ class SweepPlan:
     def fingerprint(self) -> str:
         """Return a hash of everything that decides the results; performance and storage do not.
 
-        It is stored, so it must not depend on the true number of private records; it depends on n.
+        It is stored, so it must not depend on the true number of private records; it depends on n, which is
+        public.
         """
         source, release = self.source, self.release
         pairs = {name: getattr(source.pairs, name) for name in source.pairs.changed_fields}
@@ -145,7 +146,7 @@ class SweepPlan:
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def params(self) -> dict[str, Any]:
-        """Return the params of the parent run: the values that all trials share, and the varied options."""
+        """Return the parent run's params: values that all trials share, question, number of trials, fit."""
         shared = dict(self.trials[0].params)
         for trial in self.trials[1:]:
             shared = {k: v for k, v in shared.items() if trial.params.get(k) == v}
@@ -187,7 +188,7 @@ class SweepPlan:
 
 
 def build_plan(inputs: PlanInputs) -> SweepPlan:
-    """Return the plan of a sweep over its points, each repeated `repeats` times.
+    """Return the plan of a sweep over its points, calibrated and checked; every point has all repeats.
 
     Raises:
       ConfigError: an option breaks a rule.
@@ -260,7 +261,7 @@ def _check_sealed_plan(plan: SweepPlan) -> None:
 
 
 def planned_trials(inputs: PlanInputs) -> list[Trial]:
-    """Return the calibrated trials of a sweep without checking their networks, for a search among plans.
+    """Return the calibrated trials of a sweep without building their networks, to compare many plans.
 
     Raises:
       ConfigError: an option breaks a rule.
@@ -282,7 +283,7 @@ def _trials(
 
 
 def trial_at(inputs: PlanInputs, point: Point) -> Trial:
-    """Return the training at one point, named after it, for sweeps that choose points while they run."""
+    """Return the trial at one point, named after the point, for sweeps that choose points as they run."""
     ((_, config),) = trial_configs(dataclasses.replace(inputs, points=[point]))
     check_networks([config], inputs.data)
     params = _params(config, inputs.options, point, 0) | _data_params(inputs.data, config.evaluation)
@@ -290,7 +291,7 @@ def trial_at(inputs: PlanInputs, point: Point) -> Trial:
 
 
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
-    """Return a trial's params: all settings, the target, and the cross-checks of its ε."""
+    """Return the params that MLflow shows for a trial: its settings, its target ε, the point's params."""
     mechanism = config.mechanism
     training, source = replace_options(options.training(), **point.changes), options.data
     target = training.mechanism.target_epsilon() if mechanism.is_private else math.inf
@@ -336,7 +337,7 @@ def _data_params(data: TrainingData, evaluation: EvaluationConfig) -> dict[str, 
 
 
 def cross_checks(trial: TrialClass, delta: float) -> dict[str, float]:
-    """Return the ε of one trial's releases by the two other accountants; PRV handles only plain steps."""
+    """Return the ε of one trial's releases by the RDP accountant and, for plain steps, the PRV accountant."""
     events = [composed_event(steps) for (steps,) in cases_of([trial])]
     checks = {"epsilon_rdp": max(epsilon_rdp(event, delta) for event in events)}
     if trial.joint_noise_multiplier is None and trial.score_noise_multiplier is None:

@@ -25,9 +25,9 @@ _NO_NOISE = "epsinf"
 
 
 def along(options: SweepOptions) -> list[Point]:
-    """Return one point per distinct value of the axis that has a symbol.
+    """Return the points of each distinct value of the axis that has a symbol (`varies`).
 
-    If the sweep has the option `non_private`, that option decides on points without noise and clipping.
+    The sweep's option `non_private`, if it has one, adds points without noise and clipping.
 
     >>> from dataclasses import dataclass, field
     >>> from sweeps.service.options.sweep_options import SweepOptions, varies
@@ -58,12 +58,12 @@ def at(
     """Return the points of one setting: private, and on request without noise and clipping.
 
     Args:
-      mechanism: the sweep's mechanism; ε = ∞ gives a point without noise and clipping, and no private point.
+      mechanism: the sweep's own options; ε = ∞ gives a point without noise and clipping, but no private one.
       label: short name of the setting, changed to fit in a file name.
       changes: option values of the setting.
       params: additional values that MLflow shows for the setting.
       non_private: also return a point without noise and clipping.
-      epsilons: a target ε for each private point, in place of the sweep's own ε.
+      epsilons: the target ε of each private point, in place of the sweep's own ε.
 
     >>> [point.label for point in at(MechanismOptions(), "ViT/B", {"network": "ViT/B"}, non_private=True)]
     ['ViT-B-private', 'ViT-B-eps-inf']
@@ -71,17 +71,17 @@ def at(
     ['S4-eps1', 'S4-eps3']
     """
     label, points = fit_for_name(label), list[Point]()
-    for name, noise in _noises(mechanism, epsilons, non_private=non_private).items():
+    for name, noise in _noise_changes(mechanism, epsilons, non_private=non_private).items():
         end = "eps-inf" if name == _NO_NOISE else name
         points.append(Point(label=f"{label}-{end}", changes={**changes, **noise}, params=params or {}))
     return points
 
 
 def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Point]:
-    """Return the points under each way of sampling; unchanged if there is no way.
+    """Return each point once for each way of sampling; unchanged if `samplings` is empty.
 
-    The whole Poisson batch as one group always samples records, so it stays one point. A point without noise
-    also stays one point, under the first way: without noise the ways differ little.
+    A point whose group is the whole Poisson batch always samples records, so it stays one point. A point
+    without noise stays one point, with the first way: without noise the ways differ little.
 
     Args:
       points: the points of a sweep.
@@ -95,7 +95,7 @@ def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Poin
     for point in points:
         point_samplings = dict.fromkeys(samplings)
         if samplings and point.changes.get("group_size") == BATCH:
-            from dpgcl_core.mechanism.numbers import RECORDS  # here, with the mechanisms
+            from dpgcl_core.mechanism.numbers import RECORDS  # imported late: it loads the mechanisms
 
             point_samplings = {RECORDS: None}
         elif point.changes.get("epsilon") == math.inf:
@@ -109,8 +109,8 @@ def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Poin
 def changes_for(method: Method) -> dict[str, Any]:
     """Return the option changes to train a method in a comparison with others.
 
-    It has no augmented keys if it cannot use them, groups of one record if it permits them, and a network for
-    its task.
+    The method has no augmented keys if it cannot use them, groups of one record if it permits them, and a
+    network for its task.
     """
     changes: dict[str, Any] = {"method": method.name}
     if not method.takes_augmented_keys:
@@ -119,7 +119,7 @@ def changes_for(method: Method) -> dict[str, Any]:
         changes["group_size"] = 1
     if method.task in OWN_NETWORKS:
         changes["network"] = OWN_NETWORKS[method.task]
-        if method.takes_pairs:  # weights that a setting names belong to another network
+        if method.takes_pairs:  # the named setting's weights are another network's
             changes["pretrained"] = NetworkOptions().pretrained
     return changes
 
@@ -138,7 +138,7 @@ def of_methods(
     of one. A method without noise is trained only at ε = ∞.
 
     Args:
-      mechanism: the sweep's mechanism.
+      mechanism: the sweep's mechanism options.
       methods: names of methods, see `dpgcl_core.methods`.
       epsilons: values of the target ε; the sweep's own noise by default.
       group_sizes: values of S; the sweep's own value by default.
@@ -157,7 +157,7 @@ def of_methods(
         changes = changes_for(method)
         has_sizes = method.takes_group_size and "group_size" not in changes
         method_epsilons = epsilons if method.label != "none" else (math.inf,)
-        noises = _noises(mechanism, method_epsilons, non_private=non_private)
+        noises = _noise_changes(mechanism, method_epsilons, non_private=non_private)
         for size in dict.fromkeys(group_sizes) if has_sizes and group_sizes else (None,):
             label = method.name if size is None else f"{method.name}-S{size}"
             sized_changes = changes if size is None else changes | {"group_size": size}
@@ -166,10 +166,10 @@ def of_methods(
     return points
 
 
-def _noises(
+def _noise_changes(
     mechanism: MechanismOptions, epsilons: Sequence[float], *, non_private: bool
 ) -> dict[str, dict[str, float]]:
-    """Return the changes for each ε to train at, by a short name; ε = ∞ (no noise) comes last."""
+    """Return the option changes for each ε to train at, by a label's end; ε = ∞ (no noise) comes last."""
     noises = {f"eps{value:g}": {"epsilon": value} for value in epsilons if value != math.inf}
     if mechanism.epsilon != math.inf and not epsilons:
         noises["private"] = {}

@@ -44,7 +44,7 @@ class Publication:
 
     @classmethod
     def planned(cls, release: ReleaseOptions, trial_seconds: float, at_once: int) -> Self:
-        """Return the publication: after the time in the options, by default long enough for most draws.
+        """Plan the publication after the time in the options, by default late enough for most trial numbers.
 
         Args:
           release: the law of the number of trials, and the time if the user sets one.
@@ -97,7 +97,7 @@ class Publication:
         )
 
     def text(self, start_time: float | None = None) -> str:
-        """Return the line before the first trial: the moment, and the cap on the trials; both are public.
+        """Return the line printed before the first trial: the moment and the cap on trials, both public.
 
         Args:
           start_time: start of the sweep, in seconds since the epoch; None in a dry run.
@@ -112,7 +112,7 @@ class Publication:
         return f"published {f'at {at}' if at else ''}{seconds} after the start, {overrun}; at most {trials}"
 
     def moment(self, start_time: float, now: float) -> float:
-        """Return the first possible moment from `now` on, for a sweep that began at `start_time`.
+        """Return the first possible moment at or after `now`, in seconds, of a sweep begun at `start_time`.
 
         >>> Publication(interval_seconds=60, max_trials=9).moment(1000, 1059), 1000 + 2 * 60
         (1060, 1120)
@@ -122,7 +122,7 @@ class Publication:
 
 
 def most_trials(release: ReleaseOptions) -> int:
-    """Return the cap that all but 5 % of the uncapped draws stay within.
+    """Return the cap on trials that 95 % of the uncapped law's draws do not exceed.
 
     >>> most_trials(ReleaseOptions(mode="sealed", mean_trials=10))
     29

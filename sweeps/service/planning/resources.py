@@ -29,16 +29,16 @@ from trainers.training.microbatch import pass_bytes
 from trainers.training.resolve import training_config
 from trainers.training.warm_start import starting_encoder
 
-_BATCH = 512
-_TIMED_STEPS = 6
+_TIMED_BATCH_SIZE = 512
+_NUM_TIMED_STEPS = 6
 
 
 def request_of(options: PlannerOptions) -> PlanRequest:
     """Return the planner's request, with the weights, throughput and memory of a training.
 
-    The network is built unless the options set the number of weights and the throughput. The fixed seconds of
-    a step, for sampling, noise and optimizer, are 0 if nothing was measured. The memory of a worker, by S, is
-    the sum of weights, the groups' sum in float64, the gradients, the optimizer's state, and one pass
+    The network is built unless the options set the number of weights and the throughput. The fixed
+    core-seconds of a step, for sampling, noise and optimizer, are 0 if not measured. A worker's memory is, by
+    S, the sum of weights, the groups' sum in float64, the gradients, the optimizer's state, and one pass
     (`trainers.training.microbatch.pass_bytes`). Libraries and the records, which all processes of a machine
     share, are not counted. The memory is unknown if the options set the number of weights.
 
@@ -49,7 +49,7 @@ def request_of(options: PlannerOptions) -> PlanRequest:
     num_weights, rate, seconds_per_step = options.num_weights, options.records_per_second, 0.0
     memory = dict[GroupSize, float]()
     if num_weights is None or rate is None:
-        sizes = _sizes(options)
+        sizes = _group_sizes(options)
         shape, config = image_shape_of(options), _config(options, sizes[len(sizes) // 2])
         threads = config.performance.threads_per_worker
         torch.set_num_threads(threads)
@@ -91,25 +91,25 @@ def _step_seconds(options: PlannerOptions, config: TrainingConfig, shape: ImageS
     data = TrainingData(
         train=records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
     )
-    times = []
+    step_seconds = []
     for batch in (small, large):
         mechanism = dataclasses.replace(
             config.mechanism,
             num_records_public=len(records),
             sampling_prob=batch / len(records),
-            num_steps=_TIMED_STEPS,
+            num_steps=_NUM_TIMED_STEPS,
         )
         secure = config.secure_noise or options.data.are_private
         timed = dataclasses.replace(config, mechanism=mechanism, secure_noise=secure)
-        marks: list[float] = []
+        step_ends: list[float] = []
 
-        def mark(step: int, marks: list[float] = marks) -> None:
-            marks.append(time.perf_counter())
+        def record_end(step: int, step_ends: list[float] = step_ends) -> None:
+            step_ends.append(time.perf_counter())
 
-        train(timed, data, progress=mark)
-        times.append(statistics.median(b - a for a, b in itertools.pairwise(marks)))
-    record_seconds = max(times[1] - times[0], times[1] / 100) / max(large - small, 1)
-    return record_seconds, max(0.0, times[1] - record_seconds * large)
+        train(timed, data, progress=record_end)
+        step_seconds.append(statistics.median(b - a for a, b in itertools.pairwise(step_ends)))
+    record_seconds = max(step_seconds[1] - step_seconds[0], step_seconds[1] / 100) / max(large - small, 1)
+    return record_seconds, max(0.0, step_seconds[1] - record_seconds * large)
 
 
 def image_shape_of(options: PlannerOptions) -> ImageShape:
@@ -138,15 +138,15 @@ def num_records_of(options: PlannerOptions) -> int:
     return options.mechanism.num_records_public
 
 
-def _sizes(options: PlannerOptions) -> tuple[GroupSize, ...]:
-    takes = method_named(options.mechanism.method).takes_group_size
-    return tuple(dict.fromkeys(options.group_sizes)) if takes else (BATCH,)
+def _group_sizes(options: PlannerOptions) -> tuple[GroupSize, ...]:
+    has_sizes = method_named(options.mechanism.method).takes_group_size
+    return tuple(dict.fromkeys(options.group_sizes)) if has_sizes else (BATCH,)
 
 
 def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
-    """Return a training of this group size, with placeholders for the plan's noise and batch."""
+    """Return a training of this group size, with placeholders for noise and batch, which a plan chooses."""
     num_records = num_records_of(options)
-    batch = min(num_records, max(_BATCH, 4 * int(size)) if size != BATCH else _BATCH)
+    batch = min(num_records, max(_TIMED_BATCH_SIZE, 4 * int(size)) if size != BATCH else _TIMED_BATCH_SIZE)
     training = replace_options(
         options.training(),
         group_size=size if method_named(options.mechanism.method).takes_group_size else BATCH,
@@ -166,6 +166,7 @@ def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
 
 
 def _memory_bytes(config: TrainingConfig, encoder: AnyEncoder, shape: ImageShape) -> float:
+    """Return the bytes of a worker; for a trained weight also float64 sum, gradient and optimizer states."""
     num_weights, num_trained = sum(p.numel() for p in encoder.parameters()), num_trainable(encoder)
     num_states = optimizer_named(config.optimizer.name).num_states(config.optimizer.momentum)
     return 4 * num_weights + (8 + 4 * (1 + num_states)) * num_trained + pass_bytes(config, encoder, shape)

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-_MOST_RANDOM_STARTS = 10
+_MAX_RANDOM_STARTS = 10
 
 
 def _tpe(num_trials: int, seed: int) -> BaseSampler:
-    """Return a sampler that learns from the scores of earlier trials."""
+    """Return the TPE sampler, which learns from the scores of earlier trials."""
     import optuna
 
-    starts = min(_MOST_RANDOM_STARTS, max(2, num_trials // 4))
+    num_random_starts = min(_MAX_RANDOM_STARTS, max(2, num_trials // 4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=starts, multivariate=True, constant_liar=True
+            seed=seed, n_startup_trials=num_random_starts, multivariate=True, constant_liar=True
         )
 
 
 def _random(num_trials: int, seed: int) -> BaseSampler:
-    """Return a sampler that uses no scores."""
+    """Return the sampler that draws settings at random."""
     import optuna
 
     return optuna.samplers.RandomSampler(seed=seed)

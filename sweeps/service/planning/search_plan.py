@@ -1,16 +1,17 @@
 """An adaptive search: earlier trials' scores choose each trial, and the whole search is paid in advance.
 
-Guarantee. Let σ be the smallest noise multiplier that any trial of the space may have. All that an open
-search of K trials releases, including the choices among them, is (ε, δ)-DP for adding or removing one record,
-with the ε of K·T steps of the Poisson-subsampled Gaussian of (q, σ). `SearchPlan.cost` states this cost, and
-a ledger reserves it before the first trial starts.
+Guarantee. All trials of the space share the sampling probability q and the number of steps T. Let σ be the
+smallest noise multiplier that any of them may have. All that an open search of K trials releases, including
+the choices among them, is (ε, δ)-DP for adding or removing one record, with the ε of K·T steps of the
+Poisson-subsampled Gaussian of (q, σ). `SearchPlan.cost` states this cost, and a ledger reserves it before the
+first trial starts.
 
 Proof. The settings of a trial are a function of public numbers, the public seed and earlier trials' visible
 scores. These are scores of released models on public records, or noised scores, which are charged themselves.
 Given all that was released before,
-1. the next step is a step of a training with this q (all trials share q and T), some sensitivity Δ and some
-   noise multiplier σ' ≥ σ. Its divergences are those of the pair of `dpgcl_core.mechanism.mechanism`,
-   whatever S, N_a, C, τ and learning rate are: ((1 − q)·N(0, σ'²) + q·N(1, σ'²), N(0, σ'²)), in units of Δ.
+1. the next step is a step of a training with this q, some sensitivity Δ and some noise multiplier σ' ≥ σ. Its
+   divergences are those of the pair of `dpgcl_core.mechanism.mechanism`, whatever group size, augmentations,
+   clip norm, temperature and learning rate are: ((1 − q)·N(0, σ'²) + q·N(1, σ'²), N(0, σ'²)), in units of Δ.
 2. Adding an independent N(0, σ'² − σ²) to both sides of the pair of σ gives the pair of σ'. So the pair of σ
    dominates the pair of σ', for adding and for removing alike: the pair of σ' is its post-processing.
 3. Mechanisms that one fixed pair dominates, whatever came before, are dominated together by its K·T-fold
@@ -45,11 +46,11 @@ from trainers.data.dataset import TrainingData
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan(SweepPlan):
-    """A search before it runs; `trials` holds its number of trials, each the costliest of the space.
+    """A search before it runs; `trials` has the space's costliest trial, once for each trial of the search.
 
     Attributes:
       options: the search's options.
-      inputs: the inputs that each of its trials is planned from.
+      inputs: the inputs of the search, from which each trial is planned.
       space: the space of its settings.
     """
 
@@ -81,7 +82,7 @@ class SearchPlan(SweepPlan):
 
 
 def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequence[str] = ()) -> SearchPlan:
-    """Return the plan of a search: every setting that it may choose is valid, and all trials are paid for.
+    """Return the plan of a search: every setting that it may choose is valid and covered by its cost.
 
     Args:
       inputs: the search's inputs, with `SearchOptions`.
@@ -89,15 +90,15 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
       own_scores: names of scores that the caller computes from each trial's visible metrics.
 
     Raises:
-      ConfigError: an option breaks a rule, no trial has an objective, or the guarantee does not cover the
+      ConfigError: an option breaks a rule, trials lack an objective, or the guarantee does not cover the
         method's steps.
     """
     options = inputs.options
     assert isinstance(options, SearchOptions)
-    space, left_out = without_invalid(space or Space.of(options), options, num_records(inputs.data))
+    space, removal_notes = without_invalid(space or Space.of(options), options, num_records(inputs.data))
     check_objectives(options, inputs.data, space, own_scores)
     point = Point(label="trial", changes=space.costliest())
-    plan = build_plan(dataclasses.replace(inputs, points=[point], notes=[*inputs.notes, *left_out]))
+    plan = build_plan(dataclasses.replace(inputs, points=[point], notes=[*inputs.notes, *removal_notes]))
     mechanism = plan.trials[0].config.mechanism
     if not mechanism.rules.plain_event:
         raise ConfigError(
@@ -136,10 +137,10 @@ def _repeat_trial(trial: Trial, options: SearchOptions) -> list[Trial]:
 def check_objectives(
     options: SearchOptions, data: TrainingData, space: Space, own_scores: Sequence[str] = ()
 ) -> None:
-    """Raise ConfigError for objectives that no trial will have.
+    """Check that the objectives are scores of the trials, or ε if it varies.
 
     Raises:
-      ConfigError: there is no objective, one is repeated or unknown, or ε is an objective but does not vary.
+      ConfigError: no objective is a score, one is repeated or unknown, or ε is one but is absent or fixed.
     """
     objectives = options.objectives
     if len(set(objectives)) != len(objectives) or not set(objectives) - {EPSILON}:
@@ -163,27 +164,27 @@ def check_objectives(
 def searched_trial(plan: SearchPlan, number: int, values: Mapping[str, Any]) -> Trial:
     """Return trial `number` at these values, with at least the noise that was budgeted.
 
-    A calibration is exact only to its tolerance, so a target just below the largest may get less noise. Such
-    a trial uses the noise of the largest target.
+    A calibration is exact only to its tolerance, so a target ε just below the largest may get less noise than
+    the largest target. Such a trial uses the noise of the largest target.
     """
-    least = plan.trials[0].config.mechanism.noise_multiplier
+    floor = plan.trials[0].config.mechanism.noise_multiplier
     changes, params = plan.space.changes(values), {"trial_number": number, **plan.space.extra_params(values)}
     point = Point(label=f"trial-{number}", changes=changes, params=params)
     trial = trial_at(plan.inputs, point)
-    if trial.config.mechanism.noise_multiplier < least:
-        undivided = _before_division(least, plan.options.mechanism.tan_factor)
+    if trial.config.mechanism.noise_multiplier < floor:
+        undivided = _before_division(floor, plan.options.mechanism.tan_factor)
         point = dataclasses.replace(point, changes={**changes, EPSILON: None, "noise_multiplier": undivided})
         trial = trial_at(plan.inputs, point)
-    if trial.config.mechanism.noise_multiplier < least:
+    if trial.config.mechanism.noise_multiplier < floor:
         raise ConfigError(
-            f"every trial's noise_multiplier must be at least the budgeted {least:.6g}; trial {number} would "
+            f"every trial's noise_multiplier must be at least the budgeted {floor:.6g}; trial {number} would "
             f"have {trial.config.mechanism.noise_multiplier:.6g}, so it was not trained"
         )
     return trial
 
 
 def _before_division(noise_multiplier: float, factor: float) -> float:
-    """Return the σ that, divided by k, is this σ or larger by a rounding.
+    """Return the value whose quotient by `factor` is `noise_multiplier`, or larger by a rounding.
 
     >>> _before_division(0.3, 3.0) / 3.0 >= 0.3
     True

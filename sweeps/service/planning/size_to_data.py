@@ -16,11 +16,12 @@ _SizedSweep = tuple[SweepOptions, Sequence[Point], list[str]]
 
 
 def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: int) -> _SizedSweep:
-    """Return options and points whose batches and groups fit the number of records, and the lowered options.
+    """Return options and points whose batches and groups fit the number of records, and notes on the changes.
 
-    Only options that the user did not set are lowered, by the public N: the declared or registered number,
-    or the number in the data if none is declared (`sweeps.service.planning.plan`). One error lists all
-    options that the user set and that do not fit.
+    Only options that the user did not set are lowered. The limit is the public N: the declared or registered
+    number, or the number in the data if none is declared (`sweeps.service.planning.plan`). One error lists
+    all options that the user set and that do not fit. Nothing changes if it is unknown what the user set, or
+    if `sampling_prob` sets the batch.
 
     Args:
       options: the sweep's options.
@@ -30,13 +31,13 @@ def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: 
     Raises:
       ConfigError: options that the user set do not fit.
     """
-    given_names = options.overrides
-    if given_names is None or options.mechanism.sampling_prob is not None:
+    overrides = options.overrides
+    if overrides is None or options.mechanism.sampling_prob is not None:
         return options, points, []
     declared = options.mechanism.num_records_public
     n, _ = split_public(declared or num_records, options.evaluation.score_on_held_out)
-    _check_user_sizes(options, points, n, given_names)
-    options, notes = _with_smaller_batch(options, n, given_names)
+    _check_user_sizes(options, points, n, overrides)
+    options, notes = _with_smaller_batch(options, n, overrides)
     max_group_size = min(n, options.mechanism.expected_batch_size) if notes else n
     fitting_points = [point for point in points if _fits(point, n, max_group_size)]
     if fitting_points and len(fitting_points) < len(points):
@@ -44,7 +45,7 @@ def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: 
         notes.append(f"points whose batches or groups do not fit {n} records are left out: {unfit_labels}")
         points = fitting_points
     size = options.mechanism.group_size
-    if isinstance(size, int) and size > max_group_size and _GROUP not in given_names:
+    if isinstance(size, int) and size > max_group_size and _GROUP not in overrides:
         smaller = max(2, int(max_group_size) // 4)
         options = replace_options(options, group_size=smaller)
         notes.append(f"--group-size is lowered from {size} to {smaller}")
@@ -52,10 +53,10 @@ def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: 
 
 
 def _with_smaller_batch(
-    options: SweepOptions, n: int, given_names: frozenset[str]
+    options: SweepOptions, n: int, overrides: frozenset[str]
 ) -> tuple[SweepOptions, list[str]]:
     batch = options.mechanism.expected_batch_size
-    if batch <= n or {_BATCH, "sampling_prob"} & given_names or _BATCH in varied_by(type(options)):
+    if batch <= n or {_BATCH, "sampling_prob"} & overrides or _BATCH in varied_by(type(options)):
         return options, []
     smaller = _power_of_two_below(n / 4)
     note = f"--expected-batch-size is lowered from {batch:g} to {smaller}, at most a quarter of {n} records"

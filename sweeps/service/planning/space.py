@@ -34,7 +34,7 @@ _DEFAULT: dict[str, Any] = {
     "temperature_range": (0.1, 1.0),
 }
 
-_ANY_CLASSES = 2  # a placeholder for the number of classes in the data, which breaks no rule
+_PLACEHOLDER_CLASSES = 2  # stands for the number of classes in the data, and breaks no rule
 
 Range = tuple[float, float] | None
 
@@ -103,7 +103,7 @@ class SearchOptions(SweepOptions):
         """Return the options with a default score to maximise and default axes, if they name none.
 
         Args:
-          overrides: options that the user sets; none of them is varied.
+          overrides: names of options that the user sets; no default axis varies them.
 
         >>> SearchOptions().completed(["temperature"]).temperature_range is None
         True
@@ -114,17 +114,17 @@ class SearchOptions(SweepOptions):
             options = dataclasses.replace(options, objectives=(score,))
         if any(getattr(options, name) for name in (*_CHOICES, *(f"{name}_range" for name in _RANGES))):
             return options
-        free = {
+        default_axes = {
             name: value
             for name, value in _DEFAULT.items()
             if _CHOICES.get(name, name.removesuffix("_range")) not in overrides
         }
-        return dataclasses.replace(options, **free)
+        return dataclasses.replace(options, **default_axes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An option that a search varies: over a list, in its order, or over a range, by its logarithm.
+    """An option that a search varies: over an ordered list, or over a range on a logarithmic scale.
 
     Attributes:
       option: the option's name.
@@ -162,7 +162,7 @@ class Axis:
         return min(self.high, max(self.low, float(f"{proposed:.3g}")))
 
     def proposal(self, value: Any) -> float:
-        """Return a sampler's proposal for a value. Raises ValueError if the axis has no such value."""
+        """Return the proposal that stands for a value. Raises ValueError if the axis has no such value."""
         if self.choices:
             return self.choices.index(value)
         if not self.low <= value <= self.high:
@@ -193,12 +193,16 @@ class Space:
         if not method_named(options.mechanism.method).takes_group_size:
             del lists["group_size"]
         axes = [Axis(option=option, choices=values) for option, values in lists.items() if values]
-        axes += [_ranged(options, name) for name in _RANGES if getattr(options, f"{name}_range")]
+        axes += [_range_axis(options, name) for name in _RANGES if getattr(options, f"{name}_range")]
         return cls.from_axes(axes)
 
     @classmethod
     def from_axes(cls, axes: Sequence[Axis]) -> Space:
-        """Return the space of these axes; an axis with one value becomes a constant."""
+        """Return the space of these axes; an axis with one value becomes a constant.
+
+        Raises:
+          ConfigError: no axis has two values.
+        """
         single = [
             axis for axis in axes if len(axis.choices) == 1 or (not axis.choices and axis.low == axis.high)
         ]
@@ -209,11 +213,11 @@ class Space:
                 "a search must vary at least one option. Set two or more values for one of --group-sizes, "
                 f"--num-augmentations-grid, {ranges}."
             )
-        return cls(axes=varied, constants=_with_target({axis.option: axis.first for axis in single}))
+        return cls(axes=varied, constants=_with_noise_or_target({axis.option: axis.first for axis in single}))
 
     @property
     def columns(self) -> list[str]:
-        """The params that vary, in order."""
+        """The MLflow params that vary, in the order of the axes."""
         return [axis.column for axis in self.axes]
 
     @property
@@ -227,20 +231,20 @@ class Space:
         return any(axis.option in ("epsilon", "noise_multiplier") for axis in self.axes)
 
     def extra_params(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of options that `SearchOptions` cannot search: MLflow shows them additionally."""
+        """Return the values of options without a field in `SearchOptions`; MLflow shows them additionally."""
         searchable = {*_CHOICES.values(), *_RANGES}
         return {option: value for option, value in values.items() if option not in searchable}
 
     def changes(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the changes for the point with these values of the searched options."""
-        return {**self.constants, **_with_target(values)}
+        return {**self.constants, **_with_noise_or_target(values)}
 
     def corner(self, **values: Any) -> dict[str, Any]:
         """Return the changes for the axes' first values, overridden by these values."""
         return self.changes({axis.option: axis.first for axis in self.axes} | values)
 
     def costliest(self) -> dict[str, Any]:
-        """Return the changes for a point with the smallest noise of the space and the longest step."""
+        """Return the changes for a point with the smallest noise and the most augmentations of the space."""
         values = {}
         for axis in self.axes:
             if axis.option == EPSILON:
@@ -252,7 +256,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Between:
-    """A range of numbers, searched by its logarithm.
+    """A range of numbers, searched on a logarithmic scale.
 
     Attributes:
       low, high: the ends, both positive and finite.
@@ -272,7 +276,8 @@ def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
     """Return the space of a caller's own lists and ranges, by option.
 
     Any option of network, objective, views and optimizer may vary. Options of the mechanism may vary if they
-    do not change q and T: the guarantee of a search is about trials that share q and T.
+    do not change the sampling probability q and the number of steps T: the guarantee of a search is about
+    trials that share q and T.
 
     Raises:
       ConfigError: an option is unknown or must not vary, a list holds no plain values, or nothing varies.
@@ -282,8 +287,8 @@ def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
     """
     axes = []
     for option, scope in values.items():
-        if option not in _free():
-            raise ConfigError(unknown_choice("option to search", option, _free()))
+        if option not in _searchable_options():
+            raise ConfigError(unknown_choice("option to search", option, _searchable_options()))
         if isinstance(scope, Between):
             axes.append(Axis(option=option, low=scope.low, high=scope.high))
             continue
@@ -292,7 +297,7 @@ def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
             raise ConfigError(
                 f"{option} must be searched over a list of plain values, or Between(low, high); got {scope!r}"
             )
-        if option in ("epsilon", "noise_multiplier"):  # the costliest trial is found at the end of a range
+        if option in ("epsilon", "noise_multiplier"):  # the costliest trial is one end of a range
             raise ConfigError(f"{option} must be searched over a range, Between(low, high); got {scope!r}")
         axes.append(Axis(option=option, choices=tuple(dict.fromkeys(scope))))
     if {"epsilon", "noise_multiplier"} <= values.keys():
@@ -300,7 +305,7 @@ def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
     return Space.from_axes(axes)
 
 
-def _free() -> list[str]:
+def _searchable_options() -> list[str]:
     """Return the options that trials of one search may differ in."""
     nodes = (ObjectiveConfig, ViewConfig, TextViewConfig, NetworkOptions, OptimizerConfig)
     of_mechanism = ("group_size", "l2_clip_norm", "clipping", "epsilon", "noise_multiplier")
@@ -310,8 +315,8 @@ def _free() -> list[str]:
 def without_invalid(space: Space, options: SearchOptions, num_records: int) -> tuple[Space, list[str]]:
     """Return the space without list entries that no training may have, and a note on each removed entry.
 
-    Every combination of list entries is built, and both ends of every range, so that no trial can break a
-    rule while the search runs.
+    A training is configured for every combination of list entries and for both ends of every range, so that
+    no trial can break a rule while the search runs.
 
     Raises:
       ConfigError: an end of a range, or every entry of a list, breaks a rule.
@@ -332,11 +337,11 @@ def without_invalid(space: Space, options: SearchOptions, num_records: int) -> t
     for axis in space.axes:
         valid_choices = axis.choices
         if axis.choices:
-            place = names.index(axis.option)
+            index = names.index(axis.option)
             valid_choices = tuple(
-                c for c in axis.choices if any(k[place] == c and k not in refusals for k in combinations)
+                c for c in axis.choices if any(k[index] == c and k not in refusals for k in combinations)
             )
-            reasons = {k[place]: reason for k, reason in refusals.items() if k[place] not in valid_choices}
+            reasons = {k[index]: reason for k, reason in refusals.items() if k[index] not in valid_choices}
             notes += [f"{axis.option} = {value} is not searched: {why}." for value, why in reasons.items()]
         valid_axes.append(dataclasses.replace(axis, choices=valid_choices))
     valid = Space.from_axes(valid_axes)
@@ -357,7 +362,7 @@ def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: in
     The check leaves out ε, because σ would have to be calibrated from it. It also leaves out warm start and
     classes, which each plan checks.
     """
-    from trainers.training.resolve import training_config  # here, because the options need no network
+    from trainers.training.resolve import training_config  # imported late: it loads networks
 
     noise = {"epsilon": None, "noise_multiplier": changes.get("noise_multiplier") or 1.0}
     if method_named(options.mechanism.method).label == "none":  # the method has neither ε nor σ
@@ -365,18 +370,18 @@ def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: in
     try:
         training = replace_options(options.training(), **{**changes, **noise, "warm_start": None})
         seed = options.service.seed
-        training_config(training, num_records=num_records, public_seed=seed, num_classes=_ANY_CLASSES)
+        training_config(training, num_records=num_records, public_seed=seed, num_classes=_PLACEHOLDER_CLASSES)
     except ConfigError as error:
         return str(error).rstrip(".")
     return None
 
 
-def _with_target(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the option values; a σ among them removes the target ε."""
+def _with_noise_or_target(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option values; if they set σ, the target ε becomes None."""
     return {**values, "epsilon": None} if "noise_multiplier" in values else dict(values)
 
 
-def _ranged(options: SearchOptions, name: str) -> Axis:
+def _range_axis(options: SearchOptions, name: str) -> Axis:
     low, high = getattr(options, f"{name}_range")
     _check_range(f"{name}_range", low, high)
     return Axis(option=name, low=low, high=high)

@@ -23,7 +23,7 @@ from dpgcl_core.release.statement import OpenTrials, delta_text, rounded_up
 from sweeps.service.options.release_options import ReleaseOptions, trial_law
 from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven, trial_class
 
-_NOTHING_DRAWN: Mapping[str, ChargedSteps] = MappingProxyType({})
+_NO_DRAWS: Mapping[str, ChargedSteps] = MappingProxyType({})
 
 
 def delta_of(trials: Sequence[Trial]) -> float:
@@ -34,11 +34,11 @@ def delta_of(trials: Sequence[Trial]) -> float:
 def trial_classes(
     trials: Sequence[Trial], draws: Mapping[str, ChargedSteps] | None = None
 ) -> list[TrialClass]:
-    """Return the classes of the proven trials; trials of one class cost the same.
+    """Return the classes of the proven trials, with their counts; trials of one class cost the same.
 
     Args:
       trials: the trials of an open sweep.
-      draws: the counts of draws by trial name, for trials that drew more than planned.
+      draws: the charged steps by trial name, for trials that drew more steps than planned.
     """
     draws = draws or {}
     counts = Counter(trial_class(trial, draws.get(trial.name)) for trial in filter(is_proven, trials))
@@ -77,7 +77,7 @@ def cost_of(
             return _open_cost(proven, draws or {}, delta)
         relation = proven[0].config.mechanism.neighboring_relation  # the same for every candidate
         return replace(_sealed_cost(release, proven, delta, max_trials), neighboring_relation=relation)
-    except ConfigError as error:  # no finite ε covers the sweep: the statement says why
+    except ConfigError as error:  # no finite ε covers the sweep: the statement gives the reason
         worst = max(trial.config.epsilon() for trial in proven)
         return not_accounted(release.mode, reason=str(error).rstrip("."), delta=delta, training_epsilon=worst)
 
@@ -125,14 +125,14 @@ def _open_cost(trials: Sequence[Trial], draws: Mapping[str, ChargedSteps], delta
         return replace(cost, neighboring_relation=" or ".join(relations))
     if relations not in ([ADD_OR_REMOVE_ONE], [ZERO_OUT_ONE]):
         return _basic_composition(trials, draws, delta, relations[0])
-    set_aside = sum(_added_delta(trial, draws.get(trial.name)) for trial in trials)
-    if set_aside >= delta:
-        raise ConfigError(f"all trials' batch caps must use less than δ = {delta:.2g}; got {set_aside:.2g}")
-    cost = open_cost(trial_classes(trials, draws), delta=delta - set_aside)
+    caps_delta = sum(_added_delta(trial, draws.get(trial.name)) for trial in trials)
+    if caps_delta >= delta:
+        raise ConfigError(f"all trials' batch caps must use less than δ = {delta:.2g}; got {caps_delta:.2g}")
+    cost = open_cost(trial_classes(trials, draws), delta=delta - caps_delta)
     cost = replace(cost, neighboring_relation=relations[0])
-    if not set_aside:
+    if not caps_delta:
         return cost
-    theorem = f"{cost.theorem}, at δ minus {set_aside:.2g} for batches that reach their cap"
+    theorem = f"{cost.theorem}, at δ minus {caps_delta:.2g} for batches that reach their cap"
     return replace(cost, delta=delta, theorem=theorem)
 
 
@@ -145,12 +145,13 @@ def _added_delta(trial: Trial, counts: ChargedSteps | None) -> float:
 def _basic_composition(
     trials: Sequence[Trial], draws: Mapping[str, ChargedSteps], delta: float, relation: str
 ) -> TuningCost:
-    kinds: Counter[tuple[Mechanism, int]] = Counter()
+    """Return the sum of the trainings' ε, each at an equal share of δ."""
+    counts_by_kind: Counter[tuple[Mechanism, int]] = Counter()
     for trial in trials:
         mechanism, counts = trial.config.mechanism, draws.get(trial.name)
         num_steps = max(mechanism.num_steps_charged, counts.num_steps if counts else 0)
-        kinds[replace(mechanism, target_delta=delta / len(trials)), num_steps] += 1
-    total = sum(count * mechanism.epsilon(steps) for (mechanism, steps), count in kinds.items())
+        counts_by_kind[replace(mechanism, target_delta=delta / len(trials)), num_steps] += 1
+    total = sum(count * mechanism.epsilon(steps) for (mechanism, steps), count in counts_by_kind.items())
     return TuningCost(
         mode=OPEN,
         delta=delta,
@@ -160,7 +161,7 @@ def _basic_composition(
         rdp_epsilon=None,
         planned=tuple(
             {"method": m.method, "noise_multiplier": m.noise_multiplier, "num_steps": steps, "count": count}
-            for (m, steps), count in kinds.items()
+            for (m, steps), count in counts_by_kind.items()
         ),
         neighboring_relation=relation,
     )
@@ -203,13 +204,13 @@ def cost_line(mode: str, cost: TuningCost | None, trials: OpenTrials) -> str:
 
 
 def open_trials(
-    trials: Sequence[Trial], draws: Mapping[str, ChargedSteps] = _NOTHING_DRAWN, num_started: int = 0
+    trials: Sequence[Trial], draws: Mapping[str, ChargedSteps] = _NO_DRAWS, num_started: int = 0
 ) -> OpenTrials:
     """Return the numbers of trials for an open sweep's statement.
 
     Args:
       trials: all planned trials.
-      draws: the counts of draws by trial name, for trials that drew more than planned.
+      draws: the charged steps by trial name, for trials that drew more steps than planned.
       num_started: the number of trials that may have drawn a step.
     """
     proven = [trial for trial in trials if is_proven(trial)]

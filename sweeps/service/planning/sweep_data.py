@@ -26,7 +26,7 @@ _IMAGES_AT_ONCE = 1024
 
 
 SlotsFor = Callable[[int, Ids], SlotTable]
-"""Returns the slots of the records with these ids, for a capacity."""
+"""A function of a capacity and record ids that returns the slots of the records."""
 
 
 def load_training_data(
@@ -39,8 +39,8 @@ def load_training_data(
     """Return the records of a sweep, and notes about them.
 
     Public data are split for scoring, by their own split or by record id. Private data are all used for
-    training, and scores use only `evaluate_on`, which is public. A share of private data may be held out, by
-    slot, to be scored with noise.
+    training, and scores use only `evaluate_on`, which is public. As an exception, a share of private
+    data may be held out, by slot, to be scored with noise.
 
     Args:
       options: the data options.
@@ -82,7 +82,7 @@ def _load_own(options: DataOptions) -> Dataset:
         if not options.are_private:
             raise
         refusal = error
-    raise _without_counts(refusal)  # outside `except`: an error shows the error that was being handled
+    raise _without_counts(refusal)  # outside `except`, so that no traceback shows the original error
 
 
 def _without_counts(error: RecordsError) -> RecordsError:
@@ -98,6 +98,7 @@ def _without_counts(error: RecordsError) -> RecordsError:
 def _load(
     options: DataOptions, score_on_held_out: float, num_records_public: int | None, slots_for: SlotsFor
 ) -> tuple[TrainingData, list[str]]:
+    """Check the options, then load and split the records; see `load_training_data`."""
     _check_data_options(options, score_on_held_out)
     dataset = _load_own(options)
     private = options.are_private
@@ -110,7 +111,7 @@ def _load(
             pairs=options.pairs_of(options.evaluate_on),
             max_image_pixels=options.max_image_pixels,
         )
-        _check_alike(dataset, scored_set)
+        _check_same_kind(dataset, scored_set)
         if scored_set.modality == "image" and scored_set.train.labels is None:
             raise ConfigError(
                 f"evaluate_on must have labels to score by; {scored_set.name} has none. Add "
@@ -153,7 +154,7 @@ def _load(
         class_names=() if queries is None else (scored_set or dataset).class_names,
         train_class_names=() if private else dataset.class_names,
     )
-    return data, _data_notes(options) + _scorable_notes(data) + _reading_notes(options, dataset, scored_set)
+    return data, _data_notes(options) + _unscorable_notes(data) + _reading_notes(options, dataset, scored_set)
 
 
 def _split_to_score(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords | None, AnyRecords]:
@@ -163,7 +164,7 @@ def _split_to_score(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords 
     return split_train_test(dataset, test_fraction)
 
 
-def _check_alike(dataset: Dataset, scored_set: Dataset) -> None:
+def _check_same_kind(dataset: Dataset, scored_set: Dataset) -> None:
     if scored_set.modality != dataset.modality:
         raise ConfigError(
             f"evaluate_on must hold {_KINDS[dataset.modality]}, like the training data; "
@@ -177,8 +178,8 @@ def _check_alike(dataset: Dataset, scored_set: Dataset) -> None:
         )
 
 
-def _scorable_notes(data: TrainingData) -> list[str]:
-    """Return a note on the public scored records that no classifier can classify correctly."""
+def _unscorable_notes(data: TrainingData) -> list[str]:
+    """Return a note on the public scored records whose class has no record to learn from."""
     index, queries = data.index, data.queries
     if index is None or queries is None or index.labels is None or queries.labels is None:
         return []
@@ -197,7 +198,7 @@ _KINDS = {"image": "images", "image-text": "images with captions"}
 
 
 def _reading_notes(options: DataOptions, dataset: Dataset, scored_set: Dataset | None) -> list[str]:
-    """Return notes on what reading converted or left out; none on private data: numbers reveal records."""
+    """Return notes on converted and left-out records; none on private data, whose counts reveal records."""
     public = [] if options.are_private else [dataset]
     return [
         f"In {data_set.name}: {number} {kind}."
@@ -224,7 +225,7 @@ def _data_notes(options: DataOptions) -> list[str]:
 
 
 def _check_data_options(options: DataOptions, share: float) -> None:
-    """Raise ConfigError if the data cannot be scored with these options, before any data are read."""
+    """Raise ConfigError if the data cannot be scored with these options; `share` is the held-out share."""
     scored_name = options.evaluate_on
     if share and options.modality != "image":
         raise ConfigError(
@@ -256,7 +257,7 @@ def _check_data_options(options: DataOptions, share: float) -> None:
 
 
 def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRecords]]) -> None:
-    """Raise ConfigError if public data (by option) hold private images, whatever the data's names.
+    """Raise ConfigError if public data, listed by option, hold private images, whatever the data's names.
 
     Private test records, which no training uses, are as private as the others.
 
@@ -276,13 +277,13 @@ def _image_digests(parts: Sequence[AnyRecords]) -> NDArray[np.uint64]:
     digests = (
         hashlib.blake2b(image.tobytes(), digest_size=8, key=str(image.shape).encode()).digest()
         for part in parts
-        for images in _some_at_a_time(part)
+        for images in _image_parts(part)
         for image in images
     )
     return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
 
-def _some_at_a_time(records: AnyRecords) -> Iterator[NDArray[np.uint8]]:
+def _image_parts(records: AnyRecords) -> Iterator[NDArray[np.uint8]]:
     num_images = records.images.shape[0]
     for start in range(0, num_images, _IMAGES_AT_ONCE):
         yield records.images[np.arange(start, min(start + _IMAGES_AT_ONCE, num_images))]
@@ -291,10 +292,10 @@ def _some_at_a_time(records: AnyRecords) -> Iterator[NDArray[np.uint8]]:
 def _same_source(first: str, second: str) -> bool:
     """Return whether two names refer to the same records, or to parts of them."""
 
-    def place(name: str) -> Path | str | int:
-        if name.startswith("shapes"):  # for one seed, a smaller set is part of a larger one,
-            return shapes_name(name).seed  # and a few pairs of both vocabularies are equal
+    def source_key(name: str) -> Path | str | int:
+        if name.startswith("shapes"):  # of one seed, a smaller set is part of a larger one,
+            return shapes_name(name).seed  # and sets of both vocabularies share a few pairs
         path = data_path(name)
         return name if path is None else path.resolve()
 
-    return place(first) == place(second)
+    return source_key(first) == source_key(second)

@@ -31,7 +31,13 @@ from trainers.training.warm_start import starting_encoder
 
 
 def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
-    """Return the checked training of every point that may be run on these data."""
+    """Return each point with its checked training configuration.
+
+    Points at ε = ∞ are left out if the data are private or the sweep is sealed.
+
+    Raises:
+      ConfigError: an option or a point breaks a rule.
+    """
     options, data = inputs.options, inputs.data
     configs: list[tuple[Point, TrainingConfig]] = []
     device, held_out = _device(options), options.evaluation.score_on_held_out
@@ -49,7 +55,7 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
                     f"{name} must be the same in all trials of a sweep, {why}; got {sweep_value}, and "
                     f"{point.changes[name]} at the point {point.label}"
                 )
-        restarts = {"restart_steps": restart_steps}  # one number, for one note
+        restarts = {"restart_steps": restart_steps}  # one number for all trials
         training = replace_options(options.training(), **{**point.changes, **restarts, "device": device})
         method = method_named(training.mechanism.method)
         if training.mechanism.epsilon == math.inf or method.label == "none":
@@ -86,7 +92,7 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
 
 
 def _with_early_scores(config: TrainingConfig, options: SweepOptions, data: TrainingData) -> TrainingConfig:
-    """Return a training with the scores that may end it early, taken at every tenth of its steps.
+    """Return a training that is scored while it runs, so that it can be stopped early; by default ten times.
 
     Raises:
       ConfigError: none of its scores during training is visible.
@@ -117,7 +123,7 @@ def check_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> Non
 def _first_of_each(
     configs: Sequence[TrainingConfig], key: Callable[[TrainingConfig], tuple[object, ...]]
 ) -> list[TrainingConfig]:
-    """Return the first training of every kind."""
+    """Return the first training with each value of the key."""
     first_configs: dict[tuple[object, ...], TrainingConfig] = {}
     for config in configs:
         first_configs.setdefault(key(config), config)
@@ -144,11 +150,11 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     shape = image_shape_of(data.train)
     encoder = starting_encoder(config, shape)
     task_of(config).check_network(config, encoder, shape)
-    optimizer_named(config.optimizer.name)  # not built: that loads torch's compiler, which takes a second
+    optimizer_named(config.optimizer.name)  # not built: building loads torch's compiler for a second
 
 
 def _check_declared_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
-    """Try networks whose authors declare that they mix no records, at step size, on synthetic inputs.
+    """Try networks that are declared to mix no records on as many synthetic inputs as a step passes at once.
 
     Every worker makes this test, too, with its own memory and device. But a worker's error comes after the
     charge, and is withheld if the data are private. At this point the networks have seen only synthetic
@@ -158,12 +164,12 @@ def _check_declared_networks(configs: Sequence[TrainingConfig], data: TrainingDa
       ConfigError: as in `refuse_mixing_network`, or a network fails.
     """
 
-    def passes(config: TrainingConfig) -> tuple[object, ...]:
+    def pass_key(config: TrainingConfig) -> tuple[object, ...]:
         mechanism = config.mechanism
         sizes = (mechanism.group_size, mechanism.sampling_prob, mechanism.batch_cap)
         return config.network, mechanism.method, sizes, config.num_augmentations
 
-    for config in _first_of_each(configs, passes):
+    for config in _first_of_each(configs, pass_key):
         shape = image_shape_of(data.train)
         encoder = starting_encoder(config, shape)
         try:

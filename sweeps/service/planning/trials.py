@@ -42,15 +42,15 @@ class Trial:
 
 
 def is_proven(trial: Trial) -> bool:
-    """Return whether a trial has a guarantee."""
+    """Return whether a trial's guarantee has a valid proof."""
     return trial.config.guarantee_label == "proven"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChargedSteps:
-    """Counts of draws that one training of an open sweep may have made, including repeats after restarts.
+    """Upper bounds on the draws of one training of an open sweep, including repeats after restarts.
 
-    If R steps for restarts are charged in advance, T + R steps are charged whatever was drawn.
+    If R steps for restarts are charged in advance, the planned steps and R are charged, whatever was drawn.
 
     Attributes:
       num_steps: the number of steps.
@@ -64,25 +64,25 @@ class ChargedSteps:
 
 
 def trial_class(trial: Trial, counts: ChargedSteps | None = None) -> TrialClass:
-    """Return one training's releases for the accountants: its planned and its additionally charged draws."""
-    from dpgcl_core.accounting.tuning.trial_release import TrialClass  # here: points do not need it
+    """Return one training's releases for the accountants, as planned or, if larger, as in `counts`."""
+    from dpgcl_core.accounting.tuning.trial_release import TrialClass  # imported late: points do not need it
     from dpgcl_core.release import noised_counts
 
     mechanism, evaluation = trial.config.mechanism, trial.config.evaluation
     in_advance = mechanism.num_steps_charged
     counts = counts or ChargedSteps(num_steps=in_advance)
-    num_steps, joint = max(in_advance, counts.num_steps), None
+    num_steps, joint_noise = max(in_advance, counts.num_steps), None
     num_first_steps = max(1 + (mechanism.num_restart_steps or 0), counts.num_first_steps)
     if evaluation.snr_noise_multiplier is not None:
-        joint = noised_counts.joint_noise_multiplier(
+        joint_noise = noised_counts.joint_noise_multiplier(
             mechanism.noise_multiplier, evaluation.snr_noise_multiplier
         )
     return TrialClass(
         sampling_prob=mechanism.sampling_prob,
         noise_multiplier=mechanism.noise_multiplier,
         num_steps=num_steps,
-        joint_noise_multiplier=joint,
-        num_joint_steps=0 if joint is None else min(num_steps, num_first_steps),
+        joint_noise_multiplier=joint_noise,
+        num_joint_steps=0 if joint_noise is None else min(num_steps, num_first_steps),
         score_noise_multiplier=evaluation.score_noise_multiplier,
         num_scores=evaluation.num_noised_scores * max(1, counts.num_scorings),
     )

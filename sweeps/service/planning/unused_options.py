@@ -16,7 +16,7 @@ _ALWAYS_READ = frozenset({"network", "warm_start"})
 def unread_options(network: NetworkOptions, params: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the network's options that the user set and that have no effect.
 
-    An option with the value of some setting counts as not set.
+    An option whose value occurs in any named setting counts as not set.
 
     Args:
       network: the sweep's network options.
