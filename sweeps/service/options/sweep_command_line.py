@@ -255,6 +255,7 @@ def _parse_values(kind: type[SweepOptions], words: list[str]) -> dict[str, Any]:
 
 
 def _refuse_unknown_options(kind: type[SweepOptions], words: Sequence[str]) -> None:
+    """Raise ConfigError for a flag that is no option, or whose option is varied by an axis."""
     leaf_by_option = {name: leaf for tree in (Start, kind) for name, leaf in leaves(tree).items()}
     valid = {"--" + name.replace("_", "-"): leaf for name, leaf in leaf_by_option.items()}
     flags = {f"--no-{name[2:]}" for name, leaf in valid.items() if leaf.type in (bool, bool | None)}

@@ -103,6 +103,7 @@ def _num_views(config: TrainingConfig) -> int:
 
 
 def _seconds_per_embedding(trial: Trial, shape: ImageShape, seconds_by_kind: dict[Any, float]) -> float:
+    """Return the seconds to embed one image, measured once per network."""
     kind = ("embedding", trial.config.network)
     if kind not in seconds_by_kind:
         encoder = starting_encoder(trial.config, shape)

@@ -45,6 +45,7 @@ def free_options(
 
 
 def _option_changes(options: SweepOptions) -> dict[str, dict[str, Any]]:
+    """Return the changes that switch on each option, by its name."""
     optimizer, start = options.optimizer, options.network.warm_start
     decay = optimizer.learning_rate_decay
     changes: dict[str, dict[str, Any]] = {

@@ -272,6 +272,7 @@ def planned_trials(inputs: PlanInputs) -> list[Trial]:
 def _trials(
     options: SweepOptions, configs: Sequence[tuple[Point, TrainingConfig]], data: TrainingData
 ) -> list[Trial]:
+    """Return one trial per repeat and point; each repeat has its own public seed."""
     trials = []
     data_params = {node: _data_params(data, node) for node in {config.evaluation for _, config in configs}}
     for repeat in range(options.service.repeats if options.release.is_open else 1):

@@ -55,6 +55,7 @@ def fitted_to_size(options: SweepOptions, points: Sequence[Point], num_records: 
 def _with_smaller_batch(
     options: SweepOptions, n: int, overrides: frozenset[str]
 ) -> tuple[SweepOptions, list[str]]:
+    """Return the options with a batch of at most n, and a note if it was lowered."""
     batch = options.mechanism.expected_batch_size
     if batch <= n or {_BATCH, "sampling_prob"} & overrides or _BATCH in varied_by(type(options)):
         return options, []

@@ -165,6 +165,7 @@ def _split_to_score(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords 
 
 
 def _check_same_kind(dataset: Dataset, scored_set: Dataset) -> None:
+    """Raise ConfigError unless both data sets have the same modality and image shape."""
     if scored_set.modality != dataset.modality:
         raise ConfigError(
             f"evaluate_on must hold {_KINDS[dataset.modality]}, like the training data; "
@@ -208,6 +209,7 @@ def _reading_notes(options: DataOptions, dataset: Dataset, scored_set: Dataset |
 
 
 def _data_notes(options: DataOptions) -> list[str]:
+    """Return sentences on the data that scores use, and on private training data."""
     notes = []
     if options.evaluate_on is not None:
         notes.append(f"Scores are on the public data set {options.evaluate_on}.")

@@ -147,6 +147,7 @@ def _score_text(plan: SweepPlan) -> str:
 
 
 def _noised_text(plan: SweepPlan) -> str:
+    """Return the text on noised scores of private records; empty if there are none."""
     noises = {trial.config.evaluation.score_noise_multiplier for trial in plan.trials} - {None}
     if not noises:
         return ""
