@@ -1,4 +1,4 @@
-"""The checks: each turns the observed facts into a finding with its fix."""
+"""The checks: each returns a finding, with a fix if there is a problem."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trainers.tracking.mlflow_server import connect, database_file, is_database
 
 
 def check_machines(data_path: str | None, root: Path) -> list[Finding]:
-    """Return the findings on the nodes; on this machine only, if Ray cannot be reached.
+    """Return the findings on Ray's nodes, data and storage; on this machine only, if Ray cannot be reached.
 
     Args:
-      data_path: the path of the data, if they are files.
+      data_path: the path of the data; None for built-in data.
       root: the storage folder.
     """
     driver = this_machine()
@@ -86,7 +86,7 @@ def check_gpus(nodes: Sequence[NodeFacts]) -> Finding:
 
 
 def check_data(data_path: str | None) -> Finding:
-    """Report data that the driver cannot read; the nodes get the records from it."""
+    """Report data that the driver cannot read; the nodes get the records from the driver."""
     if data_path is None:
         return Finding("data", "skipped", "built-in data need no check; set --dataset to check others")
     if not os.access(data_path, os.R_OK):
@@ -99,7 +99,7 @@ def check_storage(root: Path, num_nodes: int) -> list[Finding]:
     """Report a folder that this machine cannot write or lock, or that several nodes do not share.
 
     Args:
-      root: the storage folder; missing parts of its path would be created.
+      root: the storage folder; it need not exist, because a sweep creates it.
       num_nodes: the number of nodes of the connected Ray, which must share the folder.
     """
     existing = next(parent for parent in (root, *root.parents) if parent.exists())
@@ -117,7 +117,7 @@ def check_storage(root: Path, num_nodes: int) -> list[Finding]:
 
 
 def findings_of(probe: StorageProbe) -> list[Finding]:
-    """Return findings on how the nodes see the folder, or the folder that it would be created in."""
+    """Return the findings of a probe: whether all nodes share the folder, and whether locks hold."""
     if apart := probe.apart():
         return [Finding("storage", "wrong", apart, TO_SHARE)]
     locks = [Finding("storage", "note", text, TO_LOCK)] if (text := probe.unlocked()) else []
@@ -126,7 +126,7 @@ def findings_of(probe: StorageProbe) -> list[Finding]:
 
 
 def check_tracking(uri: str) -> Finding:
-    """Report an MLflow that does not answer; a database that does not exist yet will be created."""
+    """Report an MLflow that does not answer; a database that does not exist yet is fine."""
     if uri.lower().startswith("sqlite") and not database_file(uri).exists():
         return Finding("mlflow", "ok", "a database on this machine, which the first sweep creates")
     kind = "database" if is_database(uri) else "server"

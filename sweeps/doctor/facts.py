@@ -13,13 +13,14 @@ _ANSWER_SECONDS = 90.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """The facts of one machine.
+    """The program versions and resources of one machine.
 
     Attributes:
       name: the node's name; `this machine` for the driver's own.
-      versions: versions by program, and a digest of the source of this package imported there; "" if missing.
+      versions: the version of each program, and a digest of this project's source code as `this code`; "" for
+        what is not installed.
       num_cpus, num_gpus: the numbers that Ray counts.
-      num_gpus_seen: the number that torch sees; not checked if Ray counts none.
+      num_gpus_seen: the number of GPUs that torch sees; 0, unchecked, if Ray counts none.
     """
 
     name: str
@@ -56,7 +57,10 @@ def facts_of_nodes() -> tuple[list[NodeFacts], list[str]]:
 
 
 def versions_function() -> Callable[[tuple[str, ...]], dict[str, str]]:
-    """Return the function for a node to run; it is local, so that Ray sends it to nodes without this code."""
+    """Return the function that reads the versions on the node that runs it.
+
+    It is local, so that Ray sends its code to nodes without this package.
+    """
 
     def look(packages: tuple[str, ...]) -> dict[str, str]:
         import hashlib

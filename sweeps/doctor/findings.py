@@ -16,7 +16,7 @@ class Finding:
 
     Attributes:
       check: the name of the check, one word.
-      status: `wrong` keeps a sweep from running, or from keeping its promises; a `note` does not.
+      status: `wrong` for a problem that keeps sweeps from running correctly; `note` for a smaller one.
       text: the finding.
       fix: the action to take; "" if there is none.
     """
@@ -28,7 +28,7 @@ class Finding:
 
 
 def is_ready(findings: Sequence[Finding]) -> bool:
-    """Whether no finding is `wrong`."""
+    """Return whether no finding is `wrong`."""
     return all(finding.status != "wrong" for finding in findings)
 
 

@@ -27,7 +27,7 @@ def run_script(
     """Run a question's sweep with the options on its script's command line, and return the exit code.
 
     Args:
-      question: the question's name.
+      question: the question's name, for example `group-size`.
       kind: the class of the script's options.
       points_of: returns the points to compare, from the options.
       description: the text for `--help`.

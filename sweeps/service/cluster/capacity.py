@@ -1,10 +1,11 @@
 """The number of trainings that a cluster holds: now, as nodes change, and with nodes of an autoscaler.
 
-Resources are requested from Ray by placement groups, with W bundles for each training that waits for space.
-The groups end with the driver, even if it is killed, and the groups of two sweeps add up. An autoscaler's
-resource request would outlast its driver, and replace the request of another driver. A granted group holds
-its resources until it is released. So groups exist only while all existing resources are in use: otherwise
-they would compete with the trainings themselves, whose workers Ray places later.
+Resources are requested from Ray by placement groups, one for each training that waits for space, with a
+bundle for each of its W workers. The groups end with the driver, even if it is killed, and the groups of two
+sweeps add up. A direct resource request to an autoscaler would outlast its driver, and replace the request of
+another driver. A granted group holds its resources until it is released. So groups exist only while all
+existing resources are in use: otherwise they would compete with the trainings themselves, whose workers Ray
+places later.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Node = Mapping[str, float]
 
 _LOOK_EVERY_SECONDS = 1.0
 _WARN_AFTER_SECONDS = 60.0
-_SILENT_LOOKS = 15  # after this number of looks without a report, no autoscaler is assumed
+_SILENT_LOOKS = 15  # after so many checks without a report, no autoscaler is assumed
 _MAX_REQUESTS = 16
 _KINDS = ("CPU", "GPU")
 
@@ -50,7 +51,7 @@ class TrialNeeds:
         return TrialNeeds(worker=worker, num_workers=performance.num_workers)
 
     def workers_on(self, node: Node) -> int:
-        """Return how many workers one node holds; a worker's fraction of a GPU is on a single GPU.
+        """Return how many workers one node can hold; a worker's fraction of a GPU is on a single GPU.
 
         >>> needs = TrialNeeds(worker={"CPU": 1.0, "GPU": 0.4}, num_workers=1)
         >>> needs.workers_on({"CPU": 8.0, "GPU": 2.0}), needs.workers_on({"CPU": 3.0, "GPU": 2.0})
@@ -59,7 +60,7 @@ class TrialNeeds:
         return min(_times(node.get(kind, 0.0), amount, kind) for kind, amount in self.worker.items())
 
     def trials_on(self, nodes: Sequence[Node]) -> int:
-        """Return how many trainings the nodes hold; a training's workers may be on any nodes with space.
+        """Return how many trainings the nodes can hold; a training's workers may be on different nodes.
 
         >>> needs = TrialNeeds(worker={"CPU": 2.0}, num_workers=2)
         >>> needs.trials_on([{"CPU": 1.0}] * 8), needs.trials_on([{"CPU": 5.0}, {"CPU": 4.0}])
@@ -68,7 +69,7 @@ class TrialNeeds:
         return sum(map(self.workers_on, nodes)) // self.num_workers
 
     def __str__(self) -> str:
-        """Return it for a message.
+        """Return the needs as text for a message.
 
         >>> str(TrialNeeds(worker={"CPU": 2.0}, num_workers=1))
         '1 worker with 2 CPUs and 0 GPUs'
@@ -80,7 +81,7 @@ class TrialNeeds:
 def max_concurrent_trials(
     service: ServiceOptions, performance: PerformanceConfig, nodes: Sequence[Node]
 ) -> int:
-    """Return how many trainings the nodes hold at once, or the user's smaller number.
+    """Return how many trainings may run at once: as many as fit on the nodes, up to the user's limit.
 
     Raises:
       ConfigError: not even one training fits.
@@ -96,7 +97,7 @@ def max_concurrent_trials(
 
 
 def no_room_text(needs: TrialNeeds, nodes: Sequence[Node]) -> str:
-    """Return a message why no training fits, with the shapes of the nodes.
+    """Return a message that no training fits, with the resources of the nodes.
 
     >>> print(no_room_text(TrialNeeds(worker={"CPU": 2.0}, num_workers=1), [{"CPU": 1.0}] * 3))
     one training needs 1 worker with 2 CPUs and 0 GPUs, but no node of the cluster can hold a worker (nodes: 3 of 1 CPU and 0 GPUs)
@@ -107,7 +108,7 @@ def no_room_text(needs: TrialNeeds, nodes: Sequence[Node]) -> str:
 
 
 def shapes_text(nodes: Sequence[Node]) -> str:
-    """Return the nodes, counted by shape.
+    """Return how many nodes have which CPUs and GPUs, as text.
 
     >>> shapes_text([{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}, {"CPU": 2.0}])
     '1 of 4 CPUs and 1 GPU, 2 of 2 CPUs and 0 GPUs'
@@ -122,7 +123,7 @@ def _shape(resources: Node) -> str:
 
 
 def _times(has: float, amount: float, kind: str) -> int:
-    """Return how often an amount fits; a tiny tolerance covers rounding in sums of fractions."""
+    """Return how many amounts fit into a node's resources, with a tolerance for rounding of fractions."""
     if kind == "GPU" and amount < 1:
         return int(has) * int(1 / amount + 1e-6)
     return int(has / amount + 1e-6)
@@ -130,12 +131,13 @@ def _times(has: float, amount: float, kind: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """An autoscaler's report on a request.
+    """An autoscaler's report on requests for resources.
 
     Attributes:
       has_report: whether an autoscaler has reported.
-      is_refused: whether it will start no node for the request: no type is large enough, or the limit is met.
-      starting: nodes that are being started, by type.
+      is_refused: whether it will start no node for the requests: no node type is large enough, or the limit
+        on nodes is reached.
+      starting: the number of nodes that are being started, by type.
       failed: the reasons why other nodes were not started.
     """
 
@@ -145,7 +147,7 @@ class Scaling:
     failed: Sequence[str] = ()
 
     def __str__(self) -> str:
-        """Return it for a message."""
+        """Return the report as text for a message."""
         parts = [f"starting {number} of type {kind!r}" for kind, number in self.starting.items()]
         parts += [f"not started: {reason}" for reason in dict.fromkeys(self.failed)]
         parts += ["it will start no more nodes for this request"] if self.is_refused else []
@@ -154,7 +156,7 @@ class Scaling:
 
 
 class Cluster:
-    """The capacity of the Ray that this process is connected to."""
+    """The nodes of the Ray that this process is connected to, and requests for more resources."""
 
     def __init__(self) -> None:
         self._requests: list[Any] = []
@@ -167,7 +169,10 @@ class Cluster:
         return [node["Resources"] for node in untyped_ray.nodes() if node["Alive"]]
 
     def request(self, needs: TrialNeeds, number: int) -> None:
-        """Request resources for this number of trainings, and release the resources that Ray has granted."""
+        """Adjust the open requests to this number of trainings, at most 16.
+
+        Requests that Ray has granted are withdrawn, so that trainings get these resources.
+        """
         from ray.util.placement_group import placement_group, remove_placement_group
 
         open_requests: list[Any] = []
@@ -181,14 +186,14 @@ class Cluster:
         self._requests = open_requests + [placement_group(bundles) for _ in range(num_missing)]
 
     def scaling(self) -> Scaling:
-        """Return the autoscaler's report of the requests."""
+        """Return the autoscaler's report on the requests."""
         from trainers.ray_internals import cluster_status, first_autoscaler_report
 
         state = cluster_status()
         if state is None:
             return _scaling_of_report(first_autoscaler_report())
         ids = {group.id.hex() for group in self._requests}
-        infeasible = state.infeasible_gang_resource_requests  # whose details are "ID:STRATEGY|STATE"
+        infeasible = state.infeasible_gang_resource_requests  # with details "ID:STRATEGY|STATE"
         is_refused = any(request.details.partition(":")[0] in ids for request in infeasible)
         starting = Counter(
             {node.ray_node_type_name: node.count for node in state.pending_instance_requests}
@@ -198,9 +203,9 @@ class Cluster:
 
 
 def _scaling_of_report(report: Mapping[str, Any]) -> Scaling:
-    """Return the report of an autoscaler of Ray's first version, which does not list refused requests."""
+    """Return the report of Ray's autoscaler v1, which does not list refused requests."""
     kinds = set((report.get("node_type_mapping") or {}).values())
-    if all(kind.startswith("node_") for kind in kinds):  # it watches nodes that it has not started
+    if all(kind.startswith("node_") for kind in kinds):  # only nodes that it did not start
         return Scaling(is_refused=bool(report))
     starting = Counter(report.get("pending_launches") or {})
     starting += Counter(kind for _, kind, _ in report.get("pending_nodes") or ())
@@ -209,7 +214,7 @@ def _scaling_of_report(report: Mapping[str, Any]) -> Scaling:
 
 
 class Capacity:
-    """The trainings that a cluster holds at a time.
+    """The number of trainings that a cluster can hold at a time, as nodes join and leave.
 
     Args:
       needs: the resources of one training.
@@ -235,20 +240,20 @@ class Capacity:
         self._last_warning_time = clock()
 
     def trials_at_once(self) -> int:
-        """Return how many trainings fit; at least one, as the sweep waits until the last node returns."""
+        """Return how many trainings may run at once; at least 1, as the sweep waits for lost nodes."""
         fits = self.needs.trials_on(self._look())
         return max(1, fits if self._limit is None else min(fits, self._limit))
 
     def workers_per_node(self) -> int:
-        """Return the most workers that one node may have at once."""
+        """Return the largest number of this sweep's workers that may be on one node at once."""
         held = max(map(self.needs.workers_on, self._look()), default=1)
         return max(1, min(held, self.trials_at_once() * self.needs.num_workers))
 
     def wait_for_room(self, minutes: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Request the resources of one training, and return once it fits.
+        """Wait up to this number of minutes until one training fits; request its resources meanwhile.
 
         Raises:
-          ConfigError: no node can hold a worker, and no larger node will be started.
+          ConfigError: no training fits, and no node that would change this is expected.
           ClusterError: the training did not fit in time.
         """
         began, looks = self._clock(), 0
@@ -272,14 +277,14 @@ class Capacity:
         self._cluster.request(self.needs, 0)
 
     def follow(self, num_begun: int, num_pending: int, num_left: int) -> None:
-        """Request resources for the remaining trainings, and warn once a minute while none begins.
+        """Update the requests for the trainings that do not fit, and warn once a minute while none runs.
 
         On a private Ray this is a no-op, because its resources are fixed.
 
         Args:
-          num_begun: running trainings.
-          num_pending: trainings that were submitted to Ray and wait for resources that should exist.
-          num_left: all other trainings.
+          num_begun: the number of running trainings.
+          num_pending: the number of trainings that Ray has, but that do not run yet.
+          num_left: the number of trainings not yet handed to Ray.
         """
         if not self._grows or self._clock() - self._last_follow_time < _LOOK_EVERY_SECONDS:
             return
@@ -320,7 +325,7 @@ class Capacity:
         return f"{scaling_text}. Lower --num-workers, --threads-per-worker or --gpus-per-worker"
 
     def _look(self) -> list[Node]:
-        """Return the resources of running nodes, updated once a second."""
+        """Return the resources of the running nodes, queried at most once a second."""
         if self._clock() - self._last_look_time >= _LOOK_EVERY_SECONDS:
             self._nodes, self._last_look_time = self._cluster.nodes(), self._clock()
         return self._nodes

@@ -22,12 +22,12 @@ class Execution:
 
     Attributes:
       folder: the sweep's folder.
-      queue: the remaining trials, and the trials that are with Ray.
-      on_result: called with a trial's name and result.
+      queue: the remaining trials, and the trials that were handed to Ray.
+      on_result: called with a trial's name and its result.
       budget: the sweep's reservations; None without a ledger.
       supervisor: monitors attempts, and ends attempts that hang.
       stopping: ends trainings before their last step.
-      watch: counts steps for the terminal; None in a sealed sweep.
+      watch: the progress for the terminal; None in a sealed sweep.
       is_open: whether trials are shown and may be stopped; neither applies to a sealed sweep's trials.
     """
 

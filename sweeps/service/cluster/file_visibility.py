@@ -1,8 +1,8 @@
 """A check that all nodes of a Ray cluster see the files that trainings read directly: shards and weights.
 
 Most records are sent through Ray's object store. But a webdataset's records, which a step reads when it draws
-them, and a warm start's weights are read on the training's node. A worker's errors about private records
-are withheld, and come after the charge. So the nodes are checked before any training starts.
+them, and a warm start's weights are read on the training's node. A worker's error would come after the
+charge, and for private records its text is withheld. So the nodes are checked before any training starts.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
             files[place] = (place, size, modified_ns)
     starts = [trial.config.warm_start for trial in plan.trials]
     for path in {Path(start.path) for start in starts if start is not None}:
-        if path.is_file():  # other paths are synthetic weights, or fail when they are read
+        if path.is_file():  # else synthetic weights, or a path that fails when it is read
             files[str(path)] = (str(path), path.stat().st_size, None)
     return list(files.values())
 
 
 def check_seen(files: Sequence[NeededFile]) -> None:
-    """Raise DataError if a node of the connected Ray does not see the files as this machine does.
+    """Raise DataError if a node of the connected Ray does not have the files of this machine at their paths.
 
     A node that does not answer in time is ignored.
 
     Raises:
-      DataError: a node misses files. The message names nodes but no files, because there may be many.
+      DataError: files are missing or differ on a node. The message names the nodes, and no file.
     """
     if not files:
         return
@@ -59,7 +59,7 @@ def check_seen(files: Sequence[NeededFile]) -> None:
 
 
 def _shards(value: Any) -> Iterator[ShardImages]:
-    """Yield all images in a nested value that are read from shards."""
+    """Yield every `ShardImages` in nested tuples and dataclasses."""
     if isinstance(value, ShardImages):
         yield value
     elif isinstance(value, tuple):
@@ -71,7 +71,7 @@ def _shards(value: Any) -> Iterator[ShardImages]:
 
 
 def _count_missing(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
-    """Yield each node that answers, with the number of files that it does not see."""
+    """Yield the address of each node that answers, and the number of files missing or different there."""
     nodes = living_nodes()
     answers = answers_of_nodes(look_function(), list(files), nodes=nodes, seconds=_ANSWER_SECONDS)
     for node in nodes:
@@ -80,7 +80,10 @@ def _count_missing(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
 
 
 def look_function() -> Callable[[list[NeededFile]], int]:
-    """Return the function for a node to run; it is local, so that Ray sends it to nodes without this code."""
+    """Return the function that counts the missing or different files of the node that runs it.
+
+    It is local, so that Ray sends its code to nodes without this package.
+    """
 
     def look(files: list[NeededFile]) -> int:
         import os

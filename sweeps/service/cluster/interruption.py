@@ -20,8 +20,8 @@ from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.files.launch_record import resume_line
 
 _PATIENCE_SECONDS = {signal.SIGINT: math.inf, signal.SIGTERM: 2.0}
-"""How long a stop waits until trainings have saved. After Ctrl-C, the user can press it again; a sender of
-SIGTERM kills soon, a Ray job after three seconds."""
+"""How long a stop waits until trainings have saved. The user can press Ctrl-C again to end the wait; whoever
+sends SIGTERM kills the process soon, a Ray job after three seconds."""
 
 
 class StopRequest(BaseException):
@@ -29,7 +29,7 @@ class StopRequest(BaseException):
 
     Attributes:
       signal_number: the number of the received signal.
-      is_saved: whether every training has saved all that it drew.
+      is_saved: whether every training has saved the steps that it drew.
     """
 
     def __init__(self, signal_number: int, *, is_saved: bool = False) -> None:
@@ -71,7 +71,7 @@ def full_disk_ends_sweep() -> Iterator[None]:
 
 
 def stop_trainings(queue: TrialQueue, stopping: Stopping, *, must_end: bool = False) -> None:
-    """Answer trainings' questions whether to continue; end all, and begin none, when the time is over."""
+    """Answer trainings that ask to continue; once time is over or `must_end`, end all and begin no more."""
     stopping.look(queue.running, must_end=must_end)
     if stopping.is_over:
         queue.close()
@@ -81,11 +81,11 @@ class Interruption:
     """Ends a sweep after a signal; an open sweep ends after its trainings have saved.
 
     Args:
-      queue, supervisor, stopping: the sweep's parts.
-      saves: whether waiting is useful; it is not in a sealed sweep, whose interrupted trials are over.
+      queue, supervisor, stopping: as in `Execution`.
+      saves: whether to wait until trainings have saved; not in a sealed sweep, which never resumes a trial.
 
     Attributes:
-      signals: the received signals; after a second signal there is no more waiting.
+      signals: the numbers of the received signals; the second ends the waiting.
     """
 
     def __init__(self, queue: TrialQueue, supervisor: Supervisor, stopping: Stopping, *, saves: bool) -> None:
@@ -94,7 +94,7 @@ class Interruption:
         self.signals: list[int] = []
 
     def look(self) -> None:
-        """Raise StopRequest if the sweep ends now; if it ends soon, stop its trainings and begin none."""
+        """After a signal, stop all trainings; raise StopRequest once they have saved or the wait is over."""
         if not self.signals:
             return
         number, now = self.signals[0], time.monotonic()

@@ -32,7 +32,7 @@ from sweeps.service.storage.probe import check_shared
 from trainers.config.nodes import PerformanceConfig
 from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy
 
-# Set before Ray is imported, because Ray reads these variables once.
+# Environment variables; they are set before Ray is imported, because Ray reads them once.
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -44,7 +44,7 @@ _QUIET = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "TUNE_MAX_PENDING_TRIALS_PG": "200",  # the driver decides on the actual number
+    "TUNE_MAX_PENDING_TRIALS_PG": "200",  # `TrialQueue` limits the actual number
 }
 
 _TRIES = 2
@@ -54,11 +54,11 @@ _AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 @dataclass(frozen=True)
 class RaySession:
-    """A connected Ray that is large enough.
+    """A connected Ray that can hold at least one training.
 
     Attributes:
       scratch: a folder for Ray's temporary files.
-      capacity: the number of trainings that it holds.
+      capacity: the number of trainings that it can hold, as nodes join and leave.
       service: resources and limits of the trainings.
     """
 
@@ -74,22 +74,22 @@ def ray_session(
     storage: Path | None = None,
     files: Sequence[NeededFile] = (),
 ) -> Iterator[RaySession]:
-    """Connect to Ray and wait for room, before anything of the sweep is started.
+    """Connect to Ray, wait until one training fits, and check storage and files on the nodes.
 
     Args:
       service: resources of the sweep.
       performance: performance options of every training.
-      storage: a folder that all nodes must share; None for none.
-      files: the files that trainings read directly.
+      storage: a folder that all nodes must share; None to check no folder.
+      files: the files that trainings read on their nodes.
 
     Raises:
-      ConfigError: the nodes are too small for one training.
-      ClusterError: Ray did not start, or too few nodes joined in time.
+      ConfigError: `RAY_ADDRESS` names no cluster that answers, or the nodes are too small for one training.
+      ClusterError: Ray did not start, or the training did not fit in time.
       StorageError: the nodes do not share the folder.
-      DataError: a node does not see the files.
+      DataError: files are missing or differ on a node.
     """
     with connected_ray() as scratch:
-        for name in ("ray.tune", "ray.train"):  # the driver itself reports failures
+        for name in ("ray.tune", "ray.train"):  # the driver reports failures itself
             logging.getLogger(name).setLevel(logging.CRITICAL)
         capacity = capacity_of(service, performance)
         capacity.wait_for_room(service.wait_for_resources)
@@ -102,15 +102,15 @@ def ray_session(
 
 @contextmanager
 def connected_ray() -> Iterator[Path]:
-    """Connect to the Ray that a sweep would use, or start a private Ray, and yield the scratch folder.
+    """Connect to the cluster of `RAY_ADDRESS` or the job, or start a private Ray; yield the scratch folder.
 
     Raises:
-      ConfigError: `RAY_ADDRESS` names no cluster that answers.
-      ClusterError: Ray did not start, or refuses this process.
+      ConfigError: `RAY_ADDRESS` names no cluster that answers, or one of other versions.
+      ClusterError: Ray did not start or did not answer.
     """
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     doing("joining the Ray cluster" if joins_cluster() else "starting Ray")
-    import ray  # noqa: F401  # after the environment is set; takes a second
+    import ray  # noqa: F401  # here, after the environment is set
 
     _check_address()
     with _scratch_folder() as scratch, _connected(scratch):
@@ -124,7 +124,7 @@ def capacity_of(service: ServiceOptions, performance: PerformanceConfig) -> Capa
 
 
 def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) -> None:
-    """Raise ConfigError if the cluster does not answer, or a private Ray could not hold one training.
+    """Check that the cluster answers, or that a private Ray on this machine could hold one training.
 
     Raises:
       ConfigError: `RAY_ADDRESS` names no cluster that answers, or this machine is too small for one training.
@@ -135,7 +135,7 @@ def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) 
 
 
 def trials_at_once(service: ServiceOptions, performance: PerformanceConfig) -> int:
-    """Return how many trainings run in parallel, as far as known before Ray is started; at least one."""
+    """Return how many trainings will run in parallel, estimated before Ray is started; at least one."""
     if joins_cluster():
         return service.max_concurrent_trials or 1
     try:
@@ -153,7 +153,7 @@ def _scratch_folder() -> Iterator[Path]:
     """Yield a folder for Ray's temporary files; its path is short, because it contains sockets.
 
     Ray's logs and Tune's state contain names, scores and times of trials. So only this user can access the
-    folder (mode 0700), and it is removed with the sweep, or after a killed sweep when the next sweep starts.
+    folder (mode 0700). It is removed at the end of the sweep; a killed sweep's folder, by the next sweep.
     """
     base = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
     _remove_left_folders(base)
@@ -175,7 +175,7 @@ def _remove_left_folders(base: Path) -> None:
 
 @contextmanager
 def _connected(scratch: Path) -> Iterator[None]:
-    """Join the cluster that `RAY_ADDRESS` or a job names, else start a private Ray; never search for one."""
+    """Join the cluster of `RAY_ADDRESS` or the job, else start a private Ray; never search for one."""
     shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     folder = Path.cwd()
     authentication = {name: os.environ.get(name) for name in _AUTHENTICATION}
@@ -208,7 +208,7 @@ def _connected(scratch: Path) -> Iterator[None]:
 
 
 def _shut_down() -> None:
-    """Disconnect this process from Ray, after collecting garbage, and without collection in the meantime.
+    """Disconnect this process from Ray, with garbage collected before and none collected meanwhile.
 
     Ray ends the whole process, at once and with code 1, if the collector of another thread finds one of Ray's
     handles during the shutdown, which takes seconds if a node is disconnected.
@@ -226,10 +226,11 @@ def _shut_down() -> None:
 
 
 def _start(options: Mapping[str, Any], scratch: Path) -> None:
-    """Start or join Ray, with a second try if necessary; the processes of a failed start are ended.
+    """Start or join Ray in at most two tries; the processes of a failed try are ended.
 
     Raises:
-      ClusterError: Ray did not start within the time that it allows its own processes, or not at all.
+      ConfigError: the cluster runs another version of Ray or Python.
+      ClusterError: Ray did not start or did not answer.
     """
     import ray
 
@@ -251,7 +252,7 @@ def _start(options: Mapping[str, Any], scratch: Path) -> None:
 
 
 def _refuse_other_versions(message: str) -> None:
-    """Raise ConfigError if Ray's message is that the cluster runs another Ray or Python."""
+    """Raise ConfigError if Ray's error message reports another version of Ray or Python on the cluster."""
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", message)
     if "Version mismatch" in message and len(versions) == 2:
         (ray, python), (own_ray, own_python) = versions
@@ -263,7 +264,7 @@ def _refuse_other_versions(message: str) -> None:
 
 
 def _end_processes_of(scratch: Path) -> None:
-    """End this process's children that a private Ray started; their command lines name its folder."""
+    """Kill the child processes of a private Ray, whose command lines contain the scratch folder."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):
@@ -296,8 +297,8 @@ def _check_address() -> None:
 
 @functools.cache
 def _private_token() -> str:
-    """Return the token of this process's private Rays; Ray would leave a token under the home folder.
+    """Return the access token of this process's private Rays; Ray would write its own to the home folder.
 
-    All of them have the same token, because Ray remembers the first one.
+    There is one token per process, because Ray keeps the first that it reads.
     """
     return secrets.token_hex(32)

@@ -42,7 +42,7 @@ class QueueSearcher(Searcher):
 
     Args:
       queue: the queue of the sweep's trials.
-      worker_input: returns the input for the processes of a trial.
+      worker_input: maps a trial to the input of its processes.
     """
 
     def __init__(self, queue: TrialQueue, worker_input: Callable[[Trial], RayTrial]) -> None:
@@ -50,7 +50,7 @@ class QueueSearcher(Searcher):
         self._queue, self._worker_input = queue, worker_input
 
     def __reduce__(self) -> tuple[type[Any], tuple[()]]:
-        """Keep the content out of Tune's stored searcher, as the sweep stores it separately."""
+        """Pickle as an empty `Searcher`, because the sweep stores its trials itself."""
         return Searcher, ()
 
     def suggest(self, trial_id: str) -> Any:
@@ -63,7 +63,7 @@ class QueueSearcher(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Make room in the queue."""
+        """Report the ended trial to the queue, which makes room for the next."""
         self._queue.note_end(trial_id)
 
     def save(self, checkpoint_path: str) -> None:
@@ -71,12 +71,12 @@ class QueueSearcher(Searcher):
 
 
 class TrialCallback(tune.Callback):
-    """Hands every trial's single result to the driver, and monitors its attempts.
+    """Hands each trial's result to the driver once, and monitors the trial's attempts.
 
     Attributes:
       finished_names: the names of the trials with a result.
       failures: the failures of trials that will not be tried again, by name.
-      interruption: handles the received signals.
+      interruption: ends the sweep after a signal.
     """
 
     def __init__(self, execution: Execution) -> None:
@@ -88,11 +88,11 @@ class TrialCallback(tune.Callback):
         )
 
     def __reduce__(self) -> tuple[type[Any], tuple[()]]:
-        """Keep the content, records and ledger, out of Tune's stored callbacks."""
+        """Pickle as an empty `Callback`: Tune must not store the ledger or anything about the records."""
         return tune.Callback, ()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Confirm the reservations with the ledger; then handle stops, attempts and room."""
+        """Confirm the reservations, end what must stop, and update the requests for resources."""
         running = self._execution
         if running.budget is not None:
             running.budget.confirm()
@@ -103,7 +103,7 @@ class TrialCallback(tune.Callback):
         running.queue.look(running.supervisor.num_begun)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Count the start; Tune asks the process to train only after this."""
+        """Count the start durably, and monitor the attempt; Tune lets the process train only after this."""
         running, task = self._execution, trial.config["trial"]
         with full_disk_ends_sweep():
             running.folder.mark_start(task.name)
@@ -123,7 +123,7 @@ class TrialCallback(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Hand over a result once, or store the failure; a full disk ends the sweep."""
+        """Hand a result to the driver once, or note the failure; a full disk ends the sweep."""
         name = trial.config["trial"].name
         if "error" in result:
             failure = TrialFailure.of_worker(result["error"])
@@ -140,7 +140,7 @@ class TrialCallback(tune.Callback):
         self._note_end(trial.config["trial"].name)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Store the failure of a lost training that will not be restarted."""
+        """Note the failure of a lost training that will not be restarted."""
         name, supervisor = trial.config["trial"].name, self._execution.supervisor
         self.failures[name] = supervisor.give_up(name, supervisor.note_loss(name, _last_words(trial)))
         self._note_end(name)
@@ -154,7 +154,7 @@ class TrialCallback(tune.Callback):
 def tune_trials(
     execution: Execution, session: RaySession, trials: Sequence[Trial], data: TrainingData
 ) -> dict[str, TrialFailure]:
-    """Run trials until none is left, or the sweep's time is over; see `trial_runner.run_trials`."""
+    """Run trials until all have ended or the sweep's time is over; as `trial_runner.run_trials`."""
 
     def worker_input(trial: Trial) -> RayTrial:
         return ray_trial(execution, session, trial, data_are_public=data.train_is_public)
@@ -167,7 +167,7 @@ def tune_trials(
             search_alg=QueueSearcher(execution.queue, worker_input),
             num_samples=len(trials),
             reuse_actors=True,
-            trial_name_creator=_nameless,  # the default contains the trial's own name, and so its position
+            trial_name_creator=_nameless,  # the default contains the trial's name, which reveals its position
             trial_dirname_creator=_nameless,
         ),
         run_config=tune.RunConfig(
@@ -185,7 +185,7 @@ def tune_trials(
     if signals := callback.interruption.signals:
         raise StopRequest(signals[0], is_saved=True)
     names = [trial.name for trial in trials if trial.name not in callback.finished_names]
-    if execution.queue.is_closed:  # the time was over: trials that did not end have not failed
+    if execution.queue.is_closed:  # the time is over: trials that did not end have not failed
         names = [name for name in names if name in callback.failures]
     return {name: callback.failures.get(name, UNKNOWN) for name in names}
 
@@ -217,11 +217,11 @@ def ray_trial(execution: Execution, session: RaySession, trial: Trial, *, data_a
 
 
 def _nameless(trial: Any) -> str:
-    """Return Tune's id of a trial, for its folders."""
+    """Return Tune's random id of a trial, as the name of its folders."""
     return str(trial.trial_id)
 
 
 def _last_words(trial: Any) -> str:
-    """Return Ray's message on a trial's last failure; Tune's file holds all failures."""
-    file = Path(trial.error_file or "none")  # `get_error` looks where it arrives later
+    """Return Ray's message on a trial's last failure, from the file to which Tune appends all of them."""
+    file = Path(trial.error_file or "none")  # `get_error` reads a path where the file arrives later
     return file.read_text(errors="replace").rpartition("Failure # ")[2] if file.is_file() else ""

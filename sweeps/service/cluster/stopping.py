@@ -9,8 +9,8 @@ records, so they are functions of released iterates (`dpgcl_core.release.metrics
 by these scores reads each draw at most once, and fewer draws, so all that is released is post-processing of
 the planned product of draws (docs/theory/ledger.md, *Step quotas*). A training's number of steps is itself
 such an outcome, so no ε is ever computed from the steps that were made. Only the ledger, whose filter bounds
-executed steps whatever ended them, gets unused steps back, to the same sum. A training waits for the answer,
-so the number of its steps depends only on the scores and their order.
+executed steps whatever ended them, gets unused steps back, to the same sum. A training waits for the
+decision, so the number of its steps depends only on the scores and their order.
 
 *By the clock* (`--time-budget`). No further training begins, and each running training stops at its next step
 and saves. Nothing of it is released, and none of its charge is given back: the step at which a clock stopped
@@ -39,7 +39,7 @@ ASHA = "asha"
 _REDUCTION = 3
 _LOOK_EVERY_SECONDS = 0.2
 _NOBODY = SimpleNamespace(get_live_trials=tuple)
-"""A substitute for Tune's controller, which the median rule queries for trials that need room."""
+"""A substitute for Tune's controller without any trials; the median rule queries it."""
 
 
 class TuneRule:
@@ -47,7 +47,7 @@ class TuneRule:
 
     Args:
       name: `asha` or `median`.
-      first: the step of the first score that may end a training.
+      first: the first step whose score may end a training.
       last: T, the last step.
     """
 
@@ -64,7 +64,7 @@ class TuneRule:
         self._trials: dict[str, _TuneTrial] = {}
 
     def goes_on(self, trial: str, step: int, score: float) -> bool:
-        """Return whether a training continues after a score; later decisions on others use the score, too."""
+        """Return whether a training may continue after a score, which also counts for later decisions."""
         if trial not in self._trials:
             self._trials[trial] = _TuneTrial(trial_id=trial)
             self._scheduler.on_trial_add(_NOBODY, self._trials[trial])
@@ -73,22 +73,22 @@ class TuneRule:
 
 
 class _TuneTrial(SimpleNamespace):
-    """A training as Tune's rules identify it."""
+    """The trial object that Tune's rules take, hashed by identity."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 class Stopping:
-    """Answers the trainings of one sweep, and ends them when its time is over.
+    """Decides for one sweep which trainings continue, and ends all when its time is over.
 
     Args:
       folder: the sweep's folder.
       service: the sweep's limits.
-      modality: the records' modality, which decides on the score that trainings are compared by.
+      modality: the records' modality, which determines the score that trainings are compared by.
       clock: returns seconds.
 
     Attributes:
-      is_over: whether the sweep's time is over.
+      is_over: whether the sweep's time is over, or the user has ended it.
     """
 
     def __init__(
@@ -104,21 +104,21 @@ class Stopping:
         self.is_over = False
 
     def oversight(self, trial: str) -> Oversight:
-        """Return the files for a training's questions and their answers."""
+        """Return the files by which a training asks whether to continue, and gets the answer."""
         by_scores = self._service.early_stopping != "none"
         return Oversight(count_file=self._folder.count_file(trial), by_scores=by_scores)
 
     def begin(self, trials: Sequence[Trial]) -> None:
-        """Allow trainings to begin that an earlier driver has ended."""
+        """Remove earlier drivers' requests to stop, so that trainings can continue."""
         for trial in trials:
             self.oversight(trial.name).begin()
 
     def look(self, running: Mapping[str, Trial], *, must_end: bool = False) -> None:
-        """Answer the trainings' questions, and end all trainings when the time is over.
+        """Answer the trainings that ask whether to continue, or end all when the time is over.
 
         Args:
-          running: the running trainings.
-          must_end: whether the user ends the sweep.
+          running: the running trainings, by name.
+          must_end: end all now, because the user has ended the sweep.
         """
         now = self._clock()
         if now - self._last_look_time < _LOOK_EVERY_SECONDS and not must_end:
@@ -135,7 +135,7 @@ class Stopping:
     def _answer(self, trial: Trial, oversight: Oversight) -> None:
         if (question := oversight.question()) is None:
             return
-        ended = oversight.ended_at()  # by an earlier attempt, possibly under an earlier driver
+        ended = oversight.ended_at()  # in an earlier attempt, possibly by an earlier driver
         goes_on = question.step < ended if ended is not None else self._should_go_on(trial, question)
         oversight.answer(question, goes_on=goes_on)
 
@@ -145,7 +145,7 @@ class Stopping:
         return score is None or self._rule_for(trial, name).goes_on(trial.name, question.step, score)
 
     def _rule_for(self, trial: Trial, score: str) -> TuneRule:
-        """Return the rule for trainings like this one; private ones are compared only with private ones."""
+        """Return the rule for trainings with this one's guarantee label, T, score and score interval."""
         config = trial.config
         last, every = config.mechanism.num_steps, config.evaluation.score_every_steps
         key = (config.guarantee_label, score, last, every)

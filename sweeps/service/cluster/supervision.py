@@ -1,7 +1,7 @@
 """Monitors running attempts at trainings: whether each one continues, and the messages on lost attempts.
 
-Messages consist of fixed sentences and of the sweep's own counts. Ray's own message about a process's death,
-which code of the user's neural network could have composed, stays in Ray's logs.
+Messages consist of fixed sentences and of the sweep's own counts. Ray's message about a process's death stays
+in Ray's logs, because the user's network code may have written into it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Attempt:
 
     Attributes:
       trial_input: the input of its processes.
-      end: ends its processes.
+      end: function that ends its processes.
       checkpoints: the training's checkpoints.
       num_before: the number of attempts that had begun to draw before this attempt.
-      since: its start, in seconds; it cannot hang before it has its processes.
-      has_begun: whether it has its processes.
-      mark: the last state of its files; a change is progress.
-      progressed: the time of their last change.
-      ended_for: the reason why this driver ended it.
+      since: the time from which its duration is measured; before it has begun, the last check.
+      has_begun: whether it trains; if it waits for workers, this begins with their first counted step.
+      mark: its count of steps and its checkpoint's time at the last check; a change is progress.
+      progressed: the time of the last such change.
+      ended_for: the reason why this driver ended it; "" if it did not.
     """
 
     trial_input: RayTrial
@@ -63,9 +63,9 @@ class Supervisor:
     Args:
       folder: the sweep's folder.
       service: the sweep's limits.
-      log: the log, which also gets the printed lines. None for a sealed sweep, whose files and printed lines
-        (which a job's log stores) must not reveal anything about its trials.
-      ray_logs: the folder of Ray's own logs on dead processes.
+      log: the sweep's log. None for a sealed sweep: nothing is logged or printed, because files and a job's
+        log must not reveal anything about its trials.
+      ray_logs: the folder of Ray's own logs, for a printed line; "" to print none.
       clock: returns seconds.
     """
 
@@ -85,22 +85,22 @@ class Supervisor:
 
     @property
     def num_begun(self) -> int:
-        """The number of attempts that have their processes."""
+        """The number of monitored attempts that have begun."""
         return sum(attempt.has_begun for attempt in self._running.values())
 
     @property
     def drawing(self) -> list[str]:
-        """The trainings whose attempts have counted steps, and may currently be drawing them."""
+        """The names of the trainings that may be drawing steps: their attempts have counted a step."""
         running = self._running.items()
         return [name for name, attempt in running if attempt.has_counted(self._folder.read_counts(name))]
 
     def note_start(self, trial_input: RayTrial, end: Callable[[], None], *, in_place: bool) -> None:
-        """Monitor a started training, and log the restart of a lost training.
+        """Monitor a new attempt, and log it as a restart if the last attempt was lost.
 
         Args:
           trial_input: the input of its processes.
-          end: ends its processes.
-          in_place: whether the started process itself trains, and waits for no workers.
+          end: function that ends its processes.
+          in_place: whether the started process itself trains, without waiting for workers.
         """
         name, now = trial_input.name, self._clock()
         every = trial_input.config.performance.checkpoint_every_steps
@@ -112,7 +112,12 @@ class Supervisor:
         self._running[name] = Attempt(trial_input, end, checkpoints, num_before, now, in_place, None, now)
 
     def note_loss(self, name: str, error: object) -> str:
-        """Store and return the reason why a training's process died."""
+        """Note and return the reason why a training's attempt was lost.
+
+        Args:
+          name: the training's name.
+          error: Ray's message on the last process.
+        """
         attempt = self._running.pop(name, None)
         reason = attempt.ended_for if attempt is not None and attempt.ended_for else why_lost(error)
         self._loss_reasons[name] = reason
@@ -134,7 +139,7 @@ class Supervisor:
         return failure
 
     def look(self) -> None:
-        """Check all attempts once a second, and end those that take too long."""
+        """Check all attempts, at most once a second, and end those beyond a time limit."""
         now = self._clock()
         if now - self._last_look_time < _LOOK_EVERY_SECONDS:
             return
@@ -160,7 +165,7 @@ class Supervisor:
             attempt.end()
 
     def _mark_of(self, name: str, attempt: Attempt) -> tuple[DrawCounts | None, int]:
-        """Return the count of steps and the checkpoint's time, which change when a training progresses."""
+        """Return a training's count of steps and its checkpoint's modification time, in ns; 0 without one."""
         checkpoint = attempt.trial_input.checkpoint_folder / "checkpoint.pt"
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         return self._folder.read_counts(name), saved
@@ -172,7 +177,7 @@ class Supervisor:
     def _log_restart(
         self, name: str, reason: str, checkpoints: CheckpointFolder, num_in_advance: int | None
     ) -> None:
-        """Log the step at which a lost training continues, and the cost of the restart."""
+        """Log and print the step at which a lost training continues, and the steps that it repeats."""
         try:
             step, num_drawn = checkpoints.saved_step(), checkpoints.read_counts().num_steps
         except DpgclError:  # the training itself will report the damage

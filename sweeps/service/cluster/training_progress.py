@@ -1,9 +1,9 @@
 """The progress of a sweep's running trainings, and the time until all will have ended.
 
 The number of steps done is public. But the time of a step depends on the number of records drawn. So for
-private records the time left is shown only in a terminal, to the operator. Lines that a log may store do not
-contain it, nor exact steps, whose times would reveal it: such lines give progress in tenths. A sealed sweep's
-trainings are not watched at all.
+private records the time left is shown only in a terminal, to the operator. Lines that a log may store contain
+neither the time left nor exact steps, from which it could be derived: they give progress in tenths. A sealed
+sweep's trainings are not watched at all.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class SweepWatch:
 
     Args:
       num_trials: the sweep's number of trials.
-      num_over: how many of these trials will not run any more.
-      tells_times: whether a line may contain the time left, or values that would reveal it.
+      num_over: how many of these trials will not run any more, because they ended earlier.
+      tells_times: whether a line may contain the time left and exact steps.
     """
 
     def __init__(self, num_trials: int, num_over: int, *, tells_times: bool = False) -> None:
@@ -64,7 +64,7 @@ class SweepWatch:
         self._lock = threading.Lock()
 
     def note_start(self, name: str, num_steps: int, file: Path | None) -> None:
-        """Watch a training that was started.
+        """Watch a training that was started; without a file do nothing.
 
         Args:
           name: the training's name.
@@ -76,7 +76,7 @@ class SweepWatch:
         share = fraction_done(read_progress(file))
         file.unlink(missing_ok=True)
         with self._lock:
-            if name not in self._running:  # for this watch, a lost attempt's progress counts
+            if name not in self._running:  # an attempt lost under this watch counts as work done
                 self._shares_before += share
             self._running[name] = _Running(num_steps, file)
 
@@ -87,11 +87,11 @@ class SweepWatch:
                 self._num_over += 1
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the seconds until all trainings have ended; None if that is not known yet."""
+        """Return the estimated seconds until all trainings have ended; None before the first progress."""
         shares = [run.share for _, run in self._look()]
         num_done = self._num_over - self._num_before + sum(shares) - self._shares_before
         if num_done > 0 and self._first is None:
-            self._first = now, num_done  # time from here on, because Ray's start and imports happen once
+            self._first = now, num_done  # the rate excludes the start of Ray and imports
         if self._first is None:
             return None
         waiting = self._num_trials - self._num_over - len(shares)
@@ -107,7 +107,7 @@ class SweepWatch:
         return "; ".join([over, *(stages or ["waiting for the first Ray process"]), *rest, *end])
 
     def summary(self, now: float) -> str:
-        """Return the sweep's progress, without its single trainings."""
+        """Return the number of trials done and the time left, as text."""
         return "; ".join(self._summary(now))
 
     def _summary(self, now: float) -> list[str]:
@@ -116,7 +116,7 @@ class SweepWatch:
         return [f"{self._num_over} of {count(self._num_trials, 'trial')} done", *end]
 
     def table(self, now: float) -> Table | None:
-        """Return the running trainings as a table."""
+        """Return the running trainings and their steps as a table; None if none is running."""
         running = self._look()
         if not running:
             return None
@@ -142,12 +142,12 @@ def sweep_seconds_left(
 ) -> float | None:
     """Return the seconds until all trainings of a sweep have ended, at the rate so far; None without a rate.
 
-    All trainings count equally.
+    All trainings are assumed to take equally long.
 
     Args:
-      elapsed: seconds since the first training was started.
-      num_done: number of trainings done in that time, including parts of running trainings.
-      running: each running training's share of steps done.
+      elapsed: seconds over which the rate is measured.
+      num_done: number of trainings done in that time, including fractions of running trainings.
+      running: for each running training, the fraction of its steps done.
       num_waiting: number of trainings that have not begun.
 
     >>> sweep_seconds_left(60.0, 1.5, [0.5, 0.0], 3)

@@ -1,4 +1,4 @@
-"""The reasons why a training has no result: one type, from the worker's message to the stored text."""
+"""The reasons why a training has no result, as texts that may be printed and stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SMALLER = (
     "a smaller microbatch takes less memory and gives the same results: use --resume with a lower "
     "--max-views-per-microbatch (for example 32), or with a lower --max-concurrent-trials"
 )
-# Ray's messages for its own kill; its message for any other death lists memory among possible causes.
+# Only messages of Ray's own kills; for every other death its message lists memory as a possible cause.
 _RAY_FOUND_NO_MEMORY = re.compile(r"running low on memory|OutOfMemoryError")
 _KILLED_FOR_MEMORY = "killed for lack of memory"
 _NO_MEMORY = re.compile(
@@ -24,7 +24,7 @@ class FailureKind(Enum):
     """The kind of a training's failure, and its consequence. All draws of the training stay charged.
 
     Attributes:
-      RAISED: it raised an exception, and would raise it again, so it is not repeated.
+      RAISED: it raised an exception, and would raise it again, so it is not restarted.
       LOST: its processes died more often than `--max-restarts` allows; `--resume` tries again.
       DISK_FULL: no space was left for its files, so the whole sweep ends, and `--resume` continues it.
       INTERRUPTED: a trial of a sealed sweep had begun when the driver ended; it is never repeated.
@@ -42,7 +42,7 @@ class TrialFailure:
 
     Attributes:
       kind: the kind of failure.
-      reason: the worker's message if it raised; the reason of its last process's death if it was lost.
+      reason: the worker's message if it raised; the reason why its last process died if it was lost.
     """
 
     kind: FailureKind
@@ -50,7 +50,7 @@ class TrialFailure:
 
     @classmethod
     def of_worker(cls, text: str) -> TrialFailure:
-        """Return the failure that a worker reported, by `trainers.failures.describe_error`."""
+        """Return the failure for a worker's message, which is from `trainers.failures.describe_error`."""
         return cls(kind=FailureKind.DISK_FULL if text == NO_ROOM else FailureKind.RAISED, reason=text)
 
     def __str__(self) -> str:

@@ -10,17 +10,17 @@ from sweeps.service.planning.trials import Trial
 
 
 class TrialSource(Protocol):
-    """Decides on the next trial, one trial at a time."""
+    """Hands out a sweep's trials one at a time; a search decides on each by earlier results."""
 
     def next_trial(self) -> Trial:
-        """Return the next trial, after it has been stored."""
+        """Return the next trial, whose settings are stored already."""
 
     def note_end(self, name: str) -> None:
-        """Record that a trial ended; its result was handed over before, or it has none."""
+        """Note that a trial has ended; if it has a result, the result is stored already."""
 
 
 class ListedTrials:
-    """A source of trials that are all known in advance."""
+    """A source of trials that are all planned in advance, handed out in their order."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._trials = iter(trials)
@@ -38,9 +38,9 @@ class TrialQueue:
     Args:
       source: the source of the trials.
       number: the number of trials.
-      capacity: the number of trials that may be with Ray at once.
-      tells_left: whether Ray, whose requests all users of a cluster see, may get the number of remaining
-        trials. Not for a sealed sweep, whose number is secret: it uses nodes that join, but requests none.
+      capacity: decides how many trials Ray may have at once.
+      tells_left: whether to request resources for the remaining trials. Not for a sealed sweep, whose number
+        of trials is secret: all users of a cluster see its requests. It uses nodes that join anyway.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TrialQueue:
 
     @property
     def running(self) -> dict[str, Trial]:
-        """The trials that are with Ray, by name."""
+        """The trials that Ray has and that have not ended, by name."""
         return {trial.name: trial for trial in self._live.values()}
 
     @property
@@ -62,11 +62,15 @@ class TrialQueue:
         return self._is_closed
 
     def close(self) -> None:
-        """Hand out no more trials: the sweep's time is over."""
+        """Hand out no more trials, because the sweep's time is over."""
         self._is_closed = True
 
     def next_trial(self, trial_id: str) -> Trial | None:
-        """Return the next trial; None if the cluster has no room for another trial."""
+        """Return the next trial; None if the cluster has no room for another trial.
+
+        Args:
+          trial_id: the id under which Tune will report the trial's end.
+        """
         if len(self._live) >= self._capacity.trials_at_once():
             return None
         trial = self._source.next_trial()
@@ -74,15 +78,15 @@ class TrialQueue:
         return trial
 
     def note_end(self, trial_id: str) -> None:
-        """Make room for the next trial."""
+        """Note that the trial of this id has ended, and make room for the next trial."""
         self._capacity.let_go()
         self._source.note_end(self._live.pop(trial_id).name)
 
     def look(self, num_begun: int) -> None:
-        """Update the capacity's requests with the number of remaining trials.
+        """Update the requests for resources by the number of remaining trials.
 
         Args:
-          num_begun: the number of trials handed to Ray that are running.
+          num_begun: how many of the trials that Ray has are training.
         """
         num_left = self._num_left if self._tells_left else 0
         self._capacity.follow(num_begun, len(self._live) - num_begun, num_left)

@@ -31,13 +31,13 @@ def run_trials(
 ) -> dict[str, TrialFailure]:
     """Run `trials` and call `on_result(name, result)` in this process as each one ends.
 
-    Every start is counted in `folder` before it can draw. With a budget, the driver regularly checks that the
-    ledger confirms the reservations, and charges the ledger before a restart. `trials` has the names that the
-    source gives its trials, and the largest cost that each may have.
+    Every start is counted in `folder` before the trial can draw. With a budget, the driver regularly checks
+    that the ledger confirms the reservations, and charges the ledger before a restart. The source hands out
+    the real trials, under the names of `trials`; a search's trial costs at most as much as the one here.
 
     Returns:
-      The failures of trials that will not be tried again; their checkpoints stay. When the sweep's time is
-      over, trials that were stopped or did not begin are not included, and have no result either.
+      The failures, by name, of trials that will not be restarted; their checkpoints stay. When the sweep's
+      time is over, trials that were stopped or did not begin have neither a failure nor a result.
 
     Raises:
       StopRequest: a signal was received; all finished results have been reported.
@@ -67,12 +67,12 @@ def run_trials(
 
 
 def _watch(plan: SweepPlan, num_over: int) -> SweepWatch | None:
-    """Return the watch of the trainings; None for a sealed sweep."""
+    """Return the object that tracks the trainings' progress; None for a sealed sweep."""
     if not plan.release.is_open:
         return None
     return SweepWatch(len(plan.trials), num_over, tells_times=plan.data.train_is_public)
 
 
 def log_of(plan: SweepPlan, folder: SweepFolder) -> SweepLog | None:
-    """Return the log of an open sweep; None for a sealed sweep, which the log file's time would reveal."""
+    """Return the log of an open sweep; None for a sealed sweep, as the file's time would reveal K."""
     return SweepLog(folder.path) if plan.release.is_open else None

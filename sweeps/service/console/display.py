@@ -22,9 +22,9 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 SILENCE_SECONDS = 10.0
-"""The time after which a line is due, in the first minute of an activity."""
+"""The silence after which a line is printed, in the first minute of an activity."""
 LATER_SECONDS = 60.0
-"""The time after which a line is due, after the first minute."""
+"""The silence after which a line is printed, after the first minute."""
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -32,21 +32,21 @@ class Watch(Protocol):
     """The progress of running trainings."""
 
     def line(self, now: float) -> str:
-        """Return a line with their progress."""
+        """Return a line with the sweep's progress and its running trainings."""
 
     def summary(self, now: float) -> str:
-        """Return the sweep's progress, without its single trainings."""
+        """Return the sweep's progress, without the single trainings."""
 
     def table(self, now: float) -> RenderableType | None:
         """Return the trainings as a table; None if nothing about them may be shown."""
 
 
 class Display:
-    """The output of one process.
+    """The output of one process: lines, and in a terminal a redrawn region below them.
 
     Args:
       quiet: show only essential lines.
-      in_terminal: redraw a region.
+      in_terminal: whether to show the region, unless quiet.
       clock: returns seconds.
     """
 
@@ -66,7 +66,7 @@ class Display:
 
         Args:
           text: the line.
-          always: show the line even if the user requested quiet.
+          always: show the line even if `quiet`.
         """
         if self.quiet and not always:
             return
@@ -78,24 +78,24 @@ class Display:
                 print(text, flush=True, file=sys.stdout)
 
     def put_result(self, text: str) -> None:
-        """Show a training's result; in the region, it stays until the next training ends."""
+        """Show a training's result as a line, or in the region until the next result."""
         self._latest = text
         if self._live is None:
             self.put(text)
 
     def doing(self, text: str, *, aloud: bool = True) -> None:
-        """Show the activity that begins now; `""` for none.
+        """Show the activity that begins now.
 
         Args:
-          text: the activity.
-          aloud: print it as a line if there is no region.
+          text: the activity; `""` for none.
+          aloud: also print it as a line if there is no region.
         """
         self._doing, self._since = text, self._clock()
         if text and aloud and self._live is None:
             self.put(f"{text} …")
 
     def beat(self) -> None:
-        """Print the current activity if a line is due."""
+        """Print the current activity if nothing was printed for a while."""
         now = self._clock()
         due = SILENCE_SECONDS if now - self._since <= LATER_SECONDS else LATER_SECONDS
         if now - self._last_line_time >= due and (text := self.text(now)):
@@ -108,7 +108,7 @@ class Display:
         return f"{self._doing}, {now - self._since:.0f} s" if self._doing else ""
 
     def region(self) -> RenderableType:
-        """Return the region below the lines."""
+        """Return the region: the table of trainings, the latest result, and the activity."""
         now = self._clock()
         parts: list[RenderableType] = []
         if self.watch is not None and (table := self.watch.table(now)) is not None:
@@ -122,7 +122,7 @@ class Display:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within this context, redraw the region, or print due lines automatically."""
+        """Within this context, redraw the region, or elsewhere print the activity after a silence."""
         if self._console is not None:
             with self._redrawn(self._console):
                 yield
@@ -164,7 +164,7 @@ class Display:
 
 
 _CURRENT: list[Display] = [Display()]
-"""The last display is used: the display of a sweep, or the default, which only prints lines."""
+"""A stack of displays, of which the last is used; the first only prints lines."""
 
 
 @contextmanager
@@ -206,7 +206,7 @@ def watching(watch: Watch) -> Iterator[None]:
 
 
 def leave_terminal_usable() -> None:
-    """Show the cursor again, for a process that ends at once."""
+    """Show the cursor that the region hides, before a process ends without cleaning up."""
     if len(_CURRENT) > 1 and sys.stdout.isatty():
         with contextlib.suppress(OSError):
             os.write(1, _SHOW_CURSOR)

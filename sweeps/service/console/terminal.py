@@ -24,7 +24,7 @@ _RESTARTS = " steps for restarts (charged even if unused; --restart-steps 0 turn
 
 
 def print_line(text: str) -> None:
-    """Print a line at once, without secrets in addresses; with `--quiet` print nothing."""
+    """Print a line, with passwords in addresses masked; with `--quiet` print nothing."""
     put(masked_text(text))
 
 
@@ -34,12 +34,12 @@ def warn(text: str) -> None:
 
 
 def print_link(text: str, link: str) -> None:
-    """Print a line that ends in a link without secrets; `print_line` would truncate the link."""
+    """Print a line that ends in a link, which contains no secrets and which masking would truncate."""
     put(masked_text(text) + link)
 
 
 def print_notes(plan: SweepPlan, *, in_full: bool) -> None:
-    """Print the notes of a plan; notes that every sweep has (see the docs) are printed only in full mode."""
+    """Print a plan's notes; the notes that every sweep has are printed only if `in_full`."""
     for note in plan.notes:
         if in_full or note not in plan.usual_notes:
             print_line(f"note: {note}")
@@ -48,7 +48,7 @@ def print_notes(plan: SweepPlan, *, in_full: bool) -> None:
 
 
 def print_plan(plan: SweepPlan, *, in_full: bool) -> None:
-    """Print notes, numbers and points of a plan: in full mode every point, else one line per label."""
+    """Print a plan's notes, numbers and cost, and every point, or one line per guarantee label."""
     print_notes(plan, in_full=in_full)
     mechanism = plan.trials[0].config.mechanism
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
@@ -95,7 +95,7 @@ def _lines_of_labels(points: Mapping[str, Trial]) -> Iterator[str]:
 
 
 def _epsilon_of_one(trials: Sequence[Trial]) -> str:
-    """Return the largest ε of trials of one label, in brackets if this ε is only a claim."""
+    """Return the largest ε of trials with one guarantee label; in brackets if it is not proven."""
     label = trials[0].config.guarantee_label
     if label == "none":
         return "none"
@@ -116,7 +116,7 @@ def estimate_text(plan: SweepPlan) -> str:
 
 
 def headline(metrics: Mapping[str, float]) -> list[str]:
-    """Return the scores of a trial that fit in a line.
+    """Return the most important scores of a trial, each as text.
 
     >>> headline({"knn_accuracy": 0.50004, "epsilon": 0.99843})
     ['knn_accuracy 0.5', 'epsilon 0.9985']
@@ -131,7 +131,7 @@ def _score_text(name: str, value: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Return a number with its noun, in the plural unless the number is 1.
 
     >>> count(1, "trial"), count(2, "trial")
     ('1 trial', '2 trials')
@@ -140,7 +140,7 @@ def count(number: int, noun: str) -> str:
 
 
 def steps_text(mechanism: Mechanism) -> str:
-    """Return T, and also R if steps for restarts are charged in advance."""
+    """Return a text with T, the number of steps, and R, the restart steps charged in advance, if any."""
     restarts = mechanism.num_restart_steps
     return f"T = {mechanism.num_steps}" + (f", R = {restarts}{_RESTARTS}" if restarts else "")
 
@@ -153,7 +153,7 @@ def duration(seconds: float) -> str:
 
 
 def run_name(trial: Trial) -> str:
-    """Return a trial's name in MLflow: its name in the terminal, and its settings."""
+    """Return the name of a trial's run in MLflow: the trial's name and its settings."""
     name = trial_run_name(trial.name, trial.params)
     return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
 
@@ -164,7 +164,7 @@ def question_text(plan: SweepPlan) -> str:
 
 
 def name_suffix(release: ReleaseOptions) -> str:
-    """Return the suffix of a name: a timestamp, or a random one for sealed sweeps to hide their time."""
+    """Return the end of a new sweep's name: a timestamp; for a sealed sweep random, to hide its time."""
     if release.is_open:
         return f"{datetime.now():%Y%m%d-%H%M%S}"
     return f"{release.mode}-{secrets.token_hex(3)}"

@@ -1,8 +1,8 @@
-"""The answer at the end of a sweep: computed from the results on disk, kept in a file, printed.
+"""A sweep's answer, the recommended setting and why: computed from the results on disk, stored and printed.
 
 `answer.json` is in the sweep's folder, or in `release/` for a sealed sweep; export reads it there. It uses
 only released values. For an open sweep these are all trials. For a sealed sweep they are the published run,
-the statement's numbers, and the ledger's remaining budget at the charge, before K was drawn.
+the statement's numbers, and the ledger's remaining budget after the charge, before K was drawn.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def sweep_answer(
     remaining_budget: tuple[float | None, int] | None = None,
     outcomes: Mapping[str, Outcomes] | None = None,
 ) -> Answer | None:
-    """Return the answer of a sweep, from results in place of MLflow; None if no trial has a score.
+    """Return the answer of a sweep from its trials' results; None if no trial has a score.
 
     Args:
-      question: the sweep's question.
-      rows: `trial`, `guarantee_label`, `params` and `metrics` of each trial.
-      tags: the tags and other values that all trials share.
-      cost: the sweep's cost; None without a guarantee.
-      remaining_budget: the ledger's remaining ε and trainings; None without a ledger.
-      outcomes: outcomes on public test records, by the trial's name.
+      question: the name of the sweep's question, for example `group-size`.
+      rows: for each trial its `trial` (name), `guarantee_label`, `params` and `metrics`.
+      tags: the tags and reference scores that all trials share.
+      cost: the sweep's privacy cost; None without a guarantee.
+      remaining_budget: the ledger's remaining ε and number of trainings; None without a ledger.
+      outcomes: each public test record's contribution to the scores, by the trial's name.
 
     Raises:
       DashboardError: as in `dashboards.compose.answer.answer_of`.
@@ -71,7 +71,7 @@ def write_answer(answer: Answer, folder: Path) -> Path:
 
 
 def answer_text(answer: Answer) -> str:
-    """Return the answer for the terminal, without the privacy statement's numbers, which are above it."""
+    """Return the answer as printed, without the privacy statement's numbers, which are printed before it."""
     first, *lines = dataclasses.replace(answer, privacy=None).lines()
     num_remaining = answer.privacy.trainings_remaining if answer.privacy is not None else None
     if num_remaining is not None:

@@ -9,7 +9,7 @@ _LONGEST_NAP_SECONDS = 60.0
 
 
 class Clock(Protocol):
-    """The time of day, which continues while no process runs: a resumed sweep keeps its moment."""
+    """A wall clock, which continues while no process runs, so that a resumed sweep keeps its moment."""
 
     def now(self) -> float:
         """Return the seconds since the epoch."""

@@ -34,8 +34,8 @@ class Conclusion:
 
     Attributes:
       statement: the privacy statement; None if MLflow lacks results, or the statement failed.
-      is_stated: False if the statement could not be written to the storage folder.
-      answer: the sweep's answer; None without scores.
+      is_stated: False if the statement could not be written to the sweep's folder.
+      answer: the sweep's answer (the recommended setting and why); None without scores.
     """
 
     statement: PrivacyStatement | None
@@ -46,12 +46,12 @@ class Conclusion:
 def conclude(
     sweep: PreparedSweep, trials: SweepTrials, mlflow: MlflowListener, figure: Figure | None
 ) -> Conclusion:
-    """Write the statement and the answer, and draw; a failure is a warning, and `--resume` repeats the step.
+    """Write statement and answer, and draw the figure; failures only print warnings, and `--resume` retries.
 
     Args:
       sweep: the sweep, whose trainings have ended.
       trials: the sweep's trials, with their results.
-      mlflow: has the results, or names the missing results; in that case nothing is stated or drawn.
+      mlflow: the sweep's listener; if MLflow lacks results, no statement is written and nothing is drawn.
       figure: draws the figure; None for no figure.
     """
     statement, is_stated, answer = None, True, None
@@ -70,9 +70,9 @@ def conclude(
 def _state(
     sweep: PreparedSweep, trials: SweepTrials, mlflow: MlflowListener
 ) -> tuple[PrivacyStatement | None, bool]:
-    """Write, log and print the privacy statement, which counts the steps that restarts repeated.
+    """Write, log and print the privacy statement; return it, and whether it could be written.
 
-    The sweep's figure is drawn afterwards, because it quotes the tuning cost of the statement.
+    If restarts repeated steps, the cost in the run's tags is updated, because the figure quotes it.
     """
     statement, plan, folder = None, sweep.plan, sweep.folder
     try:
@@ -94,7 +94,7 @@ def _state(
 
 
 def _reference_scores(sweep: PreparedSweep, mlflow: MlflowListener) -> dict[str, float]:
-    """Score references without training, once per sweep, only on public records, which costs no ε."""
+    """Return scores of raw pixels and HOG on public records, computed once per sweep; they cost no ε."""
     data, evaluation = sweep.plan.data, sweep.plan.trials[0].config.evaluation
     if not sweep.service.references or mlflow.untracked or (data.queries is None and not data.probes):
         return {}
@@ -118,10 +118,7 @@ def _answer(
     statement: PrivacyStatement | None,
     references: Mapping[str, float],
 ) -> Answer | None:
-    """Write, log and print the answer; it is sent to MLflow if MLflow has all results.
-
-    The answer comes before the figure, which quotes it.
-    """
+    """Print and write the answer; log it, if MLflow has all results, before the figure, which quotes it."""
     answer = None
     try:
         answer = _answer_of(sweep, trials, statement, references)
@@ -144,7 +141,7 @@ def _answer_of(
     statement: PrivacyStatement | None,
     references: Mapping[str, float],
 ) -> Answer | None:
-    """Return the answer of the trainings that made all their steps; None if there are no such trainings."""
+    """Return the answer from the trainings that made all their steps; None if there are none."""
     results = trials.results()
     rows = [
         {"trial": name, "guarantee_label": trial.config.guarantee_label, **results[name]}
@@ -156,7 +153,7 @@ def _answer_of(
     cost = statement.cost if statement is not None else sweep.plan.cost
     remaining_budget = None
     if sweep.budget is not None:
-        with suppress(LedgerError):  # if the ledger is no longer reachable, the answer omits it
+        with suppress(LedgerError):  # without a reachable ledger, the answer omits the remaining budget
             remaining_budget = sweep.budget.remaining_budget()
     tags = {**sweep.plan.tags(), **references}
     return sweep_answer(sweep.plan.question, rows, tags, cost, remaining_budget, sweep.folder.outcomes())

@@ -31,7 +31,7 @@ class ReleasePolicy(Protocol):
 
     @property
     def plan(self) -> SweepPlan:
-        """The plan for Ray to run, with the charged trials."""
+        """The sweep's plan; after `remaining`, a sealed sweep's plan has the drawn trials."""
 
     @property
     def service(self) -> ServiceOptions:
@@ -39,33 +39,36 @@ class ReleasePolicy(Protocol):
 
     @property
     def folder(self) -> SweepFolder:
-        """The folder of trials and checkpoints."""
+        """The folder with the trials' results and checkpoints."""
 
     @property
     def budget(self) -> SweepBudget | None:
-        """The budget that the ledger confirms while trainings run; None without a budget."""
+        """The reservations that the ledger must confirm while trainings run; None if it need not."""
 
     def remaining(self) -> Sequence[Trial]:
         """Return the trials without a result, before Ray is started."""
 
     def begin(self, remaining: Sequence[Trial]) -> None:
-        """Prepare the sweep, before any worker begins the first training."""
+        """Prepare the sweep, for example charge it, before any worker begins the first training."""
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
-        """Return the source of the next trials."""
+        """Return the source that hands out the remaining trials one by one."""
 
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
         """Handle the result of a trial that has just ended."""
 
     def interrupt(self, stop: StopRequest | None) -> str:
-        """End early, for a signal or (None) a full disk; return a note on the cost, "" for none."""
+        """End early: for a signal, or for a full disk if `stop` is None. Return a note on the cost, or ""."""
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
-        """End the sweep, given these failures of trials, and return the exit code."""
+        """End the sweep after its trials have ended, and return the exit code."""
 
 
 def drive(sweep: PreparedSweep, release: ReleasePolicy) -> int:
-    """Run the rest of a sweep whose folder this process holds, and return the exit code."""
+    """Run the trials that a sweep still lacks, conclude it, and return the exit code.
+
+    This process must hold the lock on the sweep's folder.
+    """
     folder = sweep.folder
     remaining = release.remaining()
     failures: Mapping[str, TrialFailure] = {}
@@ -87,7 +90,7 @@ def drive(sweep: PreparedSweep, release: ReleasePolicy) -> int:
                 )
     except StopRequest as stop:
         name = signal.Signals(stop.signal_number).name
-        # First: a Ray job is killed soon after its signal.
+        # Printed before anything slower, because a Ray job is killed soon after its signal.
         warn(f"stopped by {name}; continue with {resume_line(folder.path)}")
         _print_note(release.interrupt(stop))
         return 128 + stop.signal_number

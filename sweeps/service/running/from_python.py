@@ -39,12 +39,12 @@ class SweepResult:
       trials: one row per finished trial: its name (`trial`), every param and metric, and `score`.
       best: option values of the setting with the highest mean score over its repeats; None if no trial has
         a score.
-      best_score: that score; nan if there is no score.
-      epsilon: ε of one training at `delta`, of the costliest if they differ; None without a guarantee.
+      best_score: the mean score of `best`; nan if no trial has a score.
+      epsilon: the largest ε of one training, at `delta`; None without a guarantee.
       tuned_epsilon: ε of the whole sweep, including every trial and every choice; None without a guarantee.
-      delta: δ of both values of ε; None without a guarantee.
+      delta: the δ of `epsilon` and `tuned_epsilon`; None without a guarantee.
       answer: the recommended setting, and the settings within noise of the best one; None without scores.
-      statement: the privacy statement, which is also in `folder`; None after a dry run.
+      statement: the privacy statement, which is also in `folder`; None if none was written.
       folder: the folder of results, statement and `config.yaml`; None after a dry run.
       code: 0; 1 if trials failed or MLflow lacks results; 128 + signal if stopped. `resume` continues.
     """
@@ -69,7 +69,7 @@ def run(
     question: str = "own",
     figure: Figure | None = None,
 ) -> SweepResult:
-    """Train every point `repeats` times, and return all trials.
+    """Train every point `options.service.repeats` times, and return all trials.
 
     Guarantee: all trials together are (`tuned_epsilon`, δ)-differentially private for adding or removing one
     record, by composition, with the label of their method.
@@ -77,14 +77,14 @@ def run(
     Args:
       options: the sweep's options; a point replaces some of them.
       points: the settings to compare.
-      score: the score to rank by: a metric, or a function of a trial's visible metrics; by default the
-        modality's usual score (k-NN accuracy, or recall at 10 for pairs).
+      score: the score to rank by: a metric's name, or a function of a trial's visible metrics; by default
+        the modality's usual score (k-NN accuracy, or recall at 10 for pairs).
       question: name of the sweep in folders and MLflow.
-      figure: draws a figure from MLflow, as `dashboards.draw` does if its first argument is bound.
+      figure: draws a figure from MLflow, for example `partial(dashboards.draw, "group-size")`.
 
     Raises:
       ConfigError: bad input, before anything is trained; or the sweep is sealed, and shows no trials.
-      DpgclError: data, storage, tracking server or ledger fail or refuse.
+      DpgclError: data, storage, tracking server or ledger fail.
     """
     _check_open(options)
     outcome = execute(question, options, points, figure)
@@ -108,16 +108,16 @@ def search(
     question: str = "search",
     figure: Figure | None = None,
 ) -> SweepResult:
-    """Search your own space for the setting with the highest value of your score, and return all trials.
+    """Search a space of settings for the one with the highest score, and return all trials.
 
-    Guarantee: as in `run`, whatever is chosen while the search runs, at the cost of `num_trials` trainings at
-    the least noise of the space (proof: `sweeps.service.planning.search_plan`).
+    Guarantee: as in `run`, whatever settings the search chooses; the cost is that of `num_trials` trainings
+    at the least noise of the space (proof: `sweeps.service.planning.search_plan`).
 
     Args:
       options: the sweep's options; the space replaces some of them. Each setting is trained once.
       space: by option, a list of values or `Between(low, high)`.
-      score: a metric, or a function of a trial's visible metrics. The function's name is the metric's name in
-        the table and in MLflow; a number that is not finite counts as failed.
+      score: a metric's name, or a function of a trial's visible metrics. The function's name is the score's
+        name in the table and in MLflow; a trial whose score is not finite counts as failed.
       num_trials: number of trainings, fixed in advance.
       sampler: the sampler that proposes settings: tpe learns from earlier trials, random does not.
       question, figure: as in `run`.
@@ -148,7 +148,7 @@ def _check_open(options: SweepOptions) -> None:
 
 
 def _name_of(score: Score) -> str:
-    """Return the name of a caller's score function, which must not be the name of another metric."""
+    """Return the name of the user's score function; raise ConfigError if another metric has this name."""
     name = getattr(score, "__name__", type(score).__name__)
     if not name.isidentifier() or find_metric(name) is not None or name in (EPSILON, "score"):
         raise ConfigError(
@@ -160,7 +160,7 @@ def _name_of(score: Score) -> str:
 def _result(
     outcome: Outcome, score: str | OwnScore, settings: Mapping[str, tuple[str, Mapping[str, Any]]]
 ) -> SweepResult:
-    """Return the trials' table and the best setting; `settings` has each trial's setting name and options."""
+    """Return the result for the caller; `settings` maps a trial to its setting's name and option values."""
     import pandas as pd
 
     rows, scores = [], dict[str, list[float]]()

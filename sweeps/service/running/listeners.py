@@ -26,9 +26,9 @@ class SweepBeginning:
     Attributes:
       name: the sweep's name.
       question: its script's name, for example `group-size`.
-      params: settings that all trials share.
+      params: the params that all trials share, by name.
       num_trials: the sweep's number of trials.
-      num_done: how many of these trials an earlier process has finished.
+      num_done: how many of these trials earlier processes have finished.
     """
 
     name: str
@@ -44,8 +44,8 @@ class TrialResult:
 
     Attributes:
       name: the trial's name, unique in the sweep.
-      params: its settings.
-      metrics: its visible metrics, by the names in `dpgcl_core.release.metrics`.
+      params: its params, as MLflow shows them.
+      metrics: its metrics that may be released, by the names in `dpgcl_core.release.metrics`.
       num_done: the number of trials that have finished so far.
     """
 
@@ -63,8 +63,8 @@ class SweepEnd:
       status: `FINISHED`, `FAILED` or `KILLED`, as in MLflow.
       folder: the folder of its results; for a sealed sweep, of the released results.
       is_concluded: whether it ran to its end, and was not ended by a signal or a full disk.
-      statement: the privacy statement; None if there is no statement.
-      answer: the sweep's answer; None without scores.
+      statement: the privacy statement; None if none was written.
+      answer: the sweep's answer (the recommended setting and why); None without scores.
     """
 
     status: str
@@ -75,7 +75,7 @@ class SweepEnd:
 
 
 class Listener(Protocol):
-    """A handler of a sweep's events."""
+    """Handles the events of a sweep; sealed sweeps call only `on_end`."""
 
     def on_begin(self, sweep: SweepBeginning) -> None:
         """Handle the beginning of a sweep, before its first training and after its charge."""
@@ -84,7 +84,7 @@ class Listener(Protocol):
         """Handle a finished trial, whose result is already on disk."""
 
     def on_end(self, end: SweepEnd) -> None:
-        """Handle the end of the sweep."""
+        """Handle the end of the sweep, also after a signal or a full disk."""
 
 
 class Listeners:
@@ -115,17 +115,17 @@ class Listeners:
 
 
 def own_listener(name: str) -> Listener:
-    """Return the user's own listener, constructed without arguments.
+    """Return the user's own listener, guarded so that its exceptions do not end the sweep.
 
     Args:
-      name: `package.module:Class` for a class with the methods of `Listener`.
+      name: `package.module:Class` of a class that has the methods of `Listener` and needs no arguments.
 
     Raises:
       ConfigError: there is no such class, or it lacks a method.
     """
     try:
         listener = pkgutil.resolve_name(name)()
-    except Exception as error:  # a user's module may fail in any way while it is imported
+    except Exception as error:  # the user's module or class may raise anything
         raise ConfigError(
             f"listener {name!r} must name an importable `package.module:Class` that needs no arguments; "
             f"{type(error).__name__}: {error}. Put its folder on PYTHONPATH or install it"

@@ -26,7 +26,7 @@ from trainers.tracking.mlflow_server import NoAnswer
 from trainers.tracking.runs import STOPPED_TAG, Tracker
 
 _BEGINNING = ""
-"""The queue's name for the data that the server gets before the first trial."""
+"""The name in the outbox for the sweep's configuration, which is sent before any trial."""
 
 
 class MlflowListener:
@@ -35,12 +35,12 @@ class MlflowListener:
     Args:
       sweep: the sweep to send.
       trials: the sweep's trials.
-      tracker: the server's tracker, which may still be opening.
-      log: has the restarts that may be published.
+      tracker: a future of the server's tracker, which opens in another thread.
+      log: the sweep's log, from which the restarts are read that a run may show.
 
     Attributes:
       outbox: a context manager; within it, results are sent while the sweep continues.
-      untracked: after the sweep's end, the names that the server did not accept.
+      untracked: the names that the server has not accepted when `finish` returns.
     """
 
     tracker: Tracker
@@ -71,12 +71,12 @@ class MlflowListener:
         self.parent = patiently(lambda: self.tracker.start_sweep(*shared, sweep_id=sweep.sweep_id), warn)
         if sweep.is_new:
             self._before = {}
-            with suppress(LedgerError):  # the ledger's rest before the charge, for the report
+            with suppress(LedgerError):  # the ledger's remaining ε before the charge, for the report
                 if sweep.budget is not None and (epsilon := sweep.budget.remaining_budget()[0]) is not None:
                     self._before = {LEFT_BEFORE: epsilon}
 
     def on_begin(self, sweep: SweepBeginning) -> None:
-        """Send the sweep's configuration, and the earlier results that the server lacks."""
+        """Queue the sweep's configuration, and the results of earlier processes."""
         for name in (_BEGINNING, *self._trials.results()):
             self.outbox.put(name)
 
@@ -111,7 +111,7 @@ class MlflowListener:
         self.tracker.log_metrics(self.parent, metrics)
 
     def _send(self, name: str) -> None:
-        """Log a finished trial, or the beginning. Raises as in `Tracker.log_trial`."""
+        """Send a finished trial, or for `_BEGINNING` the configuration. Raises as in `Tracker.log_trial`."""
         if name == _BEGINNING:
             self._send_beginning()
             return
@@ -133,13 +133,13 @@ class MlflowListener:
                 is_new=is_new,
             )
         except TrackingError:
-            self._runs = None  # a run of the trial may have been begun
+            self._runs = None  # the server may have created a run for the trial
             raise
 
     def _send_beginning(self) -> None:
-        """Log the sweep's configuration, and read once which trials have runs.
+        """Send the sweep's configuration, and read which trials already have runs.
 
-        A server that refuses this may still accept the trials; in that case each run is looked up separately.
+        If the server answers with an error, the trials are still sent, and each run is looked up separately.
 
         Raises:
           NoAnswer: the server does not answer; call again.
@@ -156,10 +156,10 @@ class MlflowListener:
             return
 
     def _tags_of(self, trial: Trial, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Return the tags of a trial's run; they include its restarts if their charge reveals them, too.
+        """Return the tags of a trial's run, with its restarts unless they are charged in advance.
 
-        Private trainings without a ledger are charged T + R steps whatever happens, so that no released value
-        reveals their restarts.
+        A training with R restart steps is charged T + R steps whatever happens, so no released value may
+        reveal its restarts.
         """
         tags = self._sweep.plan.tags() | {"guarantee_label": trial.config.guarantee_label}
         in_advance = trial.config.mechanism.num_restart_steps is not None
@@ -183,7 +183,10 @@ class MlflowListener:
 
 
 def times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return a training's start and end; None if its duration is withheld, as for private records."""
+    """Return a training's start and end, in milliseconds since the epoch; None if they are withheld.
+
+    Results on private records have no durations.
+    """
     seconds = [result["metrics"].get(name) for name in ("train_seconds", "evaluation_seconds")]
     if "ended_ms" not in result or seconds[0] is None:
         return None
@@ -191,7 +194,7 @@ def times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics without the number of steps if it is the planned number, which is a param."""
+    """Return the metrics; the number of steps done is omitted if it is the planned number, a param."""
     planned = trial.config.mechanism.num_steps
     return {name: value for name, value in metrics.items() if (name, value) != ("num_steps_done", planned)}
 
@@ -199,11 +202,13 @@ def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, 
 def lost_attempts(
     trial: Trial, counts: ChargedSteps | None, metrics: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the metrics of a training that change because of attempts without a trace in its checkpoints.
+    """Return a training's charged steps and ε if lost attempts raise them; {} if they do not.
+
+    A lost attempt has left no trace in the checkpoints, so the training itself does not count its steps.
 
     Args:
       trial: a trial of the sweep.
-      counts: all draws that it may have made.
+      counts: upper bounds on all its draws, including lost attempts; None if it has not begun.
       metrics: the metrics that the training itself reports.
     """
     left_out = steps_left_out(trial, metrics)

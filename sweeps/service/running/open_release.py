@@ -37,13 +37,13 @@ class OpenRelease:
     """The `ReleasePolicy` of an open sweep, which charges, stores and shows every trial.
 
     Args:
-      sweep: the prepared sweep; this process holds its folder.
-      tracker: MLflow's tracker, which may still be opening.
+      sweep: the prepared sweep; this process holds the lock on its folder.
+      tracker: a future of MLflow's tracker, which opens in another thread.
       figure: draws the figure at the end; None for no figure.
 
     Attributes:
       trials: the sweep's trials, with their results.
-      conclusion: the sweep's conclusion; None until it ends without interruption.
+      conclusion: the statement and answer; None until the sweep has ended without interruption.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class OpenRelease:
         )
 
     def remaining(self) -> list[Trial]:
-        """Return the trials without a result that may continue."""
+        """Return the trials to train: without a result, and permitted to begin or continue."""
         self._excluded = self.trials.excluded()
         ended_names = self.trials.results().keys() | self._excluded.keys()
         for line in self.trials.restart_notes(ended_names):
@@ -78,7 +78,7 @@ class OpenRelease:
         return [trial for trial in self.plan.trials if trial.name not in ended_names]
 
     def begin(self, remaining: Sequence[Trial]) -> None:
-        """Open the parent run and the folder, charge the ledger, and call the listeners.
+        """Open the parent run in MLflow, create the folder, charge the ledger, and call the listeners.
 
         Raises:
           TrackingError: MLflow does not accept the sweep; nothing is charged.
@@ -111,11 +111,11 @@ class OpenRelease:
         )
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
-        """Return the source of the next trials."""
+        """Return the source that hands out the remaining trials one by one."""
         return self.trials.source(remaining)
 
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
-        """Store a result, settle its charge, and call the listeners."""
+        """Store a result, refund its unused steps in the ledger, and call the listeners."""
         stored_result = self.trials.keep(name, result)
         self._settle(name, stored_result)
         trial, metrics = self.trials.by_name[name], stored_result["metrics"]
@@ -123,14 +123,14 @@ class OpenRelease:
         self._listeners.on_result(
             TrialResult(
                 name=name,
-                params=dict(stored_result["params"]),  # copies: the statement must not depend on a listener
+                params=dict(stored_result["params"]),  # copies: listeners must not change the result
                 metrics={**metrics, **lost_attempts(trial, counts, metrics)},
                 num_done=len(self.trials.results()),
             )
         )
 
     def interrupt(self, stop: StopRequest | None) -> str:
-        """End early; return a note on the cost of restarts."""
+        """End early, after sending results to MLflow; return a note on the steps that a resume may repeat."""
         self.mlflow.finish(AT_A_STOP)
         self._listeners.on_end(SweepEnd(status="KILLED", folder=self.folder.path))
         if stop is None:
@@ -138,7 +138,11 @@ class OpenRelease:
         return _stop_note(self.plan.trials[0].config, is_saved=stop.is_saved)
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
-        """Write statement, answer, figure, report; return 1 if a resume has work or nothing finished."""
+        """Write statement, answer, figure and report.
+
+        Returns:
+          The exit code: 1 if a resume can complete the sweep, or no training finished; else 0.
+        """
         for name, why in self._excluded.items():
             warn(f"{name}: {why}")
         self.trials.finish()
@@ -177,7 +181,7 @@ class OpenRelease:
     def _charge(self, remaining: Sequence[Trial]) -> None:
         if self.budget is None:
             return
-        source = self.plan.source  # public data may be charged too, but are never marked private
+        source = self.plan.source  # public data may be charged, but get no ledger mark
         try:
             self.budget.begin(remaining, data_path(source.dataset) if source.are_private else None)
         except LedgerError:
@@ -185,7 +189,7 @@ class OpenRelease:
             raise
 
     def _settle(self, name: str, result: Mapping[str, Any]) -> None:
-        """Settle a finished trial; an unreachable ledger keeps the whole charge until a later attempt."""
+        """Refund a finished trial's unused steps; if the ledger is unreachable, a resume does so."""
         try:
             if self.budget is not None:
                 self.budget.settle(name, result["metrics"])
@@ -212,7 +216,7 @@ class OpenRelease:
 
 
 def _stop_note(config: TrainingConfig, *, is_saved: bool) -> str:
-    """Return a note on the cost of a stop."""
+    """Return a note on the steps that are charged if stopped trainings repeat them."""
     if is_saved:
         return (
             "a training that has saved its step repeats none; a lost training is charged for repeated steps"

@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """The limits of waiting for a server that accepts nothing; the wait ends at the first limit reached.
+    """Two limits on waiting for a server that accepts nothing; the first limit reached ends the wait.
 
     Attributes:
-      tries: failing tries, with a pause after each; seven take a minute if the server refuses at once.
-      seconds: seconds of waiting, if the server does not answer at all.
+      tries: the number of failed calls; with the pauses, seven take a minute if each call fails at once.
+      seconds: the time without any progress, in case a call hangs.
     """
 
     tries: int
@@ -56,15 +56,15 @@ def pauses() -> Iterator[float]:
 def patiently(
     call: Callable[[], T], print_line: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
 ) -> T:
-    """Return the result of `call`, repeated for a minute while the server does not answer.
+    """Return the result of `call`, which is repeated for a minute while the server does not answer.
 
     Args:
-      call: calls the server; it may be repeated.
+      call: a call to the server that may be repeated; it raises `NoAnswer` without an answer.
       print_line: prints one line before the first repetition.
       sleep: waits for a number of seconds.
 
     Raises:
-      TrackingError: the server refuses, or still does not answer.
+      TrackingError: the server answers with an error, or still does not answer.
     """
     for number, pause in enumerate(pauses(), start=1):
         try:
@@ -79,14 +79,14 @@ def patiently(
 
 
 class Outbox:
-    """The names of results to send, and the thread that sends them; use it as a context manager.
+    """A queue of results to send, by name, and the thread that sends them; use it as a context manager.
 
-    The empty name stands for no result, and printed lines do not count it.
+    The empty name stands for data other than a result, which printed lines do not count.
 
     Args:
-      send: sends the result of a name, read from disk; may be repeated, and raises if it failed.
+      send: sends the result of this name; it raises on failure, and is then called again.
       print_line: prints a line when the server fails, and when it has caught up.
-      place: the place of the unsent results, for the printed line.
+      place: the folder that keeps the unsent results, for the printed line.
     """
 
     def __init__(self, send: Callable[[str], None], print_line: Callable[[str], None], place: str) -> None:
@@ -117,14 +117,14 @@ class Outbox:
             self._condition.notify_all()
 
     def finish(self, patience: Patience) -> list[str]:
-        """Wait until all is sent; return the remaining names if the server accepts nothing for too long."""
+        """Wait until everything is sent or patience ends; return the names that were not sent."""
         self._hurry.set()
         with self._condition:
             if self._num_late is not None and self._waiting:
                 what = count(sum(map(bool, self._waiting)), "result")
                 self._print_line(f"waiting up to {duration(patience.seconds)} for MLflow to accept {what} …")
             num_left = len(self._waiting) + 1
-            while self._waiting and len(self._waiting) < num_left:  # as long as it takes some
+            while self._waiting and len(self._waiting) < num_left:  # as long as the server accepts names
                 num_left, last = len(self._waiting), self._num_failures + patience.tries
                 self._condition.wait_for(self._progress_test(num_left, last), patience.seconds)
             return list(self._waiting)
@@ -137,7 +137,7 @@ class Outbox:
         while (name := self._next()) is not None:
             try:
                 self._send(name)
-            except Exception as error:  # whatever it is: the thread and the sweep must continue
+            except Exception as error:  # of any kind, because the thread and the sweep must continue
                 self._record_failure(error)
                 if self._hurry.wait(next(waits)):
                     self._hurry.clear()
@@ -147,7 +147,7 @@ class Outbox:
                 self._mark_sent(name)
 
     def _next(self) -> str | None:
-        """Return the name that has waited longest; None at the end."""
+        """Wait for a name, and return the oldest one; None when the outbox is closed."""
         with self._condition:
             self._condition.wait_for(lambda: self._waiting or self._is_closed)
             return None if self._is_closed else next(iter(self._waiting))

@@ -43,10 +43,10 @@ class PlannerResult:
 
     Attributes:
       options: the command's options.
-      request: the same request in the library's terms.
+      request: the options' request, as `feasible` takes it.
       answer: the feasible plans.
-      choice: the recommended plan, with its σ calibrated on the grid of record.
-      costs: costs of tuning, by release mode.
+      choice: the recommended plan, with its σ calibrated precisely.
+      costs: the privacy cost of tuning, by release mode.
     """
 
     options: PlannerOptions
@@ -57,10 +57,10 @@ class PlannerResult:
 
 
 def run_plan(options: PlannerOptions) -> int:
-    """Print the plans that the options allow, and write their curves to `options.output`; spend nothing.
+    """Print the feasible plans, and draw trade-off curves into `options.output`; spend no privacy budget.
 
     Returns:
-      0.
+      The exit code, 0.
 
     Raises:
       ConfigError: bad input, or no plan is feasible; the message names limits to relax, and by how much.
@@ -95,10 +95,10 @@ def run_plan(options: PlannerOptions) -> int:
 
 
 def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
-    """Return the cost of choosing among m trainings of a plan, in each release mode.
+    """Return the privacy cost of choosing among m = `num_trials` trainings of a plan, by release mode.
 
     In a sealed mode m is the mean of the secret number of trials, by the options' law and bound. With a
-    threshold m is the mean if no trial reaches it. One training has no secret number.
+    threshold m is that mean if no trial reaches the threshold. For m = 1 there is only the open mode.
     """
     mechanism, number = plan.mechanism, options.num_trials
     trial = TrialClass(
@@ -116,7 +116,7 @@ def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
 
 
 def _plans_to_show(answer: Answer, choice: Plan) -> list[Plan]:
-    """Return the recommended plan, more plans with its S, and the best plan of every other S."""
+    """Return the recommended plan, more plans with its group size, and the best plan of every other size."""
     first = choice.mechanism.group_size
     same_size = [plan for plan in answer.plans if plan.mechanism.group_size == first]
     plans = [choice, *[plan for plan in same_size if plan != answer.recommended][: _SHOWN - 1]]
@@ -172,7 +172,7 @@ def _print_wrapped(text: str) -> None:
 
 
 def sweep_command(options: PlannerOptions, plan: Plan) -> list[str]:
-    """Return the words of the command that trains a plan, as options of the sweep that it starts."""
+    """Return the command line, as words, of the sweep that trains a plan."""
     mechanism, epsilon = plan.mechanism, options.mechanism.target_epsilon() or DEFAULT_EPSILON
     values: dict[str, Any] = {
         "num_records_public": options.mechanism.num_records_public,
@@ -236,7 +236,7 @@ def _as_dict(planner_result: PlannerResult) -> dict[str, Any]:
 
 
 def plan_dict(plan: Plan) -> dict[str, Any]:
-    """Return a plan as plain values."""
+    """Return a plan as values for JSON."""
     mechanism = plan.mechanism
     return {
         "expected_batch_size": mechanism.expected_batch_size,

@@ -52,23 +52,24 @@ from trainers.tracking.mlflow_server import check_address, connect, is_database
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSweep:
-    """A sweep that may start: planned, checked, and compared with its ledger. Nothing is written or charged.
+    """A sweep that may start: planned and checked, but nothing is written or charged yet.
 
     Attributes:
       plan: its trials and their cost.
       folder: the folder for its results.
-      policy: decides its trials.
+      policy: decides which trials it trains.
       service: resources and limits of its trainings.
       tracking_uri: the address of MLflow.
       ledger, dataset_id: the ledger and data set that it is charged to; None without a ledger.
-      budget: the reservations of an open sweep; None without a ledger and for sealed sweeps.
-      calibrations: the noise multipliers that planning found.
-      slots: the slot table of held-out records, to be stored before the first training; None without one.
-      slot_files: the place of the slot tables.
+      budget: an open sweep's reservations in the ledger; None without a ledger and for sealed sweeps.
+      calibrations: the cache of noise multipliers, with those that planning has calibrated.
+      slots: the table that decides which records are held out, to be stored before the first training; None
+        if no records are held out.
+      slot_files: the files of the slot tables.
       repetition: the options and command that repeat and continue it.
-      known_plan: the plan in its folder, if it is resumed; None for a new sweep.
+      known_plan: the plan that its folder had during planning; None for a new sweep.
       sweep_id: random id that distinguishes it from a sweep of the same name elsewhere.
-      listeners: the user's own listeners.
+      listeners: the listener that the user's options name, or none.
     """
 
     plan: SweepPlan
@@ -94,18 +95,18 @@ class PreparedSweep:
 
     @property
     def account(self) -> dict[str, Any] | None:
-        """The ids of ledger and data set to store in its plan; None without a ledger."""
+        """The ids of the ledger and data set, to be stored in the plan; None without a ledger."""
         return account_of(self.ledger, self.dataset_id)
 
     @contextmanager
     def hold_folder(self) -> Iterator[None]:
-        """Hold the folder while the sweep runs, and store the slots.
+        """Lock the folder within this context, and first store the slot table.
 
         Raises:
-          StorageError: another process runs the sweep, or ran it since it was planned.
+          StorageError: another process runs the sweep, or has run it since planning began.
         """
         source, release = self.plan.source, self.plan.release
-        is_closed = source.are_private and release.is_open  # a sealed sweep has `trusted/` for that
+        is_closed = source.are_private and release.is_open  # a sealed sweep closes only `trusted/`
         with hold_sweep(self.folder, is_closed=is_closed):
             if self.folder.read_plan() != self.known_plan:
                 raise StorageError(
@@ -127,15 +128,15 @@ def prepare_sweep(
     earlier: EarlierSweep | None,
     repeat_options: SweepOptions | None,
 ) -> Iterator[PreparedSweep]:
-    """Plan a sweep, check it, and print its plan; in a dry run also print its needs.
+    """Plan a sweep, check it, and print its plan; a dry run also prints its estimated duration.
 
     Args:
-      question: name of the sweep, for example `group-size`.
+      question: the name of the sweep's question, for example `group-size`.
       options: the user's options.
       points: the settings to compare.
-      policy: decides the sweep's trials.
-      earlier: the sweep whose results chose these points; its cost is added.
-      repeat_options: the options that repeat the whole sweep, if `options` are for a part of it.
+      policy: decides which trials the sweep trains.
+      earlier: an earlier sweep whose results chose these points; its privacy cost is added.
+      repeat_options: the options of both sweeps, stored for repeating them, if `options` are for one of two.
 
     Raises:
       DpgclError: any error of the user, before anything is written, charged or started.
@@ -237,9 +238,9 @@ def prepare_sweep(
 
 
 def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, has_fixed_noise: bool) -> Fit | None:
-    """Return the fit of a sweep to its limits; None without `--total-epsilon`.
+    """Return the ε of one training or the repeats that fit `--total-epsilon`; None without that option.
 
-    A resumed sweep has its fit in its plan, because it was already charged.
+    A resumed sweep keeps the values in its plan, which were already charged.
     """
     options = inputs.options
     if limits.total_epsilon is None:
@@ -254,7 +255,7 @@ def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, has_fixed_noise: boo
 
 
 def _checked_root(storage: StorageOptions) -> Path:
-    """Return the storage folder, after checking that it is writable and no sweep of the name is running."""
+    """Return the storage folder, which must be writable; no sweep of this name may be running there."""
     root = storage_root(storage.folder)
     check_writable(root)
     if storage.name is not None:
@@ -267,9 +268,9 @@ def _resumed_text(storage: StorageOptions) -> str:
 
 
 def _check_server(uri: str) -> None:
-    """Check that the server answers, before planning, which takes minutes.
+    """Check that the MLflow server answers, before planning, which takes minutes.
 
-    A database is opened only after the plan is accepted, because opening may write its file.
+    A database is not opened before the plan is accepted, because opening may create its file.
     """
     check_address(uri)
     if not is_database(uri):
@@ -277,7 +278,7 @@ def _check_server(uri: str) -> None:
 
 
 def sweep_prefix(question: str, options: SweepOptions) -> str:
-    """Return the beginning of a new sweep's name, which is the full name if it is free."""
+    """Return a new sweep's name; a number is appended later if the name is taken."""
     return f"{question}-{short_name(options.data.dataset)}-{name_suffix(options.release)}"
 
 
@@ -288,7 +289,7 @@ def _sweep_id(known_plan: dict[str, Any] | None, budget: SweepBudget | None) -> 
 
 
 def _publication(plan: SweepPlan, known_plan: dict[str, Any] | None, service: ServiceOptions) -> Publication:
-    """Return the publication of a sealed sweep: a new one, or the resumed sweep's publication."""
+    """Return when a sealed sweep is published; for a resumed sweep, as stored in its plan."""
     if known_plan is not None:
         return Publication.read(known_plan.get("publication"))
     longest = max(seconds_of_trials(plan))

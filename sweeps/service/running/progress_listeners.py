@@ -59,7 +59,7 @@ class LogListener:
 
 
 def result_text(trials: SweepTrials, result: TrialResult) -> str:
-    """Return a line with a trial's scores, and whether they ended it early."""
+    """Return a trial's scores as text, and the step at which they ended it early, if they did."""
     text = ", ".join(headline(result.metrics))
     step = stopped_at(trials.by_name[result.name], result.metrics)
     return text if step is None else f"{text}; ended by its scores after {count(step, 'step')}"

@@ -18,10 +18,11 @@ from sweeps.service.running.study import direction
 
 
 class Proposals:
-    """An Optuna study in memory, on the driver; `SearchStudy` is the stored study.
+    """Proposes the settings of a search's trials, by an Optuna study in memory.
 
-    The proposal for trial k depends on the public seed, k, and the scores recorded by then. So random always
-    proposes the same settings, and TPE does so if trials run one at a time.
+    The proposal for trial k depends on the public seed, k, and the scores recorded by then. So the random
+    sampler always proposes the same settings, and TPE does so if trials run one at a time. `SearchStudy` is
+    the stored study, which no proposal depends on.
 
     Args:
       space: the space of the settings.
@@ -39,26 +40,29 @@ class Proposals:
 
     @property
     def num_suggestions(self) -> int:
-        """The number of trials so far."""
+        """The number of trials that were proposed so far."""
         return len(self._study.get_trials(deepcopy=False))
 
     def suggest(self) -> dict[str, Any]:
-        """Return the values of the next trial, by option."""
+        """Propose the next trial: return its values by option."""
         self._study.sampler = self._sampler(self.num_suggestions)
         return self._values(self._study.ask(self._distributions).params)
 
     def repeat(self, values: Mapping[str, Any]) -> None:
-        """Add the next trial with its values from an earlier process.
+        """Propose these values, which an earlier process proposed for the same trial.
 
         Raises:
-          ValueError, KeyError: the values are not of this space.
+          ValueError, KeyError: the values are not in this space.
         """
         proposed = {axis.option: axis.proposal(values[axis.option]) for axis in self._space.axes}
         self._study.enqueue_trial(proposed)
         self.suggest()
 
     def record_scores(self, number: int, metrics: Mapping[str, float] | None) -> None:
-        """Record the scores of trial `number`, from 1; without all objectives it counts as failed."""
+        """Record the scores of trial `number`, counted from 1.
+
+        The trial counts as failed if an objective is missing or not finite.
+        """
         scores = [(metrics or {}).get(name, math.nan) for name in self._options.objectives]
         if all(map(math.isfinite, scores)):
             self._study.tell(number - 1, scores)
@@ -66,7 +70,10 @@ class Proposals:
             self._study.tell(number - 1, state=TrialState.FAIL)
 
     def best(self) -> list[tuple[list[int], dict[str, float]]]:
-        """Return trials and mean objectives of the settings that no other beats in all objectives, by ε."""
+        """Return the settings that no other setting beats in all objectives, sorted by ε.
+
+        Each has the numbers of its trials, and the objectives' means over these trials.
+        """
         settings: dict[str, list[FrozenTrial]] = defaultdict(list)
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             settings[str(self._values(trial.params))].append(trial)
@@ -90,7 +97,7 @@ class Proposals:
 
 
 def _distribution(axis: Axis) -> Any:
-    """Return the distribution of an axis; a list is searched by index, because its order has a meaning."""
+    """Return an axis's distribution: over the indices of a list, whose order matters, or over a log scale."""
     if axis.choices:
         return optuna.distributions.IntDistribution(0, len(axis.choices) - 1)
     return optuna.distributions.FloatDistribution(axis.low, axis.high, log=True)

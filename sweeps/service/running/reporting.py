@@ -1,7 +1,7 @@
 """The report of an open sweep: rewritten while its trials run, and once more at the end.
 
-A separate thread reads it from MLflow, so that no trial waits for it. Between two reports there is a minute
-and at least twenty times the duration of the last report: no sweep uses more than a twentieth of a processor.
+A separate thread writes it from MLflow's data, so that no trial waits for it. The pause between two reports
+is at least a minute, and at least twenty times the time that the last report took.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sweeps.service.running.mlflow_listener import MlflowListener
 _LEAST_SECONDS = 60.0
 _SHARE = 20
 _PATIENCE_SECONDS = 120.0
-"""The time that the end of a sweep waits for a report that is being read from a slow server."""
+"""How long the end of a sweep waits for a report that the thread is still writing."""
 
 
 class ReportListener:
@@ -30,8 +30,8 @@ class ReportListener:
     Args:
       uri: the address of the MLflow server or database.
       folder: the sweep's folder, which has the sweep's name.
-      mlflow: has the sweep's results.
-      now: returns the seconds of a clock that never goes back.
+      mlflow: sends the sweep's results to MLflow.
+      now: returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -42,21 +42,24 @@ class ReportListener:
         self._thread: threading.Thread | None = None
 
     def withdraw(self) -> None:
-        """Remove the report of an earlier run of the sweep, before more steps are drawn than it states."""
+        """Remove the report of an earlier process, because the ε that it states will be too low."""
         (self._folder / REPORT).unlink(missing_ok=True)
 
     def on_begin(self, sweep: SweepBeginning) -> None:
         """No-op: there is nothing to report yet."""
 
     def on_result(self, result: TrialResult) -> None:
-        """Begin to rewrite the report, unless it was written recently or is being written."""
+        """Rewrite the report in a thread, unless it was written recently or is being written."""
         if self._now() < self._due or (self._thread is not None and self._thread.is_alive()):
             return
         self._thread = threading.Thread(target=self._refresh, name="report", daemon=True)
         self._thread.start()
 
     def on_end(self, end: SweepEnd) -> None:
-        """Write the report for the last time, log it, and print its path; without MLflow do nothing."""
+        """Write and log the final report, and print its path.
+
+        Nothing is written if the sweep was interrupted, or MLflow lacks results.
+        """
         if not end.is_concluded or self._mlflow.untracked:
             return
         try:
@@ -74,6 +77,6 @@ class ReportListener:
 
     def _refresh(self) -> None:
         start_seconds = self._now()
-        with suppress(Exception):  # the next or the last report raises the error again
+        with suppress(Exception):  # the error occurs again in the final report, which prints it
             write_report(self._uri, self._folder.name, self._folder)
         self._due = self._now() + max(_LEAST_SECONDS, _SHARE * (self._now() - start_seconds))

@@ -56,7 +56,7 @@ _HIDDEN_METRICS = ("epsilon", "epsilon_rdp", "epsilon_prv", "num_restarts")
 
 @dataclass(frozen=True, kw_only=True)
 class _SealedRun:
-    """The content of the one run in MLflow."""
+    """The content of the one MLflow run that a sealed sweep publishes."""
 
     outcome: str
     params: Mapping[str, Any]
@@ -69,8 +69,8 @@ class SealedRelease:
     """The `ReleasePolicy` of a sealed sweep, which charges it once and publishes one trial.
 
     Args:
-      sweep: the prepared sweep; this process holds its folder.
-      tracker: MLflow's tracker, which may still be opening.
+      sweep: the prepared sweep; this process holds the lock on its folder.
+      tracker: a future of MLflow's tracker, which opens in another thread.
       clock: the clock that times the moment of publication.
     """
 
@@ -86,7 +86,7 @@ class SealedRelease:
         self.service = dataclasses.replace(sweep.service, max_restarts=0)
 
     def remaining(self) -> list[Trial]:
-        """Charge the sweep and make all draws, unless an earlier process has; return the trials to run.
+        """Charge the sweep and draw its trials, unless an earlier process did; return the trials to run.
 
         Raises:
           LedgerError: the sweep cannot be charged; nothing was drawn.
@@ -112,23 +112,23 @@ class SealedRelease:
         return [trial for trial in self.plan.trials if trial.name not in results]
 
     def begin(self, remaining: Sequence[Trial]) -> None:
-        """No-op: the charge came before the draws."""
+        """No-op: `remaining` has charged the sweep already."""
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
-        """Return the trials as they were drawn."""
+        """Return a source that hands out the trials in the order of their draws."""
         return ListedTrials(remaining)
 
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
-        """Store a result on the trusted side."""
+        """Store a result in `trusted/`."""
         self._keep(name, result)
         print_line(f"done: {name}")
 
     def interrupt(self, stop: StopRequest | None) -> str:
-        """End early; return a note on the trials that had begun."""
+        """End early; return the note that begun trials count as the worst score."""
         return "trials that had begun count as the worst score; the number of trials does not change"
 
     def conclude(self, failures: Mapping[str, TrialFailure]) -> int:
-        """Choose one trial, publish it at the fixed moment, and return 0."""
+        """Choose one trial or none, publish it at the moment of publication, and return 0."""
         for name, failure in failures.items():
             warn(f"failed: {name} ({failure}); it counts as the worst score")
             self._keep(name, {"failed": str(failure)})
@@ -144,9 +144,9 @@ class SealedRelease:
         return self.folder.read_results(self._hashes)
 
     def _count_interrupted(self) -> None:
-        """Store a worst score for each trial that had begun when an earlier process ended.
+        """Store a failure, which counts as the worst score, for each trial that an earlier process had begun.
 
-        A recorded start is enough, because checkpoints and count of the trial may be lost.
+        A recorded start is enough: the trial's checkpoints and its count of steps may be lost.
         """
         results = self._results()
         for trial in self.plan.trials:
@@ -154,7 +154,7 @@ class SealedRelease:
                 self._keep(trial.name, {"failed": str(INTERRUPTED)})
 
     def _prepare(self) -> _SealedRun:
-        """Choose the trial, and write all files of the release on the trusted side."""
+        """Choose the trial, and write all files to be released to `trusted/outgoing/`."""
         options, outgoing, start = self._plan.release, self._folder.outgoing, self._start
         trial = choose(
             self.plan.trials,
@@ -167,7 +167,7 @@ class SealedRelease:
         metrics = self._visible(trial)
         params = trial.params if trial is not None else {}
         statement = build_statement(self._plan, self._name, ledger=start.ledger)
-        for path in outgoing.iterdir():  # files of an attempt that ended before the moment
+        for path in outgoing.iterdir():  # files of a process that ended before the moment of publication
             path.unlink()
         write_statement(statement, outgoing)
         if trial is not None:
@@ -179,7 +179,7 @@ class SealedRelease:
         return _SealedRun(outcome=outcome, params=params, metrics=metrics, statement=statement, answer=answer)
 
     def _make_answer(self, params: Mapping[str, Any], metrics: Mapping[str, float]) -> Answer | None:
-        """Return the answer about only the published run, without a comparison."""
+        """Return the answer from the published run alone; None, after a warning, if it fails."""
         row = {"guarantee_label": "proven", "params": params, "metrics": metrics}
         tags = {"data_is": self._plan.tags()["data_is"]}
         try:
@@ -189,7 +189,7 @@ class SealedRelease:
             return None
 
     def _wait(self, start_time: float) -> None:
-        """Wait for the next moment; a published sweep need not wait, as it has nothing more to hide."""
+        """Wait for the next moment of publication, unless the sweep is already published."""
         if self._plan.publication is None or self._folder.is_published:
             return
         now = self._clock.now()
@@ -199,7 +199,7 @@ class SealedRelease:
         self._clock.sleep_until(moment)
 
     def _publish(self, run: _SealedRun) -> None:
-        """Publish everything at once: files first, `result.json` last, then the run in MLflow."""
+        """Copy the prepared files to `release/`, `result.json` last, then send the run to MLflow."""
         outgoing, release = self._folder.outgoing, self._folder.release
         release.mkdir(exist_ok=True)
         names = sorted((path.name for path in outgoing.iterdir()), key=lambda name: (name == RESULT, name))
@@ -235,13 +235,13 @@ class SealedRelease:
         )
 
     def _hide_times(self) -> None:
-        """Remove the times of all files in `release/`, after every write."""
+        """Set the times of `release/` and its files to a constant; call it after every write there."""
         release = self._folder.release
         for path in (*release.iterdir(), release):
             os.utime(path, ns=(SEALED_TIME_MS * 10**6,) * 2)
 
     def _visible(self, trial: Trial | None) -> dict[str, float]:
-        """Return the published trial's metrics that the bound covers; its own ε is not the sweep's ε."""
+        """Return the trial's metrics that may be published, without its own ε, which is not the sweep's ε."""
         if trial is None:
             return {}
         metrics = self._results()[trial.name]["metrics"]

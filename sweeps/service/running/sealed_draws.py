@@ -33,12 +33,12 @@ _HIDDEN_PARAMS = ("repeat", "num_candidates")
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """One trial as it was drawn, before any trial ran.
+    """The random choices for one trial, made before any trial runs.
 
     Attributes:
-      candidate: the index of its setting.
-      public_seed: seed of its initialisation and views; also drawn, as a counter would reveal its position.
-      coin: the coin that breaks ties.
+      candidate: the index of its setting among the sweep's settings.
+      public_seed: seed of its initialisation and views; random, as a counter would reveal its position.
+      coin: a random number; among trials of equal score the largest coin wins.
     """
 
     candidate: int
@@ -47,7 +47,7 @@ class Draw:
 
 
 def draw_trials(law: TrialCountLaw, num_candidates: int) -> tuple[Draw, ...]:
-    """Return K independent draws, K from `law` and all from the operating system's entropy."""
+    """Draw K from `law`, and return K independent draws of a uniform setting; all by the system's entropy."""
     return tuple(
         Draw(
             candidate=secrets.randbelow(num_candidates),
@@ -59,7 +59,7 @@ def draw_trials(law: TrialCountLaw, num_candidates: int) -> tuple[Draw, ...]:
 
 
 def drawn_trials(candidates: Sequence[Trial], draws: Sequence[Draw]) -> tuple[Trial, ...]:
-    """Return the trials of the draws; their names contain their numbers, and stay on the trusted side."""
+    """Return a trial for each draw, named after its position, which must not leave `trusted/`."""
     trials = []
     for number, draw in enumerate(draws):
         candidate = candidates[draw.candidate]
@@ -78,9 +78,9 @@ def choose(
     select_by: str,
     min_score: float | None,
 ) -> Trial | None:
-    """Return the trial to publish; None if none has a score (or none reaches `min_score`).
+    """Return the trial to publish; None if no trial has a score, or none reaches `min_score`.
 
-    Without a threshold this is the trial with the best score; with one, the first trial that reaches it.
+    Without `min_score` it is the trial with the highest score; else the first trial that reaches `min_score`.
     """
     scored_trials = []
     for trial, draw in zip(trials, draws, strict=True):
@@ -98,9 +98,9 @@ class SealedStart:
 
     Attributes:
       draws: the draws of its trials.
-      ledger: the ledger's lines from the moment of the charge; None without a ledger.
-      time: seconds since the epoch, before anything was drawn.
-      budget: ε and trainings that the ledger had left at that time; None without a ledger.
+      ledger: the ledger's part of the statement, as of the charge; None without a ledger.
+      time: the start, before anything was drawn, in seconds since the epoch.
+      budget: the ledger's remaining ε and number of trainings after the charge; None without a ledger.
     """
 
     draws: tuple[Draw, ...]
@@ -111,10 +111,10 @@ class SealedStart:
 
 @dataclass(frozen=True)
 class SealedFolder:
-    """A sealed sweep's folder: `trusted/` stays, `release/` may leave.
+    """A sealed sweep's folder: `trusted/` is secret, `release/` is to be published.
 
     Attributes:
-      folder: the sweep's folder, which holds the lock and the plan, without K.
+      folder: the sweep's folder, which also has the lock and the plan; the plan does not contain K.
     """
 
     folder: SweepFolder
@@ -131,12 +131,12 @@ class SealedFolder:
 
     @property
     def outgoing(self) -> Path:
-        """The folder of files that will be in `release/` from the moment on."""
+        """The folder of the files that will be copied to `release/` at the moment of publication."""
         return self.trusted.path / "outgoing"
 
     @property
     def is_published(self) -> bool:
-        """Whether the moment has passed, and `release/` is complete."""
+        """Whether the sweep is published, and `release/` is complete."""
         return (self.release / RESULT).exists()
 
     def begin(
@@ -148,18 +148,18 @@ class SealedFolder:
         start_time: float,
         sweep_id: str,
     ) -> SealedStart:
-        """Return the draws: new ones, charged before they are made, or the draws of the resumed sweep.
+        """Charge a new sweep, then draw and store its trials; for a resumed sweep return the stored start.
 
         Args:
-          plan: the plan with the moment of publication.
-          ledger, dataset_id: the ledger and data set to charge.
+          plan: the sweep's plan, which has the time of publication.
+          ledger, dataset_id: the ledger and data set to charge; None without a ledger.
           repetition: the options and command that repeat and continue the sweep.
-          start_time: the current time; a resumed sweep keeps its own start.
+          start_time: the current time, in seconds since the epoch; a resumed sweep keeps its first start.
           sweep_id: the id of a new sweep.
 
         Raises:
           LedgerError: the sweep cannot be charged; nothing was drawn.
-          StorageError: a resumed sweep has lost its draws. A new one is charged in full again.
+          StorageError: the resumed sweep's stored draws are missing or damaged.
         """
         path = self.trusted.path / "sealed.json"
         if self.folder.read_plan() is not None:
@@ -175,7 +175,7 @@ class SealedFolder:
                 "a sealed sweep needs a moment of publication before it draws its number of trials"
             )
         statement = reserve(ledger, str(dataset_id), plan, self.folder.name) if ledger is not None else None
-        # Before K is drawn, so that the budget reveals nothing about K; later rows have other times.
+        # Read before K is drawn, so that the budget reveals nothing about K.
         budget = remaining_budget(ledger, str(dataset_id), plan.trials) if ledger is not None else None
         draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))
         self._make_trusted()
@@ -190,7 +190,7 @@ class SealedFolder:
         return SealedStart(draws=draws, ledger=statement, time=start_time, budget=budget)
 
     def _make_trusted(self) -> None:
-        """Make all entries of `trusted/` at the start, because others see the folder's own times."""
+        """Create all subfolders of `trusted/` now: each later one would change its time, which others see."""
         make_folder(self.trusted.path, mode=0o700)
         for name in ("trials", "checkpoints", "started", "drawn", "ray", self.outgoing.name):
             make_folder(self.trusted.path / name)

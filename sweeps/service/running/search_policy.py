@@ -1,8 +1,8 @@
-"""Running an adaptive search: earlier trials' scores choose each trial.
+"""Running an adaptive search, which chooses each trial by the scores of earlier trials.
 
-A proposal is stored before it is trained, one file per trial, `suggested/trial-3.json`. A resume proposes it
-again, records its scores with the sampler, and continues. The study for Optuna's tools is only written: the
-search's proposals never depend on it.
+A proposal is stored before it is trained, one file per trial, `suggested/trial-3.json`. A resume repeats
+the stored proposals in order, records their scores with the sampler, and continues. The study for Optuna's
+tools is only written: the search's proposals never depend on it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from trainers.files.durable_files import make_folder, sync_folder
 
 @dataclass(frozen=True)
 class OwnScore:
-    """The user's own score.
+    """A score that a function of the user computes from a trial's metrics.
 
     Attributes:
-      name: the name of the resulting metric.
+      name: the name of the score among the metrics.
       function: maps the visible metrics of a trial to a number, the larger the better.
     """
 
@@ -61,19 +61,19 @@ class SearchPolicy(TrialPolicy):
     """A policy that proposes trials one after the other, each by the scores of earlier trials.
 
     Attributes:
-      space: the search space; by default it is taken from the options.
-      own_score: the score to compute for each trial, in place of a metric; None for none.
+      space: the search space; None for the space in the options.
+      own_score: the user's function that scores each trial; None to rank by a metric.
     """
 
     space: Space | None = None
     own_score: OwnScore | None = None
 
     def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
-        """Return the search's number of trials, each with the least noise of the space."""
+        """Return as many trials as the search has, each with the least noise that the space allows."""
         return costliest_trials(inputs, self._space_of(inputs))
 
     def fixes_noise(self, inputs: PlanInputs) -> bool:
-        """Whether options or space give the noise of every private training."""
+        """Whether options or space set ε or the noise multiplier of every private training."""
         return super().fixes_noise(inputs) or self._space_of(inputs).moves_epsilon
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
@@ -86,7 +86,7 @@ class SearchPolicy(TrialPolicy):
         print_search(plan, in_full=in_full)
 
     def start(self, plan: SweepPlan, folder: SweepFolder, calibrations: CalibrationCache) -> SweepTrials:
-        """Return the trials of the search, including trials that an earlier process had begun."""
+        """Return the trials of the search, with the proposals that an earlier process stored."""
         assert isinstance(plan, SearchPlan)
         return SearchTrials(plan, folder, calibrations, self.own_score)
 
@@ -96,16 +96,16 @@ class SearchPolicy(TrialPolicy):
 
 
 class SearchTrials(SweepTrials):
-    """The trials of one search, named as the search reaches them; also their `TrialSource`.
+    """The trials of one search, and the `TrialSource` that proposes them.
 
     Args:
       plan: the search's plan.
       folder: the sweep's folder, held by this process.
-      calibrations: the noise multipliers found before.
+      calibrations: the cache of noise multipliers, which proposals of new ε add to.
       own_score: the user's score; it is stored with the metrics, so that a resume and MLflow have it.
 
     Raises:
-      StorageError: the stored proposals are damaged, or of another search.
+      StorageError: the stored proposals are damaged, or belong to another search.
     """
 
     def __init__(
@@ -131,18 +131,18 @@ class SearchTrials(SweepTrials):
             self._to_repeat.append(self._register_trial(number, values))
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
-        """Return itself."""
+        """Return this object, which proposes the trials; `remaining` is ignored."""
         return self
 
     def keep(self, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Store a result, with the user's own score if that is a finite number."""
+        """Store a result, with the user's own score if it is finite, and return what is stored."""
         metrics, own_score = result["metrics"], self._own_score
         if own_score is not None and math.isfinite(value := own_score.of(name, metrics)):
             metrics = metrics | {own_score.name: value}
         return super().keep(name, {**result, "metrics": metrics})
 
     def next_trial(self) -> Trial:
-        """Return a trial that an earlier process had begun, or a new trial after storing its proposal."""
+        """Return the next stored trial without a result; else store a new proposal and return its trial."""
         if self._to_repeat:
             return self._to_repeat.pop(0)
         number, values = self._proposals.num_suggestions + 1, self._proposals.suggest()
@@ -152,7 +152,7 @@ class SearchTrials(SweepTrials):
         return trial
 
     def note_end(self, name: str) -> None:
-        """Record the outcome of a trial with the sampler, from the result on disk."""
+        """Report an ended trial's stored scores to the sampler, and add them to the stored study."""
         result = self._folder.result(name, self._hashes[name])
         metrics = None if result is None else result["metrics"]
         self._proposals.record_scores(self.by_name[name].params["trial_number"], metrics)
@@ -160,7 +160,7 @@ class SearchTrials(SweepTrials):
             self._record({name: result})
 
     def begin(self) -> None:
-        """Record earlier trials' outcomes with the sampler, and add missing trials to the stored study."""
+        """Report the trials that earlier processes ended to the sampler, and complete the stored study."""
         results, excluded = self.results(), self.excluded()
         for ended_names in (results, excluded):
             for trial in self._to_repeat:
@@ -178,7 +178,7 @@ class SearchTrials(SweepTrials):
     def statement(
         self, draws: Mapping[str, ChargedSteps], ledger: LedgerStatement | None
     ) -> PrivacyStatement:
-        """Return the privacy statement, with the trained mechanisms in place of the costliest mechanism."""
+        """Return the statement, with the trained mechanisms in place of the one with the least noise."""
         trained = [self.by_name[name] for name in draws if is_proven(self.by_name[name])]
         mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))
         statement = super().statement(draws, ledger)
@@ -192,11 +192,11 @@ class SearchTrials(SweepTrials):
         return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
 
     def finish(self) -> None:
-        """Try once more to add missing trials to the stored study."""
+        """Add the finished trials that the stored study still lacks."""
         self._record(self.results())
 
     def closing_lines(self) -> Iterator[str]:
-        """Yield lines with the best settings of the search, which people can type again."""
+        """Yield lines with the best settings; for several objectives, with the Pareto front."""
         best, objectives = self._proposals.best(), self._search.options.objectives
         if not best:
             yield f"no trial has a value of {', '.join(objectives)}"
@@ -213,7 +213,7 @@ class SearchTrials(SweepTrials):
             yield f"  {', '.join(names)}: {scores} with {settings}"
 
     def _record(self, results: Results) -> None:
-        """Add trials with a result to the stored study; failed additions are retried at the search's end."""
+        """Add finished trials to the stored study; on failure warn, because `finish` tries again."""
         try:
             for name, result in results.items():
                 label = self.by_name[name].config.guarantee_label
@@ -222,7 +222,7 @@ class SearchTrials(SweepTrials):
             warn(f"warning: {error}; it is added at the end of the search, or by --resume")
 
     def _register_trial(self, number: int, values: Mapping[str, Any]) -> Trial:
-        """Return trial `number`, after registering it with the sweep by its real settings."""
+        """Create trial `number` with the proposed values, add it to the sweep, and return it."""
         trial = searched_trial(self._search, number, values)
         self._values[trial.name] = values
         self.add(trial)
@@ -230,12 +230,12 @@ class SearchTrials(SweepTrials):
 
 
 def suggestion_file(folder: SweepFolder, number: int) -> Path:
-    """Return the file that stores the settings of a trial before it starts."""
+    """Return the file with the settings that were proposed for trial `number`."""
     return folder.path / "suggested" / f"trial-{number}.json"
 
 
 def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]) -> None:
-    """Store the settings of a trial, durably.
+    """Store the proposed settings of trial `number`, durably.
 
     Raises:
       StorageError: the settings cannot be written.
@@ -248,10 +248,10 @@ def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]
 
 
 def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
-    """Return the stored values of all trials, in order.
+    """Return the proposed settings of trials 1, 2, …, each by option.
 
     Raises:
-      StorageError: a file is damaged or missing; a trial of other settings must not take its name.
+      StorageError: a file is damaged or missing, so another trial might get its name.
     """
     num_suggestions = len(list((folder.path / "suggested").glob("trial-*.json")))
     suggestions = []
@@ -265,7 +265,7 @@ def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
 
 
 def print_search(plan: SearchPlan, *, in_full: bool) -> None:
-    """Print the space and the sampler of a search, and its largest cost."""
+    """Print the notes, space and sampler of a search, and an upper bound on its cost."""
     print_notes(plan, in_full=in_full)
     config, options = plan.trials[0].config, plan.options
     mechanism = config.mechanism

@@ -30,19 +30,19 @@ _TRIAL = "trial"
 
 
 def direction(objective: str) -> StudyDirection:
-    """Return the direction in which an objective is better."""
+    """Return whether Optuna minimizes an objective; it maximizes any other metric."""
     metric = find_metric(objective)
     is_lower_better = metric is not None and metric.higher_is_better is False
     return StudyDirection.MINIMIZE if is_lower_better else StudyDirection.MAXIMIZE
 
 
 class SearchStudy:
-    """The study of one search, named after its sweep.
+    """The stored Optuna study of one search, named after its sweep.
 
     Args:
       folder: the sweep's folder.
-      objectives: the search's objectives.
-      axes: the axes of its space.
+      objectives: the names of the metrics that the search optimizes.
+      axes: the options that the search varies, each with its list or range of values.
     """
 
     def __init__(self, folder: Path, objectives: Sequence[str], axes: Sequence[Axis]) -> None:
@@ -58,17 +58,17 @@ class SearchStudy:
         guarantee_label: str,
         times_ms: tuple[int, int] | None,
     ) -> None:
-        """Add a trial with a result, unless it was already added; without all objectives it counts as failed.
+        """Add a finished trial once; it counts as failed if an objective is missing or not finite.
 
         Args:
           trial: the trial's name.
-          values: its settings, by option.
-          result: its stored result, with its metrics.
-          guarantee_label: the training's guarantee label.
-          times_ms: its start and end; None if they are withheld.
+          values: the searched options' values in this trial, by option.
+          result: its stored result, whose `metrics` contain the objectives.
+          guarantee_label: `proven`, `as-published` or `none`.
+          times_ms: its start and end, in milliseconds since the epoch; None if they are withheld.
 
         Raises:
-          StorageError: the study cannot be written; call again.
+          StorageError: the study cannot be read or written; a later call may succeed.
         """
         metrics = result["metrics"]
         scores = [each for name in self._objectives if math.isfinite(each := metrics.get(name, math.nan))]
@@ -83,7 +83,7 @@ class SearchStudy:
             distributions=self._distributions,
             user_attrs=attributes,
         )
-        if times_ms is not None:  # else it begins and ends now
+        if times_ms is not None:  # otherwise Optuna has set both to the current time
             frozen_trial.datetime_start, frozen_trial.datetime_complete = (
                 datetime.fromtimestamp(t / 1000) for t in times_ms
             )
@@ -96,7 +96,7 @@ class SearchStudy:
             raise StorageError(f"{trial} cannot be added to {self._folder / JOURNAL}: {error}") from error
 
     def _open_study(self) -> Study:
-        """Return the existing study or a new one."""
+        """Return the study in the sweep's folder, created if it does not exist."""
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(self._folder / JOURNAL))),
             study_name=self._folder.name,

@@ -37,12 +37,12 @@ class Outcome:
     """The outcome of a sweep.
 
     Attributes:
-      code: exit code.
+      code: the exit code, see `execute`.
       plan: the sweep's plan.
       folder: the folder of its results; None after a dry run.
       results: the results of its finished trials, by name; empty for a sealed sweep.
-      statement: the statement of an open sweep that ran and could be stated.
-      answer: the answer of an open sweep that ran and has scores.
+      statement: an open sweep's privacy statement; None if none was written, as after a dry run.
+      answer: an open sweep's answer (the recommended setting and why); None without scores.
     """
 
     code: int
@@ -66,25 +66,25 @@ def execute(
 ) -> Outcome:
     """Run a sweep from plan to figure.
 
-    Every error of the user is found before the first worker starts, and nothing is written before that.
+    Every error of the user is found before anything is written and before the first worker starts.
 
     Args:
-      question: name of the sweep, for example `group-size`.
+      question: the name of the sweep's question, for example `group-size`.
       options: the user's options.
-      points: the sweep's points.
+      points: the settings to compare.
       figure: draws the sweep's figure from MLflow only: (tracking uri, sweep name, folder) → files; None for
         no figure.
-      earlier: the sweep whose results chose these points; its cost is added.
-      policy: decides the trials of an open sweep.
-      repeat_options: the options that repeat the whole sweep, if `options` are for a part of it.
+      earlier: an earlier sweep whose results chose these points; its privacy cost is added.
+      policy: decides which trials an open sweep trains.
+      repeat_options: the options of both sweeps, stored for repeating them, if `options` are for one of two.
       clock: the clock that times a sealed sweep's publication.
 
     Returns:
-      The sweep's outcome, with the exit code: 0; 1 if trials failed or MLflow lacks results (`--resume`
-      continues), or if every training was left out; 128 + signal if stopped.
+      The sweep's outcome, with the exit code: 0; 1 if trials failed or are unfinished, or MLflow lacks
+      results (`--resume` continues), or if no training finished; 128 + signal if stopped.
 
     Raises:
-      DpgclError: bad input; exit code 2.
+      DpgclError: bad input; a script then exits with code 2.
     """
     context = prepare_sweep(question, options, points, policy, earlier=earlier, repeat_options=repeat_options)
     with show_progress(quiet=options.service.is_quiet), context as sweep:
@@ -96,7 +96,7 @@ def execute(
             def open_tracker() -> Tracker:
                 return Tracker.open(sweep.tracking_uri, folder.root, *experiment_of(plan))
 
-            tracker = beside.submit(lambda: patiently(open_tracker, warn))  # while Ray starts
+            tracker = beside.submit(lambda: patiently(open_tracker, warn))  # connects while Ray starts
             if not plan.release.is_open:
                 code = drive(sweep, SealedRelease(sweep, tracker, clock))
                 return Outcome(code=code, plan=plan, folder=folder)
@@ -115,7 +115,10 @@ def execute(
 
 
 def experiment_of(plan: SweepPlan) -> tuple[str, str]:
-    """Return name and description of a sweep's MLflow experiment: one per question and data set."""
+    """Return the name and description of the MLflow experiment that a sweep's runs belong to.
+
+    Open sweeps have one experiment for each question and data set; all sealed sweeps share one.
+    """
     if not plan.release.is_open:
         return SEALED_EXPERIMENT, ""
     dataset, question = plan.source.dataset, plan.question.removesuffix("-tuning")

@@ -29,7 +29,7 @@ class SweepTrials:
       folder: the sweep's folder, held by this process.
 
     Attributes:
-      by_name: all trials that are known so far.
+      by_name: the trials by name; a search adds trials while it runs.
     """
 
     def __init__(self, plan: SweepPlan, folder: SweepFolder) -> None:
@@ -39,18 +39,18 @@ class SweepTrials:
         self._results: dict[str, dict[str, Any]] | None = None
 
     def add(self, trial: Trial) -> None:
-        """Add a trial, or replace the trial of its name by one with its real settings."""
+        """Add a trial, or replace the planned trial of the same name by one with the proposed settings."""
         self.by_name[trial.name] = trial
         self._hashes[trial.name] = config_hash(trial.config)
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """Return the results of finished trials, by name; read once, because only this driver writes them."""
+        """Return the finished trials' results by name; read once, as only this driver writes them."""
         if self._results is None:
             self._results = self._folder.read_results(self._hashes)
         return self._results
 
     def keep(self, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Store the result of a trial that has just ended, durably, and return the stored result."""
+        """Store a result with the trial's params, config hash and end time; return what is stored."""
         more = {"config_hash": self._hashes[name], "params": self.by_name[name].params}
         record = {**result, **more, "ended_ms": int(time.time() * 1000)}
         self._folder.keep(name, record)
@@ -58,9 +58,9 @@ class SweepTrials:
         return record
 
     def excluded(self) -> dict[str, str]:
-        """Return the reasons why no attempt may continue a training, by the training's name.
+        """Return the begun trainings that must not continue: name → reason.
 
-        The sweep continues without these trainings: its charge covers all trainings, including these.
+        The sweep continues without these trainings, and they stay charged.
         """
         reasons = {}
         for name, trial in self._begun_trials(self.results()):
@@ -71,24 +71,24 @@ class SweepTrials:
         return reasons
 
     def restart_notes(self, finished_or_excluded: Collection[str]) -> Iterator[str]:
-        """Yield a note on the rest of R, the steps charged in advance, for every training that continues."""
+        """Yield how many of R, the restart steps charged in advance, remain for each training to continue."""
         for name, trial in self._begun_trials(finished_or_excluded):
             restarts, checkpoints = trial.config.mechanism.num_restart_steps, self._checkpoints(trial)
             if restarts is not None and checkpoints.read_counts().num_attempts:
                 yield f"{name}: {checkpoints.resume_text(restarts)}"
 
     def source(self, remaining: Sequence[Trial]) -> TrialSource:
-        """Return the source of the remaining trials."""
+        """Return the source that hands out the remaining trials one by one."""
         return ListedTrials(remaining)
 
     def begin(self) -> None:
-        """Prepare for the first training, or for the next training of a resumed sweep."""
+        """Prepare for the first training of a new or resumed sweep; here a no-op."""
 
     def finish(self) -> None:
-        """Complete the stored files, after all trials have ended."""
+        """Complete the stored files, after all trials have ended; here a no-op."""
 
     def axes(self, trial: Trial) -> dict[str, Any]:
-        """Return the params of a training that the sweep's question is about."""
+        """Return a training's values of the params that the sweep's question compares, by param."""
         question = QUESTIONS.get(self._plan.question.removesuffix("-tuning"), OWN)
         if question is OWN:
             return {POINT: trial.name.rpartition("-r")[0]}
@@ -104,13 +104,13 @@ class SweepTrials:
         """Return the sweep's privacy statement.
 
         Args:
-          draws: counts of the draws that each trial may have made, by name.
-          ledger: the ledger's lines; None without a ledger.
+          draws: the charged steps of each begun trial, by trial name.
+          ledger: the ledger's part of the statement; None without a ledger.
         """
         return build_statement(self._plan, self._folder.name, draws=draws, ledger=ledger)
 
     def closing_lines(self) -> Iterable[str]:
-        """Return the sweep's last printed lines, below its answer."""
+        """Return lines to print below the sweep's answer; here none."""
         return ()
 
     def _begun_trials(self, without: Collection[str]) -> Iterator[tuple[str, Trial]]:

@@ -1,9 +1,10 @@
 """`--total-epsilon`: the largest ε of one training that keeps a sweep within a total, and options that fit.
 
-This module has no accounting of its own. A plan is a number of trainings, each calibrated as in the sweep
-itself, their cost is `cost_of`, and the ledger decides whether it has room for them. All costs rise with the
-ε of one training, with the number of repeats and with every further point, so bisection finds the largest
-value that fits. The result fits by the same two functions that state and charge a sweep.
+This module has no accounting of its own. The trainings are calibrated as in the sweep itself, `cost_of`
+states their cost, and the ledger decides whether it has room for them. All costs rise with the ε of one
+training, with the number of repeats and with every further point, so bisection finds the largest value that
+fits.
+Whether a value fits is decided by the functions that state and charge a sweep.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from trainers.config.settings import DEFAULT_EPSILON, SMALLEST_EPSILON
 from trainers.config.tree import replace_options
 
 TrialsOf = Callable[[SweepOptions], Sequence[Trial]]
-"""All trials of a sweep with these options, repeat after repeat."""
+"""Returns all trials of a sweep with these options, ordered by repeat: all points once, then again."""
 _MORE_THAN_ALL = 1 + 1e-9
 _LEAST_SCALE = 1e-4
 
@@ -41,7 +42,7 @@ class Limits:
       options: the sweep's options.
       points: the settings to compare.
       trials_of: returns the sweep's trials for given options.
-      total_epsilon: --total-epsilon; None if only the ledger limits the sweep.
+      total_epsilon: the limit on the whole sweep's ε; None if only the ledger limits it.
       account: the ledger and data set that it is charged to; None without a ledger.
     """
 
@@ -52,13 +53,14 @@ class Limits:
     account: tuple[Ledger, str] | None = None
 
     def fit(self, *, has_fixed_noise: bool) -> Fit:
-        """Return the largest ε of one training, or number of repeats, at which a sweep is within its limits.
+        """Return the largest ε of one training, or the most repeats, that keep the sweep within its limits.
 
         Args:
-          has_fixed_noise: whether options or points give every private training's noise; else ε is searched.
+          has_fixed_noise: whether options or points set the noise of every private training. If so, the
+            number of repeats is fitted, else ε.
 
         Raises:
-          ConfigError: no private training is planned, or nothing fits; the error names fitting options.
+          ConfigError: no training has a guarantee, or nothing fits; the message suggests options that fit.
         """
         total, repeats = self.total_epsilon, self.options.service.repeats
         assert total is not None
@@ -77,7 +79,7 @@ class Limits:
         )
 
     def what_would_fit(self, *, has_fixed_noise: bool) -> str:
-        """Return a text with options that would fit, for a sweep that does not; "" if there are none.
+        """Return the end of an error message, with options that would fit; "" if there are none.
 
         Args:
           has_fixed_noise: as in `fit`.
@@ -93,7 +95,7 @@ class Limits:
         return f". What would fit: {', or '.join(alternatives)}" if alternatives else ""
 
     def text(self, fit: Fit, trials: Sequence[Trial]) -> str:
-        """Return a sentence on the plan for a total ε."""
+        """Return a sentence on what was fitted to `--total-epsilon`."""
         summary = (
             f"ε = {fit.epsilon:g} of one training is (to within a percent) the largest value"
             if fit.epsilon is not None
@@ -108,8 +110,9 @@ class Limits:
     def _largest_epsilon(self, *, max_epsilon: float) -> float | None:
         """Return the largest ε of one training, to a percent, at which the whole sweep is within its limits.
 
-        More noise in all trainings is tried first, because it needs no calibration. It gives the ε if all
-        trainings cost the same, and a first guess otherwise.
+        First the noise of all trainings is scaled by one factor, which needs no calibration. The resulting ε
+        is right if all trainings cost the same, and a first guess otherwise.
+        None if not even the smallest ε fits.
         """
 
         def fits(epsilon: float) -> bool:
@@ -133,7 +136,7 @@ class Limits:
         return _nearest(fits, min(guess, max_epsilon))
 
     def _calibrated(self, epsilon: float) -> Sequence[Trial] | None:
-        """Return the trials at an ε of one training; None if ε is too large or small for any noise."""
+        """Return the trials calibrated to an ε of one training; None if no noise gives this ε."""
         try:
             trials = self.trials_of(replace_options(self.options, epsilon=epsilon))
         except ConfigError as error:
@@ -154,7 +157,7 @@ class Limits:
         return "repeats", self.options.service.repeats if self.options.release.is_open else 1
 
     def _count_that_fits(self) -> int:
-        """Return the largest fitting number of repeats (trials of a search) up to the given number, or 0."""
+        """Return the most repeats, or trials of a search, that fit, up to the number in the options; or 0."""
         trials, (_, max_count) = self.trials_of(self.options), self._count
         num_per_count = len(trials) // max_count
         return largest_admitted(lambda number: self._share(trials[: num_per_count * number]) <= 1, max_count)
@@ -167,7 +170,7 @@ class Limits:
         return min(delta_of(proven), ledger.read_charges(dataset_id, with_pld=False).cap.delta)
 
     def _share(self, trials: Sequence[Trial]) -> float:
-        """Return the share of the limits that trials need: at most 1 if they fit, and above 1 otherwise."""
+        """Return the share of the tighter limit that trials need: above 1 if they do not fit."""
         proven = [trial for trial in trials if is_proven(trial)]
         if not proven:
             return 0.0
@@ -179,7 +182,10 @@ class Limits:
         return math.inf if tuned is None else max(of_ledger, tuned / self.total_epsilon)
 
     def _share_of_ledger(self, trials: Sequence[Trial]) -> float:
-        """Return the share of the ledger's remaining RDP for an open sweep; 0 or above 1 for a sealed one."""
+        """Return the share of the ledger's remaining RDP that trials need; above 1 if the ledger has no room.
+
+        For a sealed sweep with room the share is 0, as it is charged as a whole.
+        """
         if self.account is None or not all(trial.config.mechanism.rules.plain_event for trial in trials):
             return 0.0
         (ledger, dataset_id), release = self.account, self.options.release
@@ -206,14 +212,14 @@ class Limits:
 
 
 def _have_noise(points: Sequence[Point]) -> bool:
-    """Return whether every private point has its own ε or σ."""
+    """Return whether every point with noise sets its own ε or σ, and there is such a point."""
     noises = [{name: point.changes.get(name) for name in ("epsilon", "noise_multiplier")} for point in points]
     private = [noise for noise in noises if noise["epsilon"] != math.inf]
     return bool(private) and all(set(noise.values()) != {None} for noise in private)
 
 
 def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
-    """Return whether options or points give the noise of every private training.
+    """Return whether options or points set ε or the noise multiplier of every private training.
 
     >>> fixes_noise(SweepOptions(), [Point(label="S2", changes={"group_size": 2})])
     False
@@ -235,7 +241,7 @@ def _with_noise(trials: Sequence[Trial], factor: float) -> list[Trial]:
 
 
 def _nearest(fits: Callable[[float], bool], guess: float) -> float | None:
-    """Return the largest ε that fits near a guess, to three digits, by steps of 1 %, then 2 %, and so on."""
+    """Return an ε of three digits that fits, at or below a guess; lower it by 1 %, then 2 %, 4 %, …"""
     epsilon, step = _rounded_down(guess), 0.01
     if fits(epsilon):
         return epsilon
@@ -247,7 +253,7 @@ def _nearest(fits: Callable[[float], bool], guess: float) -> float | None:
 
 
 def _rounded_down(value: float) -> float:
-    """Return the largest number of three digits at or below a value.
+    """Return a value rounded down to three digits.
 
     >>> _rounded_down(0.12399), _rounded_down(7.0)
     (0.123, 7.0)
@@ -257,11 +263,11 @@ def _rounded_down(value: float) -> float:
 
 
 def largest_that_fits(share: Callable[[float], float], *, maximum: float, minimum: float) -> float | None:
-    """Return a number from `minimum` to `maximum`, within a percent of the largest, whose share is at most 1.
+    """Return the largest number whose share is at most 1, to a percent; None if it is below `minimum`.
 
     Args:
-      share: maps a number to its share, which rises with the number.
-      maximum, minimum: the ends, both positive.
+      share: maps a number to the share of the limits that it needs; the share rises with the number.
+      maximum, minimum: the ends of the search, both positive.
 
     >>> largest = largest_that_fits(lambda x: x * x / 2, maximum=10.0, minimum=0.001)
     >>> 0.99 * 2**0.5 < largest <= 2**0.5

@@ -26,11 +26,11 @@ class TrialPolicy:
     has_answer: bool = True
 
     def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
-        """Return all trials that the sweep's cost is about."""
+        """Return all trials whose cost counts for the sweep."""
         return planned_trials(inputs)
 
     def fixes_noise(self, inputs: PlanInputs) -> bool:
-        """Whether options or points give the noise of every private training."""
+        """Whether options or points set ε or the noise multiplier of every private training."""
         return fixes_noise(inputs.options, inputs.points)
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
@@ -42,11 +42,11 @@ class TrialPolicy:
         print_plan(plan, in_full=in_full)
 
     def resumed_name(self, name: str) -> str:
-        """Return the name for resuming the sweep: for the first of two sweeps, the second sweep's name."""
+        """Return the name to resume the sweep by; the first of two sweeps is resumed by the second's name."""
         return name
 
     def start(self, plan: SweepPlan, folder: SweepFolder, calibrations: CalibrationCache) -> SweepTrials:
-        """Return the trials of a sweep whose folder this process holds."""
+        """Return the trials and their stored results; this process must hold the sweep's folder."""
         return SweepTrials(plan, folder)
 
 

@@ -40,14 +40,14 @@ _TUNING = "-tuning"
 
 @dataclass(frozen=True, kw_only=True)
 class FirstOfTwo(TrialPolicy):
-    """The policy of the first sweep: every setting of a grid, in a plan that includes the later comparison.
+    """The policy of the first sweep, which trains every setting of a grid; it also plans the second sweep.
 
-    The ε of both is known in advance, because no setting of a grid changes it, unless the grid varies σ, B or
-    T. So plan and dry run state the total, and a ledger without room for both sweeps refuses before anything
-    is trained. A resume does not check the comparison again, because it may already have its reservations.
+    The ε of both sweeps is known in advance, because no setting of a grid changes it, unless the grid varies
+    σ, B or T. So plan and dry run state the total, and a ledger without room for both sweeps fails the check
+    before anything is trained. On a resume the second sweep is not checked, as it may already be reserved.
 
     Attributes:
-      question, options, points: those of the comparison, which has the answer.
+      question, options, points: the second sweep's question, options and points.
     """
 
     question: str
@@ -59,7 +59,7 @@ class FirstOfTwo(TrialPolicy):
         return [*super().trials(inputs), *super().trials(self._second(inputs))]
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
-        """Return the first sweep's plan, with the later trials. Raises as in `build_plan`."""
+        """Return the first sweep's plan, with the second sweep's trials. Raises as in `build_plan`."""
         plan, after = super().plan(inputs), super().plan(self._second(inputs))
         note = (
             f"A comparison of {len(after.trials)} more trials follows. Its privacy statement covers the "
@@ -69,11 +69,11 @@ class FirstOfTwo(TrialPolicy):
         return dataclasses.replace(plan, notes=(*plan.notes, note), later=later)
 
     def resumed_name(self, name: str) -> str:
-        """Return the name of the comparison."""
+        """Return the name of the second sweep."""
         return name.removesuffix(_TUNING)
 
     def _second(self, inputs: PlanInputs) -> PlanInputs:
-        """Return the inputs of the comparison's plan, at the noise of the first sweep."""
+        """Return the inputs of the second sweep's plan, with the first sweep's mechanism options."""
         second = dataclasses.replace(self.options, mechanism=inputs.options.mechanism)
         return dataclasses.replace(
             inputs, question=self.question, options=second, points=self.points, notes=(), earlier=None
@@ -90,14 +90,14 @@ def run_tuned_sweep(
     """Tune every candidate on the same grid, run the best setting of each, and return the exit code.
 
     Args:
-      question: name of the sweep.
-      options: the user's options; `name` is the second sweep's name, and the first one's ends in `-tuning`.
-      candidates: the candidates to compare, each with its settings' shared changes and params for MLflow.
-      grid: settings by option name, the same for all candidates.
-      figure: as in `execute`, for the second sweep.
+      question: the name of the sweep's question.
+      options: the user's options; `name` names the second sweep, and the first sweep's name adds `-tuning`.
+      candidates: the candidates to compare; the changes of a candidate apply to all its settings.
+      grid: the settings to try for each candidate, as option values by name.
+      figure: draws the second sweep's figure, as in `execute`.
 
     Raises:
-      ConfigError: the release mode is not open, or there would be no score to choose by.
+      ConfigError: the release mode is not open, or private data have no public data set to score on.
     """
     if not options.release.is_open:
         raise ConfigError(
@@ -150,11 +150,11 @@ def run_tuned_sweep(
 
 
 def select_methods(names: Sequence[str], data: DataOptions) -> list[Method]:
-    """Return the methods of these names, or all methods, that can be compared on the sweep's data.
+    """Return the methods of these names, or without names all methods that fit the sweep's data.
 
-    If no names are given, these are the methods that have a loss for the kind of record, and learn without
-    labels. On private data only methods remain that have a proven guarantee and the neighbouring relation of
-    the first such method, because trainings with two relations have no total ε.
+    A method fits if it has a loss for the kind of record and learns without labels. On private data only
+    methods remain that have a proven guarantee and the neighbouring relation of the first such method,
+    because trainings with two relations have no total ε.
     """
     methods = [method_named(name) for name in dict.fromkeys(names)] or _fitting(data)
     if not data.are_private:
@@ -168,7 +168,7 @@ def select_methods(names: Sequence[str], data: DataOptions) -> list[Method]:
 
 
 def _fitting(data: DataOptions) -> list[Method]:
-    """Return all methods that can be trained on records of the sweep's modality."""
+    """Return all methods without labels that can train on the data's modality; print the others."""
     of_images = data.modality == "image"
     kind = "images without texts" if of_images else "pairs of images and texts"
     unlabelled = [method for method in METHODS.values() if not method.takes_labels]
@@ -179,7 +179,7 @@ def _fitting(data: DataOptions) -> list[Method]:
 
 
 def _name_of_both(question: str, options: SweepOptions) -> str:
-    """Return the second sweep's name, the option's or a new one. Raises StorageError if it is taken."""
+    """Return the second sweep's name: `--name`, or a new name. Raises StorageError if `--name` is taken."""
     storage, root = options.storage, storage_root(options.storage.folder)
     if storage.name is None:
         return unused_name(root / "sweeps", sweep_prefix(question, options), ends=("", _TUNING))
@@ -194,7 +194,7 @@ def _name_of_both(question: str, options: SweepOptions) -> str:
 
 
 def _points(candidate: Point, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """Return the settings to try."""
+    """Return a point of the first sweep for each setting of the grid."""
     return [
         Point(
             label=f"tune-{candidate.label}-{number}",
@@ -206,7 +206,7 @@ def _points(candidate: Point, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
 
 
 def _best(points: Sequence[Point], tuning: Outcome, candidate: Point, name: str) -> Point:
-    """Return the setting of the highest score `name`, the first of equals; a missing score is the lowest."""
+    """Return the candidate's final point: its setting with the highest score `name`, the first among ties."""
 
     def score(point: Point) -> float:
         value = tuning.results[f"{point.label}-r0"]["metrics"].get(name, -math.inf)
@@ -221,7 +221,7 @@ def _best(points: Sequence[Point], tuning: Outcome, candidate: Point, name: str)
 
 
 def _final_point(candidate: Point, setting: Point, num_tried: int) -> Point:
-    """Return the candidate's point in the comparison."""
+    """Return the candidate's point in the second sweep, with this setting's options."""
     params = {**candidate.params, "tuning_grid_size": num_tried}
     return Point(label=candidate.label, changes=setting.changes, params=params)
 

@@ -18,8 +18,8 @@ class CalibrationCache:
     """Noise multipliers of earlier plans; see `calibrations`.
 
     Attributes:
-      folder: the folder of one run, from which planning reads them, and to which it writes new ones.
-      permanent_folder: the folder in the storage folder.
+      folder: a temporary folder, where planning reads them and writes new ones.
+      permanent_folder: the folder under the storage folder, which `keep` copies new ones to.
     """
 
     folder: Path
@@ -36,7 +36,10 @@ class CalibrationCache:
 
 @contextmanager
 def calibrations(root: Path) -> Iterator[CalibrationCache]:
-    """Yield the cache of a storage folder, which only `keep` changes, as a plan may still be refused."""
+    """Yield a temporary copy of the storage folder's noise multipliers; only `keep` stores new ones.
+
+    So a plan that fails a later check leaves nothing behind.
+    """
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         cache = CalibrationCache(Path(folder), root / "calibration")
         for file in cache.permanent_folder.glob("*.json"):

@@ -1,4 +1,4 @@
-"""The nodes of the connected Ray, and the nodes' results of a function that all run at the same time."""
+"""The nodes of the connected Ray, and a function that runs code on all of them at once."""
 
 from __future__ import annotations
 
@@ -48,13 +48,15 @@ def living_nodes() -> list[ClusterNode]:
 def answers_of_nodes(
     look: Callable[..., Any], *arguments: object, nodes: Sequence[ClusterNode], seconds: float
 ) -> dict[str, Any]:
-    """Return the nodes' answers by node id, without nodes that leave or do not answer in time.
+    """Run a function on each node, and return the results by node id.
+
+    Nodes that leave or do not answer in time are omitted.
 
     Args:
-      look: the function that each node runs: a local function with its own imports, so that Ray sends it to
-        nodes that lack this code.
+      look: the function to run: a local function with its own imports, so that Ray sends its code to nodes
+        without this package.
       arguments: the function's arguments.
-      nodes: the nodes to run it.
+      nodes: the nodes to run it on.
       seconds: the time to wait for all nodes, because Ray may not yet know that a node is gone.
     """
     import ray

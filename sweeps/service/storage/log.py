@@ -16,18 +16,21 @@ BEGUN, FINISHED, FAILED, RESTARTED, LOST, ENDED = "begun", "finished", "failed",
 class SweepLog:
     """The log of the sweep in `folder`, written by its only driver.
 
-    It contains the information that the operator sees on the terminal, with times. It includes the number of
-    restarts of private trainings, which must not be disclosed to others (docs/private-data.md).
+    It contains what the operator sees on the terminal, with times. This includes the restarts of private
+    trainings, which must not be disclosed to others (docs/private-data.md).
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "log.jsonl"
 
     def write(self, event: str, trial: str, text: str, **facts: Any) -> None:
-        """Append a line: the time in UTC, sweep, trial, event, the text for people, and more facts.
+        """Append an event with its time in UTC; an event that cannot be written is omitted.
 
-        The trial is "" if the line is about the whole sweep. A line that cannot be written, for example on a
-        full disk, does not end the sweep.
+        Args:
+          event: one of this module's constants, for example `RESTARTED`.
+          trial: the trial's name; "" for an event of the whole sweep.
+          text: a text for the operator.
+          facts: more values by name, such as numbers of steps.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = {"time": now, "sweep": self.path.parent.name, "trial": trial, "event": event, "text": text}
@@ -35,12 +38,12 @@ class SweepLog:
             file.write(json.dumps(line | facts) + "\n")
 
     def restarts(self, trial: str) -> list[str]:
-        """Return the texts of a trial's restarts."""
+        """Return the texts of a trial's `RESTARTED` events."""
         lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
         texts = []
         for line in lines:
             if RESTARTED.encode() in line:
-                with suppress(ValueError, KeyError, TypeError):  # an incomplete line of a killed driver
+                with suppress(ValueError, KeyError, TypeError):  # a killed driver's incomplete line
                     entry = json.loads(line)
                     if (entry["event"], entry["trial"]) == (RESTARTED, trial):
                         texts.append(str(entry["text"]))

@@ -12,9 +12,9 @@ from trainers.tracking.mlflow_server import database_address
 
 
 def tracking_address(option: str | None, root: Path) -> str:
-    """Return the address of MLflow's runs: the option, `$MLFLOW_TRACKING_URI`, or `mlflow.db` in `root`.
+    """Return the URI of MLflow: `option`, else `$MLFLOW_TRACKING_URI`, else the database in `root`.
 
-    The path of a SQLite file is made absolute, because the driver of a private Ray changes its folder.
+    The path of a SQLite file is made absolute, because the driver changes its working directory.
 
     Raises:
       StorageError: the file is in a job's temporary copy.

@@ -21,7 +21,7 @@ from sweeps.service.storage.sweep_folder import storage_errors
 
 _PREFIX = ".dpgcl-probe-"
 _TOKEN, _LOCK = "token", "lock"
-_LOOKS, _SECONDS_BETWEEN_LOOKS = 10, 0.5  # a shared folder may show a new file late
+_LOOKS, _SECONDS_BETWEEN_LOOKS = 10, 0.5  # a network file system may show a new file late
 _ANSWER_SECONDS = 60.0
 SAME, OTHER, MISSING, UNWRITABLE = "same", "other", "missing", "unwritable"
 HELD, TAKEN, UNSUPPORTED = "held", "taken", "unsupported"
@@ -41,8 +41,8 @@ class NodeStorage:
 
     Attributes:
       node: its address, and the beginning of its id in Ray.
-      folder: `same`; `other`, which has the same path but no token; `missing`; or `unwritable`.
-      lock: `held` as required, `taken` although the driver holds it, `unsupported`; "" if not tried.
+      folder: `same` as the driver's; `other`, without the driver's token; `missing`; or `unwritable`.
+      lock: `held` by the driver, as required; `taken` by the node, too; `unsupported`; "" if not tried.
       error_text: the system's message if something failed.
     """
 
@@ -59,7 +59,7 @@ class StorageProbe:
     Attributes:
       folder: the probed folder.
       nodes: all nodes that answered.
-      silent: the nodes that did not answer.
+      silent: the names of the nodes that did not answer.
     """
 
     folder: Path
@@ -89,11 +89,13 @@ def _because(node: NodeStorage) -> str:
 
 
 def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> StorageProbe:
-    """Probe a folder from all nodes of the connected Ray, by a file that is written there and removed.
+    """Check from all nodes of the connected Ray whether they share a folder and its locks.
+
+    A temporary folder in it is created and removed.
 
     Args:
       folder: a folder that exists or can be created.
-      answer_seconds: the time to wait for nodes, because Ray may not yet know that a node is gone.
+      answer_seconds: the time to wait for answers, because Ray may not yet know that a node is gone.
 
     Raises:
       StorageError: this machine cannot write the folder.
@@ -112,7 +114,7 @@ def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> S
 
 
 def check_shared(folder: Path, print_line: Callable[[str], None]) -> None:
-    """Raise StorageError if the nodes of the connected Ray do not share a folder; print other problems.
+    """Check that the nodes of the connected Ray share a folder; print a line if locks do not hold.
 
     With one node this is a no-op.
 
@@ -132,19 +134,22 @@ def check_shared(folder: Path, print_line: Callable[[str], None]) -> None:
 
 @contextmanager
 def _hold_lock(folder: Path) -> Iterator[tuple[str, str]]:
-    """Create a folder with a token, hold a lock there, and yield the folder's name and the token."""
+    """Create a temporary folder with a token, hold a lock there, and yield its path and the token."""
     token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=folder, ignore_cleanup_errors=True) as name:
         place = Path(name)
         (place / _TOKEN).write_text(token)
         with (place / _LOCK).open("w") as file:
-            with suppress(OSError):  # if there are no locks, the nodes report it
+            with suppress(OSError):  # the nodes report it if locks are unsupported
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield name, token
 
 
 def look_function() -> Callable[[str, str, int, float], dict[str, Any]]:
-    """Return the function for a node to run; it is local, so that Ray sends it to nodes without this code."""
+    """Return the function that checks the folder on the node that runs it, as fields of `NodeStorage`.
+
+    It is local, so that Ray sends its code to nodes without this package.
+    """
 
     def look(place: str, token: str, looks: int, seconds_between: float) -> dict[str, Any]:
         import errno

@@ -1,8 +1,9 @@
-"""The files of slot tables: next to the ledger's mark on the data, else in the storage folder.
+"""The files of slot tables, which decide which records of a data set are held out for scoring.
 
-All trials of a sweep must train on a record, or all must score it, after a resume as before. So a table is
-written before the first trial of the first sweep that holds records out, and all later sweeps read it. It
-reveals who is in the data set, so only its owner may read the file.
+They are next to the ledger's mark on the data, else in the storage folder. A record must be trained on by all
+trials of a sweep or scored by all, also after a resume. So a table is written before the first trial of
+the first sweep that holds records out, and all later sweeps read it. It reveals who is in the data set, so
+only its owner may read the file.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _FOLDER = "slot-tables"
 
 @dataclass(kw_only=True)
 class SlotFiles:
-    """The slot tables of one data set, one for each capacity.
+    """The slot tables of one data set, one for each capacity (number of slots).
 
     Attributes:
-      beside: the tables' path without the capacity.
+      beside: the path of the tables, to whose name the capacity is appended.
     """
 
     beside: Path
@@ -39,10 +40,10 @@ class SlotFiles:
 
     @classmethod
     def of(cls, data: DataOptions, root: Path, *, has_ledger: bool) -> SlotFiles:
-        """Return the files of a data set: next to its mark if it has a mark and that folder is writable.
+        """Return the files of a data set: next to its mark if a ledger marks it and that folder is writable.
 
         Args:
-          data: the data set; a table assigns slots to its units.
+          data: the data set, with the column that names its privacy units, to which slots are assigned.
           root: the storage folder.
           has_ledger: whether the data set is charged to a ledger, which marks it.
         """
@@ -55,15 +56,15 @@ class SlotFiles:
         return cls(beside=root / _FOLDER / hashlib.blake2b(identity.encode(), digest_size=12).hexdigest())
 
     def path(self, capacity: int) -> Path:
-        """Return the file of a capacity."""
+        """Return the file of the table with this number of slots."""
         return self.beside.with_name(f"{self.beside.name}-{capacity}.npz")
 
     def holding(self, capacity: int, ids: Ids) -> SlotTable:
-        """Return the table of these records, with slots for new records; `keep` writes it.
+        """Return the stored table, extended by slots for the new ones of these ids; `keep` writes it.
 
         Raises:
-          ConfigError: there are more records than slots.
-          StorageError: the file cannot be read, or is for another capacity.
+          ConfigError: there are more ids than slots.
+          StorageError: the file cannot be read, or its table has another number of slots.
         """
         path = self.path(capacity)
         self._file_contents[capacity] = content = _content(path)

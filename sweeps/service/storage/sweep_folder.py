@@ -3,7 +3,7 @@
 Everything is under one absolute storage folder:
 
     mlflow.db, mlartifacts/      the embedded tracking store
-    calibration/                 noise multipliers found before (verified again when used)
+    calibration/                 calibrated noise multipliers (verified again when used)
     sweeps/NAME/config.yaml      the options that repeat the sweep, for --config
     sweeps/NAME/plan.json        the configuration this folder belongs to, whether its data are public, its
                                  id, its account in a ledger, the head of that ledger after the last charge,
@@ -13,7 +13,7 @@ Everything is under one absolute storage folder:
                                  outcomes.npz has each public record's contribution to the scores
     sweeps/NAME/drawn/*.json     the steps of each trial, counted before they are drawn; separate from the
                                  checkpoints, so that restoring old checkpoints does not restore an old count
-    sweeps/NAME/started/*.json   the number of starts of each trial, which reveals a lost count
+    sweeps/NAME/started/*.json   the number of starts of each trial, to notice a missing count of steps
     sweeps/NAME/log.jsonl        the events of an open sweep's trials, for its operator
     sweeps/NAME/*.png *.csv …    the figure and its table; report.html, the report
 """
@@ -60,11 +60,11 @@ def is_drawn(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Starts:
-    """A trial's number of starts, by the sweep's own count.
+    """A trial's number of starts, as the driver counts them.
 
     Attributes:
-      num_starts: processes that were permitted to train.
-      num_lost: starts without any remaining trace in the count; each of them may have drawn all steps.
+      num_starts: the number of processes that were permitted to train.
+      num_lost: the number of starts without a count of steps; each may have drawn all steps.
     """
 
     num_starts: int = 0
@@ -76,8 +76,8 @@ class Repetition:
     """The options that repeat a sweep, and the command that continues it.
 
     Attributes:
-      options: the options for `config.yaml`.
-      command: the command that started it.
+      options: the content of `config.yaml`.
+      command: how the sweep was started, which gives the command that continues it.
     """
 
     options: str
@@ -101,10 +101,10 @@ class SweepFolder:
         return self.path.parents[1]
 
     def create(self, plan: Mapping[str, Any], repetition: Repetition | None = None) -> None:
-        """Create the folder with its plan; `plan["fingerprint"]` identifies the configuration.
+        """Create the folder with its plan.
 
         Args:
-          plan: the content that a resume must find unchanged.
+          plan: the content of `plan.json`; its `fingerprint`, of the configuration, must match on a resume.
           repetition: options and command that repeat and continue the sweep.
         """
         facts = dict(plan)
@@ -131,7 +131,7 @@ class SweepFolder:
         return plan
 
     def keep_head(self, head: Mapping[str, Any]) -> None:
-        """Store a ledger's head in the plan, durably; write nothing if the plan already has it."""
+        """Store the head of the ledger's hash chain in the plan, durably, unless the plan has it already."""
         plan = self.read_plan() or {}
         if plan.get("head") != head:
             with storage_errors(self.path):
@@ -150,7 +150,7 @@ class SweepFolder:
         return self.path / f"drawn/{trial}.json"
 
     def read_counts(self, trial: str) -> DrawCounts | None:
-        """Return the counts of a trial's draws; None if it has drawn nothing, or if its count is lost.
+        """Return the counts of a trial's draws; None if no attempt has begun, or the count is missing.
 
         Raises:
           StorageError: the count is damaged.
@@ -159,7 +159,7 @@ class SweepFolder:
         return counts if counts is not None and counts.num_attempts else None
 
     def checkpoints(self, trial: str, *, every_steps: int, is_paid: bool = False) -> CheckpointFolder:
-        """Return a trial's checkpoints, with the count that belongs to them."""
+        """Return a trial's checkpoints, with the file that counts its steps."""
         return CheckpointFolder(
             self.checkpoint_folder(trial),
             every_steps=every_steps,
@@ -168,7 +168,7 @@ class SweepFolder:
         )
 
     def starts(self, trial: str) -> Starts:
-        """Return a trial's number of starts, and the number of starts that left no trace.
+        """Return a trial's number of starts, all of them lost if neither count nor result exists.
 
         Raises:
           StorageError: the count is damaged.
@@ -182,14 +182,14 @@ class SweepFolder:
         return starts if traces else dataclasses.replace(starts, num_lost=starts.num_starts)
 
     def has_begun(self, trial: str) -> bool:
-        """Return whether a trial has any trace of a start. Raises as in `starts`."""
+        """Return whether a trial has started, by either of its counts. Raises as in `starts`."""
         return self.starts(trial).num_starts > 0 or self.read_counts(trial) is not None
 
     def mark_start(self, trial: str) -> None:
         """Count one more start of a trial, durably, before it can draw a step.
 
-        The file that counts steps is written first. So a process that dies before its first step counts no
-        step, and a count that is missing later was removed.
+        The file that counts steps is created first. So a process that dies before its first step has drawn
+        no step by that file, and if the file is missing later, it was removed.
         """
         starts, path = self.starts(trial), self._starts_file(trial)
         with storage_errors(path):
@@ -200,13 +200,14 @@ class SweepFolder:
             write_json(path, vars(dataclasses.replace(starts, num_starts=starts.num_starts + 1)))
 
     def read_results(self, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-        """Return the results of the finished trials by name.
+        """Return the results of the finished trials, by name.
 
         Args:
-          hashes: `config_hash` of every trial, by name; without hashes any result is accepted.
+          hashes: `config_hash` of every trial, by name; None to accept any result.
 
         Raises:
-          StorageError: a result is damaged (running its trial again would hide a spend), or another plan's.
+          StorageError: a result is damaged, or is of another configuration. It is not ignored, because
+            running its trial again would hide what the trial has cost.
         """
         names = sorted(file.stem for file in (self.path / "trials").glob("*.json"))
         expected = {name: None if hashes is None else hashes.get(name, "") for name in names}
@@ -214,7 +215,7 @@ class SweepFolder:
         return {name: result for name, result in results.items() if result is not None}
 
     def result(self, trial: str, config_hash: str | None = None) -> dict[str, Any] | None:
-        """Return the result of one trial; None if it has not finished. Raises as in `read_results`."""
+        """Return the result of one trial; None if it has none. Raises as in `read_results`."""
         file = self._result_file(trial)
         if not file.is_file():
             return None
@@ -238,7 +239,7 @@ class SweepFolder:
             write_json(self._result_file(trial), result)
 
     def outcomes(self) -> dict[str, Outcomes]:
-        """Return the per-record outcomes of finished trials by name, without trials that have no outcomes.
+        """Return each finished trial's per-record contributions to its scores, by name, if they are stored.
 
         Raises:
           StorageError: a file of outcomes is damaged.
@@ -263,19 +264,19 @@ def find_folder(
     prefix: str,
     params: Mapping[str, Any] | None = None,
 ) -> SweepFolder:
-    """Return the folder to use for a sweep; write nothing.
+    """Return the folder for a new sweep, or of the sweep to resume; write nothing.
 
     Args:
       root: the storage folder.
       name: the sweep's name; None for a new name.
       fingerprint: the configuration's fingerprint.
-      resume: continue the sweep of that name.
-      prefix: the prefix of a new sweep's name, if no name is given.
-      params: the configuration's params, to report their differences from the folder's params.
+      resume: whether to continue the sweep of that name.
+      prefix: the name of a new sweep without `name`; a number is appended if it is taken.
+      params: the configuration's params, whose differences from the folder's params an error reports.
 
     Raises:
-      StorageError: the name is invalid, the folder belongs to another configuration, exists already or
-        has lost its plan, or there is nothing to resume.
+      StorageError: the name is invalid, or there is nothing to resume; or the folder belongs to another
+        configuration, has lost its plan, or exists already without `resume`.
     """
     sweeps = root / "sweeps"
     if name is None:
@@ -324,7 +325,7 @@ def named_folder(root: Path, name: str) -> SweepFolder:
 
 
 def _refuse_traces(folder: SweepFolder) -> None:
-    """Raise StorageError if a folder has trials but no plan, because the trials' settings are unknown."""
+    """Raise StorageError if a folder without a plan has files of trials, whose settings are unknown."""
     traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]
     if traces:
         raise StorageError(
@@ -334,7 +335,7 @@ def _refuse_traces(folder: SweepFolder) -> None:
 
 
 def config_hash(config: TrainingConfig) -> str:
-    """Return the hash that identifies a trial's configuration in its stored result, without performance."""
+    """Return a hash of a trial's configuration, without its performance options, for its stored result."""
     values = dataclasses.asdict(config) | {"warm_start": config.warm_start_sha256}
     del values["performance"], values["secure_noise"]  # for private data True and None are the same
     text = json.dumps(values, sort_keys=True, default=str)
@@ -342,7 +343,7 @@ def config_hash(config: TrainingConfig) -> str:
 
 
 def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
-    """Return the params that decide the result and differ between two configurations.
+    """Return the params that differ between two configurations as text, without performance options.
 
     >>> _differences({"num_steps": 5, "device": "cpu"}, {"num_steps": 7, "device": "cuda"})
     ' (num_steps was 5, is 7)'
@@ -361,7 +362,7 @@ _NAME = re.compile(r"[^\W_][\w.+=-]{0,99}")
 
 
 def unused_name(sweeps: Path, prefix: str, ends: Sequence[str] = ("",)) -> str:
-    """Return a name for new folders in `sweeps` that is free with each of the ends appended."""
+    """Return a name, `prefix` or with a number, that is free in `sweeps` with each of `ends` appended."""
     name, number = prefix, 2
     while any((sweeps / f"{name}{end}").exists() for end in ends):
         name, number = f"{prefix}-{number}", number + 1
@@ -370,7 +371,7 @@ def unused_name(sweeps: Path, prefix: str, ends: Sequence[str] = ("",)) -> str:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn the system's error for a path that cannot be written into a StorageError."""
+    """Within this context, turn an OSError into the StorageError that `path` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -383,6 +384,6 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file durably and atomically; on failure the old file stays, without a temporary file."""
+    """Replace a file durably and atomically; on failure the old file stays."""
     with replacing(path) as file:
         file.write(text.encode())

@@ -14,16 +14,16 @@ from trainers.files.durable_files import make_folder
 
 @contextmanager
 def hold_sweep(folder: SweepFolder, *, is_closed: bool = False) -> Iterator[None]:
-    """Hold a sweep's folder for one driver; the system releases the lock even if the driver is killed.
+    """Create and lock a sweep's folder within this context; the lock ends with the driver, even if killed.
 
-    A folder that received no plan in the meantime is removed again.
+    A folder that has no plan at the end is removed again.
 
     Args:
       folder: the sweep's folder.
       is_closed: whether to deny other users access to the folder, and so to everything created in it.
 
     Raises:
-      StorageError: another driver holds the folder, or it cannot be written.
+      StorageError: another driver holds the lock, or the folder cannot be written.
     """
     path = folder.path
     missing = [each for each in (path, *path.parents) if not each.exists()]
@@ -31,7 +31,7 @@ def hold_sweep(folder: SweepFolder, *, is_closed: bool = False) -> Iterator[None
     with storage_errors(path):
         make_folder(path, mode=0o700 if is_closed else 0o777)
         if is_closed:
-            path.chmod(0o700)  # an earlier version made it
+            path.chmod(0o700)  # an earlier version created it with another mode
         try:
             lock.acquire(blocking=False)
         except Timeout as error:
@@ -41,17 +41,17 @@ def hold_sweep(folder: SweepFolder, *, is_closed: bool = False) -> Iterator[None
     finally:
         if not (path / "plan.json").exists():
             (path / "lock").unlink(missing_ok=True)
-            with suppress(OSError):  # the folder contains something else
+            with suppress(OSError):  # a folder with other content stays
                 for each in missing:
                     each.rmdir()
         lock.release()
 
 
 def check_not_running(folder: SweepFolder) -> None:
-    """Refuse a sweep that another driver holds, before anything is read or planned.
+    """Check that no other driver runs this sweep; its folder need not exist.
 
     Raises:
-      StorageError: another driver holds the sweep.
+      StorageError: another driver holds the lock.
     """
     path = folder.path / "lock"
     if not path.is_file():
