@@ -118,9 +118,9 @@ def check_storage(root: Path, num_nodes: int) -> list[Finding]:
 
 def findings_of(probe: StorageProbe) -> list[Finding]:
     """Return the findings of a probe: whether all nodes share the folder, and whether locks hold."""
-    if apart := probe.apart():
-        return [Finding("storage", "wrong", apart, TO_SHARE)]
-    locks = [Finding("storage", "note", text, TO_LOCK)] if (text := probe.unlocked()) else []
+    if unshared_text := probe.unshared_text():
+        return [Finding("storage", "wrong", unshared_text, TO_SHARE)]
+    locks = [Finding("storage", "note", text, TO_LOCK)] if (text := probe.unlocked_text()) else []
     seen = f"{probe.folder} is the same folder on {count(len(probe.nodes), 'node')}"
     return [*locks, Finding("storage", "ok", seen)]
 

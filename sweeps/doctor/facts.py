@@ -62,7 +62,7 @@ def versions_function() -> Callable[[tuple[str, ...]], dict[str, str]]:
     It is local, so that Ray sends its code to nodes without this package.
     """
 
-    def look(packages: tuple[str, ...]) -> dict[str, str]:
+    def read_versions(packages: tuple[str, ...]) -> dict[str, str]:
         import hashlib
         import importlib.metadata
         import importlib.util
@@ -84,13 +84,13 @@ def versions_function() -> Callable[[tuple[str, ...]], dict[str, str]]:
         versions["this code"] = digest.hexdigest()[:12] if len(roots) == len(packages) else ""
         return versions
 
-    return look
+    return read_versions
 
 
 def gpus_function() -> Callable[[], int]:
     """Return a function that counts torch's GPUs in a new process, because Ray hides them from a task."""
 
-    def look() -> int:
+    def count_gpus() -> int:
         import os
         import subprocess
         import sys
@@ -100,4 +100,4 @@ def gpus_function() -> Callable[[], int]:
         process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=80, check=False)
         return int(process.stdout.strip() or 0) if process.returncode == 0 else 0
 
-    return look
+    return count_gpus

@@ -1098,7 +1098,7 @@ BREAKAGES = (
     Breakage(
         name="a cluster is asked for the secret number of a sealed sweep's trials",
         file="sweeps/service/cluster/trial_queue.py",
-        before="num_left = self._num_left if self._tells_left else 0",
+        before="num_left = self._num_left if self._requests_nodes else 0",
         after="num_left = self._num_left",
         tests=(
             "tests/sweeps/test_capacity.py::test_ray_knows_how_many_trials_are_left_of_open_sweeps_alone",

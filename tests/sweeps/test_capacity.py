@@ -181,15 +181,15 @@ def test_queue_hands_out_what_there_is_room_for() -> None:
     assert (names, source.over, again and again.name) == (["t1", "t2", None], ["t1"], "t3")
 
 
-@pytest.mark.parametrize(("tells_left", "asked"), [(True, 7), (False, 0)])
-def test_ray_knows_how_many_trials_are_left_of_open_sweeps_alone(tells_left: bool, asked: int) -> None:
+@pytest.mark.parametrize(("requests_nodes", "asked"), [(True, 7), (False, 0)])
+def test_ray_knows_how_many_trials_are_left_of_open_sweeps_alone(requests_nodes: bool, asked: int) -> None:
     """All users of a cluster see what is asked of it, and how many trials a sealed sweep has is secret."""
     nodes = Nodes([ONE, ONE])
     trials: Any = SimpleNamespace(next_trial=lambda: SimpleNamespace(name="t"))
-    queue = TrialQueue(trials, 9, capacity(nodes, lambda: 0.0), tells_left=tells_left)
+    queue = TrialQueue(trials, 9, capacity(nodes, lambda: 0.0), requests_nodes=requests_nodes)
     for number in range(2):
         queue.next_trial(str(number))
-    queue.look(num_begun=2)
+    queue.update_requests(num_begun=2)
     assert nodes.asked[-1] == asked
 
 

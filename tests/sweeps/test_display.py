@@ -50,7 +50,7 @@ def drawn(watch: SweepWatch, now: float) -> str:
 
 
 def test_watch_tells_step_and_time_left(files: list[Path]) -> None:
-    watch = SweepWatch(4, 1, tells_times=True)
+    watch = SweepWatch(4, 1, shows_times=True)
     for name, file in zip(("a", "b"), files, strict=True):
         watch.note_start(name, 100, file)
     assert watch.line(0.0) == "1 of 4 trials done; a: starting; b: starting"
@@ -111,7 +111,7 @@ def test_silence_ends_after_ten_seconds_in_the_first_minute(
     display = Display(clock=clock)
     display.doing("starting Ray")
     for clock.now in range(1, 26):
-        display.beat()
+        display.print_if_silent()
     assert capsys.readouterr().out.splitlines() == [
         "starting Ray …",
         "… starting Ray, 10 s",
@@ -121,14 +121,14 @@ def test_silence_ends_after_ten_seconds_in_the_first_minute(
     watch.note_start("a", 100, files[0])
     with display.watching(watch):
         clock.now = 20 + SILENCE_SECONDS
-        display.beat()
+        display.print_if_silent()
         assert capsys.readouterr().out == "… 0 of 2 trials done; a: starting\n"
         watch.note_end("a")
         clock.now += LATER_SECONDS
-        display.beat()
+        display.print_if_silent()
         assert capsys.readouterr().out.startswith("… 1 of 2 trials done")
         clock.now += LATER_SECONDS - 1
-        display.beat()
+        display.print_if_silent()
         assert capsys.readouterr().out == ""
 
 
@@ -138,7 +138,7 @@ def test_line_that_was_said_puts_the_next_one_off(clock: Clock, capsys: pytest.C
     clock.now = 9
     display.put("note: one")
     clock.now = 18
-    display.beat()
+    display.print_if_silent()
     assert capsys.readouterr().out == "starting Ray …\nnote: one\n"
 
 
@@ -177,10 +177,10 @@ def test_result_of_a_training_stands_in_the_region_alone(
 
     def act() -> None:
         with displays.show_progress(quiet=False):
-            watch = SweepWatch(3, 0, tells_times=True)
+            watch = SweepWatch(3, 0, shows_times=True)
             watch.note_start("trial-a", 100, files[0])
             with displays.watching(watch):
-                live = displays._CURRENT[-1]._live
+                live = displays._DISPLAYS[-1]._live
                 assert live is not None
                 displays.put_result("[1/3] trial-b: knn_accuracy 0.5")
                 live.refresh()
@@ -206,11 +206,11 @@ def test_region_is_below_the_lines(
     def act() -> None:
         with displays.show_progress(quiet=False):
             print_line("storage: /data")
-            watch = SweepWatch(3, 0, tells_times=True)
+            watch = SweepWatch(3, 0, shows_times=True)
             watch.note_start("trial-a", 100, files[0])
             tell(files[0], 40)
             with displays.watching(watch):
-                live = displays._CURRENT[-1]._live
+                live = displays._DISPLAYS[-1]._live
                 assert live is not None
                 for number in range(5):
                     live.refresh()

@@ -101,7 +101,7 @@ def drawing(callback: Any, tmp_path: Path) -> CheckpointFolder:
     """The checkpoints of a training that draws: it has counted its steps up to the first checkpoint."""
     callback.interruption._saves = True
     callback.on_trial_start(1, [], TRIAL)
-    callback._execution.queue._live["one"] = SimpleNamespace(name="one")
+    callback._execution.queue._handed_out["one"] = SimpleNamespace(name="one")
     checkpoints = SweepFolder(tmp_path / "one").checkpoints("one", every_steps=4)
     checkpoints.begin_attempt(0, 8)
     return checkpoints
@@ -226,14 +226,14 @@ This process on node 10.0.0.1 was started with:
 def test_cluster_of_another_ray_is_told_in_one_line() -> None:
     said = "Ray 2.60.0 and Python 3.12.1; got Ray 2.40.0 and Python 3.11.7. Install the versions of "
     with pytest.raises(ConfigError, match=re.escape(said)):
-        ray_session._refuse_other_versions(MISMATCH)
-    ray_session._refuse_other_versions("Can't find a node_ip_address.json file")
+        ray_session._check_versions(MISMATCH)
+    ray_session._check_versions("Can't find a node_ip_address.json file")
 
 
 def test_scratch_folder_is_for_its_user_alone_and_goes_with_the_sweep() -> None:
     with ray_session._scratch_folder() as scratch:
         assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
-        ray_session._remove_left_folders(scratch.parent)
+        ray_session._remove_stale_folders(scratch.parent)
         assert scratch.is_dir(), "its driver lives"
     assert not scratch.exists()
 
@@ -243,7 +243,7 @@ def test_scratch_folder_of_a_killed_driver_goes_when_the_next_one_starts(tmp_pat
     (left / "state" / "draw-3").mkdir(parents=True)
     (left / "owner.lock").touch()
     others.mkdir()
-    ray_session._remove_left_folders(tmp_path)
+    ray_session._remove_stale_folders(tmp_path)
     assert (left.exists(), others.exists()) == (False, True)
 
 

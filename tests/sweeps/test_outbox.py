@@ -123,7 +123,7 @@ def test_pauses_grow_while_the_server_fails_and_start_anew_after_it(
         server.is_up = len(waited) % 4 == 0
         return False
 
-    monkeypatch.setattr(box._hurry, "wait", wait)
+    monkeypatch.setattr(box._retry_now, "wait", wait)
     with box:
         for name in "ab":
             server.is_up = False

@@ -12,11 +12,11 @@ import pytest
 
 from dpgcl_core.errors import StorageError
 from sweeps.service.storage import probe
-from sweeps.service.storage.probe import NodeStorage, StorageProbe, check_shared, look_function
+from sweeps.service.storage.probe import NodeStorage, StorageProbe, check_shared, probe_function
 from tests.sweeps.head import REPOSITORY
 from tests.sweeps.hosts import Hosts, why_no_hosts
 
-LOOK = look_function()
+LOOK = probe_function()
 
 
 def test_held_folder_is_the_same_one_and_its_lock_cannot_be_taken(tmp_path: Path) -> None:
@@ -67,12 +67,12 @@ def test_every_finding_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monke
     apart = NodeStorage(node="two", folder=probe.OTHER)
     unlocked = NodeStorage(node="three", folder=probe.SAME, lock=probe.TAKEN)
     found = StorageProbe(folder=tmp_path, nodes=(good, apart), silent=("four",))
-    assert found.apart()
-    assert not found.unlocked()
+    assert found.unshared_text()
+    assert not found.unlocked_text()
     with pytest.raises(StorageError, match=r"not on two \(another folder at that path\): mount one"):
         check_shared(tmp_path, said.append)
     found = StorageProbe(folder=tmp_path, nodes=(good, unlocked), silent=("four",))
-    assert found.unlocked()
+    assert found.unlocked_text()
     check_shared(tmp_path, said.append)
     locks, silent = said
     assert "do not hold between nodes (three): do not start sweeps from two nodes at once" in locks

@@ -33,7 +33,7 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.sealed_charge import rdp_of_best
 from sweeps.service.running import prepare
-from sweeps.service.running.sealed_draws import Draw, SealedFolder, choose, draw_trials, drawn_trials
+from sweeps.service.running.sealed_draws import Draw, SealedFolder, choose, draw_trials, trials_of_draws
 from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import options, run_sweep, without_ray, write_npz
 from trainers.files.outcome_file import OUTCOMES_FILE, Outcomes, write_outcomes
@@ -456,7 +456,7 @@ def test_draws_follow_the_law_and_take_every_setting() -> None:
 
 def test_drawn_trials_have_their_own_seeds_and_no_place_in_their_params(planned: SweepPlan) -> None:
     draws = [Draw(candidate=1, public_seed=seed, coin=0) for seed in (5, 6)]
-    trials = drawn_trials(planned.trials, draws)
+    trials = trials_of_draws(planned.trials, draws)
     assert [trial.config.public_seed for trial in trials] == [5, 6]
     assert [trial.params["public_seed"] for trial in trials] == [5, 6]
     assert all(trial.config.mechanism.group_size == 4 and "repeat" not in trial.params for trial in trials)
@@ -464,7 +464,7 @@ def test_drawn_trials_have_their_own_seeds_and_no_place_in_their_params(planned:
 
 def chosen(planned: SweepPlan, scores: list[float | None], **threshold: float) -> str | None:
     draws = [Draw(candidate=0, public_seed=n, coin=coin) for n, coin in enumerate((1, 9, 5))]
-    trials = drawn_trials(planned.trials, draws)
+    trials = trials_of_draws(planned.trials, draws)
     results = {
         trial.name: {"failed": "x"} if score is None else {"metrics": {"knn_accuracy": score}}
         for trial, score in zip(trials, scores, strict=True)

@@ -17,7 +17,7 @@ import torch
 
 from dpgcl_core.errors import DataError
 from sweeps.service.cluster import file_visibility
-from sweeps.service.cluster.file_visibility import check_seen, files_of_workers, look_function
+from sweeps.service.cluster.file_visibility import check_files_visible, file_check_function, files_of_workers
 from sweeps.service.planning.plan import SweepPlan
 from tests.sweeps.head import REPOSITORY
 from tests.sweeps.hosts import Hosts, why_no_hosts
@@ -58,7 +58,7 @@ def test_records_that_are_sent_need_no_files(make_plan: Callable[..., SweepPlan]
 def test_node_counts_files_that_are_missing_or_others(tmp_path: Path) -> None:
     file = tmp_path / "s-00.tar"
     file.write_bytes(b"1234")
-    path, time_ns, look = str(file), file.stat().st_mtime_ns, look_function()
+    path, time_ns, look = str(file), file.stat().st_mtime_ns, file_check_function()
     assert look([(path, 4, time_ns), (path, 4, None)]) == 0
     assert look([(path, 5, None), (path, 4, time_ns + 1), (f"{path}x", 4, None)]) == 3
     os.utime(file, ns=(1, 1))
@@ -74,13 +74,13 @@ def test_refusal_names_nodes_and_the_folder_alone(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         DataError, match=r"weights in /data/shards, at the same path; .* on 10\.0\.0\.2 \(2 of 3\)\. Mount"
     ) as said:
-        check_seen(files)
+        check_files_visible(files)
     assert "s-0" not in str(said.value)
 
 
 def test_nothing_is_asked_where_nothing_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_visibility, "_count_missing", lambda files: pytest.fail("asked"))
-    check_seen([])
+    check_files_visible([])
 
 
 @pytest.mark.ray

@@ -89,7 +89,7 @@ class Asking:
     def answer(self, trial: Trial, step: int, score: float, others: tuple[Trial, ...] = ()) -> bool:
         def look() -> None:
             self.now += 1
-            self.driver.look({each.name: each for each in (trial, *others)})
+            self.driver.update({each.name: each for each in (trial, *others)})
 
         return self.side(trial).goes_on(step, {"knn_accuracy": score}, look)
 
@@ -138,7 +138,7 @@ def test_answer_to_an_earlier_attempt_is_none_to_a_later_one(make_plan: Plan, tm
         looks.append(1)
         if len(looks) == 3:
             asking.now += 1
-            asking.driver.look({trial.name: trial})
+            asking.driver.update({trial.name: trial})
 
     assert asking.side(trial).goes_on(1, {"knn_accuracy": 0.4}, look)
     assert len(looks) == 3, "it waited for an answer of its own"
@@ -148,10 +148,10 @@ def test_all_that_runs_is_stopped_when_the_time_is_over(make_plan: Plan, tmp_pat
     first, second = make_plan(*QUICK, "--repeats", "2").trials
     asking = Asking(SweepFolder(tmp_path), ServiceOptions(time_budget=2.0))
     asking.now = 119.0
-    asking.driver.look({first.name: first})
+    asking.driver.update({first.name: first})
     assert (asking.driver.is_over, asking.side(first).must_stop()) == (False, False)
     asking.now = 120.0
-    asking.driver.look({first.name: first, second.name: second})
+    asking.driver.update({first.name: first, second.name: second})
     assert asking.driver.is_over
     assert asking.side(first).must_stop()
     assert asking.side(second).must_stop()
@@ -262,13 +262,13 @@ def test_lost_attempts_of_a_training_ended_by_scores_are_beside_all_planned_step
     trial = make_plan(*QUICK, "--repeats", "3").trials[0]
     metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
     assert (
-        mlflow_listener.lost_attempts(
+        mlflow_listener.lost_attempt_metrics(
             trial, ChargedSteps(num_steps=NUM_STEPS + 3, num_first_steps=2), metrics
         )
         == {}
     )
     lost = ChargedSteps(num_steps=2 * NUM_STEPS + 3, num_first_steps=2 + NUM_STEPS, num_scorings=2)
-    found = mlflow_listener.lost_attempts(trial, lost, metrics)
+    found = mlflow_listener.lost_attempt_metrics(trial, lost, metrics)
     assert found["num_steps_charged"] == 7 + NUM_STEPS
     assert found["epsilon"] == trial.config.epsilon(2 * NUM_STEPS + 3)
 

@@ -69,7 +69,7 @@ class Watched:
 
     def at(self, minutes: float) -> None:
         self.now = 60 * minutes
-        self.supervisor.look()
+        self.supervisor.check_attempts()
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from trainers.config.nodes import PerformanceConfig
 Node = Mapping[str, float]
 """The resources of one node, by kind; only `CPU` and `GPU` are used."""
 
-_LOOK_EVERY_SECONDS = 1.0
+_CHECK_EVERY_SECONDS = 1.0
 _WARN_AFTER_SECONDS = 60.0
-_SILENT_LOOKS = 15  # after so many checks without a report, no autoscaler is assumed
+_SILENT_CHECKS = 15  # after so many checks without a report, no autoscaler is assumed
 _MAX_REQUESTS = 16
 _KINDS = ("CPU", "GPU")
 
@@ -57,7 +57,7 @@ class TrialNeeds:
         >>> needs.workers_on({"CPU": 8.0, "GPU": 2.0}), needs.workers_on({"CPU": 3.0, "GPU": 2.0})
         (4, 3)
         """
-        return min(_times(node.get(kind, 0.0), amount, kind) for kind, amount in self.worker.items())
+        return min(_num_fitting(node.get(kind, 0.0), amount, kind) for kind, amount in self.worker.items())
 
     def trials_on(self, nodes: Sequence[Node]) -> int:
         """Return how many trainings the nodes can hold; a training's workers may be on different nodes.
@@ -122,11 +122,11 @@ def _shape(resources: Node) -> str:
     return " and ".join(f"{amount:g} {kind}{'s' * (amount != 1)}" for kind, amount in amounts.items())
 
 
-def _times(has: float, amount: float, kind: str) -> int:
+def _num_fitting(available: float, amount: float, kind: str) -> int:
     """Return how many amounts fit into a node's resources, with a tolerance for rounding of fractions."""
     if kind == "GPU" and amount < 1:
-        return int(has) * int(1 / amount + 1e-6)
-    return int(has / amount + 1e-6)
+        return int(available) * int(1 / amount + 1e-6)
+    return int(available / amount + 1e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,18 +236,18 @@ class Capacity:
         self.needs, self._limit, self._cluster = needs, limit, cluster
         self._grows, self._clock = grows, clock
         self._nodes: list[Node] = []
-        self._last_look_time = self._last_follow_time = -float("inf")
+        self._last_query_time = self._last_follow_time = -float("inf")
         self._last_warning_time = clock()
 
     def trials_at_once(self) -> int:
         """Return how many trainings may run at once; at least 1, as the sweep waits for lost nodes."""
-        fits = self.needs.trials_on(self._look())
+        fits = self.needs.trials_on(self._running_nodes())
         return max(1, fits if self._limit is None else min(fits, self._limit))
 
     def workers_per_node(self) -> int:
         """Return the largest number of this sweep's workers that may be on one node at once."""
-        held = max(map(self.needs.workers_on, self._look()), default=1)
-        return max(1, min(held, self.trials_at_once() * self.needs.num_workers))
+        num_fitting = max(map(self.needs.workers_on, self._running_nodes()), default=1)
+        return max(1, min(num_fitting, self.trials_at_once() * self.needs.num_workers))
 
     def wait_for_room(self, minutes: float, sleep: Callable[[float], None] = time.sleep) -> None:
         """Wait up to this number of minutes until one training fits; request its resources meanwhile.
@@ -256,24 +256,24 @@ class Capacity:
           ConfigError: no training fits, and no node that would change this is expected.
           ClusterError: the training did not fit in time.
         """
-        began, looks = self._clock(), 0
-        while self.needs.trials_on(nodes := self._look()) < 1:
-            looks += 1
+        start_seconds, num_checks = self._clock(), 0
+        while self.needs.trials_on(nodes := self._running_nodes()) < 1:
+            num_checks += 1
             self._cluster.request(self.needs, 1)
             scaling = self._cluster.scaling()
-            silent = not scaling.has_report and (scaling.is_refused or looks > _SILENT_LOOKS)
-            no_shape = not any(map(self.needs.workers_on, nodes))
-            if not self._grows or (no_shape and (silent or scaling.is_refused)):
+            has_no_autoscaler = not scaling.has_report and (scaling.is_refused or num_checks > _SILENT_CHECKS)
+            no_worker_fits = not any(map(self.needs.workers_on, nodes))
+            if not self._grows or (no_worker_fits and (has_no_autoscaler or scaling.is_refused)):
                 raise ConfigError(f"{no_room_text(self.needs, nodes)}{self._advice(scaling)}")
-            if self._clock() - began >= 60 * minutes:
+            if self._clock() - start_seconds >= 60 * minutes:
                 raise ClusterError(
                     f"{no_room_text(self.needs, nodes)}; it did not fit within {minutes:g} min "
                     f"(--wait-for-resources), and nothing was charged; {scaling}"
                 )
-            if looks == 1:
+            if num_checks == 1:
                 print_line(f"waiting up to {minutes:g} min for resources: {no_room_text(self.needs, nodes)}")
             self._warn_each_minute(f"still waiting: {shapes_text(nodes)}; {scaling}")
-            sleep(_LOOK_EVERY_SECONDS)
+            sleep(_CHECK_EVERY_SECONDS)
         self._cluster.request(self.needs, 0)
 
     def follow(self, num_begun: int, num_pending: int, num_left: int) -> None:
@@ -286,7 +286,7 @@ class Capacity:
           num_pending: the number of trainings that Ray has, but that do not run yet.
           num_left: the number of trainings not yet handed to Ray.
         """
-        if not self._grows or self._clock() - self._last_follow_time < _LOOK_EVERY_SECONDS:
+        if not self._grows or self._clock() - self._last_follow_time < _CHECK_EVERY_SECONDS:
             return
         self._last_follow_time, fits = self._clock(), self.trials_at_once()
         num_wanted = num_left if self._limit is None else min(num_left, self._limit - fits)
@@ -303,11 +303,11 @@ class Capacity:
             self._cluster.request(self.needs, 0)
 
     def _pending_text(self, num_pending: int) -> str:
-        nodes = self._look()
-        held = self.needs.trials_on(nodes)
+        nodes = self._running_nodes()
+        num_fitting = self.needs.trials_on(nodes)
         reason = (
             "other programs may use them, or processes are slow to start"
-            if held
+            if num_fitting
             else no_room_text(self.needs, nodes)
         )
         return (
@@ -324,8 +324,8 @@ class Capacity:
         scaling_text = f"; {scaling}" if self._grows else ""
         return f"{scaling_text}. Lower --num-workers, --threads-per-worker or --gpus-per-worker"
 
-    def _look(self) -> list[Node]:
+    def _running_nodes(self) -> list[Node]:
         """Return the resources of the running nodes, queried at most once a second."""
-        if self._clock() - self._last_look_time >= _LOOK_EVERY_SECONDS:
-            self._nodes, self._last_look_time = self._cluster.nodes(), self._clock()
+        if self._clock() - self._last_query_time >= _CHECK_EVERY_SECONDS:
+            self._nodes, self._last_query_time = self._cluster.nodes(), self._clock()
         return self._nodes

@@ -29,8 +29,8 @@ def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
     files: dict[str, NeededFile] = {}
     for images in _shards(plan.data):
         for file, (size, modified_ns) in zip(images.files, images.stamps.tolist(), strict=True):
-            place = str(file.absolute())
-            files[place] = (place, size, modified_ns)
+            absolute_path = str(file.absolute())
+            files[absolute_path] = (absolute_path, size, modified_ns)
     starts = [trial.config.warm_start for trial in plan.trials]
     for path in {Path(start.path) for start in starts if start is not None}:
         if path.is_file():  # else synthetic weights, or a path that fails when it is read
@@ -38,7 +38,7 @@ def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
     return list(files.values())
 
 
-def check_seen(files: Sequence[NeededFile]) -> None:
+def check_files_visible(files: Sequence[NeededFile]) -> None:
     """Raise DataError if a node of the connected Ray does not have the files of this machine at their paths.
 
     A node that does not answer in time is ignored.
@@ -73,19 +73,19 @@ def _shards(value: Any) -> Iterator[ShardImages]:
 def _count_missing(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
     """Yield the address of each node that answers, and the number of files missing or different there."""
     nodes = living_nodes()
-    answers = answers_of_nodes(look_function(), list(files), nodes=nodes, seconds=_ANSWER_SECONDS)
+    answers = answers_of_nodes(file_check_function(), list(files), nodes=nodes, seconds=_ANSWER_SECONDS)
     for node in nodes:
         if node.id in answers:
             yield node.address, int(answers[node.id])
 
 
-def look_function() -> Callable[[list[NeededFile]], int]:
+def file_check_function() -> Callable[[list[NeededFile]], int]:
     """Return the function that counts the missing or different files of the node that runs it.
 
     It is local, so that Ray sends its code to nodes without this package.
     """
 
-    def look(files: list[NeededFile]) -> int:
+    def count_missing(files: list[NeededFile]) -> int:
         import os
 
         number = 0
@@ -98,4 +98,4 @@ def look_function() -> Callable[[list[NeededFile]], int]:
                 number += state.st_size != size or modified_ns not in (None, state.st_mtime_ns)
         return number
 
-    return look
+    return count_missing

@@ -72,7 +72,7 @@ def full_disk_ends_sweep() -> Iterator[None]:
 
 def stop_trainings(queue: TrialQueue, stopping: Stopping, *, must_end: bool = False) -> None:
     """Answer trainings that ask to continue; once time is over or `must_end`, end all and begin no more."""
-    stopping.look(queue.running, must_end=must_end)
+    stopping.update(queue.running, must_end=must_end)
     if stopping.is_over:
         queue.close()
 
@@ -90,10 +90,10 @@ class Interruption:
 
     def __init__(self, queue: TrialQueue, supervisor: Supervisor, stopping: Stopping, *, saves: bool) -> None:
         self._queue, self._supervisor, self._stopping, self._saves = queue, supervisor, stopping, saves
-        self._waits_until: float | None = None
+        self._deadline: float | None = None
         self.signals: list[int] = []
 
-    def look(self) -> None:
+    def check(self) -> None:
         """After a signal, stop all trainings; raise StopRequest once they have saved or the wait is over."""
         if not self.signals:
             return
@@ -102,11 +102,11 @@ class Interruption:
             raise StopRequest(number)
         stop_trainings(self._queue, self._stopping, must_end=True)
         num_drawing = len(self._supervisor.drawing)
-        if self._waits_until is None:
-            self._waits_until = now + _PATIENCE_SECONDS[signal.Signals(number)]
+        if self._deadline is None:
+            self._deadline = now + _PATIENCE_SECONDS[signal.Signals(number)]
             if num_drawing:
                 warn(stopping_text(num_drawing))
-        if not num_drawing or len(self.signals) > 1 or now >= self._waits_until:
+        if not num_drawing or len(self.signals) > 1 or now >= self._deadline:
             raise StopRequest(number, is_saved=not num_drawing)
 
     @contextmanager
@@ -117,16 +117,16 @@ class Interruption:
         ends the process at once; `--resume` handles that, too.
         """
 
-        def note(number: int, frame: Any) -> None:
+        def record(number: int, frame: Any) -> None:
             self.signals.append(number)
             if len(self.signals) > 2:
                 leave_terminal_usable()
                 os._exit(128 + number)
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        old_handlers = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
         os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)

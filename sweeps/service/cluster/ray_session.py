@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from dpgcl_core.addresses import masked, text_of_error
 from dpgcl_core.errors import ClusterError, ConfigError
 from sweeps.service.cluster.capacity import Capacity, Cluster, Node, TrialNeeds, max_concurrent_trials
-from sweeps.service.cluster.file_visibility import NeededFile, check_seen
+from sweeps.service.cluster.file_visibility import NeededFile, check_files_visible
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import print_line
 from sweeps.service.options.service import ServiceOptions
@@ -33,7 +33,7 @@ from trainers.config.nodes import PerformanceConfig
 from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy
 
 # Environment variables; they are set before Ray is imported, because Ray reads them once.
-_QUIET = {
+_RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
@@ -47,8 +47,8 @@ _QUIET = {
     "TUNE_MAX_PENDING_TRIALS_PG": "200",  # `TrialQueue` limits the actual number
 }
 
-_TRIES = 2
-_SCRATCH, _OWNER_LOCK = "dpgcl-ray-", "owner.lock"
+_MAX_TRIES = 2
+_SCRATCH_PREFIX, _OWNER_LOCK = "dpgcl-ray-", "owner.lock"
 _AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -96,7 +96,7 @@ def ray_session(
         if storage is not None and joins_cluster():
             check_shared(storage, print_line)
         if joins_cluster():
-            check_seen(files)
+            check_files_visible(files)
         yield RaySession(scratch, capacity, service)
 
 
@@ -108,7 +108,7 @@ def connected_ray() -> Iterator[Path]:
       ConfigError: `RAY_ADDRESS` names no cluster that answers, or one of other versions.
       ClusterError: Ray did not start or did not answer.
     """
-    os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
+    os.environ.update({k: v for k, v in _RAY_SETTINGS.items() if k not in os.environ})
     doing("joining the Ray cluster" if joins_cluster() else "starting Ray")
     import ray  # noqa: F401  # here, after the environment is set
 
@@ -156,16 +156,16 @@ def _scratch_folder() -> Iterator[Path]:
     folder (mode 0700). It is removed at the end of the sweep; a killed sweep's folder, by the next sweep.
     """
     base = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
-    _remove_left_folders(base)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=base, ignore_cleanup_errors=True) as path:
+    _remove_stale_folders(base)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=base, ignore_cleanup_errors=True) as path:
         lock = FileLock(Path(path) / _OWNER_LOCK, fallback_to_soft=False)
         with lock:
             yield Path(path)
 
 
-def _remove_left_folders(base: Path) -> None:
+def _remove_stale_folders(base: Path) -> None:
     """Remove this user's scratch folders whose drivers have ended; a running driver holds a lock."""
-    for path in base.glob(f"{_SCRATCH}*"):
+    for path in base.glob(f"{_SCRATCH_PREFIX}*"):
         with suppress(OSError, Timeout):
             if path.lstat().st_uid != os.getuid() or path.is_symlink() or not (path / _OWNER_LOCK).is_file():
                 continue
@@ -234,11 +234,11 @@ def _start(options: Mapping[str, Any], scratch: Path) -> None:
     """
     import ray
 
-    for _ in range(_TRIES):  # a busy machine may need longer than Ray waits for its own processes
+    for _ in range(_MAX_TRIES):  # a busy machine may need longer than Ray waits for its own processes
         try:
             ray.init(**options)
         except Exception as error:  # Ray raises plain Exceptions, too
-            _refuse_other_versions(str(error))
+            _check_versions(str(error))
             problem = text_of_error(error, os.environ.get("RAY_ADDRESS", ""))
         else:
             return
@@ -251,7 +251,7 @@ def _start(options: Mapping[str, Any], scratch: Path) -> None:
     )
 
 
-def _refuse_other_versions(message: str) -> None:
+def _check_versions(message: str) -> None:
     """Raise ConfigError if Ray's error message reports another version of Ray or Python on the cluster."""
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", message)
     if "Version mismatch" in message and len(versions) == 2:

@@ -97,10 +97,10 @@ class TrialCallback(tune.Callback):
         if running.budget is not None:
             running.budget.confirm()
         with full_disk_ends_sweep():
-            self.interruption.look()
-            running.supervisor.look()
+            self.interruption.check()
+            running.supervisor.check_attempts()
             stop_trainings(running.queue, running.stopping)
-        running.queue.look(running.supervisor.num_begun)
+        running.queue.update_requests(running.supervisor.num_begun)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Count the start durably, and monitor the attempt; Tune lets the process train only after this."""
@@ -115,7 +115,7 @@ class TrialCallback(tune.Callback):
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Charge the restart of a training whose process died."""
         name, budget = trial.config["trial"].name, self._execution.budget
-        self._execution.supervisor.note_loss(name, _last_words(trial))
+        self._execution.supervisor.note_loss(name, _last_error_text(trial))
         if budget is not None:
             with full_disk_ends_sweep():
                 budget.restarted(name)
@@ -142,7 +142,7 @@ class TrialCallback(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Note the failure of a lost training that will not be restarted."""
         name, supervisor = trial.config["trial"].name, self._execution.supervisor
-        self.failures[name] = supervisor.give_up(name, supervisor.note_loss(name, _last_words(trial)))
+        self.failures[name] = supervisor.give_up(name, supervisor.note_loss(name, _last_error_text(trial)))
         self._note_end(name)
 
     def _note_end(self, name: str) -> None:
@@ -167,8 +167,8 @@ def tune_trials(
             search_alg=QueueSearcher(execution.queue, worker_input),
             num_samples=len(trials),
             reuse_actors=True,
-            trial_name_creator=_nameless,  # the default contains the trial's name, which reveals its position
-            trial_dirname_creator=_nameless,
+            trial_name_creator=_tune_trial_id,  # Tune's default would reveal the trial's position
+            trial_dirname_creator=_tune_trial_id,
         ),
         run_config=tune.RunConfig(
             name="tune",
@@ -216,12 +216,12 @@ def ray_trial(execution: Execution, session: RaySession, trial: Trial, *, data_a
     )
 
 
-def _nameless(trial: Any) -> str:
+def _tune_trial_id(trial: Any) -> str:
     """Return Tune's random id of a trial, as the name of its folders."""
     return str(trial.trial_id)
 
 
-def _last_words(trial: Any) -> str:
+def _last_error_text(trial: Any) -> str:
     """Return Ray's message on a trial's last failure, from the file to which Tune appends all of them."""
     file = Path(trial.error_file or "none")  # `get_error` reads a path where the file arrives later
     return file.read_text(errors="replace").rpartition("Failure # ")[2] if file.is_file() else ""

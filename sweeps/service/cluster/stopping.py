@@ -37,8 +37,8 @@ from trainers.files.oversight import Oversight, Question
 
 ASHA = "asha"
 _REDUCTION = 3
-_LOOK_EVERY_SECONDS = 0.2
-_NOBODY = SimpleNamespace(get_live_trials=tuple)
+_CHECK_EVERY_SECONDS = 0.2
+_NO_CONTROLLER = SimpleNamespace(get_live_trials=tuple)
 """A substitute for Tune's controller without any trials; the median rule queries it."""
 
 
@@ -54,12 +54,14 @@ class TuneRule:
     def __init__(self, name: str, first: int, last: int) -> None:
         from ray.tune import schedulers
 
-        of_tune: Any = schedulers
+        tune_schedulers: Any = schedulers
         common = {"time_attr": "step", "metric": "score", "mode": "max", "grace_period": first}
         self._scheduler = (
-            of_tune.AsyncHyperBandScheduler(**common, max_t=max(first, last), reduction_factor=_REDUCTION)
+            tune_schedulers.AsyncHyperBandScheduler(
+                **common, max_t=max(first, last), reduction_factor=_REDUCTION
+            )
             if name == ASHA
-            else of_tune.MedianStoppingRule(**common)
+            else tune_schedulers.MedianStoppingRule(**common)
         )
         self._trials: dict[str, _TuneTrial] = {}
 
@@ -67,9 +69,9 @@ class TuneRule:
         """Return whether a training may continue after a score, which also counts for later decisions."""
         if trial not in self._trials:
             self._trials[trial] = _TuneTrial(trial_id=trial)
-            self._scheduler.on_trial_add(_NOBODY, self._trials[trial])
+            self._scheduler.on_trial_add(_NO_CONTROLLER, self._trials[trial])
         result = {"step": step, "score": score}
-        return bool(self._scheduler.on_trial_result(_NOBODY, self._trials[trial], result) != "STOP")
+        return bool(self._scheduler.on_trial_result(_NO_CONTROLLER, self._trials[trial], result) != "STOP")
 
 
 class _TuneTrial(SimpleNamespace):
@@ -99,7 +101,7 @@ class Stopping:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._service, self._modality, self._clock = folder, service, modality, clock
-        self._began, self._last_look_time = clock(), -float("inf")
+        self._start_seconds, self._last_check_time = clock(), -float("inf")
         self._rules: dict[tuple[object, ...], TuneRule] = {}
         self.is_over = False
 
@@ -113,7 +115,7 @@ class Stopping:
         for trial in trials:
             self.oversight(trial.name).begin()
 
-    def look(self, running: Mapping[str, Trial], *, must_end: bool = False) -> None:
+    def update(self, running: Mapping[str, Trial], *, must_end: bool = False) -> None:
         """Answer the trainings that ask whether to continue, or end all when the time is over.
 
         Args:
@@ -121,10 +123,10 @@ class Stopping:
           must_end: end all now, because the user has ended the sweep.
         """
         now = self._clock()
-        if now - self._last_look_time < _LOOK_EVERY_SECONDS and not must_end:
+        if now - self._last_check_time < _CHECK_EVERY_SECONDS and not must_end:
             return
-        self._last_look_time, budget = now, self._service.time_budget
-        self.is_over |= must_end or (budget is not None and now - self._began >= 60 * budget)
+        self._last_check_time, budget = now, self._service.time_budget
+        self.is_over |= must_end or (budget is not None and now - self._start_seconds >= 60 * budget)
         for name, trial in running.items():
             oversight = self.oversight(name)
             if self.is_over:

@@ -23,7 +23,7 @@ from trainers.files.checkpoint import CheckpointFolder
 if TYPE_CHECKING:
     from trainers.ray_worker import RayTrial
 
-_LOOK_EVERY_SECONDS = 1.0
+_CHECK_EVERY_SECONDS = 1.0
 
 
 @dataclass
@@ -35,22 +35,22 @@ class Attempt:
       end: function that ends its processes.
       checkpoints: the training's checkpoints.
       num_before: the number of attempts that had begun to draw before this attempt.
-      since: the time from which its duration is measured; before it has begun, the last check.
+      start_seconds: the time from which its duration is measured; before it has begun, the last check.
       has_begun: whether it trains; if it waits for workers, this begins with their first counted step.
-      mark: its count of steps and its checkpoint's time at the last check; a change is progress.
-      progressed: the time of the last such change.
-      ended_for: the reason why this driver ended it; "" if it did not.
+      state: its count of steps and its checkpoint's time at the last check; a change is progress.
+      last_change: the time of the last such change.
+      end_reason: the reason why this driver ended it; "" if it did not.
     """
 
     trial_input: RayTrial
     end: Callable[[], None]
     checkpoints: CheckpointFolder
     num_before: int
-    since: float
+    start_seconds: float
     has_begun: bool
-    mark: object = None
-    progressed: float = 0.0
-    ended_for: str = ""
+    state: object = None
+    last_change: float = 0.0
+    end_reason: str = ""
 
     def has_counted(self, counts: DrawCounts | None) -> bool:
         """Return whether this attempt has counted its first step."""
@@ -81,7 +81,7 @@ class Supervisor:
         self._ray_logs = ray_logs
         self._running: dict[str, Attempt] = {}
         self._loss_reasons: dict[str, str] = {}
-        self._last_look_time = -float("inf")
+        self._last_check_time = -float("inf")
 
     @property
     def num_begun(self) -> int:
@@ -107,8 +107,8 @@ class Supervisor:
         checkpoints = self._folder.checkpoints(name, every_steps=every)
         if (reason := self._loss_reasons.pop(name, None)) is not None:
             self._log_restart(name, reason, checkpoints, trial_input.config.mechanism.num_restart_steps)
-        before = self._folder.read_counts(name)
-        num_before = before.num_attempts if before is not None else 0
+        counts = self._folder.read_counts(name)
+        num_before = counts.num_attempts if counts is not None else 0
         self._running[name] = Attempt(trial_input, end, checkpoints, num_before, now, in_place, None, now)
 
     def note_loss(self, name: str, error: object) -> str:
@@ -119,7 +119,7 @@ class Supervisor:
           error: Ray's message on the last process.
         """
         attempt = self._running.pop(name, None)
-        reason = attempt.ended_for if attempt is not None and attempt.ended_for else why_lost(error)
+        reason = attempt.end_reason if attempt is not None and attempt.end_reason else why_lost(error)
         self._loss_reasons[name] = reason
         if self._ray_logs:
             self._warn(f"note: {name}: {reason}; Ray's messages about its processes are in {self._ray_logs}")
@@ -138,33 +138,33 @@ class Supervisor:
             self._log.write(LOST, name, str(failure))
         return failure
 
-    def look(self) -> None:
+    def check_attempts(self) -> None:
         """Check all attempts, at most once a second, and end those beyond a time limit."""
         now = self._clock()
-        if now - self._last_look_time < _LOOK_EVERY_SECONDS:
+        if now - self._last_check_time < _CHECK_EVERY_SECONDS:
             return
-        self._last_look_time = now
+        self._last_check_time = now
         for name, attempt in self._running.items():
-            if not attempt.ended_for:
-                self._look_at(name, attempt, now)
+            if not attempt.end_reason:
+                self._check_attempt(name, attempt, now)
 
-    def _look_at(self, name: str, attempt: Attempt, now: float) -> None:
-        mark = counts, _ = self._mark_of(name, attempt)
-        if mark != attempt.mark:
-            attempt.mark, attempt.progressed = mark, now
+    def _check_attempt(self, name: str, attempt: Attempt, now: float) -> None:
+        state = counts, _ = self._read_state(name, attempt)
+        if state != attempt.state:
+            attempt.state, attempt.last_change = state, now
         if not attempt.has_begun:
-            attempt.since = attempt.progressed = now
+            attempt.start_seconds = attempt.last_change = now
             attempt.has_begun = attempt.has_counted(counts)
             return
-        still, whole = (now - attempt.progressed) / 60, (now - attempt.since) / 60
-        if (limit := self._service.trial_timeout) is not None and whole >= limit:
-            attempt.ended_for = f"ended after {limit:g} min (--trial-timeout)"
-        elif (limit := self._service.stall_timeout) is not None and still >= limit:
-            attempt.ended_for = f"ended after {limit:g} min without a checkpoint (--stall-timeout)"
-        if attempt.ended_for:
+        idle_minutes, total_minutes = (now - attempt.last_change) / 60, (now - attempt.start_seconds) / 60
+        if (limit := self._service.trial_timeout) is not None and total_minutes >= limit:
+            attempt.end_reason = f"ended after {limit:g} min (--trial-timeout)"
+        elif (limit := self._service.stall_timeout) is not None and idle_minutes >= limit:
+            attempt.end_reason = f"ended after {limit:g} min without a checkpoint (--stall-timeout)"
+        if attempt.end_reason:
             attempt.end()
 
-    def _mark_of(self, name: str, attempt: Attempt) -> tuple[DrawCounts | None, int]:
+    def _read_state(self, name: str, attempt: Attempt) -> tuple[DrawCounts | None, int]:
         """Return a training's count of steps and its checkpoint's modification time, in ns; 0 without one."""
         checkpoint = attempt.trial_input.checkpoint_folder / "checkpoint.pt"
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0

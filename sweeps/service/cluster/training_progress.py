@@ -20,8 +20,8 @@ from rich.text import Text
 from sweeps.service.console.terminal import count, duration
 from trainers.files.progress import Progress, fraction_done, read_progress
 
-_MOST_ROWS = 12
-_MOST_NAMED = 3
+_MAX_ROWS = 12
+_MAX_NAMED = 3
 
 
 @dataclass
@@ -30,7 +30,7 @@ class _Running:
     file: Path
     latest: Progress | None = None
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         self.latest = read_progress(self.file) or self.latest
 
     @property
@@ -51,13 +51,13 @@ class SweepWatch:
     Args:
       num_trials: the sweep's number of trials.
       num_over: how many of these trials will not run any more, because they ended earlier.
-      tells_times: whether a line may contain the time left and exact steps.
+      shows_times: whether a line may contain the time left and exact steps.
     """
 
-    def __init__(self, num_trials: int, num_over: int, *, tells_times: bool = False) -> None:
+    def __init__(self, num_trials: int, num_over: int, *, shows_times: bool = False) -> None:
         self._num_trials, self._num_over = num_trials, num_over
-        self._tells_times = tells_times
-        self._first: tuple[float, float] | None = None
+        self._shows_times = shows_times
+        self._rate_start: tuple[float, float] | None = None
         self._num_before = num_over
         self._shares_before = 0.0
         self._running: dict[str, _Running] = {}
@@ -88,23 +88,25 @@ class SweepWatch:
 
     def seconds_left(self, now: float) -> float | None:
         """Return the estimated seconds until all trainings have ended; None before the first progress."""
-        shares = [run.share for _, run in self._look()]
+        shares = [run.share for _, run in self._refresh()]
         num_done = self._num_over - self._num_before + sum(shares) - self._shares_before
-        if num_done > 0 and self._first is None:
-            self._first = now, num_done  # the rate excludes the start of Ray and imports
-        if self._first is None:
+        if num_done > 0 and self._rate_start is None:
+            self._rate_start = now, num_done  # the rate excludes the start of Ray and imports
+        if self._rate_start is None:
             return None
         waiting = self._num_trials - self._num_over - len(shares)
-        return sweep_seconds_left(now - self._first[0], num_done - self._first[1], shares, waiting)
+        return sweep_seconds_left(now - self._rate_start[0], num_done - self._rate_start[1], shares, waiting)
 
     def line(self, now: float) -> str:
         """Return a line with the sweep's progress."""
-        running, in_tenths = self._look(), not self._tells_times
-        stages = [f"{name}: {run.stage(in_tenths=in_tenths)}" for name, run in running[:_MOST_NAMED]]
-        rest = [f"{len(running) - _MOST_NAMED} more running"] if len(running) > _MOST_NAMED else []
-        over, *end = self._summary(now)
-        end = end if self._tells_times else []
-        return "; ".join([over, *(stages or ["waiting for the first Ray process"]), *rest, *end])
+        running, in_tenths = self._refresh(), not self._shows_times
+        stages = [f"{name}: {run.stage(in_tenths=in_tenths)}" for name, run in running[:_MAX_NAMED]]
+        remainder = [f"{len(running) - _MAX_NAMED} more running"] if len(running) > _MAX_NAMED else []
+        num_done_text, *time_left = self._summary(now)
+        time_left = time_left if self._shows_times else []
+        return "; ".join(
+            [num_done_text, *(stages or ["waiting for the first Ray process"]), *remainder, *time_left]
+        )
 
     def summary(self, now: float) -> str:
         """Return the number of trials done and the time left, as text."""
@@ -112,28 +114,28 @@ class SweepWatch:
 
     def _summary(self, now: float) -> list[str]:
         seconds = self.seconds_left(now)
-        end = [] if seconds is None else [f"about {duration(seconds)} left"]
-        return [f"{self._num_over} of {count(self._num_trials, 'trial')} done", *end]
+        time_left = [] if seconds is None else [f"about {duration(seconds)} left"]
+        return [f"{self._num_over} of {count(self._num_trials, 'trial')} done", *time_left]
 
     def table(self, now: float) -> Table | None:
         """Return the running trainings and their steps as a table; None if none is running."""
-        running = self._look()
+        running = self._refresh()
         if not running:
             return None
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("running", no_wrap=True, overflow="ellipsis")
         table.add_column("step", justify="right", no_wrap=True)
-        for name, run in running[:_MOST_ROWS]:
+        for name, run in running[:_MAX_ROWS]:
             table.add_row(Text(name), run.stage().removeprefix("step "))
-        if len(running) > _MOST_ROWS:
-            table.add_row(f"and {len(running) - _MOST_ROWS} more", "")
+        if len(running) > _MAX_ROWS:
+            table.add_row(f"and {len(running) - _MAX_ROWS} more", "")
         return table
 
-    def _look(self) -> list[tuple[str, _Running]]:
+    def _refresh(self) -> list[tuple[str, _Running]]:
         with self._lock:
             running = list(self._running.items())
         for _, run in running:
-            run.look()
+            run.refresh()
         return running
 
 

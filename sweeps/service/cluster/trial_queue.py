@@ -39,22 +39,22 @@ class TrialQueue:
       source: the source of the trials.
       number: the number of trials.
       capacity: decides how many trials Ray may have at once.
-      tells_left: whether to request resources for the remaining trials. Not for a sealed sweep, whose number
+      requests_nodes: whether to request nodes for the remaining trials. Not for a sealed sweep, whose number
         of trials is secret: all users of a cluster see its requests. It uses nodes that join anyway.
     """
 
     def __init__(
-        self, source: TrialSource, number: int, capacity: Capacity, *, tells_left: bool = True
+        self, source: TrialSource, number: int, capacity: Capacity, *, requests_nodes: bool = True
     ) -> None:
-        self._source, self._capacity, self._tells_left = source, capacity, tells_left
+        self._source, self._capacity, self._requests_nodes = source, capacity, requests_nodes
         self._num_left = number
-        self._live: dict[str, Trial] = {}
+        self._handed_out: dict[str, Trial] = {}
         self._is_closed = False
 
     @property
     def running(self) -> dict[str, Trial]:
         """The trials that Ray has and that have not ended, by name."""
-        return {trial.name: trial for trial in self._live.values()}
+        return {trial.name: trial for trial in self._handed_out.values()}
 
     @property
     def is_closed(self) -> bool:
@@ -71,22 +71,22 @@ class TrialQueue:
         Args:
           trial_id: the id under which Tune will report the trial's end.
         """
-        if len(self._live) >= self._capacity.trials_at_once():
+        if len(self._handed_out) >= self._capacity.trials_at_once():
             return None
         trial = self._source.next_trial()
-        self._live[trial_id], self._num_left = trial, self._num_left - 1
+        self._handed_out[trial_id], self._num_left = trial, self._num_left - 1
         return trial
 
     def note_end(self, trial_id: str) -> None:
         """Note that the trial of this id has ended, and make room for the next trial."""
         self._capacity.let_go()
-        self._source.note_end(self._live.pop(trial_id).name)
+        self._source.note_end(self._handed_out.pop(trial_id).name)
 
-    def look(self, num_begun: int) -> None:
+    def update_requests(self, num_begun: int) -> None:
         """Update the requests for resources by the number of remaining trials.
 
         Args:
           num_begun: how many of the trials that Ray has are training.
         """
-        num_left = self._num_left if self._tells_left else 0
-        self._capacity.follow(num_begun, len(self._live) - num_begun, num_left)
+        num_left = self._num_left if self._requests_nodes else 0
+        self._capacity.follow(num_begun, len(self._handed_out) - num_begun, num_left)

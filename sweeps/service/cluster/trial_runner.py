@@ -50,7 +50,7 @@ def run_trials(
     logs = logs_folder() if joins_cluster() else f"{logs_folder()}, until the sweep ends"
     execution = Execution(
         folder=folder,
-        queue=TrialQueue(source, len(trials), session.capacity, tells_left=is_open),
+        queue=TrialQueue(source, len(trials), session.capacity, requests_nodes=is_open),
         on_result=on_result,
         budget=budget,
         supervisor=Supervisor(folder, session.service, log_of(plan, folder), logs),
@@ -60,7 +60,7 @@ def run_trials(
     )
     execution.stopping.begin(plan.trials)
     if execution.watch is None:
-        doing("running the sealed sweep; its trials are not shown", aloud=False)
+        doing("running the sealed sweep; its trials are not shown", as_line=False)
         return tune_trials(execution, session, trials, plan.data)
     with watching(execution.watch):
         return tune_trials(execution, session, trials, plan.data)
@@ -70,7 +70,7 @@ def _watch(plan: SweepPlan, num_over: int) -> SweepWatch | None:
     """Return the object that tracks the trainings' progress; None for a sealed sweep."""
     if not plan.release.is_open:
         return None
-    return SweepWatch(len(plan.trials), num_over, tells_times=plan.data.train_is_public)
+    return SweepWatch(len(plan.trials), num_over, shows_times=plan.data.train_is_public)
 
 
 def log_of(plan: SweepPlan, folder: SweepFolder) -> SweepLog | None:

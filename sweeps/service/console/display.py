@@ -83,18 +83,18 @@ class Display:
         if self._live is None:
             self.put(text)
 
-    def doing(self, text: str, *, aloud: bool = True) -> None:
+    def doing(self, text: str, *, as_line: bool = True) -> None:
         """Show the activity that begins now.
 
         Args:
           text: the activity; `""` for none.
-          aloud: also print it as a line if there is no region.
+          as_line: also print it as a line if there is no region.
         """
         self._doing, self._since = text, self._clock()
-        if text and aloud and self._live is None:
+        if text and as_line and self._live is None:
             self.put(f"{text} …")
 
-    def beat(self) -> None:
+    def print_if_silent(self) -> None:
         """Print the current activity if nothing was printed for a while."""
         now = self._clock()
         due = SILENCE_SECONDS if now - self._since <= LATER_SECONDS else LATER_SECONDS
@@ -129,7 +129,7 @@ class Display:
         elif self.quiet:
             yield
         else:
-            thread = threading.Thread(target=self._beat_on, daemon=True)
+            thread = threading.Thread(target=self._print_in_loop, daemon=True)
             thread.start()
             try:
                 yield
@@ -158,55 +158,55 @@ class Display:
             finally:
                 self._live = None
 
-    def _beat_on(self) -> None:
+    def _print_in_loop(self) -> None:
         while not self._stop_event.wait(1.0):
-            self.beat()
+            self.print_if_silent()
 
 
-_CURRENT: list[Display] = [Display()]
+_DISPLAYS: list[Display] = [Display()]
 """A stack of displays, of which the last is used; the first only prints lines."""
 
 
 @contextmanager
 def show_progress(*, quiet: bool) -> Iterator[None]:
     """Within this context, show this process's activity; a nested call uses the outer display."""
-    if len(_CURRENT) > 1:
+    if len(_DISPLAYS) > 1:
         yield
         return
     in_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     display = Display(quiet=quiet, in_terminal=in_terminal)
-    _CURRENT.append(display)
+    _DISPLAYS.append(display)
     try:
         with display.running():
             yield
     finally:
-        _CURRENT.pop()
+        _DISPLAYS.pop()
 
 
 def put(text: str, *, always: bool = False) -> None:
     """Show a line, see `Display.put`."""
-    _CURRENT[-1].put(text, always=always)
+    _DISPLAYS[-1].put(text, always=always)
 
 
 def put_result(text: str) -> None:
     """Show a training's result, see `Display.put_result`."""
-    _CURRENT[-1].put_result(text)
+    _DISPLAYS[-1].put_result(text)
 
 
-def doing(text: str, *, aloud: bool = True) -> None:
+def doing(text: str, *, as_line: bool = True) -> None:
     """Show the activity that begins now, see `Display.doing`."""
-    _CURRENT[-1].doing(text, aloud=aloud)
+    _DISPLAYS[-1].doing(text, as_line=as_line)
 
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
     """Within this context, show the progress of running trainings."""
-    with _CURRENT[-1].watching(watch):
+    with _DISPLAYS[-1].watching(watch):
         yield
 
 
 def leave_terminal_usable() -> None:
     """Show the cursor that the region hides, before a process ends without cleaning up."""
-    if len(_CURRENT) > 1 and sys.stdout.isatty():
+    if len(_DISPLAYS) > 1 and sys.stdout.isatty():
         with contextlib.suppress(OSError):
             os.write(1, _SHOW_CURSOR)

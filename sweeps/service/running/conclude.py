@@ -56,18 +56,18 @@ def conclude(
     """
     statement, is_stated, answer = None, True, None
     if not mlflow.untracked:
-        statement, is_stated = _state(sweep, trials, mlflow)
+        statement, is_stated = _publish_statement(sweep, trials, mlflow)
     if trials.results():
         if sweep.policy.has_answer:
             references = _reference_scores(sweep, mlflow)
-            answer = _answer(sweep, trials, mlflow, statement, references)
+            answer = _publish_answer(sweep, trials, mlflow, statement, references)
         if figure is not None and not mlflow.untracked:
             _draw(figure, sweep, mlflow)
     _print_link(sweep, mlflow, answer)
     return Conclusion(statement=statement, is_stated=is_stated, answer=answer)
 
 
-def _state(
+def _publish_statement(
     sweep: PreparedSweep, trials: SweepTrials, mlflow: MlflowListener
 ) -> tuple[PrivacyStatement | None, bool]:
     """Write, log and print the privacy statement; return it, and whether it could be written.
@@ -111,7 +111,7 @@ def _reference_scores(sweep: PreparedSweep, mlflow: MlflowListener) -> dict[str,
     return scores
 
 
-def _answer(
+def _publish_answer(
     sweep: PreparedSweep,
     trials: SweepTrials,
     mlflow: MlflowListener,
@@ -121,7 +121,7 @@ def _answer(
     """Print and write the answer; log it, if MLflow has all results, before the figure, which quotes it."""
     answer = None
     try:
-        answer = _answer_of(sweep, trials, statement, references)
+        answer = _compute_answer(sweep, trials, statement, references)
         if answer is None:
             return None
         warn(answer_text(answer))
@@ -135,7 +135,7 @@ def _answer(
     return answer
 
 
-def _answer_of(
+def _compute_answer(
     sweep: PreparedSweep,
     trials: SweepTrials,
     statement: PrivacyStatement | None,

@@ -56,9 +56,9 @@ class MlflowListener:
         self.outbox = Outbox(self._send, warn, str(sweep.folder.path))
         self.untracked: list[str] = []
         self.parent = ""
-        self._before: dict[str, float] | None = None
-        self._runs: dict[str, str] | None = None
-        self._checks: dict[Any, dict[str, float]] = {}
+        self._start_metrics: dict[str, float] | None = None
+        self._run_statuses: dict[str, str] | None = None
+        self._cross_check_values: dict[Any, dict[str, float]] = {}
 
     def open(self) -> None:
         """Open the parent run, before anything is charged.
@@ -70,10 +70,10 @@ class MlflowListener:
         shared = sweep.folder.name, sweep.plan.params(), sweep.plan.tags(), question_text(sweep.plan)
         self.parent = patiently(lambda: self.tracker.start_sweep(*shared, sweep_id=sweep.sweep_id), warn)
         if sweep.is_new:
-            self._before = {}
+            self._start_metrics = {}
             with suppress(LedgerError):  # the ledger's remaining ε before the charge, for the report
                 if sweep.budget is not None and (epsilon := sweep.budget.remaining_budget()[0]) is not None:
-                    self._before = {LEFT_BEFORE: epsilon}
+                    self._start_metrics = {LEFT_BEFORE: epsilon}
 
     def on_begin(self, sweep: SweepBeginning) -> None:
         """Queue the sweep's configuration, and the results of earlier processes."""
@@ -115,10 +115,10 @@ class MlflowListener:
         if name == _BEGINNING:
             self._send_beginning()
             return
-        if (self._runs or {}).get(name) == "FINISHED":
+        if (self._run_statuses or {}).get(name) == "FINISHED":
             return
         trial, result = self._trials.by_name[name], self._trials.results()[name]
-        is_new = self._runs is not None and name not in self._runs
+        is_new = self._run_statuses is not None and name not in self._run_statuses
         try:
             self.tracker.log_trial(
                 self.parent,
@@ -133,7 +133,7 @@ class MlflowListener:
                 is_new=is_new,
             )
         except TrackingError:
-            self._runs = None  # the server may have created a run for the trial
+            self._run_statuses = None  # the server may have created a run for the trial
             raise
 
     def _send_beginning(self) -> None:
@@ -145,11 +145,11 @@ class MlflowListener:
           NoAnswer: the server does not answer; call again.
         """
         try:
-            if self._before is not None:
+            if self._start_metrics is not None:
                 self.log_artifact(self._sweep.folder.path / CONFIG_FILE)
-                self.log_metrics(self._before)
-                self._before = None
-            self._runs = self.tracker.trial_statuses(self.parent)
+                self.log_metrics(self._start_metrics)
+                self._start_metrics = None
+            self._run_statuses = self.tracker.trial_statuses(self.parent)
         except NoAnswer:
             raise
         except TrackingError:
@@ -172,14 +172,16 @@ class MlflowListener:
         if not is_proven(trial):
             return {}
         counts = count_draws_of(trial, self._sweep.folder, {"metrics": metrics})
-        lost_metrics = lost_attempts(trial, counts, metrics)
+        lost_metrics = lost_attempt_metrics(trial, counts, metrics)
         if not trial.config.mechanism.rules.plain_event:
             return lost_metrics
         key = (trial_class(trial, counts), trial.config.mechanism.target_delta)
-        if key not in self._checks:
+        if key not in self._cross_check_values:
             values = cross_checks(*key)
-            self._checks[key] = {name: value for name, value in values.items() if math.isfinite(value)}
-        return self._checks[key] | lost_metrics
+            self._cross_check_values[key] = {
+                name: value for name, value in values.items() if math.isfinite(value)
+            }
+        return self._cross_check_values[key] | lost_metrics
 
 
 def times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -199,7 +201,7 @@ def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, 
     return {name: value for name, value in metrics.items() if (name, value) != ("num_steps_done", planned)}
 
 
-def lost_attempts(
+def lost_attempt_metrics(
     trial: Trial, counts: ChargedSteps | None, metrics: Mapping[str, float]
 ) -> dict[str, float]:
     """Return a training's charged steps and ε if lost attempts raise them; {} if they do not.

@@ -22,7 +22,7 @@ from sweeps.service.running.listeners import (
     SweepEnd,
     TrialResult,
 )
-from sweeps.service.running.mlflow_listener import MlflowListener, lost_attempts
+from sweeps.service.running.mlflow_listener import MlflowListener, lost_attempt_metrics
 from sweeps.service.running.outbox import AT_A_STOP, AT_THE_END
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.progress_listeners import LogListener, TerminalListener
@@ -124,7 +124,7 @@ class OpenRelease:
             TrialResult(
                 name=name,
                 params=dict(stored_result["params"]),  # copies: listeners must not change the result
-                metrics={**metrics, **lost_attempts(trial, counts, metrics)},
+                metrics={**metrics, **lost_attempt_metrics(trial, counts, metrics)},
                 num_done=len(self.trials.results()),
             )
         )
@@ -146,7 +146,7 @@ class OpenRelease:
         for name, why in self._excluded.items():
             warn(f"{name}: {why}")
         self.trials.finish()
-        doing("writing the statement, the answer and the figure", aloud=False)
+        doing("writing the statement, the answer and the figure", as_line=False)
         self.mlflow.finish(AT_THE_END)
         for name, failure in failures.items():
             warn(f"failed: {name} ({failure})")

@@ -91,11 +91,11 @@ class Outbox:
 
     def __init__(self, send: Callable[[str], None], print_line: Callable[[str], None], place: str) -> None:
         self._send, self._print_line, self._place = send, print_line, place
-        self._waiting: dict[str, None] = {}
+        self._unsent: dict[str, None] = {}
         self._condition = threading.Condition()
-        self._hurry = threading.Event()
+        self._retry_now = threading.Event()
         self._is_closed = False
-        self._num_late: int | None = None
+        self._num_recovered: int | None = None
         self._num_failures = 0
         self._thread = threading.Thread(target=self._run, name="to MLflow", daemon=True)
 
@@ -108,29 +108,29 @@ class Outbox:
         with self._condition:
             self._is_closed = True
             self._condition.notify_all()
-        self._hurry.set()
+        self._retry_now.set()
 
     def put(self, name: str) -> None:
         """Queue a name; return at once."""
         with self._condition:
-            self._waiting[name] = None
+            self._unsent[name] = None
             self._condition.notify_all()
 
     def finish(self, patience: Patience) -> list[str]:
         """Wait until everything is sent or patience ends; return the names that were not sent."""
-        self._hurry.set()
+        self._retry_now.set()
         with self._condition:
-            if self._num_late is not None and self._waiting:
-                what = count(sum(map(bool, self._waiting)), "result")
+            if self._num_recovered is not None and self._unsent:
+                what = count(sum(map(bool, self._unsent)), "result")
                 self._print_line(f"waiting up to {duration(patience.seconds)} for MLflow to accept {what} …")
-            num_left = len(self._waiting) + 1
-            while self._waiting and len(self._waiting) < num_left:  # as long as the server accepts names
-                num_left, last = len(self._waiting), self._num_failures + patience.tries
+            num_left = len(self._unsent) + 1
+            while self._unsent and len(self._unsent) < num_left:  # as long as the server accepts names
+                num_left, last = len(self._unsent), self._num_failures + patience.tries
                 self._condition.wait_for(self._progress_test(num_left, last), patience.seconds)
-            return list(self._waiting)
+            return list(self._unsent)
 
     def _progress_test(self, num_left: int, last: int) -> Callable[[], bool]:
-        return lambda: len(self._waiting) < num_left or self._num_failures >= last
+        return lambda: len(self._unsent) < num_left or self._num_failures >= last
 
     def _run(self) -> None:
         waits = pauses()
@@ -139,8 +139,8 @@ class Outbox:
                 self._send(name)
             except Exception as error:  # of any kind, because the thread and the sweep must continue
                 self._record_failure(error)
-                if self._hurry.wait(next(waits)):
-                    self._hurry.clear()
+                if self._retry_now.wait(next(waits)):
+                    self._retry_now.clear()
                     waits = pauses()
             else:
                 waits = pauses()
@@ -149,12 +149,12 @@ class Outbox:
     def _next(self) -> str | None:
         """Wait for a name, and return the oldest one; None when the outbox is closed."""
         with self._condition:
-            self._condition.wait_for(lambda: self._waiting or self._is_closed)
-            return None if self._is_closed else next(iter(self._waiting))
+            self._condition.wait_for(lambda: self._unsent or self._is_closed)
+            return None if self._is_closed else next(iter(self._unsent))
 
     def _record_failure(self, error: Exception) -> None:
         with self._condition:
-            is_first, self._num_late = self._num_late is None, self._num_late or 0
+            is_first, self._num_recovered = self._num_recovered is None, self._num_recovered or 0
         if is_first:
             text = str(error) if isinstance(error, DpgclError) else f"{type(error).__name__}: {error}"
             line = " ".join(masked_text(text).split())
@@ -165,12 +165,12 @@ class Outbox:
 
     def _mark_sent(self, name: str) -> None:
         with self._condition:
-            if self._num_late is not None:
-                self._num_late += bool(name)
-            self._waiting.pop(name)
-            num_sent = self._num_late if not self._waiting else None
+            if self._num_recovered is not None:
+                self._num_recovered += bool(name)
+            self._unsent.pop(name)
+            num_sent = self._num_recovered if not self._unsent else None
             if num_sent is not None:
-                self._num_late = None
+                self._num_recovered = None
                 what = count(num_sent, "result")
                 self._print_line(f"MLflow answers again, and has received the {what} that waited")
             self._condition.notify_all()

@@ -34,7 +34,7 @@ from sweeps.service.options.sweep_command_line import words_of_options
 from sweeps.service.planning.resources import request_of
 from trainers.config.settings import DEFAULT_EPSILON
 
-_SHOWN = 8
+_MAX_SAME_SIZE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def run_plan(options: PlannerOptions) -> int:
     if options.json:
         print_line(json.dumps(_as_dict(planner_result), allow_nan=False))
     else:
-        _show(planner_result)
+        _print_result(planner_result)
     if options.output is not None:
         points = [*epsilon_by_records(request, choice.mechanism), *epochs_by_batch(request, choice.mechanism)]
         title = f"Trade-offs of N, B and σ: {request.method}, N = {request.num_records_public}"
@@ -119,14 +119,14 @@ def _plans_to_show(answer: Answer, choice: Plan) -> list[Plan]:
     """Return the recommended plan, more plans with its group size, and the best plan of every other size."""
     first = choice.mechanism.group_size
     same_size = [plan for plan in answer.plans if plan.mechanism.group_size == first]
-    plans = [choice, *[plan for plan in same_size if plan != answer.recommended][: _SHOWN - 1]]
+    plans = [choice, *[plan for plan in same_size if plan != answer.recommended][: _MAX_SAME_SIZE - 1]]
     for size in dict.fromkeys(plan.mechanism.group_size for plan in answer.plans):
         if size != first:
             plans.append(next(plan for plan in answer.plans if plan.mechanism.group_size == size))
     return plans
 
 
-def _show(planner_result: PlannerResult) -> None:
+def _print_result(planner_result: PlannerResult) -> None:
     options, request = planner_result.options, planner_result.request
     answer, choice = planner_result.answer, planner_result.choice
     rate_source = "as set" if options.records_per_second else "measured here on synthetic images"
@@ -147,7 +147,7 @@ def _show(planner_result: PlannerResult) -> None:
         f"{'SNR a step':>11} {'at most':>8} {'over all':>9}"
     )
     for plan in _plans_to_show(answer, choice):
-        print_line(f"{'*' if plan is choice else ' '} {_row(plan)}")
+        print_line(f"{'*' if plan is choice else ' '} {_table_row(plan)}")
     _print_wrapped(
         f"recommended: {_point_text(choice)}, ε = {rounded_up(choice.mechanism.epsilon(), 4)} by PLD; its "
         "σ is calibrated precisely, the σ of the other plans is up to about two per cent too large"
@@ -156,7 +156,7 @@ def _show(planner_result: PlannerResult) -> None:
         "SNR a step: expected from the committed tables, where groups have half of the squared norm in "
         f"common at S = {request.alignment_size:.3g}; at most: if they agreed fully; over all: over T steps"
     )
-    if (warning := _warning(request, choice)) is not None:
+    if (warning := _size_warning(request, choice)) is not None:
         _print_wrapped(f"note: {warning}")
     print_line(f"the sweep: {shlex.join(sweep_command(options, choice))}")
     hours = options.num_trials * choice.hours if choice.hours is not None else math.nan
@@ -186,7 +186,7 @@ def sweep_command(options: PlannerOptions, plan: Plan) -> list[str]:
     return ["python", f"sweeps/{script}.py", *words_of_options(options, values | axes)]
 
 
-def _warning(request: PlanRequest, plan: Plan) -> str | None:
+def _size_warning(request: PlanRequest, plan: Plan) -> str | None:
     note = too_small(plan.mechanism, request.num_weights, request.alignment_size)
     if note is None:
         return None
@@ -194,7 +194,7 @@ def _warning(request: PlanRequest, plan: Plan) -> str | None:
     return note if number is None else f"{note} At this B, T and S, n = {number} is enough at the same ε."
 
 
-def _row(plan: Plan) -> str:
+def _table_row(plan: Plan) -> str:
     mechanism, snr = plan.mechanism, plan.snr
     hours = "-" if plan.hours is None else f"{plan.hours:.3g}"
     memory = "-" if plan.memory_bytes is None else f"{plan.memory_bytes / 2**30:.2g}"
@@ -230,7 +230,7 @@ def _as_dict(planner_result: PlannerResult) -> dict[str, Any]:
         "command": sweep_command(planner_result.options, choice),
         "plans": [plan_dict(plan) for plan in planner_result.answer.plans],
         "refused": dict(planner_result.answer.refusals),
-        "warning": _warning(request, choice),
+        "warning": _size_warning(request, choice),
         "tuning": {mode: cost.as_dict() for mode, cost in planner_result.costs.items()},
     }
 

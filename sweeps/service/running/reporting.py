@@ -18,8 +18,8 @@ from sweeps.service.console.terminal import print_line, warn
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.mlflow_listener import MlflowListener
 
-_LEAST_SECONDS = 60.0
-_SHARE = 20
+_MIN_PAUSE_SECONDS = 60.0
+_PAUSE_FACTOR = 20
 _PATIENCE_SECONDS = 120.0
 """How long the end of a sweep waits for a report that the thread is still writing."""
 
@@ -38,7 +38,7 @@ class ReportListener:
         self, uri: str, folder: Path, mlflow: MlflowListener, *, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._uri, self._folder, self._mlflow, self._now = uri, folder, mlflow, now
-        self._due = now() + _LEAST_SECONDS
+        self._next_time = now() + _MIN_PAUSE_SECONDS
         self._thread: threading.Thread | None = None
 
     def withdraw(self) -> None:
@@ -50,7 +50,7 @@ class ReportListener:
 
     def on_result(self, result: TrialResult) -> None:
         """Rewrite the report in a thread, unless it was written recently or is being written."""
-        if self._now() < self._due or (self._thread is not None and self._thread.is_alive()):
+        if self._now() < self._next_time or (self._thread is not None and self._thread.is_alive()):
             return
         self._thread = threading.Thread(target=self._refresh, name="report", daemon=True)
         self._thread.start()
@@ -79,4 +79,4 @@ class ReportListener:
         start_seconds = self._now()
         with suppress(Exception):  # the error occurs again in the final report, which prints it
             write_report(self._uri, self._folder.name, self._folder)
-        self._due = self._now() + max(_LEAST_SECONDS, _SHARE * (self._now() - start_seconds))
+        self._next_time = self._now() + max(_MIN_PAUSE_SECONDS, _PAUSE_FACTOR * (self._now() - start_seconds))

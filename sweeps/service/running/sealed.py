@@ -44,7 +44,7 @@ from sweeps.service.running.answer_file import answer_text, sweep_answer, write_
 from sweeps.service.running.clock import Clock
 from sweeps.service.running.listeners import Listeners, SweepEnd
 from sweeps.service.running.prepare import PreparedSweep
-from sweeps.service.running.sealed_draws import RESULT, SealedFolder, choose, drawn_trials
+from sweeps.service.running.sealed_draws import RESULT, SealedFolder, choose, trials_of_draws
 from sweeps.service.storage.sweep_folder import config_hash, write_json
 from trainers.export.sweep_results import PUBLISHED, released_state
 from trainers.files.checkpoint import CheckpointFolder
@@ -104,10 +104,12 @@ class SealedRelease:
         )
         if self._plan.publication is not None:
             print_line(self._plan.publication.text(self._start.time))
-        self.plan = dataclasses.replace(self._plan, trials=drawn_trials(self._plan.trials, self._start.draws))
+        self.plan = dataclasses.replace(
+            self._plan, trials=trials_of_draws(self._plan.trials, self._start.draws)
+        )
         print_line(f"sealed sweep: {self._name}; this output reveals the number of trials: keep it secret")
         self._hashes = {trial.name: config_hash(trial.config) for trial in self.plan.trials}
-        self._count_interrupted()
+        self._fail_interrupted()
         results = self._results()
         return [trial for trial in self.plan.trials if trial.name not in results]
 
@@ -120,7 +122,7 @@ class SealedRelease:
 
     def on_result(self, name: str, result: Mapping[str, Any]) -> None:
         """Store a result in `trusted/`."""
-        self._keep(name, result)
+        self._store(name, result)
         print_line(f"done: {name}")
 
     def interrupt(self, stop: StopRequest | None) -> str:
@@ -131,19 +133,19 @@ class SealedRelease:
         """Choose one trial or none, publish it at the moment of publication, and return 0."""
         for name, failure in failures.items():
             warn(f"failed: {name} ({failure}); it counts as the worst score")
-            self._keep(name, {"failed": str(failure)})
+            self._store(name, {"failed": str(failure)})
         run = self._prepare()
-        self._wait(self._start.time)
+        self._wait_for_moment(self._start.time)
         self._publish(run)
         return 0
 
-    def _keep(self, name: str, result: Mapping[str, Any]) -> None:
+    def _store(self, name: str, result: Mapping[str, Any]) -> None:
         self.folder.keep(name, {**result, "config_hash": self._hashes[name]})
 
     def _results(self) -> dict[str, dict[str, Any]]:
         return self.folder.read_results(self._hashes)
 
-    def _count_interrupted(self) -> None:
+    def _fail_interrupted(self) -> None:
         """Store a failure, which counts as the worst score, for each trial that an earlier process had begun.
 
         A recorded start is enough: the trial's checkpoints and its count of steps may be lost.
@@ -151,7 +153,7 @@ class SealedRelease:
         results = self._results()
         for trial in self.plan.trials:
             if trial.name not in results and self.folder.has_begun(trial.name):
-                self._keep(trial.name, {"failed": str(INTERRUPTED)})
+                self._store(trial.name, {"failed": str(INTERRUPTED)})
 
     def _prepare(self) -> _SealedRun:
         """Choose the trial, and write all files to be released to `trusted/outgoing/`."""
@@ -164,7 +166,7 @@ class SealedRelease:
             min_score=options.min_score if options.mode == SEALED_THRESHOLD else None,
         )
         outcome = "one model" if trial is not None else "no model"
-        metrics = self._visible(trial)
+        metrics = self._published_metrics(trial)
         params = trial.params if trial is not None else {}
         statement = build_statement(self._plan, self._name, ledger=start.ledger)
         for path in outgoing.iterdir():  # files of a process that ended before the moment of publication
@@ -188,7 +190,7 @@ class SealedRelease:
             warn(f"warning: the answer failed: {error}")
             return None
 
-    def _wait(self, start_time: float) -> None:
+    def _wait_for_moment(self, start_time: float) -> None:
         """Wait for the next moment of publication, unless the sweep is already published."""
         if self._plan.publication is None or self._folder.is_published:
             return
@@ -240,7 +242,7 @@ class SealedRelease:
         for path in (*release.iterdir(), release):
             os.utime(path, ns=(SEALED_TIME_MS * 10**6,) * 2)
 
-    def _visible(self, trial: Trial | None) -> dict[str, float]:
+    def _published_metrics(self, trial: Trial | None) -> dict[str, float]:
         """Return the trial's metrics that may be published, without its own ε, which is not the sweep's ε."""
         if trial is None:
             return {}

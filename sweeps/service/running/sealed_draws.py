@@ -58,7 +58,7 @@ def draw_trials(law: TrialCountLaw, num_candidates: int) -> tuple[Draw, ...]:
     )
 
 
-def drawn_trials(candidates: Sequence[Trial], draws: Sequence[Draw]) -> tuple[Trial, ...]:
+def trials_of_draws(candidates: Sequence[Trial], draws: Sequence[Draw]) -> tuple[Trial, ...]:
     """Return a trial for each draw, named after its position, which must not leave `trusted/`."""
     trials = []
     for number, draw in enumerate(draws):

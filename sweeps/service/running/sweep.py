@@ -91,12 +91,12 @@ def execute(
         plan, folder = sweep.plan, sweep.folder
         if options.service.dry_run:
             return Outcome(code=0, plan=plan)
-        with sweep.hold_folder(), ThreadPoolExecutor(1) as beside:
+        with sweep.hold_folder(), ThreadPoolExecutor(1) as executor:
 
             def open_tracker() -> Tracker:
                 return Tracker.open(sweep.tracking_uri, folder.root, *experiment_of(plan))
 
-            tracker = beside.submit(lambda: patiently(open_tracker, warn))  # connects while Ray starts
+            tracker = executor.submit(lambda: patiently(open_tracker, warn))  # connects while Ray starts
             if not plan.release.is_open:
                 code = drive(sweep, SealedRelease(sweep, tracker, clock))
                 return Outcome(code=code, plan=plan, folder=folder)

@@ -30,7 +30,7 @@ from trainers.config.tree import replace_options
 
 TrialsOf = Callable[[SweepOptions], Sequence[Trial]]
 """Returns all trials of a sweep with these options, ordered by repeat: all points once, then again."""
-_MORE_THAN_ALL = 1 + 1e-9
+_OVER_LIMIT = 1 + 1e-9
 _LEAST_SCALE = 1e-4
 
 
@@ -85,7 +85,7 @@ class Limits:
           has_fixed_noise: as in `fit`.
         """
         alternatives, mechanism = [], self.options.mechanism
-        if mechanism.noise_multiplier is None and not _have_noise(self.points):
+        if mechanism.noise_multiplier is None and not _have_fixed_noise(self.points):
             max_epsilon = mechanism.epsilon or self.total_epsilon or DEFAULT_EPSILON
             if epsilon := self._largest_epsilon(max_epsilon=max_epsilon):
                 alternatives.append(f"--epsilon {epsilon:g}")
@@ -117,7 +117,7 @@ class Limits:
 
         def fits(epsilon: float) -> bool:
             trials = self._calibrated(epsilon)
-            return trials is not None and self._share(trials) <= 1
+            return trials is not None and self._share_of_limits(trials) <= 1
 
         if fits(max_epsilon):
             return max_epsilon
@@ -127,13 +127,15 @@ class Limits:
             if near < SMALLEST_EPSILON:
                 return None
         scale = largest_that_fits(
-            lambda scale: self._share(_with_noise(start, 1 / scale)), maximum=1.0, minimum=_LEAST_SCALE
+            lambda scale: self._share_of_limits(_with_noise(start, 1 / scale)),
+            maximum=1.0,
+            minimum=_LEAST_SCALE,
         )
         if scale is None:
             return None
         quieter = _with_noise(start, 1 / scale)
         guess = max(trial.config.epsilon() for trial in quieter if is_proven(trial))
-        return _nearest(fits, min(guess, max_epsilon))
+        return _largest_near(fits, min(guess, max_epsilon))
 
     def _calibrated(self, epsilon: float) -> Sequence[Trial] | None:
         """Return the trials calibrated to an ε of one training; None if no noise gives this ε."""
@@ -160,7 +162,9 @@ class Limits:
         """Return the most repeats, or trials of a search, that fit, up to the number in the options; or 0."""
         trials, (_, max_count) = self.trials_of(self.options), self._count
         num_per_count = len(trials) // max_count
-        return largest_admitted(lambda number: self._share(trials[: num_per_count * number]) <= 1, max_count)
+        return largest_admitted(
+            lambda number: self._share_of_limits(trials[: num_per_count * number]) <= 1, max_count
+        )
 
     def _delta(self, proven: Sequence[Trial]) -> float:
         """Return the δ of the total: the smaller of the sweep's δ and the δ of the ledger's cap."""
@@ -169,7 +173,7 @@ class Limits:
         ledger, dataset_id = self.account
         return min(delta_of(proven), ledger.read_charges(dataset_id, with_pld=False).cap.delta)
 
-    def _share(self, trials: Sequence[Trial]) -> float:
+    def _share_of_limits(self, trials: Sequence[Trial]) -> float:
         """Return the share of the tighter limit that trials need: above 1 if they do not fit."""
         proven = [trial for trial in trials if is_proven(trial)]
         if not proven:
@@ -194,7 +198,7 @@ class Limits:
             if not release.is_open:
                 cost = cost_of(release, trials)
                 if cost is None or cost.tuned_epsilon is None:
-                    return _MORE_THAN_ALL
+                    return _OVER_LIMIT
                 curve = charged_curve(release, trials, spending.cap)
                 ledger.would_admit_sealed(
                     dataset_id, epsilon=cost.tuned_epsilon, delta=cost.delta, rdp_curve=curve
@@ -207,11 +211,11 @@ class Limits:
                 needed_share = total / rdp_left if rdp_left > 0 else math.inf
             ledger.would_admit(dataset_id, planned)
         except BudgetExceeded:
-            return max(needed_share, _MORE_THAN_ALL)
+            return max(needed_share, _OVER_LIMIT)
         return min(needed_share, 1.0)
 
 
-def _have_noise(points: Sequence[Point]) -> bool:
+def _have_fixed_noise(points: Sequence[Point]) -> bool:
     """Return whether every point with noise sets its own ε or σ, and there is such a point."""
     noises = [{name: point.changes.get(name) for name in ("epsilon", "noise_multiplier")} for point in points]
     private = [noise for noise in noises if noise["epsilon"] != math.inf]
@@ -225,22 +229,24 @@ def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
     False
     """
     mechanism = options.mechanism
-    return mechanism.epsilon is not None or mechanism.noise_multiplier is not None or _have_noise(points)
+    return (
+        mechanism.epsilon is not None or mechanism.noise_multiplier is not None or _have_fixed_noise(points)
+    )
 
 
 def _with_noise(trials: Sequence[Trial], factor: float) -> list[Trial]:
     """Return the trials with their noise multiplied by a factor."""
 
-    def louder(mechanism: Mechanism) -> Mechanism:
+    def with_noise(mechanism: Mechanism) -> Mechanism:
         return replace(mechanism, noise_multiplier=factor * mechanism.noise_multiplier)
 
     return [
-        replace(trial, config=replace(trial.config, mechanism=louder(trial.config.mechanism)))
+        replace(trial, config=replace(trial.config, mechanism=with_noise(trial.config.mechanism)))
         for trial in trials
     ]
 
 
-def _nearest(fits: Callable[[float], bool], guess: float) -> float | None:
+def _largest_near(fits: Callable[[float], bool], guess: float) -> float | None:
     """Return an ε of three digits that fits, at or below a guess; lower it by 1 %, then 2 %, 4 %, …"""
     epsilon, step = _rounded_down(guess), 0.01
     if fits(epsilon):

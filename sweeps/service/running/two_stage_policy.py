@@ -34,7 +34,7 @@ from sweeps.service.storage.sweep_lock import check_not_running
 from trainers.config.tree import replace_options
 from trainers.files.storage import storage_root
 
-_TUNING = "-tuning"
+_TUNING_SUFFIX = "-tuning"
 """The end of the first sweep's name."""
 
 
@@ -56,11 +56,11 @@ class FirstOfTwo(TrialPolicy):
 
     def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
         """Return the trials of both sweeps."""
-        return [*super().trials(inputs), *super().trials(self._second(inputs))]
+        return [*super().trials(inputs), *super().trials(self._second_inputs(inputs))]
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
         """Return the first sweep's plan, with the second sweep's trials. Raises as in `build_plan`."""
-        plan, after = super().plan(inputs), super().plan(self._second(inputs))
+        plan, after = super().plan(inputs), super().plan(self._second_inputs(inputs))
         note = (
             f"A comparison of {len(after.trials)} more trials follows. Its privacy statement covers the "
             "trials of both sweeps; sign that statement."
@@ -70,9 +70,9 @@ class FirstOfTwo(TrialPolicy):
 
     def resumed_name(self, name: str) -> str:
         """Return the name of the second sweep."""
-        return name.removesuffix(_TUNING)
+        return name.removesuffix(_TUNING_SUFFIX)
 
-    def _second(self, inputs: PlanInputs) -> PlanInputs:
+    def _second_inputs(self, inputs: PlanInputs) -> PlanInputs:
         """Return the inputs of the second sweep's plan, with the first sweep's mechanism options."""
         second = dataclasses.replace(self.options, mechanism=inputs.options.mechanism)
         return dataclasses.replace(
@@ -112,29 +112,31 @@ def run_tuned_sweep(
         )
     if options.data.are_private:
         candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
-    name = _name_of_both(question, options)
+    name = _second_name(question, options)
     methods = [candidate.changes.get("method", options.mechanism.method) for candidate in candidates]
     settings = {
-        candidate.label: _points(candidate, grid if method_named(method).trains else grid[:1])
+        candidate.label: _grid_points(candidate, grid if method_named(method).trains else grid[:1])
         for candidate, method in zip(candidates, methods, strict=True)
     }
-    first = replace_options(options, repeats=1, name=f"{name}{_TUNING}")
+    first = replace_options(options, repeats=1, name=f"{name}{_TUNING_SUFFIX}")
     print_line(f"tuning: {len(grid)} settings for each of {len(candidates)} candidates")
     second = replace_options(options, seed=options.service.seed + 1)
-    likely = [_final_point(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
+    provisional_points = [
+        _final_point(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates
+    ]
     tuning = execute(
         f"{question}-tuning",
         first,
         [point for points in settings.values() for point in points],
         None,
-        policy=FirstOfTwo(has_answer=False, question=question, options=second, points=likely),
+        policy=FirstOfTwo(has_answer=False, question=question, options=second, points=provisional_points),
         repeat_options=options,
     )
     if tuning.code or options.service.dry_run:
         return tuning.code
     scores = scores_to_compare(tuning.plan.data, methods)
     best_points = [
-        _best(settings[candidate.label], tuning, candidate, scores.get(method, ""))
+        _best_point(settings[candidate.label], tuning, candidate, scores.get(method, ""))
         for candidate, method in zip(candidates, methods, strict=True)
     ]
     assert tuning.folder is not None
@@ -145,7 +147,7 @@ def run_tuned_sweep(
     if (fit := tuning.plan.fit) is not None and fit.epsilon is not None:
         second = replace_options(second, epsilon=fit.epsilon)
     return execute(
-        question, second, best_points, figure, earlier=_earlier(tuning, grid), repeat_options=options
+        question, second, best_points, figure, earlier=_earlier_sweep(tuning, grid), repeat_options=options
     ).code
 
 
@@ -156,7 +158,7 @@ def select_methods(names: Sequence[str], data: DataOptions) -> list[Method]:
     methods remain that have a proven guarantee and the neighbouring relation of the first such method,
     because trainings with two relations have no total ε.
     """
-    methods = [method_named(name) for name in dict.fromkeys(names)] or _fitting(data)
+    methods = [method_named(name) for name in dict.fromkeys(names)] or _methods_for(data)
     if not data.are_private:
         return methods
     proven = [m for m in methods if m.label == "proven"]
@@ -167,7 +169,7 @@ def select_methods(names: Sequence[str], data: DataOptions) -> list[Method]:
     return comparable
 
 
-def _fitting(data: DataOptions) -> list[Method]:
+def _methods_for(data: DataOptions) -> list[Method]:
     """Return all methods without labels that can train on the data's modality; print the others."""
     of_images = data.modality == "image"
     kind = "images without texts" if of_images else "pairs of images and texts"
@@ -178,11 +180,11 @@ def _fitting(data: DataOptions) -> list[Method]:
     return fitting
 
 
-def _name_of_both(question: str, options: SweepOptions) -> str:
+def _second_name(question: str, options: SweepOptions) -> str:
     """Return the second sweep's name: `--name`, or a new name. Raises StorageError if `--name` is taken."""
     storage, root = options.storage, storage_root(options.storage.folder)
     if storage.name is None:
-        return unused_name(root / "sweeps", sweep_prefix(question, options), ends=("", _TUNING))
+        return unused_name(root / "sweeps", sweep_prefix(question, options), ends=("", _TUNING_SUFFIX))
     second = named_folder(root, storage.name)
     check_not_running(second)
     if not storage.resume and second.path.exists():
@@ -193,7 +195,7 @@ def _name_of_both(question: str, options: SweepOptions) -> str:
     return storage.name
 
 
-def _points(candidate: Point, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
+def _grid_points(candidate: Point, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
     """Return a point of the first sweep for each setting of the grid."""
     return [
         Point(
@@ -205,7 +207,7 @@ def _points(candidate: Point, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
     ]
 
 
-def _best(points: Sequence[Point], tuning: Outcome, candidate: Point, name: str) -> Point:
+def _best_point(points: Sequence[Point], tuning: Outcome, candidate: Point, name: str) -> Point:
     """Return the candidate's final point: its setting with the highest score `name`, the first among ties."""
 
     def score(point: Point) -> float:
@@ -226,7 +228,7 @@ def _final_point(candidate: Point, setting: Point, num_tried: int) -> Point:
     return Point(label=candidate.label, changes=setting.changes, params=params)
 
 
-def _earlier(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> EarlierSweep:
+def _earlier_sweep(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> EarlierSweep:
     assert tuning.folder is not None
     return EarlierSweep(
         sweep=tuning.folder.name,

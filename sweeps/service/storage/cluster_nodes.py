@@ -46,15 +46,15 @@ def living_nodes() -> list[ClusterNode]:
 
 
 def answers_of_nodes(
-    look: Callable[..., Any], *arguments: object, nodes: Sequence[ClusterNode], seconds: float
+    function: Callable[..., Any], *arguments: object, nodes: Sequence[ClusterNode], seconds: float
 ) -> dict[str, Any]:
     """Run a function on each node, and return the results by node id.
 
     Nodes that leave or do not answer in time are omitted.
 
     Args:
-      look: the function to run: a local function with its own imports, so that Ray sends its code to nodes
-        without this package.
+      function: a local function with its own imports, so that Ray sends its code to nodes without this
+        package.
       arguments: the function's arguments.
       nodes: the nodes to run it on.
       seconds: the time to wait for all nodes, because Ray may not yet know that a node is gone.
@@ -63,7 +63,7 @@ def answers_of_nodes(
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     untyped_ray: Any = ray
-    task = untyped_ray.remote(num_cpus=0, max_retries=0)(look)
+    task = untyped_ray.remote(num_cpus=0, max_retries=0)(function)
     node_ids = {
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
             *arguments

@@ -21,7 +21,7 @@ from sweeps.service.storage.sweep_folder import storage_errors
 
 _PREFIX = ".dpgcl-probe-"
 _TOKEN, _LOCK = "token", "lock"
-_LOOKS, _SECONDS_BETWEEN_LOOKS = 10, 0.5  # a network file system may show a new file late
+_NUM_READS, _SECONDS_BETWEEN_READS = 10, 0.5  # a network file system may show a new file late
 _ANSWER_SECONDS = 60.0
 SAME, OTHER, MISSING, UNWRITABLE = "same", "other", "missing", "unwritable"
 HELD, TAKEN, UNSUPPORTED = "held", "taken", "unsupported"
@@ -66,19 +66,19 @@ class StorageProbe:
     nodes: Sequence[NodeStorage]
     silent: Sequence[str] = ()
 
-    def apart(self) -> str:
+    def unshared_text(self) -> str:
         """Return a message on nodes that see another folder or none; "" if all see the driver's folder."""
-        apart = [node for node in self.nodes if node.folder != SAME]
-        if not apart:
+        nodes = [node for node in self.nodes if node.folder != SAME]
+        if not nodes:
             return ""
-        places = ", ".join(f"{node.node} ({_SEEN[node.folder]}{_because(node)})" for node in apart)
+        places = ", ".join(f"{node.node} ({_SEEN[node.folder]}{_because(node)})" for node in nodes)
         return f"the storage folder {self.folder} must be the same folder on all nodes; it is not on {places}"
 
-    def unlocked(self) -> str:
+    def unlocked_text(self) -> str:
         """Return a message with the nodes where locks do not hold; "" if they hold everywhere."""
-        unlocked = [node for node in self.nodes if node.lock in (TAKEN, UNSUPPORTED)]
-        names = ", ".join(f"{node.node}{_because(node)}" for node in unlocked)
-        return f"locks (flock) in {self.folder} do not hold between nodes ({names})" if unlocked else ""
+        nodes = [node for node in self.nodes if node.lock in (TAKEN, UNSUPPORTED)]
+        names = ", ".join(f"{node.node}{_because(node)}" for node in nodes)
+        return f"locks (flock) in {self.folder} do not hold between nodes ({names})" if nodes else ""
 
 
 _SEEN = {OTHER: "another folder at that path", MISSING: "no such folder", UNWRITABLE: "not writable"}
@@ -100,12 +100,12 @@ def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> S
     Raises:
       StorageError: this machine cannot write the folder.
     """
-    nodes, question = living_nodes(), look_function()
+    nodes, function = living_nodes(), probe_function()
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _hold_lock(folder) as (place, token):
-            arguments = place, token, _LOOKS, _SECONDS_BETWEEN_LOOKS
-            answers = answers_of_nodes(question, *arguments, nodes=nodes, seconds=answer_seconds)
+        with _hold_lock(folder) as (probe_path, token):
+            arguments = probe_path, token, _NUM_READS, _SECONDS_BETWEEN_READS
+            answers = answers_of_nodes(function, *arguments, nodes=nodes, seconds=answer_seconds)
     return StorageProbe(
         folder=folder,
         nodes=[NodeStorage(node=node.name, **answers[node.id]) for node in nodes if node.id in answers],
@@ -124,10 +124,10 @@ def check_shared(folder: Path, print_line: Callable[[str], None]) -> None:
     if len(living_nodes()) < 2:
         return
     probe = probe_storage(folder)
-    if apart := probe.apart():
-        raise StorageError(f"{apart}: {TO_SHARE}")
-    if unlocked := probe.unlocked():
-        print_line(f"storage: {unlocked}: {TO_LOCK}")
+    if unshared_text := probe.unshared_text():
+        raise StorageError(f"{unshared_text}: {TO_SHARE}")
+    if unlocked_text := probe.unlocked_text():
+        print_line(f"storage: {unlocked_text}: {TO_LOCK}")
     if probe.silent:
         print_line(f"storage: these nodes did not say if they share {folder}: {', '.join(probe.silent)}")
 
@@ -137,29 +137,29 @@ def _hold_lock(folder: Path) -> Iterator[tuple[str, str]]:
     """Create a temporary folder with a token, hold a lock there, and yield its path and the token."""
     token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=folder, ignore_cleanup_errors=True) as name:
-        place = Path(name)
-        (place / _TOKEN).write_text(token)
-        with (place / _LOCK).open("w") as file:
+        probe_path = Path(name)
+        (probe_path / _TOKEN).write_text(token)
+        with (probe_path / _LOCK).open("w") as file:
             with suppress(OSError):  # the nodes report it if locks are unsupported
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield name, token
 
 
-def look_function() -> Callable[[str, str, int, float], dict[str, Any]]:
+def probe_function() -> Callable[[str, str, int, float], dict[str, Any]]:
     """Return the function that checks the folder on the node that runs it, as fields of `NodeStorage`.
 
     It is local, so that Ray sends its code to nodes without this package.
     """
 
-    def look(place: str, token: str, looks: int, seconds_between: float) -> dict[str, Any]:
+    def probe_folder(probe_path: str, token: str, num_reads: int, seconds_between: float) -> dict[str, Any]:
         import errno
         import fcntl
         import os
         import time
         from pathlib import Path
 
-        folder = Path(place)
-        for _ in range(looks):
+        folder = Path(probe_path)
+        for _ in range(num_reads):
             try:
                 if (folder / "token").read_text() == token:
                     break
@@ -182,4 +182,4 @@ def look_function() -> Callable[[str, str, int, float], dict[str, Any]]:
             lock, error_text = ("held", "") if held else ("unsupported", os.strerror(error.errno or 0))
         return {"folder": "same", "lock": lock, "error_text": error_text}
 
-    return look
+    return probe_folder

@@ -32,10 +32,10 @@ class SlotFiles:
     """The slot tables of one data set, one for each capacity (number of slots).
 
     Attributes:
-      beside: the path of the tables, to whose name the capacity is appended.
+      base_path: the path of the tables, to whose name the capacity is appended.
     """
 
-    beside: Path
+    base_path: Path
     _file_contents: dict[int, bytes | None] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -51,13 +51,13 @@ class SlotFiles:
         if has_ledger and path is not None:
             mark = mark_path(expand_ranges(path)[0])
             if os.access(mark.parent, os.W_OK):
-                return cls(beside=mark.with_name(mark.name.removesuffix(MARK) + SLOTS))
+                return cls(base_path=mark.with_name(mark.name.removesuffix(MARK) + SLOTS))
         identity = repr((data.dataset if path is None else str(path.resolve()), data.unit_column))
-        return cls(beside=root / _FOLDER / hashlib.blake2b(identity.encode(), digest_size=12).hexdigest())
+        return cls(base_path=root / _FOLDER / hashlib.blake2b(identity.encode(), digest_size=12).hexdigest())
 
     def path(self, capacity: int) -> Path:
         """Return the file of the table with this number of slots."""
-        return self.beside.with_name(f"{self.beside.name}-{capacity}.npz")
+        return self.base_path.with_name(f"{self.base_path.name}-{capacity}.npz")
 
     def holding(self, capacity: int, ids: Ids) -> SlotTable:
         """Return the stored table, extended by slots for the new ones of these ids; `keep` writes it.

@@ -43,10 +43,10 @@ from trainers.files.progress import PROGRESS_FILE
 
 LAYOUT = 5
 """The layout version of a sweep's folder; a folder of another layout is not continued."""
-_SETTLE = ("python", "-m", "sweeps.settle")
+_SETTLE_COMMAND = ("python", "-m", "sweeps.settle")
 _TRACES = ("trials", "checkpoints", "drawn", "started", "trusted", "release", "suggested")
 
-_DRAWN = (".png", ".svg", ".pdf", ".html", ".csv", ".md", ".tex")
+_FIGURE_SUFFIXES = (".png", ".svg", ".pdf", ".html", ".csv", ".md", ".tex")
 
 
 def is_drawn(name: str) -> bool:
@@ -55,7 +55,7 @@ def is_drawn(name: str) -> bool:
     >>> is_drawn("group_size.png"), is_drawn("trials/S4-r0.csv"), is_drawn(".group_size.png.part")
     (True, False, False)
     """
-    return Path(name).suffix in _DRAWN and "/" not in name and not name.startswith(".")
+    return Path(name).suffix in _FIGURE_SUFFIXES and "/" not in name and not name.startswith(".")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +286,7 @@ def find_folder(
     folder = named_folder(root, name)
     plan = folder.read_plan()
     if plan is None:
-        _refuse_traces(folder)
+        _check_no_traces(folder)
         if resume:
             raise StorageError(f"nothing to resume: there is no sweep {name!r} in {sweeps}")
         return folder
@@ -294,7 +294,7 @@ def find_folder(
         raise StorageError(
             f"the sweep folder {folder.path} has layout {plan.get('layout')}, and this version continues "
             f"only layout {LAYOUT}. Choose another --name. To close its reservations in a ledger, run "
-            f"{shlex.join([*_SETTLE, '--name', name, '--storage', str(root)])}"
+            f"{shlex.join([*_SETTLE_COMMAND, '--name', name, '--storage', str(root)])}"
         )
     if plan.get("fingerprint") != fingerprint:
         raise StorageError(
@@ -324,7 +324,7 @@ def named_folder(root: Path, name: str) -> SweepFolder:
     return SweepFolder(root / "sweeps" / name)
 
 
-def _refuse_traces(folder: SweepFolder) -> None:
+def _check_no_traces(folder: SweepFolder) -> None:
     """Raise StorageError if a folder without a plan has files of trials, whose settings are unknown."""
     traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]
     if traces:
@@ -350,8 +350,8 @@ def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
     """
     if not isinstance(before, dict) or now is None:
         return ""
-    passing = {field.name for field in dataclasses.fields(PerformanceConfig)}
-    names = sorted((before.keys() | now.keys()) - passing)
+    performance_names = {field.name for field in dataclasses.fields(PerformanceConfig)}
+    names = sorted((before.keys() | now.keys()) - performance_names)
     new_params = json.loads(json.dumps(dict(now)))
     pairs = [(name, before.get(name, "varied"), new_params.get(name, "varied")) for name in names]
     changes = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]

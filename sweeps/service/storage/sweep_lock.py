@@ -26,7 +26,7 @@ def hold_sweep(folder: SweepFolder, *, is_closed: bool = False) -> Iterator[None
       StorageError: another driver holds the lock, or the folder cannot be written.
     """
     path = folder.path
-    missing = [each for each in (path, *path.parents) if not each.exists()]
+    new_folders = [each for each in (path, *path.parents) if not each.exists()]
     lock = FileLock(path / "lock", mode=0o600, fallback_to_soft=False)
     with storage_errors(path):
         make_folder(path, mode=0o700 if is_closed else 0o777)
@@ -42,7 +42,7 @@ def hold_sweep(folder: SweepFolder, *, is_closed: bool = False) -> Iterator[None
         if not (path / "plan.json").exists():
             (path / "lock").unlink(missing_ok=True)
             with suppress(OSError):  # a folder with other content stays
-                for each in missing:
+                for each in new_folders:
                     each.rmdir()
         lock.release()
 
