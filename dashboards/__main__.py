@@ -45,7 +45,7 @@ def list_command(tracking_uri: str | None = None) -> None:
     Args:
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
     """
-    from dashboards.query.sweeps import list_sweeps  # here, with pandas: the help needs neither
+    from dashboards.query.sweeps import list_sweeps  # loads pandas, which --help does not need
 
     sweeps = list_sweeps(tracking_uri or default_tracking_uri())
     print(sweeps.astype(object).where(sweeps.notna(), "sealed").to_string(index=False))
@@ -102,14 +102,14 @@ def compare_command(
       axis: param to draw against, instead of the question's own axis.
       output: folder to write; default `figures/compare_SWEEPS` in the results folder.
     """
-    from dashboards.compose.comparison import comparison_of, overlaid, question_of
+    from dashboards.compose.comparison import comparison_of, overlay_sweeps, question_of
     from dashboards.figures import load_for, write_drawing
     from dashboards.query.trial_frames import load_trials
 
     uri = tracking_uri or default_tracking_uri()
     common_question = question_of([load_trials(uri, run) for run in runs], question)
     common_question = common_question if axis is None else common_question.along(axis)
-    trials = overlaid([load_for(common_question, uri, run) for run in runs])
+    trials = overlay_sweeps([load_for(common_question, uri, run) for run in runs])
     content, numbers = comparison_of(trials, common_question)
     return write_drawing(content, numbers, output or _folder_of("compare", *runs), "comparison")
 

@@ -34,9 +34,15 @@ _FORMULA = re.compile(r"\s*(?![+-](?:\d|inf))[=+\-@|%]|[\t\r\n]")
 def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder: Path) -> list[Path]:
     """Load a sweep, write its figure and its tables, and return their paths.
 
+    Args:
+      question: the question or its name, which names the files.
+      tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
+      sweep: the sweep's name, or the id of its run; None for the sweep started last.
+      folder: output folder, created if missing.
+
     Raises:
-      TrackingError: the server does not answer.
-      DashboardError: the sweep does not make this figure.
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: there is no such sweep, or its trials do not form this figure.
       OSError: the folder cannot be written.
     """
     trials = load_for(question, tracking_uri, sweep)
@@ -128,14 +134,18 @@ def _without_formulas(numbers: pd.DataFrame) -> pd.DataFrame:
     ["'=1+1", 'a=b', -1.0]
     """
 
-    def plain(value: object) -> object:
+    def escape_formula(value: object) -> object:
         return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
-    return numbers.map(plain).rename(columns=plain)
+    return numbers.map(escape_formula).rename(columns=escape_formula)
 
 
 def load_for(question: Question | str, tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
-    """Load a question's data: its trials or, for convergence, one row per trial and recorded step.
+    """Load the trials of a sweep; for the question "convergence", one row per trial and recorded step.
+
+    Args:
+      question: the question or its name.
+      tracking_uri, sweep: as for `dashboards.query.trial_frames.load_trials`.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
@@ -148,7 +158,7 @@ def load_for(question: Question | str, tracking_uri: str, sweep: str | None = No
     name = sweep or str(trials["sweep"].iloc[0])
     metrics = [metric for metric in question.series if metric in trials]
     frames = [series_of(tracking_uri, trials, metric) for metric in metrics]
-    # Each frame has the last values of the other series, which do not belong to its steps.
+    # Each frame still has the other metrics' last values, which do not belong to its steps.
     frames = [
         frame.drop(columns=[name for name in metrics if name != metric and name in frame])
         for metric, frame in zip(metrics, frames, strict=True)

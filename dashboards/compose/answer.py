@@ -58,7 +58,7 @@ OWN = Question(
     text="Which point?",
     axis=Axis(column=POINT, label="Point", symbol="point", scale="categorical"),
 )
-"""The question of sweeps with the user's own points: each point is a setting, named by its label."""
+"""The question of a sweep whose settings the user lists as points: each point is named by its label."""
 NUM_RECORDS, MAJORITY = "num_scored_records", "scored_majority_share"
 _WITHOUT_PRIVACY = "the best without privacy"
 _EPSILON = "target_epsilon"
@@ -70,9 +70,10 @@ class PrivacyNumbers:
 
     Attributes:
       training_epsilon: ε of one training, the costliest if they differ; None without a guarantee.
-      tuned_epsilon: ε of the whole sweep, including tuning; None if there is none.
-      delta: δ of both.
-      epsilon_remaining: the rest of the cap of the ledger's filter; None without a ledger, or with quotas.
+      tuned_epsilon: ε of the whole sweep, including tuning; None if it was not accounted.
+      delta: the δ at which both ε hold.
+      epsilon_remaining: ε that the ledger's cap still allows; None without a ledger, or if the ledger counts
+        steps against quotas.
       trainings_remaining: how many trainings like the costliest still fit the ledger; None without a ledger.
     """
 
@@ -83,7 +84,7 @@ class PrivacyNumbers:
     trainings_remaining: int | None = None
 
     def text(self) -> str:
-        """Return the numbers in a sentence.
+        """Return the privacy cost and the remaining budget in a sentence.
 
         >>> PrivacyNumbers(training_epsilon=1.0, tuned_epsilon=4.0, delta=1e-5, trainings_remaining=3).text()
         'ε of one training: 1; of the whole sweep: 4, at δ = 1e-05; the ledger allows 3 more such trainings.'
@@ -103,15 +104,15 @@ class PrivacyNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting of a sweep, over the repeats that all settings have.
+    """One setting of a sweep, with its scores over the repeats that all settings have.
 
     Attributes:
       name: the name for readers, for example "S = 8".
       values: the values that distinguish the setting, by column.
       mean: its mean score, a fraction.
       cost: the cost of one training.
-      over_start: its difference to the network before training; None if that network was not scored.
-      over_best: its difference to the highest setting; None for the highest itself.
+      over_start: its score minus the score of the network before training; None if that was not scored.
+      over_best: its score minus the score of the setting with the highest mean; None for that setting itself.
       trials: names of its trials.
     """
 
@@ -125,24 +126,24 @@ class Setting:
 
     @property
     def is_contender(self) -> bool:
-        """Whether this setting is the highest, or not distinguishable from the highest."""
+        """Whether this setting has the highest mean, or is not distinguishable from the one that has it."""
         return self.over_best is None or not self.over_best.is_distinguishable
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The decision among settings that may be compared.
+    """The decision among settings whose scores may be compared.
 
     Attributes:
-      at: the settings' common value, for example "ε = 1"; empty if the sweep has one choice.
+      at: the ε that the settings share, for example "ε = 1"; empty if the sweep has one choice.
       settings: all candidates, in the order of the axis.
       best: name of the setting with the highest mean score.
       take: name of the setting to take.
-      within_noise: the settings that are not distinguishable from the best setting, including it, in words.
-      sources: the sources from which chance was estimated: "repeats and test records", one of them, or
-        "nothing".
-      num_repeats_needed: number of repeats that would show the present lead; None if the lead is shown, or if
-        the number is too large.
+      within_noise: names of the best setting and of all settings not distinguishable from it, as one text.
+      sources: the sources from which chance was estimated: "repeats and test records", "repeats",
+        "test records", or "nothing".
+      num_repeats_needed: number of repeats with which a lead as large as the present one would be
+        distinguishable; None if it already is, or if no number up to `MOST_REPEATS` is known to suffice.
     """
 
     at: str
@@ -165,7 +166,7 @@ class Choice:
 
     @property
     def contenders(self) -> list[str]:
-        """Names of the settings that are not distinguishable from the best setting, including it."""
+        """Names of the best setting and of all settings not distinguishable from it."""
         return [setting.name for setting in self.settings if setting.is_contender]
 
     @property
@@ -175,7 +176,7 @@ class Choice:
         return max(settings, key=lambda setting: setting.mean, default=None)
 
     def advice(self, title: str) -> str:
-        """Return the recommendation and its reason."""
+        """Return the recommendation and its reason, with the score's `title`."""
         best, setting = self.best_setting, self.recommendation
         name, score = setting.name, f"{100 * setting.mean:.2f} % {title}"
         if len(self.settings) == 1:
@@ -192,17 +193,17 @@ class Choice:
         return f"take {name}: the highest, {score}; {self.within_noise} are within noise of each other"
 
     def lead(self) -> str:
-        """Return the lead of the setting to take over its start, and of the highest setting over the next."""
-        setting, runner = self.recommendation, self.runner_up
+        """Return the gain of the setting to take over its start, and the best one's lead over the next."""
+        setting, second = self.recommendation, self.runner_up
         phrases = [f"{setting.name}: {setting.over_start.text()}"] if setting.over_start is not None else []
-        if runner is not None and runner.over_best is not None:
-            lead = dataclasses.replace(runner.over_best, mean=0.0 - runner.over_best.mean, minus=runner.name)
+        if second is not None and second.over_best is not None:
+            lead = dataclasses.replace(second.over_best, mean=0.0 - second.over_best.mean, minus=second.name)
             prefix = f"{self.best}: " * (self.best != self.take or not phrases)
             phrases.append(f"{prefix}{lead.text()}, the second highest")
         return "; ".join(phrases)
 
     def power(self) -> str:
-        """Return the lead that this choice could show, and the repeats needed to show the present lead."""
+        """Return the smallest distinguishable lead, and the repeats that the present lead would need."""
         if self.smallest_lead is None:
             return ""
         num_repeats = self.num_repeats_needed
@@ -211,7 +212,7 @@ class Choice:
 
     @property
     def smallest_lead(self) -> float | None:
-        """The smallest lead of the best setting that would be distinguishable; None if none would be."""
+        """The smallest distinguishable lead of the best setting over the runner-up; None if none would be."""
         runner = self.runner_up
         return runner.over_best.smallest if runner is not None and runner.over_best is not None else None
 
@@ -221,18 +222,18 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer of a sweep.
+    """The answer of a sweep: which setting to take, by what lead, and at what privacy cost.
 
     Attributes:
       question: the question in words.
-      score: the metric that decides the answer.
+      score: name of the metric by which the settings are compared.
       num_repeats: number of repeats that every setting has, so that differences are paired.
       num_repeats_left_out: number of repeats that some setting lacks because trials failed or have not
         finished.
       choices: one choice, or one for each ε.
-      left_out: the trials and settings that are not candidates, with the reasons.
-      references: mean scores of references that cost nothing, and of the best training without privacy, by
-        name.
+      left_out: sentences that name the trials and settings that are not candidates, with the reasons.
+      references: mean scores by name, of baselines that need none of these trainings (raw pixels, the
+        untrained network, the start) and of the best training without privacy.
       num_records: number of scored records; None if it is not public.
       majority_share: share of the largest class among the scored records; None without labels.
       privacy: the privacy cost; None if it is not known here.
@@ -251,7 +252,7 @@ class Answer:
 
     @property
     def settings(self) -> list[Setting]:
-        """All candidates."""
+        """The settings of all choices."""
         return [setting for choice in self.choices for setting in choice.settings]
 
     @property
@@ -261,7 +262,7 @@ class Answer:
 
     @property
     def gains(self) -> bool | None:
-        """Whether the setting to take is distinguishable above its start; None if no start was scored."""
+        """Whether every setting to take is distinguishably above its start; None if no start was scored."""
         gains = [gain for choice in self.choices if (gain := choice.recommendation.over_start) is not None]
         return all(gain.verdict == HIGHER for gain in gains) if gains else None
 
@@ -281,7 +282,7 @@ class Answer:
         return f"{self.question} {'; '.join([text, *others])}."
 
     def beaten(self) -> str | None:
-        """Return the references that cost nothing and score above every setting; None if there are none."""
+        """Return a sentence on the baselines that score above every setting; None without any."""
         highest = max(setting.mean for setting in self.settings)
         above = {
             name: mean
@@ -295,17 +296,17 @@ class Answer:
         return f"{names[:1].upper()}{names[1:]} {verb} above every setting in {self.title}."
 
     def leads(self) -> str:
-        """Return the lead of the settings to take."""
+        """Return the leads of all choices in a sentence; empty if there are none."""
         leads = [(choice.at, choice.lead()) for choice in self.choices]
-        return _in_a_row([f"at {at}, {text}" if at else text for at, text in leads if text])
+        return _leads_sentence([f"at {at}, {text}" if at else text for at, text in leads if text])
 
     def beside(self) -> str:
-        """Return the references, for comparison."""
+        """Return the references' scores in a sentence; empty without references."""
         scores = [f"{name} {100 * mean:.2f} %" for name, mean in self.references.items()]
         return f"For comparison: {', '.join(scores)}." if scores else ""
 
     def basis(self) -> str:
-        """Return the basis of the answer, and the differences that it could have shown."""
+        """Return the repeats and test records behind the answer, and the leads that they can show."""
         repeats = f"{self.num_repeats} repeat{'s' * (self.num_repeats != 1)}"
         if self.num_repeats_left_out:
             repeats += f" ({self.num_repeats_left_out} left out: not all their trials have finished)"
@@ -326,7 +327,7 @@ class Answer:
         return f"leads of at least {low if low == high else f'{low} to {high}'} points are distinguishable"
 
     def warning(self) -> str | None:
-        """Return a warning if the setting to take is not distinguishable above its start, else None."""
+        """Return a warning if a setting to take is not distinguishably above its start, else None."""
         if self.gains is not False:
             return None
         settings = [(choice.at, choice.recommendation) for choice in self.choices]
@@ -334,19 +335,19 @@ class Answer:
         below = [
             f"{setting.name}{f' at {at}' * bool(at)}" for at, setting, gain in gains if gain.verdict == LOWER
         ]
-        lacking = [at for at, _, gain in gains if gain.verdict != HIGHER]
+        no_gain = [at for at, _, gain in gains if gain.verdict != HIGHER]
         start = gains[0][2].minus
         if below:
-            addition = f", and no gain is distinguishable at {list_names(lacking)}" if len(gains) > 1 else ""
+            addition = f", and no gain is distinguishable at {list_names(no_gain)}" if len(gains) > 1 else ""
             return f"{list_names(below)} scores below {start}{addition}"
-        if len(lacking) < len(gains):
-            return f"no gain over {start} is distinguishable at {list_names(lacking)}"
+        if len(no_gain) < len(gains):
+            return f"no gain over {start} is distinguishable at {list_names(no_gain)}"
         unknown = self.choices[0].sources == "nothing"
         reason = "one repeat is too few" if unknown else "it may have learned nothing from the data"
         return f"no gain over {start} is distinguishable: {reason}"
 
     def first_lines(self) -> list[str]:
-        """Return the recommendation with references above it, the warning or else the lead, and the cost."""
+        """Return the answer in short: the recommendation, the warning or else the lead, and the cost."""
         warning = self.warning()
         first = " ".join(filter(None, [self.beaten(), self.headline()]))
         privacy = [self.privacy.text()] if self.privacy is not None else []
@@ -377,7 +378,7 @@ class Answer:
         return numbers
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values, with the sentences in `lines` and the settings in `take`."""
+        """Return all fields as JSON values, with `lines`, `warning` and `take` under their names."""
         values: dict[str, Any] = json.loads(TypeAdapter(Answer).dump_json(self))  # None for infinity
         return values | {"lines": self.lines(), "warning": self.warning(), "take": self.take}
 
@@ -386,7 +387,7 @@ class Answer:
         """Return the answer from the values that `as_dict` returned.
 
         Raises:
-          DashboardError: the values are not an answer, or an answer of another version.
+          DashboardError: the values do not form an answer, or their format is of another version.
         """
         try:
             answer = TypeAdapter(cls).validate_python(values)
@@ -400,7 +401,7 @@ def _with_article(name: str) -> str:
     return f"the {name}" if name.endswith(("network", "start")) else name
 
 
-def _in_a_row(texts: Sequence[str]) -> str:
+def _leads_sentence(texts: Sequence[str]) -> str:
     text = "; ".join(texts)
     return f"{text[:1].upper() if text.startswith('at ') else text[:1]}{text[1:]}." if text else ""
 
@@ -413,20 +414,21 @@ def answer_of(
     *,
     paired: bool = True,
 ) -> Answer | None:
-    """Return the answer of a sweep; None if no trial has a score.
+    """Return the answer of a sweep: the setting to take, and why; None if no candidate has a score.
 
     Args:
       trials: trials from `dashboards.query.trial_frames.load_trials`, or with the same columns.
-      question: the question or its name; `OWN` for the user's own points.
+      question: the question or its name; `OWN` if the user listed the settings as points.
       privacy: the sweep's privacy cost.
-      outcomes: outcomes on public test records, by the trial's name; without them only repeats count as
-        chance.
-      paired: whether a repeat is the same in all settings; otherwise each setting has its own repeats.
+      outcomes: by the trial's name, what each public test record contributes to its scores; without them,
+        chance is estimated from repeats alone.
+      paired: whether trials with the same repeat number share their seed in all settings; otherwise each
+        setting has its own repeats.
 
     Raises:
       DashboardError: as in `dashboards.compose.selection.shown_trials`.
     """
-    question = _about_settings(find_question(question))
+    question = _question_over_settings(find_question(question))
     trials = shown_trials(prepare_trials(trials, question), question)
     scores = panel_scores(common_scores(trials))
     score = objective(trials) if question.kind == "search" else next(iter(scores), None)
@@ -467,8 +469,8 @@ def answer_of(
     )
 
 
-def _about_settings(question: Question) -> Question:
-    """Return the question over settings if its axis is not a setting: steps, and data sets to probe."""
+def _question_over_settings(question: Question) -> Question:
+    """Return the question, with the method as axis if its own axis (steps, probe data sets) is no setting."""
     if question.is_comparable and question.kind != "convergence":
         return question
     axis = Axis(column="method", label="Method", symbol="method", scale="categorical", order=tuple(METHODS))
@@ -476,7 +478,7 @@ def _about_settings(question: Question) -> Question:
 
 
 def prepare_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return the trials with the columns that the question needs and no trial records."""
+    """Return the trials with the columns that the question's figure needs but MLflow does not hold."""
     column = question.axis.column
     if question.kind == "search":
         return number_trials(trials)
@@ -492,7 +494,7 @@ def prepare_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 
 def _candidates(trials: pd.DataFrame, question: Question, score: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return the trials of the candidate settings, and the omitted settings with the reasons."""
+    """Return the trials of the candidate settings, and sentences on the omitted settings with the reasons."""
     column = question.axis.column if question.kind == "search" or "method" not in trials else "method"
     candidates, reasons = trials, []
     is_proven = trials["guarantee"] == PROVEN
@@ -506,12 +508,12 @@ def _candidates(trials: pd.DataFrame, question: Question, score: str) -> tuple[p
         reasons.append((reason, dropped_rows))
     sentences = []
     for reason, dropped_rows in reasons:
-        claims = dropped_rows[dropped_rows["guarantee"] == AS_PUBLISHED]
-        names = list(dict.fromkeys(value_text(_plain(value)) for value in dropped_rows[column]))
-        shared_names = set(names) & {value_text(_plain(value)) for value in candidates[column]}
+        published_rows = dropped_rows[dropped_rows["guarantee"] == AS_PUBLISHED]
+        names = list(dict.fromkeys(value_text(_python_value(value)) for value in dropped_rows[column]))
+        shared_names = set(names) & {value_text(_python_value(value)) for value in candidates[column]}
         subject = (
             f"{len(dropped_rows)} training{'s' * (len(dropped_rows) != 1)} without noise"
-            if shared_names and claims.empty
+            if shared_names and published_rows.empty
             else list_names(names)
         )
         sentences.append(f"Left out, {reason}: {subject}.")
@@ -519,7 +521,7 @@ def _candidates(trials: pd.DataFrame, question: Question, score: str) -> tuple[p
 
 
 def _references(trials: pd.DataFrame, candidates: pd.DataFrame, score: str) -> dict[str, float]:
-    """Return mean scores of free references, of the best network, and of the best without privacy."""
+    """Return the mean scores of `Answer.references`; of a baseline, the highest over the networks."""
     networks = candidates[NETWORK].map(str) if NETWORK in candidates else pd.Series("", candidates.index)
     references = {}
     for baseline in BASELINES:
@@ -535,21 +537,21 @@ def _references(trials: pd.DataFrame, candidates: pd.DataFrame, score: str) -> d
 
 
 def _shared_number(trials: pd.DataFrame, name: str, kind: Any) -> Any:
-    """Return a number that all trials share; None if there is none."""
+    """Return the number in a column, as `kind`, if all trials have the same; else None."""
     return kind(trials[name].iloc[0]) if has_values(trials, name) and trials[name].nunique() == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidates:
-    """Settings that are compared with each other.
+    """Settings that are compared with each other, as their trials.
 
     Attributes:
       trials: the trials of all settings.
       question: the sweep's question.
       score: the score by which they are compared.
-      level: the level of the decision among them.
-      outcomes: outcomes on public test records, by the trial's name.
-      is_paired: whether a repeat is the same in all settings; otherwise each setting has its own repeats.
+      level: as in `dashboards.compose.decision.Layout`.
+      outcomes: by the trial's name, what each public test record contributes to its scores.
+      is_paired: as `paired` in `answer_of`.
     """
 
     trials: pd.DataFrame
@@ -575,13 +577,13 @@ class _Candidates:
 
     @cached_property
     def starts(self) -> list[tuple[str, pd.Series]]:
-        """Name and scores of the network before each setting's trainings, for trials with a scored start."""
+        """The start's name and its score for each trial, for each setting with a scored start."""
         return [start for cell in self.cells if (start := start_of(cell, self.score)) is not None]
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """Scores by repeat, with a column for each setting."""
-        return pd.concat([_by_repeat(cell, cell[self.score]) for cell in self.cells], axis=1)
+        """Scores, `[repeats, settings]`; NaN where a setting lacks a repeat."""
+        return pd.concat([_repeat_means(cell, cell[self.score]) for cell in self.cells], axis=1)
 
     @property
     def num_repeats(self) -> int:
@@ -590,33 +592,33 @@ class _Candidates:
 
     @property
     def num_left_out(self) -> int:
-        """Number of repeats that some setting lacks."""
+        """Number of repeats that are not used because some setting lacks them."""
         return len(self.scores) - self.num_repeats if self.is_paired else 0
 
     @cached_property
     def layout(self) -> Layout:
-        """The scores of all settings, and the known data on their starts and test records."""
-        whole, noise = self.scores.dropna(), _noise_variance(self.trials, self.score)
+        """The scores of all settings over the common repeats, with starts and test records if known."""
+        complete, noise_variance = self.scores.dropna(), _noise_variance(self.trials, self.score)
         if not self.is_paired:
-            return self._layout_within(noise)
+            return self._unpaired_layout(noise_variance)
         starts = None
         if len(self.starts) == len(self.cells):
-            before = [
-                _by_repeat(cell, start) for cell, (_, start) in zip(self.cells, self.starts, strict=True)
+            means = [
+                _repeat_means(cell, start) for cell, (_, start) in zip(self.cells, self.starts, strict=True)
             ]
-            starts = pd.concat(before, axis=1).reindex(whole.index).dropna().to_numpy(float)
+            starts = pd.concat(means, axis=1).reindex(complete.index).dropna().to_numpy(float)
         return Layout(
-            scores=whole.to_numpy(float) if len(whole) else self.scores.mean().to_numpy(float)[None],
-            starts=starts if starts is not None and len(starts) == len(whole) > 0 else None,
-            records=self._record_spread(list(whole.index)),
-            noise_variance=noise,
+            scores=complete.to_numpy(float) if len(complete) else self.scores.mean().to_numpy(float)[None],
+            starts=starts if starts is not None and len(starts) == len(complete) > 0 else None,
+            records=self._record_spread(list(complete.index)),
+            noise_variance=noise_variance,
             level=self.level,
         )
 
-    def _layout_within(self, noise: float) -> Layout:
-        """Return the layout of settings that each have their own repeats, or none.
+    def _unpaired_layout(self, noise_variance: float) -> Layout:
+        """Return the layout of settings that share no repeats, or have none.
 
-        Only settings whose starts were all scored have gains; a search has none.
+        Gains over the start are included if all starts were scored, but never for a search.
         """
         cells, counts = self.cells, tuple(map(len, self.cells))
         outcomes = [self._mean_outcomes(cell, self.score) for cell in cells]
@@ -628,7 +630,7 @@ class _Candidates:
             scores=np.array([[float(cell[self.score].mean()) for cell in cells]]),
             starts=np.array([[float(start.mean()) for start in starts]]) if has_gains else None,
             records=RecordSpread.of(np.stack(means)[None]) if len(means) == len(cells) else None,
-            noise_variance=noise,
+            noise_variance=noise_variance,
             level=self.level,
             within=_variance_within([cell[self.score] for cell in cells]),
             counts=counts,
@@ -636,7 +638,7 @@ class _Candidates:
         )
 
     def _record_spread(self, repeats: Sequence[Any]) -> RecordSpread | None:
-        """Return the spread over records; None unless all trainings were scored on the same records."""
+        """Return the spread over records in these repeats; None unless all scored the same records."""
         if not self.outcomes or not repeats:
             return None
         parts = [[cell[cell["repeat"] == repeat] for cell in self.cells] for repeat in repeats]
@@ -650,7 +652,7 @@ class _Candidates:
         return RecordSpread.of(np.array(outcomes, dtype=float))
 
     def _mean_outcomes(self, rows: pd.DataFrame, score: str) -> NDArray[np.float64] | None:
-        """Return the mean outcome of each record over trials; None if not all trials were scored on it."""
+        """Return each record's mean outcome over trials; None if not all scored the same records."""
         names = list(map(str, rows["trial"])) if "trial" in rows else []
         outcomes = [self.outcomes[name] for name in names if name in self.outcomes]
         if not names or len(outcomes) < len(names) or any(score not in trial.scores for trial in outcomes):
@@ -662,15 +664,15 @@ class _Candidates:
         return means.astype(float)
 
     def choice(self, at: str) -> Choice:
-        """Return the decision among the settings."""
-        layout, names = self.layout, [self._name(cell) for cell in self.cells]
+        """Return the decision among the settings; `at` names the ε that they share."""
+        layout, names = self.layout, [self._setting_name(cell) for cell in self.cells]
         start = start_text({name for name, _ in self.starts})
         costs = _costs(self.trials, self.cells)
         best, recommendation = int(layout.means.argmax()), layout.recommend(costs)
         settings = tuple(
             Setting(
                 name=names[number],
-                values={name: _plain(cell[name].iloc[0]) for name in self._columns},
+                values={name: _python_value(cell[name].iloc[0]) for name in self._setting_columns},
                 mean=float(layout.means[number]),
                 cost=costs[number],
                 over_start=layout.over_start(number, start),
@@ -687,39 +689,39 @@ class _Candidates:
             settings=settings,
             best=names[best],
             take=names[recommendation],
-            within_noise=self._span(contenders),
+            within_noise=self._names_text(contenders),
             sources=layout.sources,
             num_repeats_needed=num_repeats_needed,
         )
 
-    def _span(self, numbers: Sequence[int]) -> str:
-        """Return the names of some settings, with neighbours on a numeric axis as a range."""
-        names = [self._name(self.cells[number]) for number in numbers]
-        has_one_axis = len(self._varying) <= 1 and self.question.axis.scale != "categorical"
+    def _names_text(self, numbers: Sequence[int]) -> str:
+        """Return the names of the settings with these indices; adjacent numbers on an axis become a range."""
+        names = [self._setting_name(self.cells[number]) for number in numbers]
+        has_one_axis = len(self._varying_columns) <= 1 and self.question.axis.scale != "categorical"
         in_a_row = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
         if not (has_one_axis and in_a_row) or self.question.kind == "search":
             return list_names(names)
-        last = value_text(_plain(self.cells[numbers[-1]][self.question.axis.column].iloc[0]))
+        last = value_text(_python_value(self.cells[numbers[-1]][self.question.axis.column].iloc[0]))
         return f"{names[0]} to {last}"
 
     @property
-    def _columns(self) -> list[str]:
+    def _setting_columns(self) -> list[str]:
         """Columns that define a setting: the searched columns, or the axis and all columns that vary."""
         if self.question.kind == "search":
             return searched_columns(self.trials)
-        return list(dict.fromkeys([self.question.axis.column, *self._varying]))
+        return list(dict.fromkeys([self.question.axis.column, *self._varying_columns]))
 
     @property
-    def _varying(self) -> list[str]:
+    def _varying_columns(self) -> list[str]:
         columns = [self.question.axis.column if name == ORDER else name for name in self.keys]
         return [name for name in columns if self.trials[name].map(str).nunique() > 1]
 
-    def _name(self, cell: pd.DataFrame) -> str:
+    def _setting_name(self, cell: pd.DataFrame) -> str:
         if self.question.kind == "search":
-            first = f"trial-{value_text(_plain(cell['trial_number'].min()))}"
+            first = f"trial-{value_text(_python_value(cell['trial_number'].min()))}"
             return first if len(cell) == 1 else f"{first} ({len(cell)} trainings)"
-        names = self._varying or [self.question.axis.column]
-        first, *others = (self._value_name(name, _plain(cell[name].iloc[0])) for name in names)
+        names = self._varying_columns or [self.question.axis.column]
+        first, *others = (self._value_name(name, _python_value(cell[name].iloc[0])) for name in names)
         return first + (f" at {', '.join(others)}" if others else "")
 
     def _value_name(self, column: str, value: Any) -> str:
@@ -731,19 +733,19 @@ class _Candidates:
         return f"{symbol(column)} = {value_text(value)}"
 
 
-def _by_repeat(cell: pd.DataFrame, values: pd.Series) -> pd.Series:
+def _repeat_means(cell: pd.DataFrame, values: pd.Series) -> pd.Series:
     return values.groupby(cell["repeat"]).mean()
 
 
 def _variance_within(cells: Sequence[pd.Series]) -> tuple[float, int]:
-    """Return the variance within settings, pooled over these, and its degrees of freedom."""
+    """Return the variance of the values within settings, pooled over them, and its degrees of freedom."""
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in cells)
     degrees = sum(len(values) - 1 for values in cells)
     return (squares / degrees if degrees else 0.0), degrees
 
 
 def _noise_variance(rows: pd.DataFrame, score: str) -> float:
-    """Return the variance of the noise in one noised score; zero for any other."""
+    """Return the variance of the noise in one value of a noised score; zero for any other score."""
     columns = ("score_noise_multiplier", "num_scored_public")
     if score not in scores_of(Family.NOISED) or not all(has_values(rows, name) for name in columns):
         return 0.0
@@ -752,33 +754,33 @@ def _noise_variance(rows: pd.DataFrame, score: str) -> float:
 
 
 def _costs(trials: pd.DataFrame, cells: Sequence[pd.DataFrame]) -> list[Cost]:
-    """Return the cost of a training of each setting, without views if they cannot be compared."""
+    """Return the cost of one training of each setting; zero views if methods or networks differ."""
     is_alike = all(trials[name].nunique() <= 1 for name in ("method", NETWORK) if name in trials)
     return [
         Cost(
             epsilon=_rounded(float(cell[_EPSILON].iloc[0])),
-            num_views=_views(cell.iloc[0]) if is_alike else 0.0,
+            num_views=_num_views(cell.iloc[0]) if is_alike else 0.0,
         )
         for cell in cells
     ]
 
 
-def _views(row: pd.Series) -> float:
-    number = {name: float(row[name]) for name in _COUNTED if name in row and pd.notna(row[name])}
+def _num_views(row: pd.Series) -> float:
+    number = {name: float(row[name]) for name in _FACTORS if name in row and pd.notna(row[name])}
     batch = number.get("expected_batch_size", math.nan)
     if math.isnan(batch):
         batch = number.get("sampling_prob", 1.0) * number.get("num_records_public", 1.0)
     return _rounded(number.get("num_steps", 1.0) * batch * (2 + number.get("num_augmentations", 0.0)))
 
 
-_COUNTED = ("expected_batch_size", "sampling_prob", "num_records_public", "num_steps", "num_augmentations")
+_FACTORS = ("expected_batch_size", "sampling_prob", "num_records_public", "num_steps", "num_augmentations")
 
 
 def _rounded(value: float) -> float:
-    """Round to six digits, so that sums of the same parts are equal."""
+    """Round to six significant digits, so that float errors make no two equal costs differ."""
     return float(f"{value:.6g}")
 
 
-def _plain(value: Any) -> Any:
-    """Return a table's value as a plain Python value."""
+def _python_value(value: Any) -> Any:
+    """Return a NumPy scalar as the Python value; any other value unchanged."""
     return value.item() if isinstance(value, np.generic) else value

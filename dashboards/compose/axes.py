@@ -14,7 +14,7 @@ from dashboards.compose.display_names import natural_key, value_text
 
 Scale = Literal["log2", "log", "linear", "categorical"]
 
-_CHARACTERS = 44  # total length of tick labels, side by side along one panel
+_CHARACTERS_PER_PANEL = 44  # total length of tick labels, side by side along one panel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +44,24 @@ class Axis:
     detached_name: str = ""
 
     def orders(self, values: pd.Series) -> pd.Series:
-        """Return a number for each value that sorts and identifies it."""
+        """Return each value's order: a number by which the values sort, the same for equal values."""
         if self.scale != "categorical":
-            return values.map(_number).astype(float)
-        fixed_ranks = {name: rank for rank, name in enumerate(self.order)}
+            return values.map(_rounded_number).astype(float)
+        fixed_ranks = {name: ranks for ranks, name in enumerate(self.order)}
         names = sorted(
             {str(value) for value in values}, key=lambda v: (fixed_ranks.get(v, math.inf), natural_key(v))
         )
-        rank = {name: float(i) for i, name in enumerate(names)}
-        return values.map(lambda value: rank[str(value)]).astype(float)
+        ranks = {name: float(i) for i, name in enumerate(names)}
+        return values.map(lambda value: ranks[str(value)]).astype(float)
 
     def is_detached(self, order: float) -> bool:
-        """Return whether a value is drawn separately from the numeric scale."""
+        """Return whether the value of this order is drawn separately from the numeric scale."""
         if self.scale == "categorical":
             return False
         return math.isinf(order) or (self.scale in ("log", "log2") and order <= 0)
 
     def place(self, order: float) -> float:
-        """Return the position of a value that is not detached."""
+        """Return the position of the value of this order, which is not detached."""
         if self.scale == "log2":
             return math.log2(order)
         return math.log10(order) if self.scale == "log" else order
@@ -74,7 +74,7 @@ class Ticks:
     Attributes:
       label: the axis label.
       symbol: the axis symbol, shown on hovering.
-      positions: position of each value, by its order.
+      positions: position of each value, by its order (`Axis.orders`).
       names: name of each value, by its order.
       ticks: (position, label) of the labelled values.
       low, high: the ends of the axis.
@@ -96,7 +96,7 @@ class Ticks:
 def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
     """Return the drawn axis of the `values` of a column."""
     orders = axis.orders(values)
-    names = {order: value_text(_stripped(value)) for order, value in zip(orders, values, strict=True)}
+    names = {order: value_text(_displayed_value(value)) for order, value in zip(orders, values, strict=True)}
     names = dict(sorted(names.items()))
     if axis.detached_name and math.inf in names:
         names[math.inf] = axis.detached_name
@@ -115,15 +115,15 @@ def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
     margin = 0.5 if axis.scale == "categorical" else 0.4 * unit * (1 + axis.dense)
     ends = min(positions.values()), max(positions.values())
     ticks = round_numbers(inside[0], inside[-1], axis.scale) if axis.dense else []
-    is_one = not ticks and len(inside) == 1  # no round number is in the range
-    ticks += [(positions[o], names[o]) for o in names if axis.is_detached(o) or not axis.dense or is_one]
+    is_single = not ticks and len(inside) == 1  # no round number is in the range
+    ticks += [(positions[o], names[o]) for o in names if axis.is_detached(o) or not axis.dense or is_single]
     categorical = axis.scale == "categorical"
     return Ticks(
         label=axis.label,
         symbol=axis.symbol,
         positions=positions,
         names=names,
-        ticks=ticks if categorical else _thinned(ticks, ends[1] - ends[0]),
+        ticks=ticks if categorical else _thin_out(ticks, ends[1] - ends[0]),
         low=ends[0] - margin,
         high=ends[1] + margin,
         gaps=gaps,
@@ -131,15 +131,15 @@ def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
     )
 
 
-def _number(value: Any) -> float:
+def _rounded_number(value: Any) -> float:
     """Round a value to six digits, so that 512 and 511.9999999 are equal; text becomes infinity."""
     if value is None or isinstance(value, str) or math.isnan(value):
         return math.inf
     return float(f"{float(value):.6g}")
 
 
-def _stripped(value: Any) -> Any:
-    return value if isinstance(value, (str, bool)) or value is None else _number(value)
+def _displayed_value(value: Any) -> Any:
+    return value if isinstance(value, (str, bool)) or value is None else _rounded_number(value)
 
 
 def round_numbers(low: float, high: float, scale: Scale) -> list[tuple[float, str]]:
@@ -150,25 +150,25 @@ def round_numbers(low: float, high: float, scale: Scale) -> list[tuple[float, st
         factors = (1, 2, 5) if scale == "log" and high - low < 2 else (1,)
         numbers = [(math.log(f * base**p, base), f * base**p) for p in powers for f in factors]
     else:
-        rough = (high - low) / 6 or 1.0
-        size = 10 ** math.floor(math.log10(rough))
-        size *= next(factor for factor in (1, 2, 5, 10) if factor * size >= rough * 0.999)
-        numbers = [(i * size, i * size) for i in range(math.floor(low / size), math.ceil(high / size) + 1)]
+        rough_step = (high - low) / 6 or 1.0
+        step = 10 ** math.floor(math.log10(rough_step))
+        step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= rough_step * 0.999)
+        numbers = [(i * step, i * step) for i in range(math.floor(low / step), math.ceil(high / step) + 1)]
     slack = 1e-9 + 0.001 * (high - low)
     return [(place, f"{value:.6g}") for place, value in numbers if low - slack <= place <= high + slack]
 
 
-def _thinned(ticks: list[tuple[float, str]], span: float) -> list[tuple[float, str]]:
-    """Drop ticks whose labels would touch; keep the last, then the first, then ticks that fit between."""
+def _thin_out(ticks: list[tuple[float, str]], span: float) -> list[tuple[float, str]]:
+    """Return the ticks whose labels do not touch: the last, then the first, then those that fit between."""
     if not ticks or not span:
         return ticks
 
-    def fit(first: tuple[float, str], second: tuple[float, str]) -> bool:
-        characters = abs(first[0] - second[0]) / span * _CHARACTERS
+    def labels_fit(first: tuple[float, str], second: tuple[float, str]) -> bool:
+        characters = abs(first[0] - second[0]) / span * _CHARACTERS_PER_PANEL
         return characters >= (len(first[1]) + len(second[1])) / 2 + 1
 
-    spaced_ticks = [ticks[-1], *(ticks[:1] if fit(ticks[0], ticks[-1]) else [])]
+    spaced_ticks = [ticks[-1], *(ticks[:1] if labels_fit(ticks[0], ticks[-1]) else [])]
     for tick in reversed(ticks[1:-1]):
-        if all(fit(tick, neighbour) for neighbour in spaced_ticks):
+        if all(labels_fit(tick, neighbour) for neighbour in spaced_ticks):
             spaced_ticks.append(tick)
     return sorted(spaced_ticks)

@@ -32,17 +32,17 @@ from dashboards.compose.questions import Question, find_question
 from dashboards.compose.repeats import mean_and_error
 from dashboards.compose.search_trials import is_setting
 from dashboards.compose.selection import ORDER, cell_columns, shown_trials
-from dashboards.compose.tables import cell_text, is_news, mean_text
+from dashboards.compose.tables import cell_text, is_informative, mean_text
 from dashboards.dashboard_error import DashboardError
 
 SEED = "public_seed"
-_SAME = ("dataset", "scored_on")
-_SCORERS = (
+_SAME_COLUMNS = ("dataset", "scored_on")
+_SCORING_COLUMNS = (
     *("max_index_records", "max_query_records", "num_neighbors", "readout", "score_on_held_out"),
     "score_noise_multiplier",
 )
-_NO_SETTINGS = ("num_trials", "noise_multiplier", "image_shape", "question")
-_HASH = re.compile(r"^([0-9a-f]{8})[0-9a-f]{56}$")
+_NOT_SETTINGS = ("num_trials", "noise_multiplier", "image_shape", "question")
+_SHA256 = re.compile(r"^([0-9a-f]{8})[0-9a-f]{56}$")
 _UNPAIRED = "no seed in common: not paired"
 _TITLES = {
     **{"score": "Score", "minus": "Minus", "difference": "Difference (points)"},
@@ -50,29 +50,29 @@ _TITLES = {
 }
 
 
-def overlaid(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def overlay_sweeps(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the trials of several sweeps as one table, distinguished by the column `sweep`.
 
     Args:
       sweeps: tables from `dashboards.figures.load_for`, each of one sweep with its own `sweep_run_id`.
 
     Raises:
-      DashboardError: there are fewer than two sweeps, or one twice, or the scores may not be compared.
+      DashboardError: there are fewer than two sweeps, one is named twice, or scores may not be compared.
     """
     if len(sweeps) < 2:
-        raise DashboardError(f"a comparison needs at least two sweeps; got {_names(sweeps)}")
-    return together(sweeps)
+        raise DashboardError(f"a comparison needs at least two sweeps; got {_sweep_names(sweeps)}")
+    return combine_sweeps(sweeps)
 
 
-def together(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the trials of one or several sweeps as one table, under the rules of `overlaid`."""
+def combine_sweeps(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the trials of one or several sweeps as one table, with the checks of `overlay_sweeps`."""
     ids = [str(trials["sweep_run_id"].iloc[0]) for trials in sweeps]
     if len(set(ids)) < len(ids):
-        raise DashboardError(f"each sweep must be named only once; got {_names(sweeps)}")
-    for column in _SAME:
-        _refuse_unless_same(sweeps, column, "sweeps of different data sets cannot share a figure")
-    for column in _SCORERS:
-        _refuse_unless_same(sweeps, column, "sweeps that were scored differently cannot be compared")
+        raise DashboardError(f"each sweep must be named only once; got {_sweep_names(sweeps)}")
+    for column in _SAME_COLUMNS:
+        _check_same(sweeps, column, "sweeps of different data sets cannot share a figure")
+    for column in _SCORING_COLUMNS:
+        _check_same(sweeps, column, "sweeps that were scored differently cannot be compared")
     names = [str(trials[SWEEP].iloc[0]) for trials in sweeps]
     labels = [
         f"{name} ({run_id[:8]})" if names.count(name) > 1 else name
@@ -85,7 +85,7 @@ def together(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def question_of(sweeps: Sequence[pd.DataFrame], name: str | None) -> Question:
-    """Return the question of this name, else the question of all sweeps, with sweeps as curves.
+    """Return the question `name`, else the one that all sweeps recorded, with a curve for each sweep.
 
     Raises:
       DashboardError: there is no name and the sweeps have different questions, or it is a search.
@@ -112,32 +112,32 @@ def comparison_of(trials: pd.DataFrame, question: Question) -> tuple[Content, pd
     """Return the figure of overlaid sweeps, and its numbers.
 
     Args:
-      trials: trials from `overlaid`.
+      trials: trials from `overlay_sweeps`.
       question: the question from `question_of`.
 
     Raises:
       DashboardError: as in `dashboards.compose.figure.content_of`, or a sweep has nothing to show.
     """
     for name, rows in trials.groupby(SWEEP, sort=False):
-        _refuse_nothing_to_show(str(name), rows.dropna(axis="columns", how="all"), question)
+        _check_has_scores(str(name), rows.dropna(axis="columns", how="all"), question)
     content = content_of(trials, question, has_answer=False)
     names = list(dict.fromkeys(trials[SWEEP]))
     tables, notes = list(content.tables), [f"{len(names)} sweeps compared: {'; '.join(names)}."]
     if question.kind != "convergence" and question.axis.column in trials:
-        between = differences_between(trials, question)
-        if len(between):
-            tables.append((f"Differences to {names[0]}", _between_for_readers(between)))
+        differences = differences_between(trials, question)
+        if len(differences):
+            tables.append((f"Differences to {names[0]}", _differences_table(differences)))
             notes.append(
                 "Differences between sweeps: paired over the seeds that both have, ± standard error. "
                 "There is no verdict: the sweeps were not planned as one comparison."
             )
     if (settings := settings_that_differ(trials)).rows:
         tables.append(("Settings that differ between the sweeps", settings))
-    whole = dataclasses.replace(content, tables=tables, remarks=notes + content.remarks)
-    return whole, numbers_of(trials, question)
+    complete_content = dataclasses.replace(content, tables=tables, remarks=notes + content.remarks)
+    return complete_content, numbers_of(trials, question)
 
 
-def _refuse_nothing_to_show(name: str, trials: pd.DataFrame, question: Question) -> None:
+def _check_has_scores(name: str, trials: pd.DataFrame, question: Question) -> None:
     """Raise DashboardError if a sweep would silently have no curve next to the others."""
     try:
         trials = shown_trials(trials, question)
@@ -148,7 +148,7 @@ def _refuse_nothing_to_show(name: str, trials: pd.DataFrame, question: Question)
 
 
 def differences_between(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return the difference of every point to the same point of the first sweep.
+    """Return the difference of every point's mean score to that of the same point of the first sweep.
 
     The columns are the score, the sweep, the values that distinguish the curve, the point on the axis,
     `minus` (the first sweep), the mean difference, its standard error, and `num_repeats`, the number of
@@ -162,14 +162,14 @@ def differences_between(trials: pd.DataFrame, question: Question) -> pd.DataFram
     rows: list[dict[str, Any]] = []
     for score in panel_scores(score_names(frame)):
         for key, cell in frame.groupby(by):
-            place = {question.axis.column: cell[question.axis.column].iloc[0]}
-            place |= {n: v for n, v in zip(by, key, strict=True) if n != ORDER and n not in place}
-            for name, difference in _to_first(cell, score, first):
-                rows.append({"score": score, SWEEP: name, **place, "minus": first} | difference)
+            point = {question.axis.column: cell[question.axis.column].iloc[0]}
+            point |= {n: v for n, v in zip(by, key, strict=True) if n != ORDER and n not in point}
+            for name, difference in _differences_to_first(cell, score, first):
+                rows.append({"score": score, SWEEP: name, **point, "minus": first} | difference)
     return pd.DataFrame(rows)
 
 
-def _to_first(cell: pd.DataFrame, score: str, first: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _differences_to_first(cell: pd.DataFrame, score: str, first: str) -> Iterator[tuple[str, dict[str, Any]]]:
     scored = cell[cell[score].notna()]
     reference = scored[scored[SWEEP] == first]
     for name, rows in scored[scored[SWEEP] != first].groupby(SWEEP, sort=False):
@@ -187,12 +187,12 @@ def _difference(trials: pd.DataFrame, reference: pd.DataFrame, score: str) -> di
     return {"difference": mean - base, "standard_error": math.hypot(error, base_error), "num_repeats": 0}
 
 
-def _between_for_readers(differences: pd.DataFrame) -> Table:
-    """Return the differences with readable names, in percentage points for scores."""
-    plain = [str(name) for name in differences if name not in ("difference", "standard_error", "minus")]
-    place = plain.index("num_repeats")
-    axis, order = plain[place - 1], [*plain[:place], "minus", "difference", "num_repeats"]
-    order = [name for name in order if name == axis or is_news(differences, name)]
+def _differences_table(differences: pd.DataFrame) -> Table:
+    """Return the differences as a table for readers, in percentage points."""
+    columns = [str(name) for name in differences if name not in ("difference", "standard_error", "minus")]
+    end = columns.index("num_repeats")
+    axis, order = columns[end - 1], [*columns[:end], "minus", "difference", "num_repeats"]
+    order = [name for name in order if name == axis or is_informative(differences, name)]
     rows = []
     for record in differences.to_dict("records"):
         cells = dict(record)
@@ -208,21 +208,21 @@ def settings_that_differ(trials: pd.DataFrame) -> Table:
     sweeps = dict(iter(trials.groupby(SWEEP, sort=False)))
     rows = []
     for column in map(str, trials):
-        if column in _NO_SETTINGS or column.startswith("sweep") or not is_setting(column):
+        if column in _NOT_SETTINGS or column.startswith("sweep") or not is_setting(column):
             continue
-        texts = [_values(rows[column]) for rows in sweeps.values()]
+        texts = [_values_text(rows[column]) for rows in sweeps.values()]
         if len(set(texts)) > 1:
             rows.append([column_title(column), *texts])
     return Table(heading=["Setting", *map(str, sweeps)], rows=rows)
 
 
-def _values(column: pd.Series) -> str:
-    values = sorted({_HASH.sub(r"\1…", value_text(value)) for value in column}, key=natural_key)
+def _values_text(column: pd.Series) -> str:
+    values = sorted({_SHA256.sub(r"\1…", value_text(value)) for value in column}, key=natural_key)
     return ", ".join(values) if len(values) <= 5 else f"{len(values)} values"
 
 
-def _refuse_unless_same(sweeps: Sequence[pd.DataFrame], column: str, reason: str) -> None:
-    texts = [_values(trials[column]) if column in trials else "none" for trials in sweeps]
+def _check_same(sweeps: Sequence[pd.DataFrame], column: str, reason: str) -> None:
+    texts = [_values_text(trials[column]) if column in trials else "none" for trials in sweeps]
     if len(set(texts)) > 1:
         listing = "; ".join(
             f"{trials[SWEEP].iloc[0]!r} has {value}" for trials, value in zip(sweeps, texts, strict=True)
@@ -230,5 +230,5 @@ def _refuse_unless_same(sweeps: Sequence[pd.DataFrame], column: str, reason: str
         raise DashboardError(f"{reason}: {column} must be the same; {listing}")
 
 
-def _names(sweeps: Sequence[pd.DataFrame]) -> str:
+def _sweep_names(sweeps: Sequence[pd.DataFrame]) -> str:
     return ", ".join(repr(str(trials[SWEEP].iloc[0])) for trials in sweeps) or "none"

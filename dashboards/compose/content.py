@@ -42,7 +42,7 @@ class Curve:
     Attributes:
       style: appearance of the curve.
       names: names of the points on the axis, for readers.
-      x: positions on the axis; next to each other if several curves have a point of one category.
+      x: positions on the axis; shifted apart if several curves have a point of the same category.
       mean, standard_error: the drawn values, with scores in per cent.
       num_repeats: number of repeats of each point.
       band: whether errors are drawn as a band along the line, for many points.
@@ -58,7 +58,7 @@ class Curve:
 
     @classmethod
     def of_single(cls, style: Style, names: list[str], x: list[float], values: list[float]) -> Curve:
-        """Return the curve of points that have one value each and so no error."""
+        """Return a curve whose points have one repeat each, and so no standard error."""
         no_errors = [math.nan] * len(x)
         return cls(
             style=style, names=names, x=x, mean=values, standard_error=no_errors, num_repeats=[1] * len(x)
@@ -67,7 +67,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A line across the panel with a band of one standard error; NaN for none."""
+    """A line across the panel at `mean`, with a band of ± `standard_error`; no band if that is NaN."""
 
     label: str
     mean: float
@@ -83,8 +83,8 @@ class Panel:
 
     Attributes:
       legend: heading of the legend that lists its curves.
-      y_label: label of the values; a categorical axis is at the side, with the values below.
-      axis: the other axis.
+      y_label: label of the axis of values, which is below the panel if the other axis is categorical.
+      axis: the other axis, which the values are drawn against.
       curves: the curves in the order of the legend.
       references: lines across the panel.
       log_y: whether values have a logarithmic scale.
@@ -107,7 +107,7 @@ class Table:
     Attributes:
       heading: one text per column.
       rows: rows of texts.
-      bold: (row, column) of the cells in bold.
+      bold: (row, column) indices of the cells in bold.
     """
 
     heading: Sequence[str]
@@ -164,7 +164,7 @@ class Content:
 
     Attributes:
       title: data set, question, ε, δ and the neighbouring relation.
-      subtitle: σ, B, T and the network.
+      subtitle: the settings: noise multiplier σ, expected batch size B, steps T, network and others.
       rows: rows of panels, as on the page; if nothing was scored there are none, and no picture is drawn.
       tables: (heading, table) pairs, the first with the numbers of the figure.
       answer: the sweep's answer, in sentences; empty without an answer.
@@ -180,16 +180,16 @@ class Content:
 
     @property
     def notes(self) -> list[str]:
-        """Return the text under a figure: the answer, then the remarks."""
+        """The text under a figure: the answer, then the remarks."""
         return [*self.answer, *self.remarks]
 
     @property
     def panels(self) -> list[Panel]:
-        """Return all panels, row by row."""
+        """All panels, row by row."""
         return [panel for row in self.rows for panel in row]
 
     def legends(self) -> dict[str, list[Style | Reference]]:
-        """Return the entries of each legend, without repetition."""
+        """Return the distinct entries of each legend, by its heading."""
         legends: dict[str, dict[str, Style | Reference]] = {}
         for panel in self.panels:
             entries = legends.setdefault(panel.legend, {})

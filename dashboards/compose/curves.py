@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.content import Curve, Style
-from dashboards.compose.display_names import SWEEP, method_place, natural_key, symbol, value_text
+from dashboards.compose.display_names import SWEEP, method_position, natural_key, symbol, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.repeats import means_and_errors
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN
@@ -30,7 +30,7 @@ def split(trials: pd.DataFrame, question: Question) -> list[tuple[Style, pd.Data
     """Return the trials of each curve and its style; the curve without noise comes first.
 
     Colours distinguish sweeps if there are several, else methods if they differ, else ε. Dashes distinguish
-    the rest; the largest N_a is solid.
+    the other splits; the largest number of augmented copies is solid.
 
     Args:
       trials: trials from `dashboards.compose.selection.shown_trials`.
@@ -46,7 +46,7 @@ def split(trials: pd.DataFrame, question: Question) -> list[tuple[Style, pd.Data
         (dict(zip([*keys, "guarantee"], key, strict=True)), rows)
         for key, rows in trials.groupby([*keys, "guarantee"])
     ]
-    groups.sort(key=lambda group: _rank(group[0], colour_by))
+    groups.sort(key=lambda group: _sort_key(group[0], colour_by))
     dash_columns = [name for name in keys if name != colour_by]
     dashes = _dashes([tuple(key[name] for name in dash_columns) for key, _ in groups])
     # Repeated dashes distinguish nothing; then every curve has its own colour.
@@ -56,7 +56,7 @@ def split(trials: pd.DataFrame, question: Question) -> list[tuple[Style, pd.Data
     curves = []
     for index, (key, rows) in enumerate(groups):
         family = tuple(key.values()) if too_many else key.get(colour_by), str(key["guarantee"])
-        colour, marker, hollow = looks.setdefault(family, _look(key, looks, alone=too_many or by_name))
+        colour, marker, hollow = looks.setdefault(family, _next_look(key, looks, unique=too_many or by_name))
         if question.axis.scale == "categorical" and dash_columns and len(set(dashes)) > 1:
             marker = MARKERS[index % len(MARKERS)]
         style = Style(
@@ -67,7 +67,7 @@ def split(trials: pd.DataFrame, question: Question) -> list[tuple[Style, pd.Data
 
 
 def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: float, dense: bool) -> Curve:
-    """Return one curve of a metric; ticks without a value are omitted.
+    """Return one curve of a metric, without points that have no value.
 
     If each point has one repeat and `dense` is off, the points are not joined: a line would show chance as a
     trend.
@@ -78,7 +78,7 @@ def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: fl
       axis: the drawn axis, a `dashboards.compose.axes.Ticks`.
       style: the curve's appearance.
       scale: factor on the values, 100 for per cent.
-      dense: as in `Ticks`; the error is then a band.
+      dense: as in `dashboards.compose.axes.Axis`; the error is then a band.
     """
     cells = list(means_and_errors(rows, [ORDER], metric).itertuples(name=None))
     if dense and len(cells) > 1:
@@ -114,21 +114,21 @@ def guarantee_text(guarantee: str, epsilon: float | None) -> str:
     return f"no guarantee (target {label})" if label else "non-private: no guarantee"
 
 
-def _rank(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:
-    """Return a sort key: ε = ∞ first, then the largest ε; methods as in the tables; the largest N_a first."""
+def _sort_key(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:
+    """Return a sort key: ε from ∞ down, methods as in the tables, and other numbers from large to small."""
     epsilon = key.get("target_epsilon", 0.0)
     method = str(key.get("method", ""))
-    place = method_place(method)
+    position = method_position(method)
     ranks = [natural_key(v) if isinstance(v, str) else -float(v) for k, v in key.items() if k not in _RANKED]
     guarantee = (key["guarantee"] == PROVEN, key["guarantee"])
     by_epsilon = (-epsilon,)
-    return (place, method, *by_epsilon, guarantee, *ranks) if colour_by == "method" else (
-        *by_epsilon, guarantee, place, method, *ranks
+    return (position, method, *by_epsilon, guarantee, *ranks) if colour_by == "method" else (
+        *by_epsilon, guarantee, position, method, *ranks
     )  # fmt: skip
 
 
 def _varies(trials: pd.DataFrame, name: str, *, within_methods: bool) -> bool:
-    """Return whether a column distinguishes curves beyond their method."""
+    """Return whether a column varies; with `within_methods`, whether it varies among trials of one method."""
     if name in (SWEEP, "method") or not within_methods:
         return bool(trials[name].nunique() > 1)
     return bool(trials.groupby("method")[name].nunique().max() > 1)
@@ -151,15 +151,15 @@ def _largest_first(key: tuple[Any, ...]) -> list[tuple[int, float]]:
     return [(1, 0.0) if math.isinf(number) else (0, -float(number)) for number in numbers]
 
 
-def _look(
-    key: dict[str, Any], looks: dict[tuple[Any, str], tuple[str, str, bool]], *, alone: bool
+def _next_look(
+    key: dict[str, Any], looks: dict[tuple[Any, str], tuple[str, str, bool]], *, unique: bool
 ) -> tuple[str, str, bool]:
-    """Choose the next free colour and marker, and whether it is hollow; ε = ∞ is blue unless `alone`."""
+    """Return the next free colour and marker, and whether it is hollow; ε = ∞ is blue unless `unique`."""
     if key["guarantee"] == PROVEN:
         rank = sum(guarantee == PROVEN for _, guarantee in looks)
         return PRIVATE_COLOURS[rank % len(PRIVATE_COLOURS)], MARKERS[rank % len(MARKERS)], False
     finite = key.get("target_epsilon", math.inf) < math.inf
-    if not finite and not alone:
+    if not finite and not unique:
         return NON_PRIVATE_COLOUR, "circle", False
     rank = sum(guarantee != PROVEN and value != math.inf for value, guarantee in looks)
     return UNPROVEN_COLOURS[rank % len(UNPROVEN_COLOURS)], "circle", finite
@@ -179,7 +179,7 @@ def _label(key: dict[str, Any], varying: list[str]) -> str:
 
 
 def staircase(x: list[float], y: list[float]) -> tuple[list[str], list[float], list[float]]:
-    """Return the corners of a staircase through the points, without names."""
+    """Return names (empty), x and y of the corners of a staircase through the points."""
     corners_x, corners_y = x[:1], y[:1]
     for place, before, after in zip(x[1:], y, y[1:], strict=False):
         corners_x += [place, place]

@@ -61,7 +61,7 @@ _COLUMN_NAMES = {
     "step": "Step",
     "relative_loss": "Relative loss",
 }
-_WORDS = {
+_WORD_REPLACEMENTS = {
     **{"num": "number of", "prob": "probability", "max": "largest", "min": "smallest", "l2": "L2"},
     **{"ema": "weight-averaging", "lora": "LoRA", "snr": "SNR", "public": "public"},
 }
@@ -84,12 +84,12 @@ def score_title(name: str) -> str | None:
 
 
 def _metric_of(column: str) -> Metric | None:
-    """The metric of a column; a score after a number of steps has the metric of the final score."""
+    """Return the metric of a column; a score during training has the metric of the final score."""
     return find_metric(column.removesuffix(DURING))
 
 
 def without_prefix(name: str) -> str:
-    """Return the name of the score in a reference's column; any other name unchanged.
+    """Return a score's name without the prefix of a reference, such as `public_start_`, if it has one.
 
     >>> without_prefix("public_start_knn_accuracy"), without_prefix("knn_accuracy")
     ('knn_accuracy', 'knn_accuracy')
@@ -98,14 +98,14 @@ def without_prefix(name: str) -> str:
 
 
 def score_names(trials: pd.DataFrame) -> list[str]:
-    """Return the final scores of trials; scores of view retrieval only if there are no others."""
+    """Return the names of the trials' final scores; of view retrieval only if there are no others."""
     names = [name for name in scores_of(*Family) if has_values(trials, name)]
     views = scores_of(Family.VIEWS)
     return [name for name in names if name not in views] or names
 
 
 def common_scores(trials: pd.DataFrame) -> list[str]:
-    """Return the final scores that every trial has, for methods of different kinds; all if there is none.
+    """Return the names of the final scores that every trial has, or of all final scores if there are none.
 
     >>> common_scores(pd.DataFrame({"zero_shot_accuracy": [0.1, None], "knn_accuracy": [0.5, 0.6]}))
     ['knn_accuracy']
@@ -115,7 +115,7 @@ def common_scores(trials: pd.DataFrame) -> list[str]:
 
 
 def panel_scores(names: Iterable[str]) -> list[str]:
-    """Return the scores, final or intermediate, that have a panel.
+    """Return those of the scores, final or during training, that are drawn in a panel.
 
     >>> panel_scores(["knn_accuracy", "linear_probe_accuracy"])
     ['knn_accuracy', 'linear_probe_accuracy']
@@ -135,7 +135,7 @@ def method_title(name: str) -> str:
     return METHODS[name].title if name in METHODS else name
 
 
-def method_place(name: str) -> int:
+def method_position(name: str) -> int:
     """Return a method's position in tables and figures; unknown methods come last."""
     names = list(METHODS)
     return names.index(name) if name in names else len(names)
@@ -155,12 +155,12 @@ def column_title(column: str) -> str:
 
 
 def _in_words(column: str) -> str:
-    """Return an option's name in words.
+    """Return a column's name in words.
 
     >>> [_in_words(name) for name in ("num_noised_scores", "flip_prob", "max_blur_sigma", "some_new_option")]
     ['number of noised scores', 'flip probability', 'largest blur sigma', 'some new option']
     """
-    return " ".join(_WORDS.get(word, word) for word in column.split("_"))
+    return " ".join(_WORD_REPLACEMENTS.get(word, word) for word in column.split("_"))
 
 
 def dataset_titles(names: Iterable[str]) -> list[str]:
@@ -174,14 +174,14 @@ def dataset_titles(names: Iterable[str]) -> list[str]:
     names = list(names)
     titles = [dataset_title(name) for name in names]
     paths = [name.partition(":")[2].replace("\\", "/").rstrip("/").split("/") for name in names]
-    for place, (name, title) in enumerate(zip(names, titles, strict=True)):
+    for index, (name, title) in enumerate(zip(names, titles, strict=True)):
         namesakes = [i for i, rival in enumerate(names) if rival != name and dataset_title(rival) == title]
-        for length in range(2, len(paths[place]) + 1):
-            if namesakes and all(paths[i][-length:] != paths[place][-length:] for i in namesakes):
-                titles[place] = "/".join(paths[place][-length:])
+        for length in range(2, len(paths[index]) + 1):
+            if namesakes and all(paths[i][-length:] != paths[index][-length:] for i in namesakes):
+                titles[index] = "/".join(paths[index][-length:])
                 break
         else:
-            titles[place] = name if namesakes else title
+            titles[index] = name if namesakes else title
     return titles
 
 
@@ -211,12 +211,12 @@ def _source_title(name: str) -> str:
 
 
 def symbol(column: str) -> str:
-    """Return the symbol of a column in labels such as "S = 8"."""
+    """Return a column's symbol in labels such as "S = 8", or its name in words if it has no symbol."""
     return _SIGNED_COLUMNS[column][1] if column in _SIGNED_COLUMNS else _in_words(column)
 
 
 def value_text(value: Any) -> str:
-    """Return a value for readers.
+    """Return a value as text for readers.
 
     >>> [value_text(value) for value in (1024.0, 0.0707107, float("inf"), "dp_gcl", "batch", None)]
     ['1024', '0.0707107', '∞', 'DP-GCL', 'batch', 'none']
@@ -256,9 +256,9 @@ def list_names(names: Sequence[str]) -> str:
     'DP-GCL; DP-SGD; and DPCL, SimCLR'
     """
     words = list(names) if len(names) <= _MOST_NAMES + 1 else list(names[:_MOST_NAMES])
-    apart = "; " if any("," in name for name in words) else ", "
+    sep = "; " if any("," in name for name in words) else ", "
     last = f"{len(names) - _MOST_NAMES} others" if len(words) < len(names) else words.pop()
-    return f"{apart.join(words)}{apart.strip() if apart == '; ' else ''} and {last}" if words else last
+    return f"{sep.join(words)}{sep.strip() if sep == '; ' else ''} and {last}" if words else last
 
 
 def natural_key(text: str) -> list[tuple[int, float | str]]:

@@ -18,7 +18,7 @@ from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import NETWORK, reference_rows
 from dashboards.compose.search_trials import objective
 from dashboards.compose.selection import data_are_private, shown_trials
-from dashboards.compose.tables import for_readers, summary_table, with_references
+from dashboards.compose.tables import readable_table, summary_table, with_references
 from dashboards.compose.trial_table import trial_table
 
 _STEPS_SHOWN = 10
@@ -31,7 +31,7 @@ def content_of(
     """Return the full content of a question's figure.
 
     Args:
-      trials: trials from `load_for`.
+      trials: trials from `dashboards.figures.load_for`.
       question: the question or its name.
       answer: the answer that the sweep has recorded; computed from the trials by default.
       has_answer: whether the notes begin with the sweep's answer.
@@ -78,7 +78,7 @@ def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
 
 
 def _score_tables(trials: pd.DataFrame, question: Question, answer: Answer | None) -> list[tuple[str, Table]]:
-    """Return the tables of scores and gains, first for all methods, then for some methods."""
+    """Return the tables of scores and gains: first scores of all methods, then scores of only some."""
     common = common_scores(trials)
     other_scores = [name for name in score_names(trials) if name not in common]
     tables = []
@@ -92,7 +92,7 @@ def _score_tables(trials: pd.DataFrame, question: Question, answer: Answer | Non
 
 
 def _complete_question(question: Question | str, trials: pd.DataFrame) -> Question:
-    """Return the question; if networks differ along its axis, their starts also differ."""
+    """Return the question, with `untrained_along` set if the trials have several networks or starts."""
     question = find_question(question)
     kinds = [NETWORK, *(["warm_start"] if SWEEP in question.splits else [])]
     differ = any(trials[name].nunique(dropna=False) > 1 for name in kinds if name in trials)
@@ -114,10 +114,10 @@ def _tables(trials: pd.DataFrame, question: Question, answer: Answer | None) -> 
         steps = sorted(min(series, key=len)["step"].unique())
         steps = [steps[round(i * (len(steps) - 1) / _STEPS_SHOWN)] for i in range(_STEPS_SHOWN + 1)]
         heading = f"Numbers at some steps; {question.stem}.csv has all steps"
-        tables.append((heading, for_readers(numbers[numbers["step"].isin(steps)], "step", references)))
+        tables.append((heading, readable_table(numbers[numbers["step"].isin(steps)], "step", references)))
     else:
         summary = summary_table(trials, question)
-        tables.append(("Numbers", for_readers(summary, question.axis.column, references)))
+        tables.append(("Numbers", readable_table(summary, question.axis.column, references)))
     if answer is not None:
         tables.append((SETTINGS, settings_table(answer)))
     return tables

@@ -31,7 +31,7 @@ from dashboards.compose.transfer_rows import PROBE
 from dpgcl_core.release.metrics import DURING, Family, scores_of
 from trainers.tracking.runs import NO_TUNING_COST, TUNING_COST_TAG
 
-_BEYOND_TARGET = 1.001
+_EPSILON_TOLERANCE = 1.001  # factor on the target ε, beyond which a trial counts as overspent
 FRONT_NOTES = (
     "Every dot is one training; only trainings with a proven guarantee can be on a front.",
     "Left: ε of that training alone, as if its settings had been known in advance. Right: ε of its whole "
@@ -40,8 +40,8 @@ FRONT_NOTES = (
 """What the panels of scores against ε show."""
 
 
-def _values(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
-    """Return the distinct values of a column, for example "3, 10"; empty without such a column."""
+def _range(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
+    """Return a column's distinct values, "3, 10" or, if many, "1 to 64"; empty without values."""
     if not has_values(trials, name):
         return ""
     values = sorted(trials[name].dropna().unique(), key=lambda value: natural_key(str(value)))
@@ -52,39 +52,39 @@ def _values(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
 
 
 def title(trials: pd.DataFrame, question: Question) -> str:
-    """Return data set, method, ε, δ and the neighbouring relation, or that there is no guarantee.
+    """Return the title: data set, method, ε, δ and the neighbouring relation, or that there is no guarantee.
 
     ε, δ and the relation are taken only from trials with a proven guarantee.
     """
-    name = _trained_on(trials)
+    name = _dataset_name(trials)
     methods = "DP-GCL"
     if has_values(trials, "method"):
-        are_many = trials["method"].nunique() > 1
-        methods = f"{question.heading} compared" if are_many else value_text(trials["method"].iloc[0])
-        if are_many and question.axis.column != "method":
+        has_many_methods = trials["method"].nunique() > 1
+        methods = f"{question.heading} compared" if has_many_methods else value_text(trials["method"].iloc[0])
+        if has_many_methods and question.axis.column != "method":
             methods = f"{question.heading}, {trials['method'].nunique()} methods"
         elif question.axis.scale == "categorical" and question.axis.column != "method":
-            methods = f"{question.heading}, {methods}"  # the axis names its values, but has no name
+            methods = f"{question.heading}, {methods}"  # a categorical axis shows no label
     head = f"{name}: {methods}" if name else methods
     private = trials[trials["guarantee"] == PROVEN]
-    aimed = trials[(trials["guarantee"] != PROVEN) & (trials["target_epsilon"] < math.inf)]
+    unproven = trials[(trials["guarantee"] != PROVEN) & (trials["target_epsilon"] < math.inf)]
     if private.empty:
-        if aimed.empty:
+        if unproven.empty:
             return f"{head}, ε = ∞ (non-private: no guarantee)"
-        reason = "as published" if set(aimed["guarantee"]) == {AS_PUBLISHED} else "seeded, non-private"
-        return f"{head}, NO GUARANTEE: {reason} trials with target ε = {_values(aimed, 'target_epsilon')}"
-    delta = _values(private, "target_delta", ".2g") or "not recorded"
-    relation = _values(private, "neighboring_relation") or "add or remove one record"
-    epsilon = _values(private, "target_epsilon")
+        reason = "as published" if set(unproven["guarantee"]) == {AS_PUBLISHED} else "seeded, non-private"
+        return f"{head}, NO GUARANTEE: {reason} trials with target ε = {_range(unproven, 'target_epsilon')}"
+    delta = _range(private, "target_delta", ".2g") or "not recorded"
+    relation = _range(private, "neighboring_relation") or "add or remove one record"
+    epsilon = _range(private, "target_epsilon")
     # No symbol for "one of": fonts without it would show an empty box.
     epsilon = f"ε from {epsilon}" if " to " in epsilon else f"ε = {' and '.join(epsilon.rsplit(', ', 1))}"
     return f"{head}, {epsilon}, δ = {delta} ({relation})"
 
 
-def _trained_on(trials: pd.DataFrame) -> str:
-    """Return the name of the data set, distinguished from a scored data set with the same folder name."""
+def _dataset_name(trials: pd.DataFrame) -> str:
+    """Return the training data set's title, distinct from that of a scored one of the same file name."""
     if not has_values(trials, "dataset") or trials["dataset"].nunique() > 1:
-        return dataset_title(_values(trials, "dataset"))
+        return dataset_title(_range(trials, "dataset"))
     names = [str(trials["dataset"].dropna().iloc[0])]
     if has_values(trials, "scored_on"):
         names += map(str, trials["scored_on"].dropna().unique())
@@ -92,23 +92,23 @@ def _trained_on(trials: pd.DataFrame) -> str:
 
 
 def subtitle(trials: pd.DataFrame, question: Question) -> str:
-    """Return σ, expected batch size, steps, temperature and network, without the axis."""
+    """Return the settings σ, B, T, S, τ, C, network and LoRA rank, without the one on the axis."""
     private = trials[trials["guarantee"] == PROVEN]
     parts = []
     if has_values(private, "noise_multiplier") and question.axis.column != "noise_multiplier":
         noise = [
-            (f"{_values(rows, 'noise_multiplier', '.3g')}", value_text(epsilon))
+            (f"{_range(rows, 'noise_multiplier', '.3g')}", value_text(epsilon))
             for epsilon, rows in private.groupby("target_epsilon")
         ]
         if 1 < len(noise) <= 3:
             parts.append("σ = " + "; ".join(f"{s} at ε = {e}" for s, e in noise))
         else:
-            parts.append("σ = " + _values(private, "noise_multiplier", ".3g"))
+            parts.append("σ = " + _range(private, "noise_multiplier", ".3g"))
     if {"sampling_prob", "num_records_public"} <= set(
         trials
     ) and question.axis.column != "expected_batch_size":
         batch = trials.assign(batch=(trials["sampling_prob"] * trials["num_records_public"]).round(1))
-        parts.append(f"B = {_values(batch, 'batch')} expected")
+        parts.append(f"B = {_range(batch, 'batch')} expected")
     settings = (
         *(("num_steps", "T"), ("group_size", "S"), ("temperature", "τ"), ("l2_clip_norm", "C")),
         ("network_name", "network"),
@@ -116,9 +116,9 @@ def subtitle(trials: pd.DataFrame, question: Question) -> str:
     for name, sign in settings:
         if has_values(trials, name) and name != question.axis.column:
             rows = private if name == "l2_clip_norm" and len(private) else trials
-            parts.append(f"{sign} = {_values(rows, name)}")
+            parts.append(f"{sign} = {_range(rows, name)}")
     if has_values(trials, "lora_rank") and trials["lora_rank"].min() > 0:
-        parts.append(f"LoRA rank = {_values(trials, 'lora_rank')}")
+        parts.append(f"LoRA rank = {_range(trials, 'lora_rank')}")
     return ", ".join(parts)
 
 
@@ -139,19 +139,19 @@ def notes(
       num_repeats: the distinct numbers of repeats of the points, ascending.
       references: lines across the panels.
       private: whether the training data are private.
-      has_scores: whether any panel is shown.
+      has_scores: whether any panel shows scores.
     """
-    sentences = [_repeats(num_repeats, question)] if num_repeats and question.kind != "search" else []
+    sentences = [_repeats_note(num_repeats, question)] if num_repeats and question.kind != "search" else []
     if question.kind == "search" and has_scores:
         sentences += FRONT_NOTES
-    sentences += _lines_across(references)
-    sentences += _private_gain(trials)
+    sentences += _reference_note(references)
+    sentences += _gain_note(trials)
     if has_values(trials, "num_augmentations") and trials["num_augmentations"].nunique() == 1:
         count = value_text(trials["num_augmentations"].iloc[0])
         sentences.append(f"Extra augmented copies of every key: Nₐ = {count}.")
-    sentences += _scored_on(trials) if has_scores else []
-    sentences += _recalls(trials)
-    sentences += _not_private(trials, question)
+    sentences += _scored_on_note(trials) if has_scores else []
+    sentences += _recall_note(trials)
+    sentences += _no_guarantee_notes(trials, question)
     if private:
         sentences.append(
             "The training data are private: trials with ε = ∞, scores on private records and the SNR "
@@ -160,13 +160,13 @@ def notes(
     if not has_scores:
         cause = "they would be computed from private records" if private else "none was recorded"
         sentences.append(f"No scores: {cause}.")
-    sentences.append(_overspent(trials))
+    sentences.append(_overspent_note(trials))
     sentences += tuning_costs(trials)
     return [note for note in sentences if note]
 
 
-def _lines_across(references: Sequence[Reference]) -> list[str]:
-    """Name the lines across the panels, and the number of networks behind their bands."""
+def _reference_note(references: Sequence[Reference]) -> list[str]:
+    """Name the reference lines, and the number of initialisations over which their bands are computed."""
     if not references:
         return []
     names = join_names(list(dict.fromkeys(reference.label for reference in references)))
@@ -175,8 +175,8 @@ def _lines_across(references: Sequence[Reference]) -> list[str]:
     return [f"Reference lines: {names}{band}."]
 
 
-def _private_gain(trials: pd.DataFrame) -> list[str]:
-    """Define the private gain, if a table has one."""
+def _gain_note(trials: pd.DataFrame) -> list[str]:
+    """Define the private gain, if a table shows it."""
     scores, frame = panel_scores(score_names(trials)), with_gains(trials)
     if not any(has_values(frame, f"{score}{GAIN}") for score in scores):
         return []
@@ -188,7 +188,7 @@ def _private_gain(trials: pd.DataFrame) -> list[str]:
     ]
 
 
-def _repeats(num_repeats: list[int], question: Question) -> str:
+def _repeats_note(num_repeats: list[int], question: Question) -> str:
     low, high = num_repeats[0], num_repeats[-1]
     if high == 1:
         return "One repeat: no error bars."
@@ -198,9 +198,9 @@ def _repeats(num_repeats: list[int], question: Question) -> str:
     return f"{subject}: mean ± standard error over {span} repeats{missing}."
 
 
-def _scored_on(trials: pd.DataFrame) -> list[str]:
+def _scored_on_note(trials: pd.DataFrame) -> list[str]:
     """Name the scored data set if the title names another; older runs do not record it."""
-    if PROBE in trials or not has_values(trials, "scored_on"):  # an axis of data sets names them itself
+    if PROBE in trials or not has_values(trials, "scored_on"):  # an axis of data sets shows their names
         return []
     targets = trials["scored_on"].dropna()
     if "dataset" in trials:
@@ -215,7 +215,7 @@ def _scored_on(trials: pd.DataFrame) -> list[str]:
     return [f"Scored on {names}.{noise_note}"]
 
 
-def _recalls(trials: pd.DataFrame) -> list[str]:
+def _recall_note(trials: pd.DataFrame) -> list[str]:
     """Define recall at k, and point to the scores that have no panel."""
     names = {str(name).removesuffix(DURING) for name in trials if has_values(trials, str(name))}
     if names.isdisjoint(scores_of(Family.PAIRS)):
@@ -226,18 +226,18 @@ def _recalls(trials: pd.DataFrame) -> list[str]:
     return [f"Recall at k: {definition}.{elsewhere}"]
 
 
-def _not_private(trials: pd.DataFrame, question: Question) -> list[str]:
-    """Name the trials without a guarantee, if they are drawn next to trials with one."""
+def _no_guarantee_notes(trials: pd.DataFrame, question: Question) -> list[str]:
+    """Name or count the trials without a proven guarantee, if they are drawn next to trials with one."""
     column = question.axis.column if question.kind == "methods" else "method"
     sentences = without_guarantee(trials, column) if column in trials and trials[column].nunique() > 1 else []
-    aimed = trials[(trials["guarantee"] != PROVEN) & (trials["target_epsilon"] < math.inf)]
-    if sentences or aimed.empty or (trials["guarantee"] != PROVEN).all():
+    unproven = trials[(trials["guarantee"] != PROVEN) & (trials["target_epsilon"] < math.inf)]
+    if sentences or unproven.empty or (trials["guarantee"] != PROVEN).all():
         return sentences
-    return [f"{num_trials(aimed)} of {num_trials(trials)} trials have a finite target ε but NO GUARANTEE."]
+    return [f"{num_trials(unproven)} of {num_trials(trials)} trials have a finite target ε but NO GUARANTEE."]
 
 
 def tuning_costs(trials: pd.DataFrame) -> list[str]:
-    """Return the tuning cost, for each sweep if there are several."""
+    """Return sentences on the tuning cost, one for each sweep."""
     if SWEEP not in trials or trials[SWEEP].nunique() < 2:
         return [_tuning_cost(trials)]
     lines = [f"{name}: {_tuning_cost(rows)}" for name, rows in trials.groupby(SWEEP, sort=False)]
@@ -254,17 +254,17 @@ def _tuning_cost(trials: pd.DataFrame) -> str:
 
 def _restart_text(trials: pd.DataFrame) -> str:
     has_restarts = has_values(trials, "num_restarts") and (trials["num_restarts"] > 0).any()
-    if has_values(trials, "num_steps_charged") and has_values(trials, "num_steps"):  # of private data, too
+    if has_values(trials, "num_steps_charged") and has_values(trials, "num_steps"):  # a public count
         has_restarts = has_restarts or (trials["num_steps_charged"] > trials["num_steps"]).any()
     return ": steps repeated after restarts are charged" if has_restarts else ""
 
 
-def _overspent(trials: pd.DataFrame) -> str:
+def _overspent_note(trials: pd.DataFrame) -> str:
     """Return a note where trials spent more than their target ε, for example after restarts."""
     if not has_values(trials, "epsilon"):
         return ""
     private = trials[trials["guarantee"] == PROVEN]
-    excess = private[private["epsilon"] > _BEYOND_TARGET * private["target_epsilon"]]
+    excess = private[private["epsilon"] > _EPSILON_TOLERANCE * private["target_epsilon"]]
     if excess.empty:
         return ""
     return (

@@ -20,12 +20,13 @@ from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import lines_across
 from dashboards.compose.search_trials import epsilon_spent, is_private, objective, on_the_front
 
-ONE, WHOLE = "epsilon_of_one_training", "epsilon_of_the_sweep"
+EPSILON_ONE, EPSILON_WHOLE = "epsilon_of_one_training", "epsilon_of_the_sweep"
+"""The columns of the ε of a trial's one training, and of the ε of its whole sweep."""
 _LEGEND, _FRONT = "Trials", "Pareto front"
 _FRONT_COLOUR = "#222222"
 AXES = {
     column: Axis(column=column, label=label, symbol="ε", scale="log", dense=True, detached_name="none")
-    for column, label in ((ONE, "ε of one training"), (WHOLE, "ε of the whole sweep"))
+    for column, label in ((EPSILON_ONE, "ε of one training"), (EPSILON_WHOLE, "ε of the whole sweep"))
 }
 
 
@@ -39,37 +40,37 @@ def search_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
 
 
 def front_rows(trials: pd.DataFrame, score: str) -> list[list[Panel]]:
-    """Return the two panels for trials that have the score and come from `with_epsilons`."""
+    """Return the two panels of scores against ε, for trials from `with_epsilons` that all have the score."""
     return [[_panel(trials, score, column) for column in AXES]]
 
 
 def with_epsilons(trials: pd.DataFrame, score: str) -> pd.DataFrame:
-    """Add both ε, infinite if there is none, and whether a trial is on their fronts."""
+    """Add columns for both ε (∞ if there is none), and for whether a trial is on their fronts."""
     private = is_private(trials)
     tuned = pd.to_numeric(trials.get("tuned_epsilon", pd.Series(math.nan, trials.index)), errors="coerce")
     frame = trials.assign(
         **{
-            ONE: epsilon_spent(trials).where(private, math.inf),
-            WHOLE: tuned.where(private).fillna(math.inf),
+            EPSILON_ONE: epsilon_spent(trials).where(private, math.inf),
+            EPSILON_WHOLE: tuned.where(private).fillna(math.inf),
         }
     )
     for column in AXES:
         accounted = frame[frame[column] < math.inf]
         front = on_the_front(list(accounted[column]), list(accounted[score]))
-        marks = pd.Series(front, index=accounted.index, dtype=bool)
-        frame[f"on_front_{column}"] = marks.reindex(frame.index, fill_value=False)
+        is_on_front = pd.Series(front, index=accounted.index, dtype=bool)
+        frame[f"on_front_{column}"] = is_on_front.reindex(frame.index, fill_value=False)
     return frame
 
 
 def _panel(trials: pd.DataFrame, score: str, column: str) -> Panel:
     axis = AXES[column]
-    ticks = ticks_of(axis, pd.concat([trials[name] for name in AXES]))  # one scale shows the cost
-    curves = [_dots(rows, score, axis, ticks, style) for style, rows in _groups(trials)]
+    ticks = ticks_of(axis, pd.concat([trials[name] for name in AXES]))  # both panels have one scale
+    curves = [_dot_curve(rows, score, axis, ticks, style) for style, rows in _split_by_style(trials)]
     front = trials[trials[f"on_front_{column}"]].sort_values([column, score])
     if len(front):
         ring = Style(label=_FRONT, colour=_FRONT_COLOUR, dash="", hollow=True, ring=True)
-        dots = _dots(front, score, axis, ticks, ring)
-        curves += [_stairs(dots), dots]
+        dots = _dot_curve(front, score, axis, ticks, ring)
+        curves += [_front_line(dots), dots]
     return Panel(
         legend=_LEGEND,
         y_label=f"{score_title(score)} (%)",
@@ -79,19 +80,19 @@ def _panel(trials: pd.DataFrame, score: str, column: str) -> Panel:
     )
 
 
-def _stairs(dots: Curve) -> Curve:
-    """Return the line of a front through its dots."""
+def _front_line(dots: Curve) -> Curve:
+    """Return the staircase through the dots of a front."""
     style = Style(label=_FRONT, colour=_FRONT_COLOUR, marker="", dash="solid")
     return Curve.of_single(style, *staircase(dots.x, dots.mean))
 
 
-def _groups(trials: pd.DataFrame) -> list[tuple[Style, pd.DataFrame]]:
-    """Split the trials by sweep and by whether they are private."""
+def _split_by_style(trials: pd.DataFrame) -> list[tuple[Style, pd.DataFrame]]:
+    """Split the trials by sweep and by whether their guarantee is proven; each part has its own style."""
     groups = []
     for number, (name, rows) in enumerate(trials.groupby(SWEEP, sort=False)):
         private = is_private(rows)
-        looks = PRIVATE_COLOURS[number % len(PRIVATE_COLOURS)], MARKERS[number % len(MARKERS)]
-        style = Style(label=str(name), colour=looks[0], marker=looks[1], dash="")
+        colour_and_marker = PRIVATE_COLOURS[number % len(PRIVATE_COLOURS)], MARKERS[number % len(MARKERS)]
+        style = Style(label=str(name), colour=colour_and_marker[0], marker=colour_and_marker[1], dash="")
         if private.any():
             groups.append((style, rows[private]))
         if not private.all():
@@ -101,7 +102,7 @@ def _groups(trials: pd.DataFrame) -> list[tuple[Style, pd.DataFrame]]:
     return groups
 
 
-def _dots(rows: pd.DataFrame, score: str, axis: Axis, ticks: Ticks, style: Style) -> Curve:
+def _dot_curve(rows: pd.DataFrame, score: str, axis: Axis, ticks: Ticks, style: Style) -> Curve:
     orders = list(axis.orders(rows[axis.column]))
     names = [f"{ticks.names[o]}, {trial}" for o, trial in zip(orders, trial_names(rows), strict=True)]
     x = [ticks.positions[order] for order in orders]
@@ -109,5 +110,5 @@ def _dots(rows: pd.DataFrame, score: str, axis: Axis, ticks: Ticks, style: Style
 
 
 def trial_names(rows: pd.DataFrame) -> list[str]:
-    """Return each trial's name, else its number."""
+    """Return the trials' names, or their numbers if they have no names."""
     return list(map(str, rows["trial" if "trial" in rows else "trial_number"]))

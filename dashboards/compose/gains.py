@@ -18,13 +18,13 @@ GAIN = "_private_gain"
 
 
 def with_gains(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials with a column for the gain, a fraction, of each score with a known start.
+    """Return the trials with a column for the gain (a fraction) of each score whose start was scored.
 
-    A trial that was not trained has no gain, because it is the start. A series has no gain either.
+    A trial that was not trained has no gain, because it is the start. A series over steps has none either.
     """
     if "repeat" not in trials or "step" in trials:
         return trials
-    mask = trials["num_steps"] > 0 if "num_steps" in trials else pd.Series(True, trials.index)
+    is_trained = trials["num_steps"] > 0 if "num_steps" in trials else pd.Series(True, trials.index)
     starts = {score: start[1] for score in score_names(trials) if (start := start_of(trials, score))}
-    gains = {f"{score}{GAIN}": (trials[score] - start).where(mask) for score, start in starts.items()}
+    gains = {f"{score}{GAIN}": (trials[score] - start).where(is_trained) for score, start in starts.items()}
     return trials.assign(**gains)

@@ -36,7 +36,7 @@ _GRID_SIZE = "tuning_grid_size"
 def score_table(
     trials: pd.DataFrame, question: Question, scores: Sequence[str], answer: Answer | None
 ) -> Table:
-    """Return one row per method, or other category, and guarantee; each score at each ε; references below.
+    """Return the table of scores: a row per category and guarantee, then baselines; a column per ε and score.
 
     Args:
       trials: trials from `dashboards.compose.selection.shown_trials`.
@@ -44,16 +44,16 @@ def score_table(
       scores: the scores that have columns in the table.
       answer: the sweep's answer.
     """
-    columns, winners = _columns(trials, scores), _winners(answer)
-    heading = [question.axis.label, "Guarantee", *(f"{_column_title(*each)} (%)" for each in columns)]
+    columns, winners = _score_columns(trials, scores), _distinguishable_best(answer)
+    heading = [question.axis.label, "Guarantee", *(f"{_column_title(*column)} (%)" for column in columns)]
     rows, bold = [], set[tuple[int, int]]()
-    for number, (row, cell) in enumerate(_cells(trials, question)):
-        for place, (epsilon, score) in enumerate(columns, start=2):
+    for number, (row, cell) in enumerate(_table_rows(trials, question)):
+        for column_number, (epsilon, score) in enumerate(columns, start=2):
             part = cell[cell["target_epsilon"] == epsilon]
             mean, error, n = mean_and_error(part, score)
             row.append(mean_text(mean, error, n, scale=100))
             if row[1] == PROVEN and (score, _epsilon_text(epsilon), row[0]) in winners:
-                bold.add((number, place))
+                bold.add((number, column_number))
         rows.append(row)
     for reference in reference_rows(trials, question):
         texts = [mean_text(*reference.scores.get(score, NO_SCORE), scale=100) for _, score in columns]
@@ -62,8 +62,8 @@ def score_table(
     return Table(heading=heading, rows=rows, bold=frozenset(bold))
 
 
-def _winners(answer: Answer | None) -> set[tuple[str, str, str]]:
-    """Return score, ε and name of the settings that the answer distinguishes from all others."""
+def _distinguishable_best(answer: Answer | None) -> set[tuple[str, str, str]]:
+    """Return score, ε and name of the best settings that the answer distinguishes from all others."""
     if answer is None:
         return set()
     return {
@@ -76,12 +76,12 @@ def _winners(answer: Answer | None) -> set[tuple[str, str, str]]:
 def gain_table(trials: pd.DataFrame, question: Question, scores: Sequence[str]) -> Table | None:
     """Return the private gain of each cell of `score_table`; None without repeats or starts."""
     frame = with_gains(trials)
-    columns = [column for column in _columns(frame, scores) if has_values(frame, f"{column[1]}{GAIN}")]
+    columns = [column for column in _score_columns(frame, scores) if has_values(frame, f"{column[1]}{GAIN}")]
     if not columns:
         return None
     titles = (f"Private gain, {_column_title(*column)} (points)" for column in columns)
     rows = []
-    for row, cell in _cells(frame, question):
+    for row, cell in _table_rows(frame, question):
         for epsilon, score in columns:
             part = cell[cell["target_epsilon"] == epsilon]
             row.append(gain_text(*mean_and_error(part, f"{score}{GAIN}"), guarantee=row[1]))
@@ -89,8 +89,8 @@ def gain_table(trials: pd.DataFrame, question: Question, scores: Sequence[str]) 
     return Table(heading=[question.axis.label, "Guarantee", *titles], rows=rows)
 
 
-def _columns(trials: pd.DataFrame, scores: Sequence[str]) -> list[tuple[float, str]]:
-    """Return the columns of a table, ε and score."""
+def _score_columns(trials: pd.DataFrame, scores: Sequence[str]) -> list[tuple[float, str]]:
+    """Return (ε, score) of each column of a table."""
     epsilons = sorted(trials["target_epsilon"].unique())
     return [(epsilon, score) for epsilon in epsilons for score in scores]
 
@@ -99,8 +99,8 @@ def _column_title(epsilon: float, score: str) -> str:
     return f"{_epsilon_text(epsilon)}: {score_title(score)}"
 
 
-def _cells(trials: pd.DataFrame, question: Question) -> Iterator[tuple[list[str], pd.DataFrame]]:
-    """Yield the first texts of each row of a table, and its trials."""
+def _table_rows(trials: pd.DataFrame, question: Question) -> Iterator[tuple[list[str], pd.DataFrame]]:
+    """Yield (name, guarantee) of each row of a table, and the row's trials."""
     columns = [name for name in question.curve_columns if name in trials and name != "target_epsilon"]
     columns = [name for name in columns if trials[name].nunique() > 1]
     for _, cell in trials.groupby([ORDER, *columns, "guarantee"]):
@@ -110,13 +110,13 @@ def _cells(trials: pd.DataFrame, question: Question) -> Iterator[tuple[list[str]
 
 
 def guarantee_table(trials: pd.DataFrame, question: Question) -> Table:
-    """Return one row per method and ε: the basis of its guarantee, and the number of settings tried."""
-    present = [(name, title) for name, title in _SETTINGS if has_values(trials, name)]
+    """Return one row per method and ε: what its guarantee rests on, and the number of settings tried."""
+    recorded_settings = [(name, title) for name, title in _SETTINGS if has_values(trials, name)]
     heading = [
         question.axis.label,
         "Guarantee",
         "Target ε",
-        *(title for _, title in present),
+        *(title for _, title in recorded_settings),
         "Settings tried",
     ]
     rows = []
@@ -124,18 +124,18 @@ def guarantee_table(trials: pd.DataFrame, question: Question) -> Table:
         first = cell.iloc[0]
         guarantee = str(first["guarantee"])
         row = [value_text(first[question.axis.column]), guarantee, value_text(first["target_epsilon"])]
-        for name, _ in present:
-            text = _span(cell, name)
+        for name, _ in recorded_settings:
+            text = _range_text(cell, name)
             if name == "epsilon" and guarantee != PROVEN:
                 text = f"claimed {text}" if guarantee == AS_PUBLISHED and text != "–" else "none"
             row.append(text)
-        row.append(_grid_size(cell))
+        row.append(_num_settings_tried(cell))
         rows.append(row)
     return Table(heading=heading, rows=rows)
 
 
 def without_guarantee(trials: pd.DataFrame, column: str) -> list[str]:
-    """Return sentences that name the trials that are not private; none if all are private."""
+    """Return sentences that name the values of `column` whose trials all lack a proven guarantee."""
     sentences = []
     for guarantee, sentence in (
         (AS_PUBLISHED, "As published, not proven, and so not counted as private: {}."),
@@ -153,8 +153,8 @@ def _epsilon_text(epsilon: float) -> str:
     return "no noise" if math.isinf(epsilon) else f"ε = {value_text(epsilon)}"
 
 
-def _span(cell: pd.DataFrame, name: str) -> str:
-    """Return the values of a column, from the smallest to the largest."""
+def _range_text(cell: pd.DataFrame, name: str) -> str:
+    """Return the smallest and the largest value of a column, such as "1 to 8"; one value alone."""
     values = sorted(cell[name].dropna().unique(), key=lambda value: (isinstance(value, str), value))
     texts = list(
         dict.fromkeys(f"{v:.4g}" if isinstance(v, float) and v < 1e4 else value_text(v) for v in values)
@@ -165,5 +165,5 @@ def _span(cell: pd.DataFrame, name: str) -> str:
     return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
 
 
-def _grid_size(cell: pd.DataFrame) -> str:
-    return _span(cell, _GRID_SIZE) if has_values(cell, _GRID_SIZE) else "not recorded"
+def _num_settings_tried(cell: pd.DataFrame) -> str:
+    return _range_text(cell, _GRID_SIZE) if has_values(cell, _GRID_SIZE) else "not recorded"

@@ -29,24 +29,24 @@ _PANELS_IN_A_ROW = 2
 _LEAST_SPAN = 4.0
 """The smallest span of a score axis, in points, however small the errors: 0.25 points are no trend."""
 _FEW_CURVES = 3
-"""Up to this number, SNRs are drawn with and without augmentation; more pairs would hide each other."""
+"""Up to this number of groups, SNRs are drawn with and without augmentation; more would overlap."""
 
 
 def axis_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
     """Return the panels of scores against the axis, then the SNR panel if requested."""
     ticks = ticks_of(question.axis, trials[question.axis.column])
-    scores = [_score_panel(trials, name, question, ticks) for name in panel_scores(common_scores(trials))]
-    rows = _in_rows(scores)
+    panels = [_score_panel(trials, name, question, ticks) for name in panel_scores(common_scores(trials))]
+    rows = _in_rows(panels)
     if question.snr and (snr := _snr_panel(trials, question, ticks)):
         rows.append([snr])
     return rows
 
 
 def series_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
-    """Return the panels of everything recorded during training, against the step."""
+    """Return the panels of the scores and the loss recorded during training, against the step."""
     ticks = ticks_of(question.axis, trials[question.axis.column])
     names = [name for name in question.series if name.endswith(DURING) and has_values(trials, name)]
-    scores = [_score_panel(trials, name, question, ticks) for name in panel_scores(names)]
+    panels = [_score_panel(trials, name, question, ticks) for name in panel_scores(names)]
     if has_values(trials, RELATIVE_LOSS):
         curves = [
             curve(rows, RELATIVE_LOSS, ticks, style, scale=1, dense=True)
@@ -54,21 +54,21 @@ def series_rows(trials: pd.DataFrame, question: Question) -> list[list[Panel]]:
             if has_values(rows, RELATIVE_LOSS)
         ]
         label = "Loss / loss at the first step"
-        scores.append(Panel(legend=SCORES, y_label=label, axis=ticks, curves=curves))
-    return _in_rows([dataclasses.replace(panel, legend="Curves") for panel in scores])
+        panels.append(Panel(legend=SCORES, y_label=label, axis=ticks, curves=curves))
+    return _in_rows([dataclasses.replace(panel, legend="Curves") for panel in panels])
 
 
-def _beside(panel: Panel) -> Panel:
-    """Return a panel with the points of one category next to each other, without overlap."""
+def _side_by_side(panel: Panel) -> Panel:
+    """Return a panel in which different curves' points of one category are shifted apart."""
     if not panel.axis.categorical:
         return panel
-    places: dict[float, list[int]] = {}
+    curves_by_position: dict[float, list[int]] = {}
     for index, line in enumerate(panel.curves):
         for x in dict.fromkeys(line.x):
-            places.setdefault(x, []).append(index)
+            curves_by_position.setdefault(x, []).append(index)
 
     def shift(x: float, index: int) -> float:
-        indices = places[x]
+        indices = curves_by_position[x]
         return x + (indices.index(index) - (len(indices) - 1) / 2) * min(0.2, 0.7 / len(indices))
 
     curves = [
@@ -79,13 +79,13 @@ def _beside(panel: Panel) -> Panel:
 
 
 def _in_rows(panels: list[Panel]) -> list[list[Panel]]:
-    """Return the panels, some side by side."""
+    """Return the panels in rows of `_PANELS_IN_A_ROW`."""
     starts = range(0, len(panels), _PANELS_IN_A_ROW)
     return [panels[start : start + _PANELS_IN_A_ROW] for start in starts]
 
 
 def with_relative_loss(series: pd.DataFrame) -> pd.DataFrame:
-    """Return a series with `relative_loss`: every loss over the loss at its trial's first recorded step."""
+    """Return a series with `relative_loss`: each loss divided by that at its trial's first recorded step."""
     if "train_loss" not in series:
         return series
     series = series.reset_index(drop=True)
@@ -111,14 +111,14 @@ def _score_panel(trials: pd.DataFrame, metric: str, question: Question, ticks: T
         references=lines_across(trials, metric, question),
         least_span=least_span(curves),
     )
-    return _beside(panel)
+    return _side_by_side(panel)
 
 
 def least_span(curves: list[Curve]) -> float:
     """Return the smallest span of a score axis, in points: ± 2 standard errors of a difference.
 
-    The difference is treated as unpaired. The span is `_LEAST_SPAN` points if the error is unknown, for one
-    repeat, or too small to be reliable with few repeats.
+    The difference is treated as unpaired. The span is at least `_LEAST_SPAN` points, because the error is
+    unknown for one repeat, and unreliable for few repeats.
     """
     errors = [error for line in curves for error in line.standard_error if math.isfinite(error)]
     return max(4 * math.sqrt(2) * max(errors, default=0.0), _LEAST_SPAN)
@@ -135,19 +135,19 @@ def _snr_panel(trials: pd.DataFrame, question: Question, ticks: Ticks) -> Panel 
     for style, rows in groups:
         prefix = f"{style.label}, " if len(groups) > 1 else ""
         marker = MARKERS[dashes.index(style.dash) % len(MARKERS)] if len(dashes) > 1 else style.marker
-        parts = _with_and_without(rows)
+        parts = _snr_parts(rows)
         if len(groups) > _FEW_CURVES:  # the table has the values without augmentation
             parts = [row for row in parts if row[1] == SNR] or parts
         alone_in_group = len(groups) > _FEW_CURVES and len(parts) == 1
         for label, metric, dash, part in parts:
-            looks = dataclasses.replace(
+            curve_style = dataclasses.replace(
                 style,
                 label=style.label if alone_in_group else prefix + label,
                 dash=dash if len(parts) > 1 else style.dash,
                 marker=marker,
                 hollow=metric == SNR_PLAIN or style.hollow,
             )
-            curves.append(curve(part, metric, ticks, looks, scale=1, dense=False))
+            curves.append(curve(part, metric, ticks, curve_style, scale=1, dense=False))
     if not curves:
         return None
     return Panel(
@@ -159,7 +159,7 @@ def _snr_panel(trials: pd.DataFrame, question: Question, ticks: Ticks) -> Panel 
     )
 
 
-def _with_and_without(rows: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFrame]]:
+def _snr_parts(rows: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFrame]]:
     """Return label, metric, dash and trials of each SNR curve: with augmentation per N_a, and without."""
     parts = []
     if "num_augmentations" in rows:
@@ -169,14 +169,14 @@ def _with_and_without(rows: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFr
             if has_values(part, SNR):
                 dash = ("solid", "dashed", "dashdot")[index % 3]
                 parts.append((f"with augmentation, Nₐ = {value_text(count)}", SNR, dash, part))
-    plain = _without_augmentation(rows)
+    plain = _fill_plain_snr(rows)
     if has_values(plain, SNR_PLAIN):
         parts.append(("without augmentation", SNR_PLAIN, "dotted", plain))
     return parts
 
 
-def _without_augmentation(rows: pd.DataFrame) -> pd.DataFrame:
-    """Fill the SNR without augmentation from trials that were trained without any."""
+def _fill_plain_snr(rows: pd.DataFrame) -> pd.DataFrame:
+    """Fill the column of SNRs without augmentation from trials that were trained without any."""
     if SNR not in rows or "num_augmentations" not in rows:
         return rows
     plain = rows[SNR_PLAIN] if SNR_PLAIN in rows else pd.Series(math.nan, index=rows.index)

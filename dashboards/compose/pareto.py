@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dashboards.compose import figure_text
-from dashboards.compose.comparison import together
+from dashboards.compose.comparison import combine_sweeps
 from dashboards.compose.content import Content, Table
 from dashboards.compose.display_names import (
     SWEEP,
@@ -18,7 +18,7 @@ from dashboards.compose.display_names import (
     score_title,
     value_text,
 )
-from dashboards.compose.fronts import AXES, ONE, WHOLE, front_rows, trial_names, with_epsilons
+from dashboards.compose.fronts import AXES, EPSILON_ONE, EPSILON_WHOLE, front_rows, trial_names, with_epsilons
 from dashboards.compose.questions import find_question
 from dashboards.compose.search_trials import is_private, number_trials
 from dashboards.compose.selection import data_are_private, shown_trials
@@ -27,32 +27,34 @@ from dpgcl_core.release.statement import delta_text, rounded_up
 
 
 def pareto_of(sweeps: Sequence[pd.DataFrame]) -> tuple[Content, pd.DataFrame]:
-    """Return the figure of the first score that all trials have, and its numbers: a row per trial.
+    """Return the figure of scores against ε, and its numbers: a row per trial.
+
+    The score is the first that all trials have.
 
     Args:
       sweeps: tables from `dashboards.query.trial_frames.load_trials`, each of one sweep, with the same scored
         records.
 
     Raises:
-      DashboardError: as in `dashboards.compose.comparison.together`, or there is no score.
+      DashboardError: as in `dashboards.compose.comparison.combine_sweeps`, or there is no score.
     """
-    trials = together([number_trials(sweep) for sweep in sweeps])
+    trials = combine_sweeps([number_trials(sweep) for sweep in sweeps])
     frame = shown_trials(trials, find_question("search"))
-    score = _score(frame)
+    score = _first_score(frame)
     frame = with_epsilons(frame[frame[score].notna()].reset_index(drop=True), score)
     content = Content(
         title=f"{dataset_title(str(frame['dataset'].iloc[0]))}: {score_title(score)} against ε",
         subtitle=figure_text.subtitle(frame, find_question("search")),
         rows=front_rows(frame, score),
-        tables=[("Trials on a front", _table(frame, score))],
+        tables=[("Trials on a front", _front_table(frame, score))],
         remarks=_notes(frame, private=data_are_private(trials)),
     )
-    columns = [SWEEP, "trial", "run_id", score, ONE, WHOLE, "target_delta", "guarantee"]
+    columns = [SWEEP, "trial", "run_id", score, EPSILON_ONE, EPSILON_WHOLE, "target_delta", "guarantee"]
     columns += [f"on_front_{column}" for column in AXES]
     return content, frame[[name for name in columns if name in frame]]
 
 
-def _score(trials: pd.DataFrame) -> str:
+def _first_score(trials: pd.DataFrame) -> str:
     scores = panel_scores(common_scores(trials))
     if not scores:
         raise DashboardError(
@@ -61,7 +63,7 @@ def _score(trials: pd.DataFrame) -> str:
     return scores[0]
 
 
-def _table(trials: pd.DataFrame, score: str) -> Table:
+def _front_table(trials: pd.DataFrame, score: str) -> Table:
     heading = [
         "Sweep",
         "Trial",
@@ -72,21 +74,21 @@ def _table(trials: pd.DataFrame, score: str) -> Table:
         "Front",
     ]
     marks = {column: trials[f"on_front_{column}"] for column in AXES}
-    rows = trials[marks[ONE] | marks[WHOLE]].sort_values([ONE, score])
-    titles = {ONE: "one training", WHOLE: "whole sweep"}
+    rows = trials[marks[EPSILON_ONE] | marks[EPSILON_WHOLE]].sort_values([EPSILON_ONE, score])
+    titles = {EPSILON_ONE: "one training", EPSILON_WHOLE: "whole sweep"}
     cells = []
     for name, (_, row) in zip(trial_names(rows), rows.iterrows(), strict=True):
         fronts = " and ".join(title for column, title in titles.items() if row[f"on_front_{column}"])
-        epsilons = [_epsilon(row[column]) for column in AXES]
-        cells.append([row[SWEEP], name, f"{100 * row[score]:.2f}", *epsilons, _delta(row), fronts])
+        epsilons = [_epsilon_text(row[column]) for column in AXES]
+        cells.append([row[SWEEP], name, f"{100 * row[score]:.2f}", *epsilons, _delta_text(row), fronts])
     return Table(heading=heading, rows=cells)
 
 
-def _epsilon(value: float) -> str:
+def _epsilon_text(value: float) -> str:
     return "–" if math.isinf(value) else rounded_up(float(value), 4)
 
 
-def _delta(row: pd.Series) -> str:
+def _delta_text(row: pd.Series) -> str:
     return delta_text(float(row["target_delta"])) if "target_delta" in row else "not recorded"
 
 

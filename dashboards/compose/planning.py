@@ -12,23 +12,21 @@ from dpgcl_core.planning.tradeoff_curves import Point
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 _MARKERS = ("circle", "square", "diamond", "triangle", "cross")
-_RECORDS = Axis(column="num_records", label="Records N", symbol="N", scale="log2")
-_BATCH = Axis(column="expected_batch_size", label="Expected batch size B", symbol="B", scale="log2")
+_N_AXIS = Axis(column="num_records", label="Records N", symbol="N", scale="log2")
+_B_AXIS = Axis(column="expected_batch_size", label="Expected batch size B", symbol="B", scale="log2")
 
 
 def curves_content(points: Sequence[Point], *, title: str, subtitle: str) -> Content:
     """Return the figure of a plan's curves.
 
     Args:
-      points: the points of both figures.
-      title, subtitle: description of the plan's subject.
+      points: the points of both panels.
+      title, subtitle: title and subtitle of the figure.
     """
     table = numbers_of_curves(points)
     panels = [
-        _panel(
-            table[table["figure"] == "epsilon"], _RECORDS, "epsilon", "ε by PLD", "B, σ and T of the plan"
-        ),
-        _panel(table[table["figure"] == "epochs"], _BATCH, "num_epochs", "Epochs within ε", "fixed σ"),
+        _panel(table[table["figure"] == "epsilon"], _N_AXIS, "epsilon", "ε by PLD", "B, σ and T of the plan"),
+        _panel(table[table["figure"] == "epochs"], _B_AXIS, "num_epochs", "Epochs within ε", "fixed σ"),
     ]
     notes = [
         "Left: more records at the same B, σ and T, hence the same number of steps (DP-Cap, Figure 5).",

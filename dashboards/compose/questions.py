@@ -22,7 +22,7 @@ Kind = Literal["axis", "methods", "convergence", "search"]
 PLAIN = "plain"
 OPTION_NAMES = (PLAIN, "ema", "schedule", "automatic-clipping", "warm-start", "all")
 SPLITS = ("method", "target_epsilon", "num_augmentations", "sampled")
-# In the paper's order; all others come next, sorted by name.
+# In the paper's order; sets of layers that are not listed come next, sorted by name.
 ADAPTED_LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
 NETWORKS = (
     *("clip-nano", "clip-tiny", "clip-tiny-patch4", "clip-small"),
@@ -38,7 +38,7 @@ AUGMENTATIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One question, one figure, one table.
+    """A question that sweeps answer, and how its figure and its table are made.
 
     Attributes:
       name: name on the command line; file names have underscores instead of dashes.
@@ -46,9 +46,11 @@ class Question:
       axis: the axis that the scores are drawn against.
       splits: columns that split the trials into curves if they vary.
       snr: whether the gradient's signal-to-noise ratio has a panel.
-      kind: how the content is made: "axis" for all figures of scores against a column.
+      kind: the kind of figure: "axis" for scores against a column, "methods" for the same with a table of
+        methods, "convergence" for histories against the training step, "search" for scores against ε.
       series: metrics whose histories are drawn, for "convergence".
-      untrained_along: whether the untrained network's scores differ along the axis: points instead of a line.
+      untrained_along: whether the untrained network's scores differ along the axis; they are then drawn as
+        points, not as one line.
       is_comparable: whether scores at different values of the axis may be compared.
       heading: the subject, for titles; by default the name in words.
     """
@@ -70,16 +72,16 @@ class Question:
 
     @property
     def stem(self) -> str:
-        """Name of the files, without ending."""
+        """Name of the question's files, without suffix."""
         return self.name.replace("-", "_")
 
     @property
     def curve_columns(self) -> list[str]:
-        """Return the splits without the axis itself."""
+        """The columns that split the curves, without the axis's column."""
         return [name for name in self.splits if name != self.axis.column]
 
     def along(self, column: str) -> Question:
-        """Return the same question against another column, by name if its scale is categorical."""
+        """Return the same question against another column; categories are sorted by name."""
         axis = dataclasses.replace(
             self.axis, column=column, label=column_title(column), symbol=symbol(column), order=()
         )
@@ -184,7 +186,7 @@ QUESTIONS = {question.name: question for question in _QUESTIONS}
 
 
 def find_question(name: str | Question) -> Question:
-    """Return the question of a name.
+    """Return the question with this name; a `Question` is returned unchanged.
 
     Raises:
       DashboardError: there is no question of this name.

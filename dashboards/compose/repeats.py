@@ -29,9 +29,9 @@ def means_and_errors(trials: pd.DataFrame, by: list[str], metric: str) -> pd.Dat
     values = trials.dropna(subset=[metric])
     if "repeat" in trials:
         values = values.groupby([*by, "repeat"])[metric].mean().reset_index()
-    found = values.groupby(by)[metric].agg(["mean", "std", "count"])
-    errors = found["std"] / found["count"] ** 0.5
-    return pd.DataFrame({"mean": found["mean"], "error": errors, "n": found["count"]})
+    statistics = values.groupby(by)[metric].agg(["mean", "std", "count"])
+    errors = statistics["std"] / statistics["count"] ** 0.5
+    return pd.DataFrame({"mean": statistics["mean"], "error": errors, "n": statistics["count"]})
 
 
 def num_trials(rows: pd.DataFrame) -> int:

@@ -19,20 +19,20 @@ NOT_SEARCHED = (
 
 
 def number_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials in the order they were proposed, by number in `trial_number`.
+    """Return the trials in the order they were proposed, with the column `trial_number`.
 
-    If a sweep records no number, it is the position among the trials' names, from 1.
+    If the sweep recorded no numbers, the trials are numbered from 1 in the order of their names.
     """
     if "trial_number" in trials and trials["trial_number"].notna().all():
         return trials.sort_values("trial_number", ignore_index=True)
     if "trial" in trials:
-        names = sorted(range(len(trials)), key=lambda i: natural_key(str(trials["trial"].iloc[i])))
-        trials = trials.iloc[names].reset_index(drop=True)
+        positions = sorted(range(len(trials)), key=lambda i: natural_key(str(trials["trial"].iloc[i])))
+        trials = trials.iloc[positions].reset_index(drop=True)
     return trials.assign(trial_number=range(1, len(trials) + 1))
 
 
 def searched_columns(trials: pd.DataFrame) -> list[str]:
-    """Return the searched settings: the names in `searched` of the sweep, else the settings that vary."""
+    """Return the columns of the searched settings: as recorded in `searched`, else the settings that vary."""
     if has_values(trials, "searched"):
         columns = [name.strip() for name in str(trials["searched"].iloc[0]).split(",")]
         return [name for name in columns if has_values(trials, name)]
@@ -43,21 +43,21 @@ def searched_columns(trials: pd.DataFrame) -> list[str]:
 
 
 def is_setting(name: str) -> bool:
-    """Return whether a column may be a setting of trials: it is not a metric or score, and names no run."""
+    """Return whether a column may be a setting: no metric or score, and not in `NOT_SEARCHED`."""
     if name in NOT_SEARCHED or find_metric(name) is not None or score_title(name):
         return False
     return not name.startswith("epsilon_")
 
 
 def objective(trials: pd.DataFrame) -> str | None:
-    """Return the score that was maximised, by the param `objective`, else the first one drawn."""
+    """Return the maximised score: by the param `objective`, else the first score with a panel, if any."""
     if has_values(trials, "objective") and has_values(trials, str(trials["objective"].iloc[0])):
         return str(trials["objective"].iloc[0])
     return next(iter(panel_scores(score_names(trials))), None)
 
 
 def on_the_front(epsilons: list[float], scores: list[float]) -> list[bool]:
-    """Return whether no other point has at most this ε and at least this score, one of them better.
+    """Return for each point whether no other has at most its ε and at least its score, and differs in one.
 
     >>> on_the_front([1.0, 2.0, 2.0, 4.0], [0.5, 0.7, 0.6, 0.7])
     [True, True, False, False]
@@ -75,6 +75,6 @@ def is_private(trials: pd.DataFrame) -> pd.Series:
 
 
 def epsilon_spent(trials: pd.DataFrame) -> pd.Series:
-    """Return ε of every trial: the spent ε, else the target."""
+    """Return each trial's spent ε, or its target ε where none was recorded."""
     targets = trials["target_epsilon"]
     return trials["epsilon"].fillna(targets) if "epsilon" in trials else targets

@@ -21,16 +21,16 @@ _FIXED_IN_CELL = (
     *("group_size", "num_augmentations", "method", "target_epsilon", "lora_layers", "probe_dataset"),
     *("lora_rank", "lora_alpha", "pretrained", "augmentation", "trained_layers"),
 )
-# Columns that depend on the axis's column and may differ with it.
-_FOLLOWS = {"noise_multiplier": ("target_epsilon",)}
+# By the axis's column: columns that depend on it, and so need not agree among repeats.
+_DEPENDENT_COLUMNS = {"noise_multiplier": ("target_epsilon",)}
 
 
 def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return the trials that may be drawn, with `guarantee` and `axis_order`.
+    """Return the trials that may be drawn, with new columns `guarantee` and `axis_order` (order on the axis).
 
-    With private data these are only proven trials, without private-only numbers. The training itself
-    withholds these numbers; this is the second safeguard. Data count as private unless every trial is tagged
-    `data_is: public`.
+    For private data these are only the trials with a proven guarantee, without the columns of `is_withheld`.
+    The training itself withholds these numbers; this is the second safeguard. Data count as private unless
+    every trial is tagged `data_is: public`.
 
     Raises:
       DashboardError: a needed column is absent, repeats differ in a setting, or nothing is left.
@@ -46,7 +46,7 @@ def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     for name in question.curve_columns:
         if name in trials and trials[name].isna().any():  # pandas would leave these trials out of every group
             trials[name] = trials[name].fillna(0 if name == "num_augmentations" else "not recorded")
-        if name in trials and trials[name].map(type).nunique() > 1:  # 8 and "batch" have no order
+        if name in trials and trials[name].map(type).nunique() > 1:  # 8 and "batch" cannot be sorted
             trials[name] = trials[name].map(str)
     if trials.empty:
         raise DashboardError(
@@ -55,14 +55,15 @@ def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
         )
     trials[ORDER] = question.axis.orders(trials[question.axis.column])
     if question.kind != "search":
-        _refuse_other_differences(trials, question)
+        _check_repeats(trials, question)
     return trials.sort_values(cell_columns(trials, question), ignore_index=True)
 
 
 def released_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials that may be seen, with `guarantee`, without numbers that may not be seen.
+    """Return the trials that may be shown, with a column `guarantee`, without the columns of `is_withheld`.
 
-    For private data these are only proven trials; a trial without a recorded ε or guarantee has no guarantee.
+    For public data, all trials and columns remain. For private data, only trials with a proven guarantee do.
+    A trial without a recorded ε or guarantee has no guarantee.
     """
     aims = trials["target_epsilon"] if "target_epsilon" in trials else pd.Series(math.inf, trials.index)
     frame = trials.assign(target_epsilon=pd.to_numeric(aims, errors="coerce").fillna(math.inf).astype(float))
@@ -82,7 +83,7 @@ def guarantees(trials: pd.DataFrame) -> pd.Series:
 
 
 def data_are_private(trials: pd.DataFrame) -> bool:
-    """Return whether any trial lacks the tag `data_is: public`."""
+    """Return whether the data count as private: some trial lacks the tag `data_is: public`."""
     return "data_is" not in trials or bool((trials["data_is"] != "public").any())
 
 
@@ -96,7 +97,7 @@ def is_withheld(name: str) -> bool:
 
     >>> [is_withheld(name) for name in ("snr_first_step", "relative_loss", "knn_accuracy_during", "epsilon")]
     [True, True, False, False]
-    >>> is_withheld("training.num_restarts")  # as MLflow has it
+    >>> is_withheld("training.num_restarts")  # the name in MLflow
     True
     """
     name = declared_name(name)
@@ -104,17 +105,17 @@ def is_withheld(name: str) -> bool:
     return metric.release is Release.PRIVATE_ONLY if metric else name.endswith(("loss", DURING))
 
 
-def _refuse_other_differences(trials: pd.DataFrame, question: Question) -> None:
+def _check_repeats(trials: pd.DataFrame, question: Question) -> None:
     column = question.axis.column
-    distinct_columns = {column, *question.splits, *_FOLLOWS.get(column, ())}
+    distinct_columns = {column, *question.splits, *_DEPENDENT_COLUMNS.get(column, ())}
     columns = [name for name in _FIXED_IN_CELL if name in trials and name not in distinct_columns]
     axes = ", ".join(dict.fromkeys((column, *question.curve_columns)))
     cells = cell_columns(trials, question)
     counts = trials.groupby(cells)[columns].nunique()
     for name in columns:
         if (counts[name] > 1).any():
-            place = dict(zip(cells, counts.index[int((counts[name] > 1).argmax())], strict=True))
-            rows = trials[(trials[list(place)] == pd.Series(place)).all(axis=1)]
+            cell_key = dict(zip(cells, counts.index[int((counts[name] > 1).argmax())], strict=True))
+            rows = trials[(trials[list(cell_key)] == pd.Series(cell_key)).all(axis=1)]
             values = ", ".join(value_text(value) for value in sorted(rows[name].dropna().unique(), key=str))
             raise DashboardError(
                 f"trials with the same {axes} must be repeats of one another; at {column} "

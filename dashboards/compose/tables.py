@@ -32,7 +32,7 @@ NO_SCORE = (math.nan, math.nan, 0)
 
 
 def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return one row per point of the figure: the mean, standard error and n of each number, and the gains.
+    """Return one row per point: mean, standard error and number n of repeats, for each metric and gain.
 
     The gain of `knn_accuracy` over its start has the columns `knn_accuracy_private_gain_mean`,
     `_standard_error` and `_n`. Scores are fractions, not per cent.
@@ -44,18 +44,18 @@ def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     trials = with_gains(trials)
     metrics = [*score_names(trials), *((SNR, SNR_PLAIN, SNR_NOISED) if question.snr else ())]
     metrics += [f"{name}{GAIN}" for name in metrics]
-    present = [name for name in metrics if has_values(trials, name)]
+    recorded_metrics = [name for name in metrics if has_values(trials, name)]
     if question.kind == "convergence":
-        present = [name for name in (*question.series, "relative_loss") if has_values(trials, name)]
+        recorded_metrics = [name for name in (*question.series, "relative_loss") if has_values(trials, name)]
     columns = cell_columns(trials, question)
     cells = trials.groupby(columns)
     table = pd.DataFrame({question.axis.column: cells[question.axis.column].first()})
-    # A series has many rows per trial.
+    # A series over training steps has many rows per trial.
     id_column = "run_id" if "step" in trials and "run_id" in trials else None
     table["num_trials"] = cells[id_column].nunique() if id_column else cells.size()
     if has_values(trials, "epsilon"):
         table["epsilon_max"] = cells["epsilon"].max()  # the spent ε, restarts included
-    for name in present:
+    for name in recorded_metrics:
         statistics = means_and_errors(trials, columns, name).reindex(table.index)
         table[f"{name}_mean"], table[f"{name}_standard_error"] = statistics["mean"], statistics["error"]
         table[f"{name}_n"] = statistics["n"].fillna(0).astype(int)
@@ -65,7 +65,7 @@ def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 
 def with_references(summary: pd.DataFrame, trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return a summary with a row for each reference below, named in the column of the axis.
+    """Return a summary with a row for each reference appended; the axis's column has its name.
 
     Args:
       summary: table from `summary_table`.
@@ -82,13 +82,13 @@ def with_references(summary: pd.DataFrame, trials: pd.DataFrame, question: Quest
         rows.append({question.axis.column: reference.label, "guarantee": REFERENCE} | numbers)
     if not rows:
         return summary
-    # As objects, so that counts stay whole numbers next to rows that have no count.
-    below = pd.DataFrame(rows, columns=summary.columns, dtype=object)
-    return pd.concat([summary.astype(object), below], ignore_index=True)
+    # As objects, because pandas would turn counts into floats next to rows without a count.
+    reference_frame = pd.DataFrame(rows, columns=summary.columns, dtype=object)
+    return pd.concat([summary.astype(object), reference_frame], ignore_index=True)
 
 
-def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[ReferenceRow] = ()) -> Table:
-    """Return a summary with readable names, scores in per cent as "mean ± standard error".
+def readable_table(summary: pd.DataFrame, axis: str, references: Sequence[ReferenceRow] = ()) -> Table:
+    """Return a summary as a table for readers, with scores as "mean ± standard error" in per cent.
 
     Args:
       summary: table from `summary_table`.
@@ -99,13 +99,13 @@ def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[Reference
     scores = set(score_names(pd.DataFrame([dict.fromkeys(metrics, 0.0)]))) | {
         name for name in metrics if name.endswith(DURING)
     }
-    plain = [name for name in summary if not str(name).endswith(_ENDINGS)]
-    plain = [name for name in plain if name == axis or is_news(summary, str(name))]
-    heading = [column_title(str(name)) for name in plain]
+    plain_columns = [name for name in summary if not str(name).endswith(_ENDINGS)]
+    plain_columns = [name for name in plain_columns if name == axis or is_informative(summary, str(name))]
+    heading = [column_title(str(name)) for name in plain_columns]
     heading += [_metric_title(name, is_score=name in scores) for name in metrics]
     rows = []
     for record in summary.to_dict("records"):
-        row = [cell_text(str(name), record[name], record["guarantee"]) for name in plain]
+        row = [cell_text(str(name), record[name], record["guarantee"]) for name in plain_columns]
         for name in metrics:
             values = [record[name + ending] for ending in _ENDINGS]
             if name.endswith(GAIN):
@@ -114,14 +114,14 @@ def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[Reference
                 row.append(mean_text(*values, scale=100 if name in scores else 1))
         rows.append(row)
     for reference in references:
-        row = [reference.label if name == axis else "–" for name in plain]
+        row = [reference.label if name == axis else "–" for name in plain_columns]
         row += [mean_text(*reference.scores.get(name, NO_SCORE), scale=100) for name in metrics]
         rows.append(row)
     return Table(heading=heading, rows=rows)
 
 
 def mean_text(mean: float, error: float, n: int, *, scale: float = 1) -> str:
-    """Return a mean with its error as text; a dash if there is no mean.
+    """Return `scale` times a mean, ± its standard error unless that is NaN; a dash if there is no mean.
 
     >>> nan = float("nan")
     >>> mean_text(0.81234, 0.0123, 3, scale=100), mean_text(0.5, nan, 1), mean_text(nan, nan, 0)
@@ -135,7 +135,7 @@ def mean_text(mean: float, error: float, n: int, *, scale: float = 1) -> str:
 
 
 def gain_text(mean: float, error: float, n: int, *, guarantee: str) -> str:
-    """Return a private gain in percentage points, marked as not private if there is no proof.
+    """Return a private gain in percentage points, marked "not private" without a proven guarantee.
 
     >>> gain_text(0.021, 0.002, 3, guarantee="proven"), gain_text(0.06, 0.001, 3, guarantee="none")
     ('2.10 ± 0.20', '6.00 ± 0.10, not private')
@@ -150,8 +150,8 @@ def _metric_title(name: str, *, is_score: bool) -> str:
     return column_title(name) + (" (%)" if is_score else "")
 
 
-def is_news(table: pd.DataFrame, name: str) -> bool:
-    """Return whether a column adds information to the title and the notes."""
+def is_informative(table: pd.DataFrame, name: str) -> bool:
+    """Return whether a column says more than the title and the notes."""
     return name not in ("method", "num_augmentations", "guarantee") or bool(table[name].nunique() > 1)
 
 

@@ -17,11 +17,11 @@ _TRANSFER = re.compile(
 
 
 def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for every trial and every data set it was scored on, named in `probe_dataset`.
+    """Return a row for every trial and every data set that it was scored on, named in column `probe_dataset`.
 
     `transfer_knn_accuracy/digits` becomes `knn_accuracy` in the row of digits; references are treated
-    likewise. The trial's own scores stay in a separate row, named by their data set. Scores of pairs that no
-    other data set has are dropped: the recalls, and zero-shot accuracy without class names.
+    likewise. The scores on the sweep's own data set have a separate row. Its scores of image-caption pairs
+    (recalls, zero-shot accuracy) are dropped if no other data set has them.
 
     Args:
       trials: trials from `dashboards.query.trial_frames.load_trials`.
@@ -37,13 +37,13 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
         )
     own_scores = [name for name in trials if score_title(without_prefix(str(name)))]
     settings = trials.drop(columns=[*matches, *own_scores])
-    other_kinds = scores_of(Family.PAIRS, Family.CLASS_NAMES, Family.CAPTIONS)
-    kinds = {*other_kinds} - {match["score"] for match in matches.values()}
-    of_pairs = [name for name in own_scores if without_prefix(str(name)).removesuffix(DURING) in kinds]
+    pair_scores = scores_of(Family.PAIRS, Family.CLASS_NAMES, Family.CAPTIONS)
+    unshared = {*pair_scores} - {match["score"] for match in matches.values()}
+    own_only = [name for name in own_scores if without_prefix(str(name)).removesuffix(DURING) in unshared]
     parts = []
-    if len(own_scores) > len(of_pairs) and "scored_on" in trials:
-        scored_trials = trials[trials["scored_on"].notna()].drop(columns=[*matches, *of_pairs])
-        parts.append(scored_trials.assign(**{PROBE: scored_trials["scored_on"].map(_short)}))
+    if len(own_scores) > len(own_only) and "scored_on" in trials:
+        scored_trials = trials[trials["scored_on"].notna()].drop(columns=[*matches, *own_only])
+        parts.append(scored_trials.assign(**{PROBE: scored_trials["scored_on"].map(_last_path_part)}))
     for dataset in dict.fromkeys(match["dataset"] for match in matches.values()):
         renamed = {
             match["reference"] + match["score"]: trials[name]
@@ -55,10 +55,10 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([part for part in parts if len(part)], ignore_index=True)
 
 
-def _short(dataset: str) -> str:
+def _last_path_part(dataset: str) -> str:
     """Return the last part of a path.
 
-    >>> _short("npz:/data/faces.npz"), _short("digits")
+    >>> _last_path_part("npz:/data/faces.npz"), _last_path_part("digits")
     ('faces.npz', 'digits')
     """
     return re.split(r"[\\/]", dataset.rstrip("/\\"))[-1]

@@ -19,7 +19,7 @@ from dpgcl_core.release.statement import rounded_up
 
 _SECONDS = "train_seconds"
 # Columns that depend on other settings, or only describe how a training was run.
-_FOLLOWS = {"sampling_prob", "sensitivity", "data_is", "restarts", "notes", "tags"}
+_NOT_SETTINGS = {"sampling_prob", "sensitivity", "data_is", "restarts", "notes", "tags"}
 
 
 def trial_table(trials: pd.DataFrame, question: Question, links: Mapping[str, str]) -> SortableTable:
@@ -28,32 +28,32 @@ def trial_table(trials: pd.DataFrame, question: Question, links: Mapping[str, st
     Args:
       trials: trials from `dashboards.compose.selection.released_trials`.
       question: the sweep's question, whose axis comes first.
-      links: pages by run id.
+      links: MLflow's page of each run, by run id.
     """
-    axis, columns = setting_columns(trials, question)
-    scores, seconds = score_names(trials), has_values(trials, _SECONDS)
-    heading = ["Trial", *map(column_title, axis), *(f"{score_title(name)} (%)" for name in scores)]
-    heading += ["ε spent", "Guarantee", *map(column_title, columns), *(["Training (s)"] if seconds else [])]
+    axis_columns, columns = setting_columns(trials, question)
+    scores, is_timed = score_names(trials), has_values(trials, _SECONDS)
+    heading = ["Trial", *map(column_title, axis_columns), *(f"{score_title(name)} (%)" for name in scores)]
+    heading += ["ε spent", "Guarantee", *map(column_title, columns), *(["Training (s)"] if is_timed else [])]
     rows = []
     for record in trials.to_dict("records"):
         row: dict[str, Any] = {str(name): value for name, value in record.items()}
         name = str(row.get("trial") or row.get("run_name") or row.get("run_id", ""))
         cells = [Cell(text=name, link=links.get(str(row.get("run_id")), ""))]
         cells += [
-            *(_setting(row[column], column) for column in axis),
-            *(_score(row[score], score) for score in scores),
+            *(_setting_cell(row[column], column) for column in axis_columns),
+            *(_score_cell(row[score], score) for score in scores),
         ]
         cells += [
-            _epsilon(row),
+            _epsilon_cell(row),
             Cell(text=guarantee_title(str(row["guarantee"]))),
-            *(_setting(row[column], column) for column in columns),
+            *(_setting_cell(row[column], column) for column in columns),
         ]
-        rows.append([*cells, _seconds(row[_SECONDS])] if seconds else cells)
+        rows.append([*cells, _seconds_cell(row[_SECONDS])] if is_timed else cells)
     return SortableTable(heading=heading, rows=rows)
 
 
 def setting_columns(trials: pd.DataFrame, question: Question) -> tuple[list[str], list[str]]:
-    """Return the columns in which the trials differ: the question's axis; the others, the repeat last."""
+    """Return the axis's column if the trials differ in it, and the others in which they do, repeat last."""
     axis = question.axis.column
     columns = [str(name) for name in trials if _is_setting(str(name)) and trials[name].map(str).nunique() > 1]
     first = [axis] if axis in columns else []
@@ -67,24 +67,24 @@ def withheld_names(trials: pd.DataFrame, visible_trials: pd.DataFrame) -> list[s
 
 
 def _is_setting(name: str) -> bool:
-    if name in _FOLLOWS or name.startswith(("tuned_", "tuning_")) or name.endswith(DURING):
+    if name in _NOT_SETTINGS or name.startswith(("tuned_", "tuning_")) or name.endswith(DURING):
         return False
     return is_setting(name) and not is_reference(name)
 
 
-def _setting(value: Any, name: str) -> Cell:
+def _setting_cell(value: Any, name: str) -> Cell:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and not pd.isna(value)
     return Cell(text=value_text(value), value=float(value) if is_number else None, name=name)
 
 
-def _score(value: float, name: str) -> Cell:
+def _score_cell(value: float, name: str) -> Cell:
     return (
         Cell(text="–") if pd.isna(value) else Cell(text=f"{100 * value:.2f}", value=float(value), name=name)
     )
 
 
-def _epsilon(row: Mapping[str, Any]) -> Cell:
-    """Return ε of a trial, rounded up; a number only if it is guaranteed or claimed."""
+def _epsilon_cell(row: Mapping[str, Any]) -> Cell:
+    """Return a trial's ε, rounded up; "none" unless its guarantee is proven or claimed."""
     epsilon = row.get("epsilon", math.nan)
     if row["guarantee"] not in (PROVEN, AS_PUBLISHED) or pd.isna(epsilon):
         return Cell(text="none")
@@ -92,5 +92,5 @@ def _epsilon(row: Mapping[str, Any]) -> Cell:
     return Cell(text=f"{claimed}{rounded_up(float(epsilon), 4)}", value=float(epsilon), name="epsilon")
 
 
-def _seconds(value: float) -> Cell:
+def _seconds_cell(value: float) -> Cell:
     return Cell(text="–") if pd.isna(value) else Cell(text=f"{value:.1f}", value=float(value), name=_SECONDS)

@@ -26,7 +26,7 @@ _MOST_BYTES = 1_000_000
 
 
 def load_answer(tracking_uri: str, trials: pd.DataFrame) -> Answer | None:
-    """Return the recorded answer of the trials' sweep; None if it has no answer of this version.
+    """Return the answer that the trials' sweep recorded; None if there is none, or if it cannot be read.
 
     Args:
       tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
@@ -61,7 +61,7 @@ def read_documents(
 
 
 def read_json(text: str | None) -> dict[str, Any] | None:
-    """Return the JSON object in a document; None if there is none."""
+    """Return the JSON object in a document; None if the document is missing or holds none."""
     try:
         content = json.loads(text or "null")
     except ValueError:

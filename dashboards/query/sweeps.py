@@ -37,7 +37,7 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
     with server_errors(tracking_uri, "listing the sweeps"):
         experiments = _experiments(client)
         rows = []
-        for run in _parents(client, list(experiments), address):
+        for run in _find_parents(client, list(experiments), address):
             start_time: pd.Timestamp | NaTType = pd.NaT
             num_finished, trials = None, []
             if run.data.tags[ROLE_TAG] == SWEEP_ROLE:
@@ -60,7 +60,7 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
 
 
 def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
-    """Return the recorded ε of the whole sweep, and its scope if it does not cover all trials."""
+    """Return the recorded ε of the whole sweep, with a remark if it is only planned or not of all trials."""
     epsilon = str(sweep.data.tags.get("tuned_epsilon", "none"))
     finished_trials = [trial for trial in trials if trial.info.status == "FINISHED"]
     if epsilon == "none" or sweep.data.tags[ROLE_TAG] == SEALED_ROLE:
@@ -78,7 +78,7 @@ def _experiments(client: MlflowClient) -> dict[str, str]:
     return {experiment.experiment_id: experiment.name for experiment in experiments}
 
 
-def _parents(client: MlflowClient, experiment_ids: list[str], address: str) -> list[Run]:
+def _find_parents(client: MlflowClient, experiment_ids: list[str], address: str) -> list[Run]:
     parents = [
         run
         for role in (SWEEP_ROLE, SEALED_ROLE)
@@ -91,8 +91,12 @@ def _parents(client: MlflowClient, experiment_ids: list[str], address: str) -> l
 
 
 def find_parent(client: MlflowClient, address: str, sweep: str | None) -> Run:
-    """Return the parent run of a sweep by its name (the newest of that name) or by the run's id."""
-    parents = _parents(client, list(_experiments(client)), address)
+    """Return a sweep's parent run, by name (the newest of it) or run id; None for the sweep started last.
+
+    Raises:
+      DashboardError: there is no such sweep, or it is sealed.
+    """
+    parents = _find_parents(client, list(_experiments(client)), address)
     by_name: dict[str, Run] = {}
     for run in parents:
         by_name.setdefault(run.data.tags[SWEEP_TAG], run)

@@ -48,11 +48,11 @@ def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
 
 
 def find_runs(tracking_uri: str, sweep: str | None, *, doing: str) -> tuple[MlflowClient, Run, list[Run]]:
-    """Return MLflow's client, the parent run of a sweep and the runs of its trials, in whatever state.
+    """Return MLflow's client, the parent run of a sweep and the runs of all its trials, finished or not.
 
     Args:
       tracking_uri, sweep: as in `load_trials`, with the same errors.
-      doing: the current action, for messages.
+      doing: the current action for error messages, such as "reading the runs".
     """
     client = connect(tracking_uri)
     with server_errors(tracking_uri, doing):
@@ -70,21 +70,21 @@ def trials_of(parent: Run, runs: list[Run]) -> pd.DataFrame:
     if not runs:
         return pd.DataFrame()
     references = {name: value for name, value in metrics_of(parent).items() if is_reference(name)}
-    shared = {**own_tags(parent), **typed_params(parent), **references}
-    shared["sweep_run_id"] = parent.info.run_id
-    trials = pd.DataFrame([{**shared, **_row(run)} for run in runs])
+    sweep_values = {**own_tags(parent), **typed_params(parent), **references}
+    sweep_values["sweep_run_id"] = parent.info.run_id
+    trials = pd.DataFrame([{**sweep_values, **_row(run)} for run in runs])
     if "group_size" in trials:
         # The dtype object keeps 8 and "batch" unchanged, whatever pandas would infer.
         trials["group_size"] = trials["group_size"].astype(object)
         trials["group_size_order"] = [group_size_order(size) for size in trials["group_size"]]
-    keys = ("group_size_order", "target_epsilon", "num_augmentations", "repeat", "run_name")
-    return trials.sort_values([key for key in keys if key in trials], ignore_index=True)
+    sort_columns = ("group_size_order", "target_epsilon", "num_augmentations", "repeat", "run_name")
+    return trials.sort_values([key for key in sort_columns if key in trials], ignore_index=True)
 
 
 def series_of(tracking_uri: str, trials: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return one row per trial and recorded step of a metric; empty if nothing was recorded.
 
-    The columns are the columns of `load_trials`, `step`, and the value in a column with the metric's name.
+    The columns are those of `load_trials` and `step`. The metric's own column has its value at that step.
 
     Args:
       tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
@@ -100,11 +100,9 @@ def series_of(tracking_uri: str, trials: pd.DataFrame, metric: str) -> pd.DataFr
     points = []
     with server_errors(tracking_uri, f"reading the history of {metric}"):
         for run_id in trials.loc[trials[metric].notna(), "run_id"]:
-            points_of = client.get_metric_history
-            for point in points_of(run_id, tracked_name(metric)) or points_of(run_id, metric):
-                points.append(
-                    {"run_id": run_id, "step": point.step, metric: _finite_or_infinite(point.value)}
-                )
+            get_history = client.get_metric_history
+            for point in get_history(run_id, tracked_name(metric)) or get_history(run_id, metric):
+                points.append({"run_id": run_id, "step": point.step, metric: _restore_infinity(point.value)})
     history = pd.DataFrame(points).sort_values(["run_id", "step"], kind="stable")
     return trials.drop(columns=metric).merge(history, on="run_id")
 
@@ -119,7 +117,7 @@ def group_size_order(group_size: int | str) -> float:
 
 
 def typed(text: str) -> int | float | bool | str | None:
-    """Return the value that MLflow converted to `text`.
+    """Return the value that MLflow stored as `text`.
 
     >>> [typed(text) for text in ("8", "inf", "1.5e-06", "True", "None", "batch")]
     [8, inf, 1.5e-06, True, None, 'batch']
@@ -136,7 +134,7 @@ def typed(text: str) -> int | float | bool | str | None:
 
 
 def own_tags(run: Run) -> dict[str, str]:
-    """Return a run's tags that are not MLflow's own, `dpgcl.` removed."""
+    """Return a run's tags, without MLflow's own and without the prefix `dpgcl.`."""
     return {
         name.removeprefix("dpgcl."): value
         for name, value in run.data.tags.items()
@@ -145,7 +143,7 @@ def own_tags(run: Run) -> dict[str, str]:
 
 
 def typed_params(run: Run) -> dict[str, Any]:
-    """Return a run's params with their original types, without params that repeat others."""
+    """Return a run's params with their original types, without the copies named `AXIS_PREFIX`."""
     params = {name: value for name, value in run.data.params.items() if not name.startswith(AXIS_PREFIX)}
     return {name: typed(value) for name, value in params.items()}
 
@@ -156,9 +154,9 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def metrics_of(run: Run) -> dict[str, float]:
-    """Return the last values of a run's metrics, by their declared names."""
-    return {declared_name(name): _finite_or_infinite(value) for name, value in run.data.metrics.items()}
+    """Return the last values of a run's metrics, by their names in `dpgcl_core.release.metrics`."""
+    return {declared_name(name): _restore_infinity(value) for name, value in run.data.metrics.items()}
 
 
-def _finite_or_infinite(value: float) -> float:
+def _restore_infinity(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) > _STORED_INFINITY else value

@@ -29,7 +29,7 @@ def document_of(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
     """Return a whole page.
 
     Args:
-      title: the window's title, a text.
+      title: the window's title, as plain text.
       body: HTML, in which every text is escaped.
       scripts: names of the scripts that the body needs: `DRAWINGS` for figures, `TABLES` for `sortable`
         tables, `RELOAD` for a page that is loaded anew every `data-reload-seconds` of its main part.
@@ -62,7 +62,7 @@ def header_of(title: str, below: str) -> str:
     """Return the head of a body: a link that skips it, the title, and the button that changes the theme.
 
     Args:
-      title: a text.
+      title: plain text, which is escaped here.
       below: HTML under the title.
     """
     return (
@@ -73,11 +73,11 @@ def header_of(title: str, below: str) -> str:
 
 
 def drawing_of(content: Content, name: str) -> str:
-    """Return a figure, drawn when the page opens; empty for a figure without a panel.
+    """Return a figure as HTML, drawn when the page opens; empty for a figure without a panel.
 
     Args:
       content: the figure's content.
-      name: name of the pictures that a reader saves.
+      name: file name, without suffix, of the pictures that a reader saves.
     """
     if not content.rows:
         return ""
@@ -125,13 +125,13 @@ def asset(name: str) -> str:
 
 @functools.cache
 def _library() -> str:
-    """Return the library as one minified script, bundled only once because bundling takes seconds."""
+    """Return Vega-Lite with Vega as one script, bundled only once because bundling takes seconds."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", VEGA_LITE)
 
 
 @functools.cache
 def _packed() -> str:
-    """Return the compressed library, the same bytes for the same version, without time or name."""
+    """Return the compressed library; equal versions give equal bytes, because gzip stores no time."""
     return base64.b64encode(gzip.compress(_library().encode(), 9, mtime=0)).decode()
 
 

@@ -56,12 +56,10 @@ _SYMBOL = {
 def page_specification(content: Content) -> Json:
     """Return the Vega-Lite specification of a figure's panels and legends, without text around them.
 
-    There is at least one panel.
-
-    Hovering over a point shows its mean, standard error and number of repeats. A click on a name in a legend
-    fades the other curves.
+    The content must have a panel. Hovering over a point shows its mean, standard error and number of repeats.
+    A click on a name in a legend fades the other curves.
     """
-    return {**_PAGE, **_drawing(content)}
+    return {**_PAGE, **_panels_and_legends(content)}
 
 
 def print_specification(content: Content) -> Json:
@@ -78,7 +76,7 @@ def print_specification(content: Content) -> Json:
         "subtitlePadding": 5,
         "offset": 14,
     }
-    below = {
+    notes = {
         "text": [line for note in content.notes for line in _wrapped(note, width / _NOTE_CHARACTER)],
         "orient": "bottom",
         "anchor": "start",
@@ -87,7 +85,7 @@ def print_specification(content: Content) -> Json:
         "lineHeight": 13.5,
         "offset": 16,
     }
-    return {**_PAGE, "title": heading, "vconcat": [{**_drawing(content), "title": below}]}
+    return {**_PAGE, "title": heading, "vconcat": [{**_panels_and_legends(content), "title": notes}]}
 
 
 _CONFIG: Json = {
@@ -118,16 +116,16 @@ _PAGE: Json = {
 }
 
 
-def _drawing(content: Content) -> Json:
+def _panels_and_legends(content: Content) -> Json:
     """Lay out panels in rows, and legends in the free cell of the last row or else next to the panels."""
     columns = max(map(len, content.rows))
-    picked = {heading: f"picked_{number}" for number, heading in enumerate(content.legends(), start=1)}
+    selection = {heading: f"picked_{number}" for number, heading in enumerate(content.legends(), start=1)}
     panels = []
     for number, panel in enumerate(content.panels):
         first = content.panels[number - number % columns]
         has_labels = panel is first or panel.axis.ticks != first.axis.ticks
-        panels.append(_panel(panel, picked[panel.legend], has_labels=has_labels))
-    views = [_legend(heading, entries, picked[heading]) for heading, entries in content.legends().items()]
+        panels.append(_panel(panel, selection[panel.legend], has_labels=has_labels))
+    views = [_legend(heading, entries, selection[heading]) for heading, entries in content.legends().items()]
     legends = {"vconcat": views, "spacing": 18}
     grid = {"columns": columns, "align": "each", "spacing": 25}
     if _legends_fit(content):
@@ -154,11 +152,11 @@ def _wrapped(text: str, characters: float) -> list[str]:
     return textwrap.wrap(text, int(characters))
 
 
-def _panel(panel: Panel, picked: str, *, has_labels: bool) -> Json:
+def _panel(panel: Panel, selection: str, *, has_labels: bool) -> Json:
     """Return one pair of axes: gaps, references, bands, lines, error bars, markers, from back to front."""
     axes = _Axes(panel, has_labels=has_labels)
-    faded = {"opacity": {"condition": {"param": picked, "value": 1}, "value": _FADED}}
-    curve: Json = {"detail": [{"field": "curve"}, {"field": "part"}]}
+    faded = {"opacity": {"condition": {"param": selection, "value": 1}, "value": _FADED}}
+    by_curve: Json = {"detail": [{"field": "curve"}, {"field": "part"}]}
     layers: list[Json] = []
     if panel.axis.gaps:
         mark = {"type": "rule", "color": _GAP, "strokeWidth": 0.9, "strokeDash": [1, 2]}
@@ -167,11 +165,11 @@ def _panel(panel: Panel, picked: str, *, has_labels: bool) -> Json:
     for reference in panel.references:
         layers += _reference_layers(reference, axes)
     if any(drawn.band for drawn in panel.curves):
-        encoding = axes.across("place") | axes.values("low", "high") | _COLOUR | curve | faded
+        encoding = axes.across("place") | axes.values("low", "high") | _COLOUR | by_curve | faded
         layers.append(_layer("datum.band", {"type": "area", "fillOpacity": 0.18}, encoding))
     if any(drawn.style.dash for drawn in panel.curves) and not panel.axis.categorical:
         order = {"order": {"field": "order", "type": "quantitative"}}
-        encoding = axes.across("place") | axes.values("value") | _COLOUR | _DASH | curve | order | faded
+        encoding = axes.across("place") | axes.values("value") | _COLOUR | _DASH | by_curve | order | faded
         layers.append(_layer("isValid(datum.dash)", {"type": "line", "strokeWidth": 1.7}, encoding))
     if any(math.isfinite(error) for drawn in panel.curves for error in drawn.standard_error):
         layers += _error_bars(panel, axes, _COLOUR | faded)
@@ -188,12 +186,12 @@ def _layer(condition: str, mark: Json, encoding: Json) -> Json:
 def _height(panel: Panel) -> float:
     if not panel.axis.categorical:
         return _HEIGHT
-    num_lines = [max(len(_category(name)), 1) for _, name in panel.axis.ticks]
+    num_lines = [max(len(_wrap_category(name)), 1) for _, name in panel.axis.ticks]
     per_name = max(24.5, 9.4 * len(panel.curves) + 11.5)
     return max(108.0, per_name * len(num_lines) + 9 * (sum(num_lines) - len(num_lines)))
 
 
-def _category(name: str) -> list[str]:
+def _wrap_category(name: str) -> list[str]:
     return textwrap.wrap(name, _CATEGORY_CHARACTERS, break_on_hyphens=False)
 
 
@@ -218,7 +216,7 @@ class _Axes:
 
 def _axis_across(panel: Panel, *, has_labels: bool) -> Json:
     axis, side = panel.axis, panel.axis.categorical
-    names = [(place, _category(name) if side else name) for place, name in axis.ticks]
+    names = [(place, _wrap_category(name) if side else name) for place, name in axis.ticks]
     ticks = _named_ticks(names) | {"title": None if side else axis.label, "labels": has_labels or not side}
     scale = {"domain": [axis.low, axis.high], "nice": False, "zero": False, "reverse": side}
     return {"axis": ticks, "scale": scale}
@@ -256,12 +254,12 @@ def _domain(panel: Panel) -> list[float]:
         factor = 10 ** (_MARGIN * math.log10(high / low) or 0.1)
         return [low / factor, high * factor]
     if (missing := panel.least_span - (high - low)) > 0:
-        low, high = _widened(low, high, missing)
+        low, high = _widen(low, high, missing)
     margin = _MARGIN * (high - low) or 0.05 * abs(high) or 1.0
     return [low - margin, high + margin]
 
 
-def _widened(low: float, high: float, missing: float) -> tuple[float, float]:
+def _widen(low: float, high: float, missing: float) -> tuple[float, float]:
     """Widen a range of per cents at both ends, or at only one end if the other would leave 0 to 100."""
     down = min(missing / 2, max(low, 0.0))
     up = min(missing - down, max(100.0 - high, 0.0))
@@ -269,7 +267,7 @@ def _widened(low: float, high: float, missing: float) -> tuple[float, float]:
 
 
 def _points(curve: Curve, least: float, gaps: Sequence[float]) -> list[Json]:
-    """Return a row for each point of a curve, with its look; without `low` and `high` if it has no error.
+    """Return a row for each point of a curve, with its style; `low` and `high` only if it has an error.
 
     Args:
       curve: a panel's curve.
@@ -283,7 +281,7 @@ def _points(curve: Curve, least: float, gaps: Sequence[float]) -> list[Json]:
     for order, (place, name, mean, error, n) in enumerate(cells):
         row = {"curve": curve.style.label, "name": name, "place": place, "value": mean, "order": order}
         row["part"] = sum(gap < place for gap in gaps)
-        row |= _numbers(mean, error, n) | look
+        row |= _hover_numbers(mean, error, n) | look
         if math.isfinite(error):
             row |= {"low": max(mean - error, least), "high": mean + error}
         elif curve.band:
@@ -308,7 +306,7 @@ def _line_look(reference: Reference) -> Json:
     return {"colour": reference.colour, "dash": _DASHES[reference.dash], "marked": False}
 
 
-def _numbers(mean: float, error: float, n: int) -> Json:
+def _hover_numbers(mean: float, error: float, n: int) -> Json:
     """Format the numbers that are shown on hovering."""
     return {"mean": f"{mean:.4g}", "error": f"{error:.2g}" if math.isfinite(error) else "–", "n": n}
 
@@ -344,7 +342,7 @@ def _markers(panel: Panel, axes: _Axes, faded: Json) -> list[Json]:
 
 def _reference_layers(reference: Reference, axes: _Axes) -> list[Json]:
     mean, error = reference.mean, reference.standard_error
-    row = {"curve": reference.label, "value": mean, **_numbers(mean, error, reference.num_repeats)}
+    row = {"curve": reference.label, "value": mean, **_hover_numbers(mean, error, reference.num_repeats)}
     colour, dash = reference.colour, _DASHES[reference.dash]
     mark = {"type": "rule", "color": colour, "strokeDash": dash, "strokeWidth": 1.3}
     line = {"data": {"values": [row]}, "mark": mark, "encoding": axes.values("value") | _tooltip({})}
@@ -355,7 +353,7 @@ def _reference_layers(reference: Reference, axes: _Axes) -> list[Json]:
     return [{"data": {"values": [ends]}, "mark": shade, "encoding": axes.values("low", "high")}, line]
 
 
-def _legend(heading: str, entries: Sequence[Style | Reference], picked: str) -> Json:
+def _legend(heading: str, entries: Sequence[Style | Reference], selection: str) -> Json:
     """Return a legend as a separate view, so that it never covers data."""
     rows, y = [], 0.5 * _LINE
     for entry in entries:
@@ -380,7 +378,7 @@ def _legend(heading: str, entries: Sequence[Style | Reference], picked: str) -> 
                 down | {"x": {"value": 14.5}} | _SYMBOL,
             ),
             {
-                "params": [{"name": picked, "select": {"type": "point", "fields": ["curve"]}}],
+                "params": [{"name": selection, "select": {"type": "point", "fields": ["curve"]}}],
                 "mark": text,
                 "encoding": encoding,
             },

@@ -16,11 +16,11 @@ from dashboards.report.report_content import Report
 _RELOAD_SECONDS = 30
 """The time between reloads while the sweep runs; the sweep rewrites the file once a minute."""
 _MOST_OPEN = 8
-"""The most settings of an open table; a longer table is folded, so that the figure stays in sight."""
+"""The most rows of an unfolded table; a longer table is folded, so that the figure stays in sight."""
 
 
 def report_page(report: Report) -> str:
-    """Return the page of a report, every text escaped."""
+    """Return a report as an HTML page, every text escaped."""
     parts = [_answer(report), *map(_figure, report.figures), _trials(report), _privacy(report)]
     parts += [_repetition(report), _notes(report.notes)]
     has_drawing = any(figure.rows for figure in report.figures)
@@ -55,13 +55,13 @@ def _answer(report: Report) -> str:
 
 
 def _settings(table: Table) -> str:
-    """Return the settings, folded if there are many."""
+    """Return the table of settings as HTML, folded if it has many rows."""
     is_open = " open" if len(table.rows) <= _MOST_OPEN else ""
     return f"<details{is_open}><summary>{SETTINGS}</summary>{boxed(table, SETTINGS)}</details>"
 
 
 def _figure(content: Content) -> str:
-    """Return a figure, its notes and its tables, without the answer and its settings, which are above."""
+    """Return a figure, its remarks and its tables, without the answer, which the page shows above."""
     drawing = drawing_of(content, "figure")
     tables = [(name, table) for name, table in content.tables if name != SETTINGS]
     body = "".join(f"<h3>{html.escape(name)}</h3>{boxed(table, name)}" for name, table in tables)

@@ -30,8 +30,8 @@ class SweepRecord:
       unfinished: numbers of the trials that have not finished, by status.
       early_stops: names of the trials that were ended early by their scores; none of them is in `trials`.
       answer, statement, config: documents of the sweep; None if they are missing or damaged.
-      links: pages of MLflow, by the id of a run; none for a database, which has no pages.
-      sweep_link: the page of all runs of the sweep; empty without one.
+      links: MLflow's page of each trial, by run id; empty for a database, which has no pages.
+      sweep_link: MLflow's page of all runs of the sweep; empty without one.
     """
 
     name: str
@@ -51,7 +51,7 @@ class SweepRecord:
 
 
 def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
-    """Return an open sweep, finished or not; sealed sweeps are refused.
+    """Return the data of an open sweep, finished or not.
 
     Args:
       tracking_uri: as for `trainers.tracking.mlflow_server.connect`.
@@ -68,7 +68,7 @@ def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
     links, sweep_link, answer = {}, "", read_json(documents.get(ANSWER))
     if not is_database(tracking_uri):
         links = {r.info.run_id: run_link(tracking_uri, experiment, r.info.run_id) for r in runs}
-        with suppress(ConfigError):  # a name that MLflow cannot search for
+        with suppress(ConfigError):  # MLflow cannot search for some names
             tags, score = {SWEEP_TAG: name, ROLE_TAG: TRIAL_ROLE}, (answer or {}).get("score")
             sweep_link = runs_link(tracking_uri, experiment, tags, score)
     return SweepRecord(

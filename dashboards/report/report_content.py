@@ -54,8 +54,8 @@ class Report:
       figures: content of the figures.
       trials: a table with one row per trial; None if no trial may be shown.
       promise: the sweep's guarantee, in a sentence.
-      privacy: names and values.
-      command: the command that repeats the sweep; empty if no script does.
+      privacy: rows of the privacy panel, (name, value).
+      command: the command that repeats the sweep; empty for a sweep of the user's own points.
       config: the file that the command needs; None if it was not logged.
       link: MLflow's page of the sweep's runs; empty without a server.
       notes: the parts that could not be shown, with the reasons.
@@ -78,12 +78,12 @@ class Report:
 
 
 def question_of(record: SweepRecord) -> Question:
-    """Return the question of a sweep; the question of the user's own points if it is not a known question."""
+    """Return the question that a sweep recorded; `OWN` (the user's own points) if it is not a known one."""
     return QUESTIONS.get(str(record.params.get("question", "")).removesuffix("-tuning"), OWN)
 
 
-def _statement(record: SweepRecord) -> Mapping[str, Any]:
-    """Return the privacy statement; empty for a running sweep, as an earlier one counts fewer steps."""
+def _current_statement(record: SweepRecord) -> Mapping[str, Any]:
+    """Return the privacy statement; empty before the sweep ends, as an earlier one counts fewer steps."""
     return (record.statement or {}) if record.status in (FINISHED, FAILED) else {}
 
 
@@ -96,9 +96,9 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
     """
     question, notes = question_of(record), list[str]()
     frame = record.trials if record.trials.empty else released_trials(record.trials)
-    answer = _answer(record, question, notes)
+    answer = _current_answer(record, question, notes)
     figures = _figures(record, question, series, answer, notes)
-    notes += _left_out(record, frame)
+    notes += _withheld_notes(record, frame)
     if record.early_stops:
         notes.append(
             f"Not compared, because their scores ended them early: {list_names(record.early_stops)}. "
@@ -111,14 +111,14 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
     return Report(
         name=record.name,
         title=f"{question.text} {dataset_title(str(record.params.get('dataset', '')))}".strip(),
-        status=_status(record),
+        status=_status_text(record),
         answer=answer,
         is_final=record.status == FINISHED,
         is_running=record.status == RUNNING,
         figures=figures,
         trials=None if frame.empty else trial_table(frame[:MOST_TRIALS], question, record.links),
-        promise=_promise(record),
-        privacy=_privacy(record, answer),
+        promise=_guarantee_text(record),
+        privacy=_privacy_rows(record, answer),
         command=_command(record),
         config=record.config,
         link=record.sweep_link,
@@ -126,7 +126,7 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
     )
 
 
-def _status(record: SweepRecord) -> str:
+def _status_text(record: SweepRecord) -> str:
     num_finished, counts = len(record.trials), dict(record.unfinished)
     planned = f" of {record.num_planned}" if record.num_planned is not None else ""
     failed = [f"{count} {status.lower()}" for status, count in sorted(counts.items()) if status != RUNNING]
@@ -136,8 +136,8 @@ def _status(record: SweepRecord) -> str:
     return f"Sweep {words}: {summary}."
 
 
-def _answer(record: SweepRecord, question: Question, notes: list[str]) -> Answer | None:
-    """Return the recorded answer of a finished sweep, else the answer from the trials so far."""
+def _current_answer(record: SweepRecord, question: Question, notes: list[str]) -> Answer | None:
+    """Return the sweep's answer: recorded when it finished, else computed from the trials so far."""
     if record.trials.empty:
         notes.append("There is no answer yet: no trial has finished.")
         return None
@@ -147,7 +147,7 @@ def _answer(record: SweepRecord, question: Question, notes: list[str]) -> Answer
         except DashboardError as error:
             notes.append(f"The answer is computed again from the trials: {error}.")
     try:
-        answer = answer_of(record.trials, question, _numbers(record))
+        answer = answer_of(record.trials, question, _privacy_numbers(record))
     except DashboardError as error:
         notes.append(f"There is no answer: {error}.")
         return None
@@ -156,8 +156,8 @@ def _answer(record: SweepRecord, question: Question, notes: list[str]) -> Answer
     return answer
 
 
-def _numbers(record: SweepRecord) -> PrivacyNumbers | None:
-    """Return the sweep's privacy cost, as far as it was recorded."""
+def _privacy_numbers(record: SweepRecord) -> PrivacyNumbers | None:
+    """Return the privacy cost in the statement, with the ledger's remaining ε; None without a statement."""
     cost = _cost(record)
     if not cost:
         return None
@@ -169,7 +169,7 @@ def _numbers(record: SweepRecord) -> PrivacyNumbers | None:
 
 def _cost(record: SweepRecord) -> Mapping[str, Any]:
     """Return the cost in the privacy statement; empty without a statement."""
-    cost = _statement(record).get("cost")
+    cost = _current_statement(record).get("cost")
     return cost if isinstance(cost, Mapping) else {}
 
 
@@ -192,7 +192,7 @@ def _figures(
         return []
 
 
-def _left_out(record: SweepRecord, trials: pd.DataFrame) -> list[str]:
+def _withheld_notes(record: SweepRecord, trials: pd.DataFrame) -> list[str]:
     """Return notes on trials and metrics that the release policy withholds."""
     if record.trials.empty or not data_are_private(record.trials):
         return []
@@ -209,24 +209,24 @@ def _left_out(record: SweepRecord, trials: pd.DataFrame) -> list[str]:
     return notes
 
 
-def _promise(record: SweepRecord) -> str:
-    if isinstance(headline := _statement(record).get("headline"), str):
+def _guarantee_text(record: SweepRecord) -> str:
+    if isinstance(headline := _current_statement(record).get("headline"), str):
         return headline
     if record.tags.get("tuning_cost"):
         return f"Planned values; the privacy statement follows at the end. {record.tags['tuning_cost']}"
     return "No privacy statement was recorded."
 
 
-def _privacy(record: SweepRecord, answer: Answer | None) -> list[tuple[str, str]]:
-    """Return the rows of the privacy panel; for a sweep without a statement, the planned values."""
-    statement, cost = _statement(record), _cost(record)
+def _privacy_rows(record: SweepRecord, answer: Answer | None) -> list[tuple[str, str]]:
+    """Return (name, value) rows of the privacy panel; the planned values if there is no statement."""
+    statement, cost = _current_statement(record), _cost(record)
     relation = cost.get("neighboring_relation") or record.params.get("neighboring_relation")
     rows = [
-        ("ε of one training", _epsilon(cost.get("training_epsilon"))),
-        ("ε of the whole sweep, tuning included", _tuned(record, cost)),
-        ("δ", _delta(cost.get("delta", record.tags.get("tuned_delta")))),
+        ("ε of one training", _epsilon_text(cost.get("training_epsilon"))),
+        ("ε of the whole sweep, tuning included", _tuned_epsilon_text(record, cost)),
+        ("δ", _delta_text(cost.get("delta", record.tags.get("tuned_delta")))),
         ("Theorem", cost.get("theorem") or record.tags.get("tuning_theorem")),
-        ("Guarantee", _labels(record)),
+        ("Guarantee", _guarantee_counts(record)),
         ("Neighbouring data sets", relation),
         ("One record", statement.get("unit")),
         ("Release mode", statement.get("released") or record.tags.get("release_mode")),
@@ -242,7 +242,7 @@ def _ledger_rows(
     ledger = statement.get("ledger")
     if not isinstance(ledger, Mapping):
         return [("Ledger", statement.get("ledger_note"))]
-    cap = f"ε = {ledger.get('epsilon')} at δ = {_delta(ledger.get('delta'))}, by {ledger.get('rule')}"
+    cap = f"ε = {ledger.get('epsilon')} at δ = {_delta_text(ledger.get('delta'))}, by {ledger.get('rule')}"
     privacy = answer.privacy if answer is not None else None
     num_remaining = privacy.trainings_remaining if privacy is not None else None
     suffix = "" if num_remaining is None else f"; enough for {num_remaining} more like the costliest training"
@@ -258,26 +258,26 @@ def _remainder_text(value: float | None) -> str:
     return "not recorded" if value is None else f"{int(value * 10_000) / 10_000:g}"
 
 
-def _epsilon(value: Any) -> str | None:
+def _epsilon_text(value: Any) -> str | None:
     return epsilon_text(value) if isinstance(value, (int, float)) else None
 
 
-def _tuned(record: SweepRecord, cost: Mapping[str, Any]) -> str | None:
+def _tuned_epsilon_text(record: SweepRecord, cost: Mapping[str, Any]) -> str | None:
     if cost:
-        return _epsilon(cost.get("tuned_epsilon")) or "not accounted"
+        return _epsilon_text(cost.get("tuned_epsilon")) or "not accounted"
     planned = record.tags.get("tuned_epsilon")
     return f"{planned} (planned)" if planned not in (None, "none") else planned
 
 
-def _delta(value: Any) -> str | None:
+def _delta_text(value: Any) -> str | None:
     try:
         return delta_text(float(value))
     except (TypeError, ValueError):
         return None
 
 
-def _labels(record: SweepRecord) -> str:
-    """Return how many of the visible trials have each guarantee."""
+def _guarantee_counts(record: SweepRecord) -> str:
+    """Return how many of the shown trials have each guarantee."""
     if record.trials.empty:
         return ""
     trials = released_trials(record.trials)

@@ -34,14 +34,14 @@ def write_report(tracking_uri: str, sweep: str | None, folder: Path) -> Path:
     record = load_record(tracking_uri, sweep)
     page = report_page(report_of(record, _series(tracking_uri, record)))
     folder.mkdir(parents=True, exist_ok=True)
-    part, path = folder / f".{REPORT}.part", folder / REPORT
-    part.write_text(page, encoding="utf-8")
-    part.replace(path)
+    temporary_path, path = folder / f".{REPORT}.part", folder / REPORT
+    temporary_path.write_text(page, encoding="utf-8")
+    temporary_path.replace(path)
     return path
 
 
 def _series(tracking_uri: str, record: SweepRecord) -> pd.DataFrame | None:
-    """Return the histories for a figure over steps; None if there are none."""
+    """Return the trials' histories for a figure over training steps; None if there are none."""
     question = question_of(record)
     if question.kind != "convergence" or record.trials.empty:
         return None

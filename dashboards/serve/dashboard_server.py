@@ -21,11 +21,11 @@ _REPORT_POLICY = (
     "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""The policy of a report, isolated from this server's pages; the report itself has a stricter policy."""
+"""Content-Security-Policy that isolates a report from this server's pages; its file has a stricter one."""
 
 
 def application(index: SweepIndex, ledgers: Sequence[str], token: str | None = None) -> ASGIApp:
-    """Return the server as an application.
+    """Return the dashboard as an ASGI application behind its access control.
 
     Args:
       index: index of the storage folder.
@@ -47,7 +47,7 @@ def application(index: SweepIndex, ledgers: Sequence[str], token: str | None = N
         return FileResponse(path, media_type="text/html; charset=utf-8", headers=headers)
 
     routes = {"/": sweeps, "/ledgers": budgets, "/reports/{name}": report}
-    app = Starlette(routes=[Route(path, answer, methods=["GET"]) for path, answer in routes.items()])
+    app = Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes.items()])
     return Guard(app, token)
 
 
@@ -73,10 +73,10 @@ def serve(index: SweepIndex, ledgers: Sequence[str], host: str, port: int) -> No
 
 
 def _link_text(host: str, port: int, token: str | None) -> str:
-    shown = f"[{host}]" if ":" in host else host
+    displayed_host = f"[{host}]" if ":" in host else host
     if token is None:
-        return f"dashboard: http://{shown}:{port}/ (Ctrl-C ends it)"
-    name = socket.gethostname() if host in ("0.0.0.0", "::") else shown
+        return f"dashboard: http://{displayed_host}:{port}/ (Ctrl-C ends it)"
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else displayed_host
     return (
         f"dashboard, for anyone with this link (printed only once): http://{name}:{port}/?token={token}\n"
         "note: HTTP is not encrypted: anyone who can read the network traffic can read the pages and the "
@@ -86,9 +86,9 @@ def _link_text(host: str, port: int, token: str | None) -> str:
 
 def _bind(host: str, port: int) -> socket.socket:
     is_ipv6 = ":" in host
-    family, both = socket.AF_INET6 if is_ipv6 else socket.AF_INET, is_ipv6 and socket.has_dualstack_ipv6()
+    family, dual = socket.AF_INET6 if is_ipv6 else socket.AF_INET, is_ipv6 and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)
+        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=dual)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DashboardError(

@@ -15,7 +15,7 @@ from trainers.files.progress import PROGRESS_FILE, Progress, read_progress
 
 RUNNING = "running"
 _STATUS = {"RUNNING": RUNNING, "FINISHED": "finished", "FAILED": "incomplete", "KILLED": "stopped"}
-_OF_SEALED = ("trusted", "release")
+_SEALED_SWEEP_FOLDERS = ("trusted", "release")
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class OpenFolder:
 
     @property
     def data_are_public(self) -> bool:
-        """Whether the plan marks the data as public; a plan of an earlier version does not."""
+        """Whether the plan marks the data as public; plans of earlier versions have no such mark."""
         return self.plan.get("data_is") == "public"
 
     @property
     def start_seconds(self) -> float:
-        """The time of its creation, in seconds since the epoch."""
+        """When the sweep's `config.yaml` was written, in seconds since the epoch; 0 without one."""
         file = self.path / "config.yaml"
         return file.stat().st_mtime if file.exists() else 0.0
 
@@ -79,14 +79,14 @@ class OpenFolder:
         return {file.stem for file in (self.path / "trials").glob("*.json")}
 
     def progress(self, finished_trials: Collection[str]) -> dict[str, Progress]:
-        """Return the progress of each trial that has begun and has no result, by name."""
+        """Return the progress of each trial that has begun, except the finished ones, by trial name."""
         files = [file for file in self._files() if file.parent.name not in finished_trials]
         progress_by_trial = {file.parent.name: read_progress(file) for file in files}
         return {name: progress for name, progress in progress_by_trial.items() if progress is not None}
 
     @property
     def last_sign(self) -> float:
-        """The last time a training recorded a step or ended, in seconds since the epoch; 0 if none has."""
+        """When a training last recorded a step or ended, in seconds since the epoch; 0 before the first."""
         times = [path.stat().st_mtime for path in (*self._files(), self.path / "trials") if path.exists()]
         return max(times, default=0.0)
 
@@ -105,7 +105,7 @@ def _is_sealed(folder: OpenFolder) -> bool:
     """Whether a folder belongs or might belong to a sealed sweep, by its plan or by its content."""
     params, publication = folder.plan["params"], folder.plan.get("publication")
     is_open = "num_trials" in params and "num_candidates" not in params and publication is None
-    return not is_open or any((folder.path / name).exists() for name in _OF_SEALED)
+    return not is_open or any((folder.path / name).exists() for name in _SEALED_SWEEP_FOLDERS)
 
 
 def _read_plan(file: Path) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Guard:
         await (refusal or self._app)(scope, receive, _with_headers(send))
 
     def _refusal(self, request: Request) -> Response | None:
-        """The response to a request that is not passed on; None if it is passed on."""
+        """Return the response to a request that is not passed on; None if it is passed on."""
         if self._token is None:
             if is_loopback(_without_port(request.headers.get("host", ""))):
                 return None
@@ -114,8 +114,8 @@ def _with_headers(send: Send) -> Send:
             for name, value in _HEADERS.items():
                 headers[name] = value
             headers.setdefault("Content-Security-Policy", _NO_POLICY)
-            answer: MutableMapping[str, Any] = {**message, "headers": headers.raw}
-            message = answer
+            response_start: MutableMapping[str, Any] = {**message, "headers": headers.raw}
+            message = response_start
         await send(message)
 
     return send_with_headers

@@ -27,7 +27,8 @@ from trainers.files.progress import Progress, fraction_done
 INDEX_SCRIPTS = (RELOAD,)
 _RELOAD_SECONDS = 5
 _QUIET_SECONDS, _PRIVATE_QUIET_SECONDS = 300.0, 3600.0
-"""For private data the note comes later and has no number, because a number would time long steps."""
+"""Time without progress after which the page says so; for private data later, and without a number,
+because that would time long steps."""
 
 
 class SweepIndex:
@@ -60,17 +61,17 @@ class SweepIndex:
         name, status, finished_trials = html.escape(folder.name), folder.status, folder.find_finished_trials()
         if folder.report is not None:
             name = f'<a href="/reports/{quote(folder.name, safe="")}">{name}</a>'
-        running = self._running(folder, finished_trials) if status == RUNNING else {}
+        running = self._visible_progress(folder, finished_trials) if status == RUNNING else {}
         return (
             f'<article class="sweep"><h2>{name}</h2>'
             f'<p><span class="state {status}">{status}</span> {html.escape(masked_text(folder.subject))}</p>'
-            f"{_bar(len(finished_trials), folder.num_trials, running)}"
-            f"{_items([f'{trial}: {_step(progress)}' for trial, progress in sorted(running.items())])}"
+            f"{_progress_bar(len(finished_trials), folder.num_trials, running)}"
+            f"{_list([f'{trial}: {_step_text(progress)}' for trial, progress in sorted(running.items())])}"
             f"{self._quiet_note(folder) if running else ''}</article>"
         )
 
-    def _running(self, folder: OpenFolder, finished_trials: set[str]) -> dict[str, Progress]:
-        """Return the progress that may be shown for each training without a result, by name."""
+    def _visible_progress(self, folder: OpenFolder, finished_trials: set[str]) -> dict[str, Progress]:
+        """Return the progress that may be shown of each trial without a result, by trial name."""
         if folder.data_are_public:
             return folder.progress(finished_trials)
         with self._lock:
@@ -95,8 +96,8 @@ class SweepIndex:
 
 
 def ledgers_page(addresses: Sequence[str]) -> str:
-    """Return the page with each ledger's remainder of every cap, or the reason why it cannot be read."""
-    parts = [f"<h2>{html.escape(masked(ledger))}</h2>{_items(_ledger_lines(ledger))}" for ledger in addresses]
+    """Return the page of what remains of every cap in each ledger, or why the ledger cannot be read."""
+    parts = [f"<h2>{html.escape(masked(ledger))}</h2>{_list(_ledger_lines(ledger))}" for ledger in addresses]
     parts = parts or ["<p>No ledger is set. Use --ledger or $DPGCL_LEDGER.</p>"]
     head = header_of("Remaining budgets", '<p><a href="/">All sweeps</a></p>')
     return document_of("Ledgers · dpgcl", f'{head}<main id="main">{"".join(parts)}</main>')
@@ -110,8 +111,8 @@ def _ledger_lines(address: str) -> list[str]:
         return [f"The ledger cannot be read: {error}"]
 
 
-def _bar(num_done: int, num_trials: int | None, running: Mapping[str, Progress]) -> str:
-    """Return the share of all steps that are done, as a bar; empty if their number is unknown."""
+def _progress_bar(num_done: int, num_trials: int | None, running: Mapping[str, Progress]) -> str:
+    """Return a bar with the share of all steps that are done; empty if the number of trials is unknown."""
     if num_trials is None:
         return ""
     done = min(1.0, (num_done + sum(map(fraction_done, running.values()))) / num_trials)
@@ -121,10 +122,10 @@ def _bar(num_done: int, num_trials: int | None, running: Mapping[str, Progress])
     )
 
 
-def _step(progress: Progress) -> str:
+def _step_text(progress: Progress) -> str:
     is_over = progress.step >= progress.num_steps
     return "scoring" if is_over else f"step {progress.step} of {progress.num_steps}"
 
 
-def _items(texts: Sequence[str]) -> str:
+def _list(texts: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>" if texts else ""

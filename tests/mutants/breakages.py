@@ -2083,7 +2083,7 @@ BREAKAGES = (
     Breakage(
         name="the dashboard goes by the plan alone to tell a sealed sweep",
         file="dashboards/serve/folders.py",
-        before="return not is_open or any((folder.path / name).exists() for name in _OF_SEALED)",
+        before="return not is_open or any((folder.path / name).exists() for name in _SEALED_SWEEP_FOLDERS)",
         after="return not is_open",
         tests=("tests/dashboards/serve/test_index.py::test_folder_that_may_be_sealed_is_left_alone",),
     ),

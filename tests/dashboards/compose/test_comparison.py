@@ -9,7 +9,7 @@ import pytest
 from dashboards.compose.comparison import (
     comparison_of,
     differences_between,
-    overlaid,
+    overlay_sweeps,
     question_of,
     settings_that_differ,
 )
@@ -40,7 +40,7 @@ def two(make_trials):
 
 def compared(sweeps):
     question = question_of(sweeps, None)
-    return overlaid(sweeps), question
+    return overlay_sweeps(sweeps), question
 
 
 def test_each_sweep_has_curves_of_its_own_name(two):
@@ -81,15 +81,15 @@ def test_differences_without_a_seed_in_common_add_both_errors(two):
 )
 def test_sweeps_that_scored_something_else_are_refused(two, changes):
     with pytest.raises(DashboardError, match=next(iter(changes))):
-        overlaid(two(**changes))
+        overlay_sweeps(two(**changes))
 
 
 def test_sweep_beside_itself_and_one_alone_are_refused(two):
     first, _ = two()
     with pytest.raises(DashboardError, match="once"):
-        overlaid([first, first])
+        overlay_sweeps([first, first])
     with pytest.raises(DashboardError, match="two sweeps"):
-        overlaid([first])
+        overlay_sweeps([first])
 
 
 def test_sweeps_of_different_questions_need_the_question_named(two):
@@ -102,7 +102,7 @@ def test_sweeps_of_different_questions_need_the_question_named(two):
 
 
 def test_sweeps_of_one_name_are_told_apart_by_their_runs(two):
-    trials = overlaid(two(names=("same", "same")))
+    trials = overlay_sweeps(two(names=("same", "same")))
     assert trials["sweep"].nunique() == 2
     assert all(name.startswith("same (") for name in trials["sweep"])
 
@@ -111,7 +111,7 @@ def test_starts_of_different_networks_stand_apart(two):
     content, _ = comparison_of(*compared(two(network_name="small_cnn")))
     labels = [curve.style.label for curve in content.panels[0].curves]
     assert [label for label in labels if "untrained" in label] == [f"untrained network, {n}" for n in NAMES]
-    assert [row[0] for row in settings_that_differ(overlaid(two(network_name="b"))).rows] == ["Network"]
+    assert [row[0] for row in settings_that_differ(overlay_sweeps(two(network_name="b"))).rows] == ["Network"]
 
 
 @pytest.mark.ci

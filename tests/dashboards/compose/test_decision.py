@@ -10,8 +10,8 @@ from benchmarks.decision import Cell, cells, draw_layout, has_gain, has_winner
 from dashboards.compose.decision import (
     HIGHER,
     LEVEL,
+    LEVEL_SHARE,
     LOWER,
-    SHARE,
     WITHIN_NOISE,
     Cost,
     Layout,
@@ -61,7 +61,7 @@ def test_critical_values_of_winners_are_those_of_equal_settings(num_others: int,
 def test_two_settings_are_judged_by_the_paired_t_test() -> None:
     first = np.array([0.0, 0.0, 0.0, 0.0])
     for second in ([1.0, 2.0, 3.0, 1.2], [1.0, 2.0, 3.0, -0.4]):
-        expected = stats.ttest_rel(second, first).pvalue < SHARE * LEVEL
+        expected = stats.ttest_rel(second, first).pvalue < LEVEL_SHARE * LEVEL
         found = Layout(np.stack([first, np.array(second)], axis=1)).between(1, 0, "")
         assert found.is_distinguishable == expected
 
@@ -75,7 +75,7 @@ def test_gain_with_a_variance_of_its_own_is_judged_by_the_t_test(scores: list[fl
     found = layout.over_start(0, "")
     assert found is not None
     assert found.standard_error == pytest.approx(stats.sem(scores))
-    assert found.is_distinguishable == (stats.ttest_1samp(scores, 0).pvalue / 2 < SHARE * LEVEL)
+    assert found.is_distinguishable == (stats.ttest_1samp(scores, 0).pvalue / 2 < LEVEL_SHARE * LEVEL)
 
 
 @pytest.mark.parametrize("shared", [0.0, 1.0, 4.0])
@@ -86,14 +86,14 @@ def test_unpaired_gains_are_called_wrongly_as_seldom_as_is_allowed(shared: float
     repeats = generator.normal(0, shared, (num_sweeps, num_repeats, 1))
     gains = repeats + generator.normal(size=(num_sweeps, num_repeats, num_settings))
     errors = np.sqrt(gains.var(axis=1, ddof=1).mean(axis=1) / num_repeats)
-    value = critical_value_of_any_share(num_settings, num_repeats - 1.0, SHARE * LEVEL)
+    value = critical_value_of_any_share(num_settings, num_repeats - 1.0, LEVEL_SHARE * LEVEL)
     wrong = float((gains.mean(axis=1).max(axis=1) > value * errors).mean())
-    assert wrong <= SHARE * LEVEL + 2 * np.sqrt(SHARE * LEVEL / num_sweeps)
+    assert wrong <= LEVEL_SHARE * LEVEL + 2 * np.sqrt(LEVEL_SHARE * LEVEL / num_sweeps)
 
 
 def test_one_setting_is_judged_against_its_start_by_the_paired_t_test() -> None:
     for scores in ([1.0, 1.3, 1.1], [1.0, 1.9, 1.1]):
-        expected = stats.ttest_1samp(scores, 0).pvalue / 2 < SHARE * LEVEL
+        expected = stats.ttest_1samp(scores, 0).pvalue / 2 < LEVEL_SHARE * LEVEL
         found = Layout(np.array(scores)[:, None], np.zeros((3, 1))).over_start(0, "")
         assert found is not None
         assert found.is_distinguishable == expected
@@ -197,7 +197,7 @@ def test_repeats_that_are_said_to_be_needed_show_the_lead() -> None:
     assert error.standard_error is not None
     for repeats, shown in ((needed - 1, False), (needed, True)):
         value = critical_value(2, 2.0 * (repeats - 1), LEVEL)
-        value = max(value, critical_value_of_winners(2, 2.0 * (repeats - 1), SHARE * LEVEL))
+        value = max(value, critical_value_of_winners(2, 2.0 * (repeats - 1), LEVEL_SHARE * LEVEL))
         assert (lead > value * error.standard_error * (3 / repeats) ** 0.5) == shown
 
 

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from dashboards.compose.fronts import ONE, WHOLE
+from dashboards.compose.fronts import EPSILON_ONE, EPSILON_WHOLE
 from dashboards.compose.pareto import pareto_of
 from dashboards.dashboard_error import DashboardError
 
@@ -38,22 +38,25 @@ def on(numbers, column):
 
 def test_fronts_of_one_training_and_of_the_sweep_differ():
     _, numbers = pareto_of([CHEAP, COSTLY])
-    assert on(numbers, ONE) == {("costly", "t0"), ("costly", "t1")}
-    assert on(numbers, WHOLE) == {("cheap", "t1"), ("costly", "t1")}
+    assert on(numbers, EPSILON_ONE) == {("costly", "t0"), ("costly", "t1")}
+    assert on(numbers, EPSILON_WHOLE) == {("cheap", "t1"), ("costly", "t1")}
 
 
 def test_epsilon_of_the_sweep_is_the_recorded_one_of_all_its_trainings():
     _, numbers = pareto_of([CHEAP, COSTLY])
     private = numbers[numbers["guarantee"] == "proven"]
-    assert private.groupby("sweep")[WHOLE].unique().map(list).to_dict() == {"cheap": [3.5], "costly": [20.0]}
+    assert private.groupby("sweep")[EPSILON_WHOLE].unique().map(list).to_dict() == {
+        "cheap": [3.5],
+        "costly": [20.0],
+    }
 
 
 def test_trial_without_guarantee_or_sweep_without_account_is_on_no_front():
     lost = sweep("lost", "none", [(0.5, "proven", 0.99)])
     _, numbers = pareto_of([COSTLY, lost])
-    assert ("costly", "t2") not in on(numbers, ONE)
-    assert ("lost", "t0") in on(numbers, ONE)
-    assert ("lost", "t0") not in on(numbers, WHOLE)
+    assert ("costly", "t2") not in on(numbers, EPSILON_ONE)
+    assert ("lost", "t0") in on(numbers, EPSILON_ONE)
+    assert ("lost", "t0") not in on(numbers, EPSILON_WHOLE)
 
 
 def test_both_panels_share_one_scale():
