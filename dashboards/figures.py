@@ -110,6 +110,7 @@ def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle:
 
 
 def as_markdown(content: Content) -> str:
+    """Return a figure's title, settings, tables and notes as Markdown."""
     notes = "\n".join(f"- {escaped(note)}" for note in content.notes)
     (_, first), *others = content.tables
     text = f"# {escaped(content.title)}\n\n{escaped(content.subtitle)}\n\n{to_markdown(first)}\n\n{notes}\n"

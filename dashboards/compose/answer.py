@@ -212,7 +212,7 @@ class Choice:
 
     @property
     def smallest_lead(self) -> float | None:
-        """The smallest distinguishable lead of the best setting over the runner-up; None if none would be."""
+        """The smallest distinguishable lead of the best setting over the runner-up; None if unknown."""
         runner = self.runner_up
         return runner.over_best.smallest if runner is not None and runner.over_best is not None else None
 
@@ -569,7 +569,7 @@ class _Candidates:
 
     @cached_property
     def cells(self) -> list[pd.DataFrame]:
-        """The trials of each setting, in the order of the axis, or in the order of their proposal."""
+        """The trials of each setting, in the order of the axis; for a search, of their proposal."""
         cells = [cell for _, cell in self.trials.groupby(self.keys, dropna=False)]
         if self.question.kind == "search":
             cells.sort(key=lambda cell: float(cell["trial_number"].min()))

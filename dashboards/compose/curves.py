@@ -166,6 +166,7 @@ def _next_look(
 
 
 def _label(key: dict[str, Any], varying: list[str]) -> str:
+    """Return a curve's legend label: sweep, method, ε with the guarantee, then the other splits that vary."""
     parts = [str(key[SWEEP])] if SWEEP in varying else []
     if "method" in varying:
         parts.append(value_text(key["method"]))

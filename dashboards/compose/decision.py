@@ -52,7 +52,7 @@ Part = tuple[float, int]
 
 LEVEL = 0.05
 LEVEL_SHARE = 0.5
-"""The share of `LEVEL` for wrongly declared winners; the rest is for wrongly declared gains."""
+"""The share of `LEVEL` for wrongly declared winners, and that for wrongly declared gains."""
 HIGHER, LOWER, WITHIN_NOISE = "higher", "lower", "within noise"
 MAX_COST_SHARE = 2 / 3
 """A setting may replace a better one if it costs at most this share of the other's ε or compute."""
@@ -249,7 +249,7 @@ class Layout:
         )
 
     def _unpaired_gain(self, setting: int, mean: float, name: str) -> Comparison:
-        """Return the gain of a setting that is not known to share its repeats with the others."""
+        """Return a setting's gain over its start if settings are not known to share their repeats."""
         assert self.within_gains is not None
         variance, degrees = self.within_gains
         if not degrees:
@@ -259,7 +259,7 @@ class Layout:
         return _compare(mean, name, [part], lambda _: value)
 
     def repeats_to_show(self, setting: int, control: int) -> int | None:
-        """Return how many repeats would distinguish the present difference; None above `MOST_REPEATS`."""
+        """Return how many repeats would distinguish the present difference; None if too many or unknown."""
         difference, num_repeats = abs(float(self.means[setting] - self.means[control])), len(self.scores)
         repeat_parts = self._repeat_part(setting, control)
         records, interaction = self._record_variances(setting, control)
@@ -269,8 +269,8 @@ class Layout:
         for number in range(num_repeats + 1, MOST_REPEATS + 1):
             share = num_repeats / number
             part = variance * share, degrees * (number - 1) // (num_repeats - 1)
-            later = None if records is None else max(records - interaction, 0.0) + interaction * share
-            parts = self._parts([part], later, interaction * share)
+            records_part = None if records is None else max(records - interaction, 0.0) + interaction * share
+            parts = self._parts([part], records_part, interaction * share)
             if _compare(difference, "", parts, self._critical_value_of_pairs).is_distinguishable:
                 return number
         return None

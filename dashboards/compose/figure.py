@@ -100,6 +100,7 @@ def _complete_question(question: Question | str, trials: pd.DataFrame) -> Questi
 
 
 def _tables(trials: pd.DataFrame, question: Question, answer: Answer | None) -> list[tuple[str, Table]]:
+    """Return the (heading, table) pairs of a figure, by the kind of question."""
     if question.kind == "search":
         score = objective(trials)
         ordered = trials.sort_values(score, ascending=False) if score else trials

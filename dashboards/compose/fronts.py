@@ -63,6 +63,7 @@ def with_epsilons(trials: pd.DataFrame, score: str) -> pd.DataFrame:
 
 
 def _panel(trials: pd.DataFrame, score: str, column: str) -> Panel:
+    """Return the panel of the score against one of the two ε, with the front."""
     axis = AXES[column]
     ticks = ticks_of(axis, pd.concat([trials[name] for name in AXES]))  # both panels have one scale
     curves = [_dot_curve(rows, score, axis, ticks, style) for style, rows in _split_by_style(trials)]

@@ -95,6 +95,7 @@ def with_relative_loss(series: pd.DataFrame) -> pd.DataFrame:
 
 
 def _score_panel(trials: pd.DataFrame, metric: str, question: Question, ticks: Ticks) -> Panel:
+    """Return the panel of one score against the axis, with its baselines."""
     curves = [
         curve(rows, metric, ticks, style, scale=100, dense=question.axis.dense)
         for style, rows in split(trials, question)
@@ -125,6 +126,7 @@ def least_span(curves: list[Curve]) -> float:
 
 
 def _snr_panel(trials: pd.DataFrame, question: Question, ticks: Ticks) -> Panel | None:
+    """Return the panel of the gradient's SNR at the first step; None if no trial with noise recorded it."""
     noised_trials = trials[trials["target_epsilon"] < math.inf]
     splits = [name for name in question.splits if name != "num_augmentations"]
     unsplit_question = dataclasses.replace(question, splits=splits)

@@ -64,6 +64,7 @@ def _first_score(trials: pd.DataFrame) -> str:
 
 
 def _front_table(trials: pd.DataFrame, score: str) -> Table:
+    """Return one row per trial that is on a front."""
     heading = [
         "Sweep",
         "Trial",
@@ -93,6 +94,7 @@ def _delta_text(row: pd.Series) -> str:
 
 
 def _notes(trials: pd.DataFrame, *, private: bool) -> list[str]:
+    """Return the sentences under the figure."""
     notes = list(figure_text.FRONT_NOTES)
     if len(trials) > 1:
         notes.append("The best of many trainings is the best partly by chance: a dot is not an answer.")

@@ -45,6 +45,7 @@ def numbers_of_curves(points: Sequence[Point]) -> pd.DataFrame:
 
 
 def _panel(rows: pd.DataFrame, axis: Axis, column: str, label: str, legend: str) -> Panel:
+    """Return the panel of one column against an axis, with a curve for each noise multiplier."""
     ticks = ticks_of(axis, rows[axis.column])
     curves = []
     for index, (noise, group) in enumerate(rows.groupby("noise_multiplier")):

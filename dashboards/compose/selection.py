@@ -106,6 +106,7 @@ def is_withheld(name: str) -> bool:
 
 
 def _check_repeats(trials: pd.DataFrame, question: Question) -> None:
+    """Raise DashboardError if trials of one point of the figure differ in another setting."""
     column = question.axis.column
     distinct_columns = {column, *question.splits, *_DEPENDENT_COLUMNS.get(column, ())}
     columns = [name for name in _FIXED_IN_CELL if name in trials and name not in distinct_columns]

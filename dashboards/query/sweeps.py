@@ -79,6 +79,7 @@ def _experiments(client: MlflowClient) -> dict[str, str]:
 
 
 def _find_parents(client: MlflowClient, experiment_ids: list[str], address: str) -> list[Run]:
+    """Return the parent runs of open sweeps, then of sealed sweeps; at least one, else DashboardError."""
     parents = [
         run
         for role in (SWEEP_ROLE, SEALED_ROLE)

@@ -291,6 +291,7 @@ def _points(curve: Curve, least: float, gaps: Sequence[float]) -> list[Json]:
 
 
 def _look(style: Style) -> Json:
+    """Return a style as fields of a data row."""
     empty = "transparent" if style.ring else "white"
     return {
         "colour": style.colour,
@@ -341,6 +342,7 @@ def _markers(panel: Panel, axes: _Axes, faded: Json) -> list[Json]:
 
 
 def _reference_layers(reference: Reference, axes: _Axes) -> list[Json]:
+    """Return a reference's line, and the band of its standard error behind it."""
     mean, error = reference.mean, reference.standard_error
     row = {"curve": reference.label, "value": mean, **_hover_numbers(mean, error, reference.num_repeats)}
     colour, dash = reference.colour, _DASHES[reference.dash]

@@ -41,6 +41,7 @@ def _link(report: Report) -> str:
 
 
 def _answer(report: Report) -> str:
+    """Return the section with the answer and its settings; empty without an answer."""
     if report.answer is None:
         return ""
     warning = report.answer.warning()

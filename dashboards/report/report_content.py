@@ -180,6 +180,7 @@ def _figures(
     answer: Answer | None,
     notes: list[str],
 ) -> list[Content]:
+    """Return the sweep's figure, or add a note on why there is none."""
     if record.trials.empty:
         return []
     if question.kind == "convergence" and series is None:
@@ -239,6 +240,7 @@ def _privacy_rows(record: SweepRecord, answer: Answer | None) -> list[tuple[str,
 def _ledger_rows(
     record: SweepRecord, statement: Mapping[str, Any], answer: Answer | None
 ) -> list[tuple[str, str | None]]:
+    """Return (name, value) rows on the ledger: its cap, and ε left before and after the sweep."""
     ledger = statement.get("ledger")
     if not isinstance(ledger, Mapping):
         return [("Ledger", statement.get("ledger_note"))]

@@ -73,6 +73,7 @@ def serve(index: SweepIndex, ledgers: Sequence[str], host: str, port: int) -> No
 
 
 def _link_text(host: str, port: int, token: str | None) -> str:
+    """Return the dashboard's link for the terminal, with a warning if others can reach the server."""
     displayed_host = f"[{host}]" if ":" in host else host
     if token is None:
         return f"dashboard: http://{displayed_host}:{port}/ (Ctrl-C ends it)"

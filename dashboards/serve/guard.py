@@ -108,6 +108,8 @@ def _without_token(request: Request) -> str:
 
 
 def _with_headers(send: Send) -> Send:
+    """Return `send` with the headers of `_HEADERS` added to each response."""
+
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=list(message["headers"]))

@@ -58,6 +58,7 @@ class SweepIndex:
         return next((folder.report for folder in open_folders(self._root) if folder.name == name), None)
 
     def _article(self, folder: OpenFolder) -> str:
+        """Return the page's part on one sweep: status, progress, and a link to its report."""
         name, status, finished_trials = html.escape(folder.name), folder.status, folder.find_finished_trials()
         if folder.report is not None:
             name = f'<a href="/reports/{quote(folder.name, safe="")}">{name}</a>'
