@@ -80,22 +80,22 @@ class SeparateAttention(nn.Module):
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """Return outputs shaped like `query`, and no weights; the arguments are as in open_clip's calls.
+        """Return outputs shaped like `query`, and None in place of attention weights.
 
         Args:
           query: `[n, queries, embed_dim]`.
           key: `[n, keys, kdim]`.
           value: `[n, keys, vdim]`.
           need_weights: whether to return weights; must be False.
-          attn_mask: `[queries, keys]` or `[n × num_heads, queries, keys]`; True hides a key, and so does -inf
-            in a mask that is added.
+          attn_mask: `[queries, keys]` or `[n × num_heads, queries, keys]`. A bool mask hides keys where it is
+            True. A float mask is added to the scores, so that -inf hides a key.
 
         Raises:
           ConfigError: weights are requested.
         """
         if need_weights:
             raise ConfigError("SeparateAttention returns no weights: call it with need_weights=False")
-        mask = None if attn_mask is None else _additive(attn_mask, query.dtype)
+        mask = None if attn_mask is None else _to_additive(attn_mask, query.dtype)
         if mask is not None and mask.ndim == 3:
             mask = mask.reshape(len(query), self.num_heads, query.shape[1], key.shape[1])
         sides = zip(self.inputs, (query, key, value), strict=True)
@@ -109,7 +109,7 @@ class SeparateAttention(nn.Module):
         return heads.transpose(1, 2)
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _to_additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.is_floating_point():
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
@@ -144,11 +144,11 @@ def separate_attention(model: nn.Module) -> int:
                 "inside a model, with batch_first, without dropout, add_bias_kv, add_zero_attn or adapters"
             )
     for name, fused in layers:
-        model.set_submodule(name, _separate(fused))
+        model.set_submodule(name, _convert(fused))
     return len(layers)
 
 
-def _separate(fused: nn.MultiheadAttention) -> SeparateAttention:
+def _convert(fused: nn.MultiheadAttention) -> SeparateAttention:
     separate = SeparateAttention(
         fused.embed_dim,
         fused.num_heads,
@@ -162,16 +162,16 @@ def _separate(fused: nn.MultiheadAttention) -> SeparateAttention:
     else:
         weights = sources = (fused.q_proj_weight, fused.k_proj_weight, fused.v_proj_weight)
     for layer, weight, source in zip(separate.inputs, weights, sources, strict=True):
-        layer.weight = _parameter(weight, source)
+        layer.weight = _clone_parameter(weight, source)
     if fused.in_proj_bias is not None:
         for layer, bias in zip(separate.inputs, fused.in_proj_bias.chunk(3), strict=True):
-            layer.bias = _parameter(bias, fused.in_proj_bias)
-        separate.out_proj.bias = _parameter(fused.out_proj.bias, fused.out_proj.bias)
-    separate.out_proj.weight = _parameter(fused.out_proj.weight, fused.out_proj.weight)
+            layer.bias = _clone_parameter(bias, fused.in_proj_bias)
+        separate.out_proj.bias = _clone_parameter(fused.out_proj.bias, fused.out_proj.bias)
+    separate.out_proj.weight = _clone_parameter(fused.out_proj.weight, fused.out_proj.weight)
     return separate
 
 
-def _parameter(value: Tensor, source: Tensor) -> nn.Parameter:
+def _clone_parameter(value: Tensor, source: Tensor) -> nn.Parameter:
     return nn.Parameter(value.detach().clone(), requires_grad=source.requires_grad)
 
 

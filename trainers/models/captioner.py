@@ -39,7 +39,8 @@ from trainers.models.transformer import (
 _HALF = (0.5, 0.5, 0.5)
 _TOKEN_STD = 0.5
 """Deviation of the embeddings' first values, about as large as the fixed positions added to them. At the
-usual 0.02 a layer norm of the sum shows only positions: the toy's loss was 2.6 after 80 steps, not 0.8."""
+usual 0.02 a layer norm of the sum shows only positions: after 80 steps the loss of `cap-toy` was 2.6,
+not 0.8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,8 @@ class Size(EncoderSize):
     """The size of both transformers, and of their tokens.
 
     Attributes:
+      decoder_depth: number of the decoder's blocks.
+      decoder_width: width of the decoder.
       vocabulary: number of known tokens, the first of open_clip's.
       max_tokens: maximum number of tokens of a caption, with its start and end.
     """
@@ -101,7 +104,7 @@ class Captioner(PatchEncoder):
       config: the configuration, as for `PatchEncoder`. It also decides whether one table serves both the
         tokens that are read and the tokens that are predicted; both uses are layers, whose gradients are
         added up before they are clipped.
-      size: the size of both.
+      size: the size of encoder and decoder.
       image_shape: (channels, height, width) of the images.
 
     Attributes:
@@ -132,7 +135,7 @@ class Captioner(PatchEncoder):
             "token_positions", sequence_positions(width, size.max_tokens - 1), persistent=False
         )
         initialise_(self)
-        # A table that also predicts holds smaller numbers, scaled when they are read (Vaswani et al. 2017).
+        # A table that also predicts holds smaller numbers, scaled up as inputs (Vaswani et al. 2017).
         self._scale = width**0.5 if config.tie_embeddings else 1.0
         nn.init.normal_(self.embed_tokens.weight, std=_TOKEN_STD / self._scale)
         if config.tie_embeddings:
@@ -164,9 +167,9 @@ class Captioner(PatchEncoder):
           tokens: int64 `[n, length]`, the first tokens of a caption, at most `max_tokens − 1`.
         """
         length = tokens.shape[1]
-        ahead = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
+        hidden = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
         embedded = self._scale * self.embed_tokens(tokens) + self.token_positions[:length]
-        logits: Tensor = self.predict(self.decoder_norm(self.decoder(embedded, encoded, ahead)))
+        logits: Tensor = self.predict(self.decoder_norm(self.decoder(embedded, encoded, hidden)))
         return logits
 
     def forward(self, images: Tensor, tokens: Tensor) -> Tensor:

@@ -86,10 +86,10 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def whiten_by(self, images: Tensor, batch_size: int = 64) -> None:
-        """Set the fixed map so that it whitens the features of these images.
+        """Set the fixed map before the head so that it whitens the features of these images.
 
         With D the features' deviations, none below a hundredth of the largest, and R their correlations, the
-        map is L⁻¹ D⁻¹ (x − mean), for L Lᵀ = R + 0.01·1.
+        map is L⁻¹ D⁻¹ (x − mean), for L Lᵀ = R + 0.01·I.
 
         Args:
           images: public, normalised images `[n, C, H, W]`, with n at least 2.

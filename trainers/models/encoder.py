@@ -85,7 +85,7 @@ class Encoder(nn.Module):
         return features
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return embeddings `[n, embedding_dim]` of length 1 (0 for a vector of zeros), or predictions."""
+        """Return embeddings `[n, embedding_dim]` of length 1 (0 for a zero vector), after any predictor."""
         projected = self.head(self.features(images))
         if self.predictor is not None:
             projected = self.predictor(projected)

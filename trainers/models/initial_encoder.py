@@ -14,7 +14,7 @@ from trainers.models.encoder import Encoder
 
 _BACKBONE, _HEAD, _PREDICTOR = "backbone.", "head.", "predictor."
 _LAST_OF_HEAD = "head.2.weight"
-_CLASSES = "classify.weight"
+_CLASSIFIER_HEAD = "classify.weight"
 
 
 def head_width(tensors: Mapping[str, Tensor]) -> int | None:
@@ -25,11 +25,11 @@ def head_width(tensors: Mapping[str, Tensor]) -> int | None:
 
 def is_classifier(tensors: Mapping[str, Tensor]) -> bool:
     """Whether the tensors are the weights of a classifier with its head."""
-    return _CLASSES in tensors
+    return _CLASSIFIER_HEAD in tensors
 
 
 def encoder_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors by their names in an `Encoder`; a backbone's own state dictionary has no prefix."""
+    """Return tensors by their names in an `Encoder`; names of a backbone alone get the prefix "backbone."."""
     if any(name.startswith(_BACKBONE) for name in tensors):
         return dict(tensors)
     return {_BACKBONE + name: value for name, value in tensors.items()}

@@ -32,7 +32,8 @@ def with_lora(
 ) -> nn.Module:
     """Freeze `module` and put trainable adapters on its target layers, in place.
 
-    A is random from torch's global generator and B is zero, so the outputs are unchanged.
+    An adapter adds (alpha / rank) · B A x. A is random from torch's global generator and B is zero, so the
+    outputs are unchanged.
 
     Args:
       module: any network; it must have no dropout.
@@ -54,7 +55,7 @@ def with_lora(
     32
     """
     names = _target_names(module, targets, title)
-    _refuse_modules(module)
+    _check_adaptable(module)
     ensure_torchvision_import()
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -117,7 +118,7 @@ def _target_names(module: nn.Module, targets: Sequence[str], title: str) -> list
     return matches
 
 
-def _refuse_modules(module: nn.Module) -> None:
+def _check_adaptable(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if hasattr(layer, "lora_A"):
             raise ConfigError(f"layer {name!r} already has an adapter. Call merge_lora first.")
@@ -132,10 +133,10 @@ def _refuse_modules(module: nn.Module) -> None:
 
 
 def prove_adapters_train(module: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
-    """Refuse a network with trainable weights that no training would move.
+    """Check that training would move every trainable weight of a network.
 
-    It makes two passes on a copy, without noise, because noise would move even weights that are not
-    connected. At the given weights, some weight of every layer (of an adapter: A or B) must have a gradient.
+    Two passes are made on a copy, without noise, because noise would move even weights that the output does
+    not use. At the given weights, some weight of every layer (of an adapter: A or B) must have a gradient.
     This does not check every weight: B starts at zero, so A's gradient is zero until B has moved. So the
     trainable weights are then perturbed, as after a step, and every one of them must have a gradient.
 
@@ -157,15 +158,15 @@ def prove_adapters_train(module: nn.Module, run: Callable[[nn.Module], Tensor]) 
     if not trainable:
         raise ConfigError("the network has no trainable weight. Add adapters with with_lora.")
     owners: dict[str, list[bool]] = defaultdict(list)
-    for name, moves in _moving(probe, trainable, run).items():
+    for name, moves in _has_gradient(probe, trainable, run).items():
         owners[_owner(name)].append(moves)
-    _refuse_still("layer", "at the start", [owner for owner, moves in owners.items() if not any(moves)])
+    _check_gradients("layer", "at the start", [owner for owner, moves in owners.items() if not any(moves)])
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in trainable.values():
             parameter.add_(_PERTURBATION * torch.randn(parameter.shape, generator=generator).to(parameter))
-    still = [name for name, moves in _moving(probe, trainable, run).items() if not moves]
-    _refuse_still("weight", "after one step", still)
+    still = [name for name, moves in _has_gradient(probe, trainable, run).items() if not moves]
+    _check_gradients("weight", "after one step", still)
 
 
 def _owner(parameter_name: str) -> str:
@@ -173,7 +174,7 @@ def _owner(parameter_name: str) -> str:
     return re.split(r"\.lora_[AB]\.", parameter_name)[0] if ".lora_" in parameter_name else parameter_name
 
 
-def _moving(
+def _has_gradient(
     module: nn.Module, trainable: dict[str, nn.Parameter], run: Callable[[nn.Module], Tensor]
 ) -> dict[str, bool]:
     """Return whether each weight has a finite, nonzero gradient of a random linear function of the output."""
@@ -188,7 +189,7 @@ def _moving(
     }
 
 
-def _refuse_still(kind: str, moment: str, names: list[str]) -> None:
+def _check_gradients(kind: str, moment: str, names: list[str]) -> None:
     if names:
         rest = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
         raise ConfigError(

@@ -27,7 +27,7 @@ from trainers.models.transformer import (
 )
 
 _VARIANCE_FLOOR = 1e-6
-"""Added to a patch's variance, by whose root the patch is divided, as published."""
+"""Added to a patch's variance before the patch is divided by the variance's root, as published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class MaskedAutoEncoder(PatchEncoder):
 
     Args:
       config: the configuration, as for `PatchEncoder`, with the share of patches that is hidden.
-      size: the size of both.
+      size: the size of encoder and decoder.
       image_shape: (channels, height, width) of the images.
 
     Attributes:

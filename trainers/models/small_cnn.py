@@ -64,7 +64,7 @@ def small_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
 
 
 def tiny_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
-    """Return the same network at half the width, for small data sets and small budgets.
+    """Return `small_cnn` at half the width, for small data sets and small budgets.
 
     >>> sum(p.numel() for p in tiny_cnn((1, 28, 28)).parameters())
     5944
@@ -73,7 +73,7 @@ def tiny_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
 
 
 def wide_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
-    """Return the same network at twice the width, for trainings that start from public weights.
+    """Return `small_cnn` at twice the width, for trainings that start from public weights.
 
     With embeddings of 64 dimensions an encoder of grey images has 129,888 weights.
 

@@ -196,7 +196,7 @@ def size_named(name: str, sizes: Mapping[str, SizeT], method: str) -> SizeT:
 
 
 def num_heads_of(width: int) -> int:
-    """Return the number of heads of an attention: heads have 64 numbers, and there are at least two.
+    """Return the number of attention heads: one for 64 numbers of the width, and at least two.
 
     >>> num_heads_of(768), num_heads_of(96)
     (12, 2)
@@ -205,7 +205,7 @@ def num_heads_of(width: int) -> int:
 
 
 def initialise_(network: nn.Module) -> None:
-    """Draw linear layers by Glorot and Bengio (2010), like masked auto-encoders; keep layer norms as made."""
+    """Initialise linear layers by Glorot and Bengio (2010), with zero biases; change no other layer."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

@@ -5,12 +5,12 @@ its end token (equation 3):
 
     L(image, z_1 … z_T) = 1/T · Σ_{t=0}^{T−1} CE(z_{t+1}, φ(ψ(image), z_1 … z_t))
 
-T belongs to the record: nothing is divided by the number of tokens in a batch, which another record's caption
-would change. Padding does not count as a token (`trainers.models.captioner`), and every caption is padded to
-one public length, not to the longest drawn caption. The choice among a record's captions, the augmentation of
-its words and the augmentation of its image are keyed hashes of (record, public seed, step, view). So the
-clipped gradient is a function of one record, and one more record moves the clipped sum by at most C
-(`dpgcl_core.methods.record_methods`).
+ψ is the encoder, φ the decoder and z_T the end token. T belongs to the record: nothing is divided by the
+number of tokens in a batch, which another record's caption would change. Padding does not count as a token
+(`trainers.models.captioner`), and every caption is padded to one public length, not to the longest drawn
+caption. The choice among a record's captions, the augmentation of its words and the augmentation of its image
+are keyed hashes of (record, public seed, step, view). So the clipped gradient is a function of one record,
+and one more record moves the clipped sum by at most C (`dpgcl_core.methods.record_methods`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Captions(PerRecordTask[Captioner]):
         return caption_scores.evaluate(network, scoring)
 
     def draw_conditions(self, network: Captioner, generator: torch.Generator) -> Tensor:
-        """Return the tokens of random captions of several lengths."""
+        """Return the tokens of random captions of several lengths, `[NUM_PROBES, 1, 1, max_tokens]`."""
         words = torch.randint(network.start_token, (NUM_PROBES, network.max_tokens), generator=generator)
         lengths = torch.randint(1, network.max_tokens, (NUM_PROBES, 1), generator=generator)
         places = torch.arange(network.max_tokens)
@@ -83,11 +83,11 @@ CAPTIONS = Captions()
 
 
 def caption_losses(network: Captioner, precision: AnyNetworkConfig | None = None) -> Objective:
-    """Return the objective: from images and caption tokens to the mean loss of a group's views, `[groups]`.
+    """Return the function from images and caption tokens to the mean loss of each group's views, `[groups]`.
 
     Args:
       network: the captioner.
-      precision: the precision of its pass; float32 by default.
+      precision: the configuration with the precision of its pass; None for float32.
     """
     config = precision or CaptionerConfig()
 

@@ -4,10 +4,11 @@ The loss of a record is the cross-entropy of its own label given its own image:
 
     L(image, y) = −log softmax(W ψ(image) + b)_y
 
-A record is the image **and** its label. Both enter only its own gradient, which is clipped separately, so
-adding or removing the pair moves the clipped sum by at most C (`dpgcl_core.methods.record_methods`). Nothing
-is weighted by the frequency of a class, and K, the number of classes, is public. Image and label come from
-the same row, which represents the record at the step.
+ψ are the whitened features; the head has the weights W and b. A record is the image **and** its label. Both
+enter only its own gradient, which is clipped separately, so adding or removing the pair moves the clipped sum
+by at most C (`dpgcl_core.methods.record_methods`). Nothing is weighted by the frequency of a class, and K,
+the number of classes, is public. Image and label come from the same row, which represents the record at the
+step.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Classes(PerRecordTask[Classifier]):
             )
         if records.labels is None:
             raise ConfigError(f"{method} learns labels; got images without labels. Use images with labels.")
-        num_classes = _network(config).num_classes
+        num_classes = _classifier_config(config).num_classes
         if len(records.labels) and not 0 <= records.labels.min() <= records.labels.max() < num_classes:
             raise ConfigError(
                 f"labels must be integers from 0 to below num_classes = {num_classes}; got others. Set "
@@ -124,13 +125,13 @@ class Classes(PerRecordTask[Classifier]):
     def _unwhitened(
         self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> Classifier:
-        """Return a head on the encoder, which its own task builds at random weights or `start_tensors`."""
-        network = _network(config)
+        """Return a classifier without whitening; its encoder is random or has the weights `start_tensors`."""
+        head = _classifier_config(config)
         encoder = task_named(config.encoder.task).build(config, image_shape, start_tensors)
         if isinstance(encoder, ImageTextEncoder):
             refuse_other_size(encoder.spec, image_shape)
         return Classifier(
-            encoder, image_shape, num_classes=network.num_classes, trained_layers=network.trained_layers
+            encoder, image_shape, num_classes=head.num_classes, trained_layers=head.trained_layers
         )
 
     def _whitened(
@@ -144,7 +145,7 @@ class Classes(PerRecordTask[Classifier]):
         return network
 
     def draw_conditions(self, network: Classifier, generator: torch.Generator) -> Tensor:
-        """Return labels of all classes."""
+        """Return random labels as one-hot rows, `[NUM_PROBES, 1, 1, num_classes]`."""
         labels = torch.randint(network.num_classes, (NUM_PROBES, 1, 1), generator=generator)
         return F.one_hot(labels, network.num_classes).float()
 
@@ -153,14 +154,14 @@ CLASSES = Classes()
 
 
 def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None) -> Objective:
-    """Return the objective: from images and labels to the mean cross-entropy of a group's views, `[groups]`.
+    """Return the function from images and labels to each group's mean cross-entropy over views, `[groups]`.
 
-    A label is a row of `num_classes` numbers, 1 at its class and 0 elsewhere. The objective is also defined
-    for synthetic numbers, on which the clipping engine compares its ways of clipping.
+    A label is a row of `num_classes` numbers, 1 at its class and 0 elsewhere. Other numbers are accepted,
+    because the clipping engine compares its ways of clipping on synthetic inputs.
 
     Args:
       network: the classifier.
-      precision: the precision of its pass; float32 by default.
+      precision: the configuration with the precision of its pass; None for float32.
     """
     config = precision or NetworkConfig()
 
@@ -173,6 +174,6 @@ def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None)
     return losses
 
 
-def _network(config: TrainingConfig) -> ClassifierConfig:
+def _classifier_config(config: TrainingConfig) -> ClassifierConfig:
     assert isinstance(config.network, ClassifierConfig)
     return config.network

@@ -22,7 +22,7 @@ class ContrastiveTask(Task[NetworkT]):
     embeds: ClassVar[bool] = True
 
     def check(self, config: TrainingConfig, records: AnyRecords) -> None:
-        """Check as every task does; a method that clips groups must also have a loss of their embeddings."""
+        """Check as every task does, and that a method that clips groups has a loss on embeddings."""
         super().check(config, records)
         if config.group_loss() is None and not config.rule().whole_batch:
             raise ConfigError(
@@ -34,13 +34,14 @@ class ContrastiveTask(Task[NetworkT]):
     def embed(
         self, network: NetworkT, precision: AnyNetworkConfig | None = None, target: NetworkT | None = None
     ) -> Embed:
-        """Return stage 5: views `[groups, group_size, views, ...]` to unit embeddings `[..., dim]`.
+        """Return stage 5: from views `[groups, group_size, views, ...]` to unit embeddings `[..., dim]`.
 
         Args:
           network: the network that is trained.
-          precision: the precision of its passes; float32 by default. With float16 the embeddings' gradient
-            reaches the network multiplied by `precision.gradient_scale`; see `dpgcl_core.clipping.clipper`.
-          target: a network whose embeddings are appended as constants: `[..., 2·dim]`.
+          precision: the configuration with the precision of its passes; None for float32. With float16 the
+            embeddings' gradient reaches the network multiplied by `precision.gradient_scale`; see
+            `dpgcl_core.clipping.clipper`.
+          target: a network whose embeddings are appended without gradient, which makes `[..., 2·dim]`.
         """
 
     def objective(

@@ -50,7 +50,7 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
         return encoder
 
     def check_network(self, config: TrainingConfig, network: Encoder, image_shape: tuple[int, ...]) -> None:
-        refuse_cross_record(network, _shape(image_shape))
+        refuse_cross_record(network, _as_image_shape(image_shape))
         check_readout(network, config.evaluation.readout)
 
     def fresh_parts(self, config: TrainingConfig) -> str:
@@ -117,6 +117,6 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
 IMAGES = ContrastiveImages()
 
 
-def _shape(image_shape: tuple[int, ...]) -> ImageShape:
+def _as_image_shape(image_shape: tuple[int, ...]) -> ImageShape:
     channels, height, width = image_shape
     return channels, height, width

@@ -34,7 +34,7 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
     name: ClassVar[str] = MaskedNetworkConfig.task
 
     def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
-        """All records have images."""
+        """Accept all records, because all have images."""
 
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> MaskedAutoEncoder:
         assert isinstance(config.encoder, MaskedNetworkConfig)
@@ -55,7 +55,7 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
         return features.evaluate(network, scoring)
 
     def draw_conditions(self, network: MaskedAutoEncoder, generator: torch.Generator) -> Tensor:
-        """Return random orders of patches."""
+        """Return random orders of patches, `[NUM_PROBES, 1, 1, num_patches]`."""
         return torch.rand(NUM_PROBES, 1, 1, network.num_patches, generator=generator).argsort(-1)
 
 
@@ -63,11 +63,11 @@ MASKED_IMAGES = MaskedImages()
 
 
 def masked_losses(network: MaskedAutoEncoder, precision: AnyNetworkConfig | None = None) -> Objective:
-    """Return the objective: from images and patch orders to the mean loss of a group's views, `[groups]`.
+    """Return the function from images and patch orders to the mean loss of each group's views, `[groups]`.
 
     Args:
       network: the masked auto-encoder.
-      precision: the precision of its pass; float32 by default.
+      precision: the configuration with the precision of its pass; None for float32.
     """
     config = precision or MaskedNetworkConfig()
 
@@ -83,8 +83,8 @@ def masked_losses(network: MaskedAutoEncoder, precision: AnyNetworkConfig | None
 def patch_orders(ids: Ids, num_patches: int, *, seed: int, step: int) -> Tensor:
     """Return a uniformly random order of each image's patches, int64 `[n, num_patches]`.
 
-    The order is a function of (id, public seed, step) and nothing else: a record sampled again gets a fresh
-    mask.
+    The order is a function of (id, public seed, step) and nothing else: a record that is sampled at another
+    step gets another order.
 
     >>> ids = np.arange(3, dtype=np.uint64)
     >>> all_three = patch_orders(ids, 5, seed=0, step=1)

@@ -36,8 +36,8 @@ from trainers.tasks.task import image_views
 from trainers.views.caption_views import make_text_views
 
 _CPU_VIEWS_AT_ONCE = 32
-"""A view of a ViT-B/32 takes some 40 MB, and few views make small matrices: a step with 6 views at once took
-1.3 times as long as a step with 32."""
+"""Views per pass on a CPU: a view of a ViT-B/32 takes some 40 MB, but few views make small matrices. A step
+with 6 views at once took 1.3 times as long as a step with 32."""
 
 
 class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
@@ -106,7 +106,7 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
         precision: AnyNetworkConfig | None = None,
         target: ImageTextEncoder | None = None,
     ) -> Embed:
-        """Embed as every contrastive task does; a learned temperature multiplies embeddings by 1/√τ."""
+        """Return stage 5 as every contrastive task; a learned temperature τ multiplies embeddings by 1/√τ."""
         config = precision or NetworkConfig()
         assert target is None  # `TrainingConfig` refuses methods that regress onto a target
 
@@ -137,15 +137,15 @@ def pair_views(
     step: int,
     num_views: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the views of both sides of pairs at a step, on the encoder's device.
+    """Return the image views and text views of pairs at a step, on the encoder's device.
 
     Args:
       config: the configuration with augmentations and seed.
-      encoder: the encoder of the views; its tokenizer is used.
+      encoder: the network that takes the views; its tokenizer makes the tokens.
       records: the pairs.
       rows: `[n]`, rows of the records.
       step: the training step.
-      num_views: number of views of each side.
+      num_views: number of views of each image, and of each text.
 
     Returns:
       images, float32 `[n, num_views, channels, height, width]`, and tokens, `[n, num_views, context]`.

@@ -23,14 +23,14 @@ from trainers.tasks.task import NetworkT, Task
 Rows = NDArray[np.int64]
 
 NUM_PROBES = 4
-"""Number of groups of one record in a mixing probe."""
+"""Number of one-record groups in the inputs that test whether a network mixes records."""
 
 _CPU_VIEWS_AT_ONCE = 32
 """Number of views per pass on a CPU: few images make small matrices, see `trainers.tasks.pair_task`."""
 
 
 class PerRecordTask(Task[NetworkT]):
-    """A task whose network takes images, and with each image a *condition* that its objective requires."""
+    """A task whose network takes images, each with a *condition*: a caption, label or order of patches."""
 
     embeds: ClassVar[bool] = False
     cpu_views_at_once: ClassVar[int] = _CPU_VIEWS_AT_ONCE
@@ -47,15 +47,15 @@ class PerRecordTask(Task[NetworkT]):
     def make_inputs(
         self, config: TrainingConfig, network: NetworkT, records: Any, rows: Rows, step: int
     ) -> tuple[Tensor, Tensor]:
-        """Return images `[n, 1, C, H, W]` and conditions `[n, 1, ...]` of the records in `rows` at a step."""
+        """Return images `[n, 1, C, H, W]` and conditions `[n, 1, ...]` of the records at `rows` in a step."""
 
     @abstractmethod
     def draw_conditions(self, network: NetworkT, generator: torch.Generator) -> Tensor:
-        """Return synthetic conditions of `NUM_PROBES` groups of one, for mixing probes or blank inputs."""
+        """Return synthetic conditions `[NUM_PROBES, 1, 1, ...]`, to test the network or for blank inputs."""
 
     @abstractmethod
     def losses(self, network: NetworkT, precision: AnyNetworkConfig | None) -> Objective:
-        """Return the objective: images and conditions to the mean loss of a group's views, `[groups]`."""
+        """Return the function from images and conditions to each group's mean loss over views, `[groups]`."""
 
     def build(
         self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
@@ -72,7 +72,7 @@ class PerRecordTask(Task[NetworkT]):
         refuse_mixed_groups(network, self.objective(config, network), *probes)
 
     def _draw_probe(self, network: Any, seed: int) -> tuple[Tensor, Tensor]:
-        """Return inputs of `NUM_PROBES` groups of one record, for a mixing probe."""
+        """Return random inputs of `NUM_PROBES` one-record groups, to test if the network mixes records."""
         generator = torch.Generator().manual_seed(seed)
         images = torch.randn(NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
         device = next(network.parameters()).device

@@ -42,8 +42,8 @@ class Task(ABC, Generic[NetworkT]):
       fewest_views: the smallest number of views of a record that its network takes.
       learns_labels: whether the task requires records with labels.
       own_scores: the names of scores that are meaningful only on the task's own data set.
-      cpu_views_at_once: number of views per pass that pays on a CPU even if their activations exceed the
-        caches.
+      cpu_views_at_once: number of views per pass that is worthwhile on a CPU even if their activations
+        exceed the caches.
     """
 
     name: ClassVar[str]
@@ -54,10 +54,10 @@ class Task(ABC, Generic[NetworkT]):
     cpu_views_at_once: ClassVar[int] = 1
 
     def check(self, config: TrainingConfig, records: AnyRecords) -> None:
-        """Refuse records of another kind, and a method that needs more than this task's objective has.
+        """Check that method, network and records fit the task, and that it has embeddings if they are needed.
 
         Raises:
-          ConfigError: task and method, or network and records, do not match; names both.
+          ConfigError: task and method, or network and records, do not fit; names both.
         """
         method = config.mechanism.rules
         if method.task and method.task != self.name:
@@ -98,7 +98,7 @@ class Task(ABC, Generic[NetworkT]):
 
     @abstractmethod
     def check_network(self, config: TrainingConfig, network: NetworkT, image_shape: tuple[int, ...]) -> None:
-        """Refuse a network that mixes records, that no step would train, or that reads other images.
+        """Refuse a network that mixes records, that no step would train, or that takes other images.
 
         Raises:
           ConfigError: the network is refused; names the module, weight or size.
@@ -109,7 +109,7 @@ class Task(ABC, Generic[NetworkT]):
         return ""
 
     def fresh_parts(self, config: TrainingConfig) -> str:
-        """Return the parts that do not come from the warm start, for the privacy statement; "" for none."""
+        """Return the parts that the warm start does not set, for the privacy statement; "" for none."""
         return ""
 
     def place(self, network: NetworkT, device: torch.device, image_shape: tuple[int, ...]) -> None:
@@ -117,7 +117,7 @@ class Task(ABC, Generic[NetworkT]):
         network.to(device)
 
     def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
-        """Return the views of a record in one step."""
+        """Return the number of views of a record in one step."""
         return 1
 
     @abstractmethod
@@ -141,14 +141,14 @@ class Task(ABC, Generic[NetworkT]):
           records: records of the kind that `check_records` takes.
           groups: `[groups, group_size]`, rows of the records.
           step: the training step.
-          num_augmentations: N_a.
+          num_augmentations: N_a, the number of extra key copies of each record.
         """
 
     @abstractmethod
     def blank_inputs(
         self, network: NetworkT, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> GroupInputs:
-        """Return inputs without content, on the network's device; `shape` is (groups, group_size, views)."""
+        """Return inputs without records, on the network's device; `shape` is (groups, group_size, views)."""
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> AnyRecords:
         """Return public, meaningless records for measuring speed: images of noise unless overridden."""
@@ -167,19 +167,19 @@ class Task(ABC, Generic[NetworkT]):
         precision: AnyNetworkConfig | None = None,
         target: NetworkT | None = None,
     ) -> Objective:
-        """Return stages 5 and 6: a step's inputs to one loss per group.
+        """Return stages 5 and 6, the function from a step's inputs to one loss per group, `[groups]`.
 
         Args:
           config: the training's configuration.
           network: the network that is trained.
-          precision: the precision of its passes, see `trainers.models.precision`; float32 by default. With
-            float16 the gradient arrives multiplied by `precision.gradient_scale`: see
+          precision: the configuration with the precision of its passes; None for float32. With float16, the
+            gradient arrives multiplied by `precision.gradient_scale`: see
             `dpgcl_core.clipping.clipper`.
           target: a network whose output is appended, as a constant, to the output of `network`.
         """
 
     def after_step(self, network: NetworkT) -> None:
-        """Move weights back into their bounds after the optimizer's step: a function of released weights."""
+        """Clamp weights to their bounds after the optimizer's step; reads only released weights."""
         return
 
     def evaluate(self, network: NetworkT, scoring: Scoring) -> dict[str, float]:

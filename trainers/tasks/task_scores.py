@@ -28,7 +28,7 @@ def all_scores(
     prefix: str = "",
     with_probes: bool = True,
 ) -> dict[str, float]:
-    """Return the scores that may be seen, by metric name; no scores are computed if none may be seen.
+    """Return a network's scores by metric name; {} if neither training nor evaluation records are public.
 
     Scores of `data.queries` have the names that the task's `evaluate` gives. Scores of every data set in
     `data.probes` are `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`, and, for an
@@ -38,7 +38,7 @@ def all_scores(
       task: the task that computes the scores.
       network: the network, already on `device`.
       data: the data that the training may use.
-      config: the configuration with subset sizes, k, augmentation and the public seed.
+      config: the configuration with subset sizes, the k of k-NN, augmentation and the public seed.
       device: the device of the network.
       prefix: prefix of each name, such as "untrained_".
       with_probes: whether `data.probes` are scored, too.

@@ -14,21 +14,21 @@ import sys
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 
-_OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+_USER_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 _TUNABLES = "GLIBC_TUNABLES"
 
-_LARGEST_KEPT, _MOST_KEPT = 2**25, 2**28
+_MAX_TENSOR_BYTES, _MAX_KEPT_BYTES = 2**25, 2**28
 
 
 def keep_freed_memory() -> bool:
-    """Have this process reuse the memory it frees; return whether the C library was set so.
+    """Set the C library to keep the memory that this process frees; return whether it was set.
 
     It keeps up to 256 MiB at a time, in tensors of up to 32 MiB: larger tensors would leave gaps, for which
-    large networks have no memory to spare. Only glibc has the call. It changes no result; the peak grows by
-    the memory that is kept. If the user has set one of glibc's own variables for it, such as
+    large networks have no memory to spare. Only glibc has this setting. It changes no result; the peak grows
+    by the memory that is kept. If the user has set one of glibc's own variables for it, such as
     `MALLOC_TRIM_THRESHOLD_`, or a `glibc.malloc` tunable, that setting stays.
     """
-    set_by_user = any(os.environ.get(name) for name in _OF_THE_USER)
+    set_by_user = any(os.environ.get(name) for name in _USER_VARIABLES)
     set_by_user |= "glibc.malloc." in os.environ.get(_TUNABLES, "")
     if set_by_user or not sys.platform.startswith("linux"):
         return False
@@ -36,4 +36,6 @@ def keep_freed_memory() -> bool:
         set_option = ctypes.CDLL(None).mallopt
     except AttributeError:
         return False
-    return bool(set_option(_MMAP_THRESHOLD, _LARGEST_KEPT)) and bool(set_option(_TRIM_THRESHOLD, _MOST_KEPT))
+    return bool(set_option(_MMAP_THRESHOLD, _MAX_TENSOR_BYTES)) and bool(
+        set_option(_TRIM_THRESHOLD, _MAX_KEPT_BYTES)
+    )

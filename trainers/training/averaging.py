@@ -2,9 +2,9 @@
 
     θ̄ ← d_t·θ̄ + (1 − d_t)·θ,   d_t = min(decay, (1 + t)/(10 + t)),   after the optimizer's step t = 0, 1, …
 
-The rise of d_t prevents the average of a short training from being mostly its initial weights. A target
-network has d_t = decay throughout: if it followed the first steps closely, both networks could collapse to a
-constant.
+θ is the iterate after that step, θ̄ the average. The rise of d_t prevents the average of a short training
+from being mostly its initial weights. A target network has d_t = decay throughout: if it followed the first
+steps closely, both networks could collapse to a constant.
 
 Privacy. Every iterate θ, up to the last one, comes from the private step and is covered by the training's ε.
 An average of the iterates is a function of released values, so it is post-processing at no cost. For the same
@@ -31,7 +31,7 @@ _Network = TypeVar("_Network", bound=nn.Module)
 
 
 class WeightAverage:
-    """The average of one network's iterates.
+    """The moving average of one network's weights over the steps of its training.
 
     Attributes:
       network: the network with the averaged weights; it shares untrained weights with the original.
@@ -39,12 +39,12 @@ class WeightAverage:
     Args:
       encoder: the network at its initial weights, in its final memory layout.
       decay: the decay, in (0, 1).
-      rising: whether the decay rises to its value.
+      rising: whether the decay starts at 0.1 and rises to `decay`, as (1 + t)/(10 + t) at step t.
     """
 
     def __init__(self, encoder: AnyEncoder, decay: float, *, rising: bool = True) -> None:
         self._decay, self._rising = decay, rising
-        self.network = _copy(encoder)
+        self.network = _copy_trained(encoder)
 
     def update(self, encoder: AnyEncoder, step: int) -> None:
         """Update the average with the weights after (0-based) `step`."""
@@ -56,10 +56,10 @@ class WeightAverage:
         return {name: p.detach() for name, p in self.network.named_parameters() if p.requires_grad}
 
     def load(self, state: dict[str, Tensor] | None) -> None:
-        """Continue from a result of `state`.
+        """Load the averaged weights that `state` returned.
 
         Raises:
-          StorageError: there is no such result, or it belongs to another network.
+          StorageError: `state` is None, or of another network.
         """
         averages = self.state()
         if state is None or state.keys() != averages.keys():
@@ -83,10 +83,10 @@ def average_of(config: TrainingConfig, encoder: AnyEncoder) -> WeightAverage | N
 
 def target_of(config: TrainingConfig, encoder: AnyEncoder) -> AnyEncoder | None:
     """Return a target network at the weights of `encoder`; None for methods without a target."""
-    return _copy(encoder) if config.mechanism.rules.needs_target else None
+    return _copy_trained(encoder) if config.mechanism.rules.needs_target else None
 
 
-def _copy(encoder: _Network) -> _Network:
-    """Return a copy that shares the weights that are never trained, often most of a network."""
+def _copy_trained(encoder: _Network) -> _Network:
+    """Return a copy that shares the frozen weights, which are often most of a network."""
     frozen = {id(p): p for p in encoder.parameters() if not p.requires_grad}
     return copy.deepcopy(encoder, frozen)

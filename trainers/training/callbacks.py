@@ -32,13 +32,13 @@ class TrainingCallback:
         """Check that a step may be drawn; an exception raised here ends the attempt."""
 
     def after_step(self) -> None:
-        """Look at the training after a step, unless a callback ends the training with this step."""
+        """Act after a step; not called if a callback ends the training with this step."""
 
     def on_end(self, has_changed: bool) -> None:
-        """Look at the training after its last draw; `has_changed`: whether it changed since it was saved."""
+        """Act after the last draw; `has_changed`: whether the training changed since `after_step`."""
 
     def decide_for_all(self, decide: Callable[[], bool]) -> bool:
-        """Return the first worker's decision on every worker."""
+        """Return the first worker's decision on every worker; `decide` is called only there."""
         training = self.training
         decision = torch.tensor([float(decide())]) if training.is_first_worker else torch.zeros(1)
         training.private_step.workers.share(decision)
@@ -49,7 +49,7 @@ class Checkpointing(TrainingCallback):
     """Counts an attempt's steps before they are drawn, and saves the training.
 
     Attributes:
-      attempt: the counts with which this attempt began.
+      attempt: the counts of steps and restarts when this attempt began.
     """
 
     def __init__(self, training: Training, folder: CheckpointFolder) -> None:
@@ -86,7 +86,7 @@ class Checkpointing(TrainingCallback):
             self.save(is_last=True)
 
     def save(self, *, is_last: bool = False) -> None:
-        """Save the training, and unless it is the last time, count the steps until the next checkpoint."""
+        """Save a checkpoint and, unless `is_last`, count the steps until the next one in advance."""
         training = self.training
         if not training.is_first_worker:
             return
@@ -105,7 +105,7 @@ class Checkpointing(TrainingCallback):
 
 
 class Supervision(TrainingCallback):
-    """Saves and stops the training, or ends it by its scores so far, whenever the driver decides so.
+    """Stops the training to be resumed later, or ends it by its scores so far, as the driver decides.
 
     It comes before `Checkpointing`: an attempt that is stopped before its first draw counts no steps, and so
     costs none, however often that happens.
@@ -125,7 +125,10 @@ class Supervision(TrainingCallback):
             raise TrainingStopped(self.training.num_steps_done)
 
     def should_continue(self, scores: Mapping[str, float] | None) -> bool:
-        """Return False before the first step if an earlier attempt ended here and died without a result."""
+        """Return whether the scores allow another step.
+
+        Before the first step, return False if an earlier attempt ended here and died without a result.
+        """
         oversight, step = self.oversight, self.training.num_steps_done
         if not oversight.by_scores:
             return True

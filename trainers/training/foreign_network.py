@@ -15,13 +15,15 @@ from trainers.models.task_networks import AnyEncoder
 from trainers.tasks.task import task_of
 from trainers.training.averaging import target_of
 
-_FEW_GROUPS, _MOST_RECORDS = 3, 256
+_FEW_GROUPS, _MAX_RECORDS = 3, 256
 
 
 def refuse_mixing_network(
     config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...], max_views: int
 ) -> None:
-    """Try the user's own network on synthetic inputs, with as many groups as its training passes at once.
+    """Test on synthetic inputs whether a user's own network mixes records.
+
+    As many groups pass through it at once as in its training.
 
     Args:
       config: the training's configuration.
@@ -30,16 +32,16 @@ def refuse_mixing_network(
       max_views: the maximum number of views that pass through the network at once.
 
     Raises:
-      ConfigError: records affect each other's losses, or the network keeps something of them.
+      ConfigError: records affect each other's losses, or the network keeps data of a pass.
     """
     if not config.network.is_foreign or not config.mechanism.rules.trains:
         return
     task, rule, size = task_of(config), config.rule(), config.mechanism.group_size
     num_views = task.num_views(config, config.num_augmentations)
     objective = task.objective(config, encoder, target=target_of(config, encoder))
-    num_records = max(_FEW_GROUPS, min(_MOST_RECORDS, round(config.mechanism.expected_batch_size)))
+    num_records = max(_FEW_GROUPS, min(_MAX_RECORDS, round(config.mechanism.expected_batch_size)))
     if rule.whole_batch:  # each record is a unit, and all pass through the network together
-        groups, group_size, objective = num_records, 1, _of_records(objective)
+        groups, group_size, objective = num_records, 1, _sum_embeddings(objective)
     elif size == BATCH:
         groups, group_size = _FEW_GROUPS, min(num_records, max(2, max_views // num_views))
     else:
@@ -54,7 +56,7 @@ def refuse_mixing_network(
 
 
 def foreign_note(config: TrainingConfig) -> str:
-    """Return the note of plan and statement on a network from outside this package; "" for other networks."""
+    """Return the note on a user's own network, for plan and statement; "" for this package's networks."""
     name = config.network.name
     if not config.network.is_foreign:
         return ""
@@ -70,13 +72,13 @@ def foreign_note(config: TrainingConfig) -> str:
     )
 
 
-def _of_records(objective: Objective) -> Objective:
+def _sum_embeddings(objective: Objective) -> Objective:
     embed = embedding_of(objective)
     return lambda inputs: embed(inputs).flatten(1).sum(1)
 
 
 def _draw_like(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return random numbers, brighter and darker by record; 0 or 1 if `like` holds whole numbers."""
+    """Return random numbers with another mean for each record; 0 or 1 if `like` holds integers."""
     if not like.is_floating_point():
         return torch.randint(0, 2, like.shape, generator=generator).to(like)
     levels = torch.rand((*like.shape[:2], *(1 for _ in like.shape[2:])), generator=generator) * 2 - 1

@@ -56,11 +56,11 @@ def train(
 
     Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
     are (ε, δ)-differentially private for adding or removing one record of `data.train` or
-    `data.held_out_records`, at the ε reported as `epsilon`. This ε counts noised numbers and the steps that a
-    resume repeated. If R repeated steps are charged in advance, the guarantee also holds if restarts depend
-    on results that were seen (docs/theory/restarts.md). A training that `oversight` ends early, after scores
-    that it released, has the ε of all T steps, because the number of steps taken also depends on results that
-    were seen (docs/theory/ledger.md). Scores and by-products pass through
+    `data.held_out_records`, at the ε reported as `epsilon`. This ε counts noised scores, the noised SNR and
+    the steps that a resume repeated. If R repeated steps are charged in advance, the guarantee also holds if
+    restarts depend on results that were seen (docs/theory/restarts.md). A training that `oversight` ends
+    early, after scores that it released, has the ε of all T steps, because the number of steps taken also
+    depends on results that were seen (docs/theory/ledger.md). Scores and by-products pass through
     `dpgcl_core.release.metrics.visible`, so with private records only releasable values are returned.
 
     Args:
@@ -74,17 +74,17 @@ def train(
       progress: function that is called with the number of steps done, a public number.
 
     Raises:
-      ConfigError: the network mixes records, a name is unknown, or the release policy forbids the data
-        or their plain randomness.
+      ConfigError: the network mixes records, a name is unknown, or the release policy forbids the data, or
+        a seeded run on private data.
       StorageError: a checkpoint is damaged, or restarts would repeat more steps than are charged in advance.
-      TrainingStopped: the time is over; the steps drawn so far are saved.
+      TrainingStopped: `oversight` requested a stop; the steps drawn so far are saved.
     """
     training = prepare(config, data, workers or SingleWorker(), memory_share)
     is_first_worker = training.is_first_worker
     with training.threads, checkpoints.hold() if checkpoints and is_first_worker else nullcontext():
         scorer, callbacks = Scorer(training=training), list[TrainingCallback]()
         checkpointing = Checkpointing(training, checkpoints) if checkpoints else None
-        scorer.score_start()  # before every resume: the outcomes must not reveal whether there was one
+        scorer.score_start()  # before resuming, so that the outcomes do not reveal whether there was a resume
         if checkpointing:
             checkpointing.resume()
             supervision = [Supervision(checkpointing, oversight)] if oversight else []

@@ -26,7 +26,8 @@ _CPU_MAX_ACTIVATIONS = 256 * 2**20
 _GPU_MAX_VIEWS = 8192
 
 _COPIES = 4
-"""Bound on how often activations, their gradients, and the copies that separate groups are each held."""
+"""Bound on the memory of a pass as a multiple of its activations: these, their gradients, and the copies that
+separate groups."""
 
 _USABLE_SHARE = 0.5
 
@@ -34,7 +35,7 @@ _USABLE_SHARE = 0.5
 def max_views(
     config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...], *, memory_share: float = 1.0
 ) -> int:
-    """Return the number of views that pass through the encoder at once; one group always passes.
+    """Return the number of views that pass through the encoder at once; one group passes whatever its size.
 
     Args:
       config: the training's configuration; its `performance.max_views_per_microbatch` decides, if not None.
@@ -42,9 +43,9 @@ def max_views(
       image_shape: `(channels, height, width)`.
       memory_share: the share of the machine's or the GPU's free memory that this worker may use.
     """
-    given = config.performance.max_views_per_microbatch
-    if given is not None:
-        return given
+    requested = config.performance.max_views_per_microbatch
+    if requested is not None:
+        return requested
     device = next(encoder.parameters()).device
     task = task_of(config)
     activations = activation_bytes(task, encoder, image_shape)
@@ -62,14 +63,14 @@ def max_views(
 def pass_bytes(config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
     """Return the bytes that one pass may take besides the weights, for `max_views` or for one larger group.
 
-    The bytes of activations, their gradients and the copies that separate groups, each at most `_COPIES`
-    times, and one gradient per group.
+    They are `_COPIES` times the bytes of the activations, which covers their gradients and the copies that
+    separate groups, and one gradient per group.
     """
     task, size = task_of(config), config.mechanism.group_size
-    records = round(config.mechanism.expected_batch_size) if size == BATCH else int(size)
-    of_a_group = records * task.num_views(config, config.num_augmentations)
-    views = max(max_views(config, encoder, image_shape), of_a_group)
-    gradients = 4 * num_trainable(encoder) * max(1, views // of_a_group)
+    num_records = round(config.mechanism.expected_batch_size) if size == BATCH else int(size)
+    views_per_group = num_records * task.num_views(config, config.num_augmentations)
+    views = max(max_views(config, encoder, image_shape), views_per_group)
+    gradients = 4 * num_trainable(encoder) * max(1, views // views_per_group)
     return views * _COPIES * activation_bytes(task, encoder, image_shape) + gradients
 
 
@@ -90,12 +91,12 @@ def activation_bytes(task: AnyTask, encoder: AnyEncoder, image_shape: tuple[int,
     blank = task.blank_inputs(encoder, image_shape, (1, 1, num_views))
     sizes = [4 * each.numel() for each in ([blank] if isinstance(blank, Tensor) else blank)]
 
-    def note(module: nn.Module, args: object, output: object) -> None:
+    def add_size(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor):
             sizes.append(4 * output.numel())
 
     innermost = [module for module in encoder.modules() if not any(True for _ in module.children())]
-    handles = [module.register_forward_hook(note) for module in innermost]
+    handles = [module.register_forward_hook(add_size) for module in innermost]
     try:
         task.run(encoder, blank)
     finally:

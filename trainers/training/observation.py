@@ -50,7 +50,7 @@ class Observer:
         )
 
     def wants(self, step: int) -> bool:
-        """Whether `step` is recorded."""
+        """Whether the metrics of `step` are recorded."""
         every = self._config.evaluation.record_every_steps
         return self._train_is_public and (step == 0 or (every > 0 and step % every == 0))
 
@@ -75,16 +75,18 @@ class Observer:
         """Record loss, norms and counts of one step, summed over the workers; all workers must call it.
 
         Args:
+          step: the step, counted from 0.
           batch_size: number of records that the sampler drew.
           num_grouped: number of records in this worker's contributing groups.
           reports: the reports of this worker's microbatches.
+          workers: the training's workers.
         """
         empty = torch.zeros(0)
         norms = torch.cat([r.norms.cpu() for r in reports] or [empty])
         losses = torch.cat([r.losses.cpu() for r in reports] or [empty])
         masked = torch.cat([r.non_finite.cpu() for r in reports] or [empty])
         clipped = torch.cat([self._mark_clipped(r) for r in reports] or [empty])
-        counted = torch.cat([_contributing(r) for r in reports] or [empty])
+        counted = torch.cat([_contributing_groups(r) for r in reports] or [empty])
         parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, counted]
         sums = torch.stack(
             [part.double().sum() for part in parts] + [torch.tensor(float(num_grouped)).double()]
@@ -110,10 +112,11 @@ class Observer:
         return (report.norms > self._config.mechanism.l2_clip_norm).cpu()
 
     def record_snr(self, step: int, clean_norm: float, bare_norm: float | None, noise_norm: float) -> None:
-        """Record SNR as DP-GCL defines it: norm of the clean clipped sum over the norm of the noise.
+        """Record SNR as DP-GCL defines it: norm of the clipped sum before noise over the norm of the noise.
 
         Args:
-          clean_norm: norm of the clean clipped sum.
+          step: the step, counted from 0.
+          clean_norm: norm of the clipped sum before noise.
           bare_norm: the same norm without augmented negatives, at the first step; None at other steps.
           noise_norm: norm of the step's noise.
         """
@@ -127,21 +130,22 @@ class Observer:
 
     @property
     def records_snr(self) -> bool:
-        """Whether there is noise to compare the clean sum with."""
+        """Whether the SNR is defined, because noise is added."""
         return self._config.mechanism.is_private
 
     def releases_noised_snr(self, step: int) -> bool:
         """Whether the noised SNR of `step` is released: only of the first step, if requested and charged."""
-        asked = self._config.evaluation.snr_noise_multiplier is not None
-        return asked and step == 0 and self._config.mechanism.is_private
+        is_requested = self._config.evaluation.snr_noise_multiplier is not None
+        return is_requested and step == 0 and self._config.mechanism.is_private
 
     def record_noised_snr(self, clean_sum: Tensor, generator: Draws, *, num_summed: int = 1) -> None:
-        """Record the noised norm of the clean clipped sum over the public σΔ√d, the noise's expected norm.
+        """Record the noised norm of the clipped sum over the public σΔ√d, the noise's root-mean-square norm.
 
-        The norm of the drawn noise would disclose more than the noisy sum does.
+        σ is the noise multiplier, Δ the sensitivity and d the number of weights. The norm of the drawn noise
+        would disclose more than the noisy sum does.
 
         Args:
-          clean_sum: the clean clipped sum, `[num_parameters]`.
+          clean_sum: the clipped sum before noise, `[num_parameters]`.
           generator: a secret generator, other than the generator of the step's noise.
           num_summed: number of normals summed for the noise, see `dpgcl_core.noise.gaussian`.
         """
@@ -165,7 +169,7 @@ class ObservedStep:
       workers: the training's workers.
       randomness: the source of the noise on values that are released besides the sum.
       norm_without_augmentation: function of some groups, called on every worker, that returns the norm of
-        their clean sum without augmentation.
+        their clipped sum before noise, without augmentation.
     """
 
     observer: Observer
@@ -188,9 +192,9 @@ class ObservedStep:
             observer.record_noised_snr(total, generator, num_summed=num_summed)
 
     def on_noise(self, norm: float) -> None:
-        if self._norms is not None and norm > 0:  # an audit may plant a step without noise
+        if self._norms is not None and norm > 0:  # an audit may run a step without noise
             self.observer.record_snr(self.step, *self._norms, norm)
 
 
-def _contributing(report: GroupReport) -> Tensor:
+def _contributing_groups(report: GroupReport) -> Tensor:
     return torch.ones_like(report.norms).cpu() if report.complete is None else report.complete.float().cpu()

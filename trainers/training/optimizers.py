@@ -36,13 +36,13 @@ def build_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimize
 def learning_rate_at(config: OptimizerConfig, step: int, num_steps: int) -> float:
     """Return the learning rate of a step, a function of public numbers, so that a resume needs no state.
 
-    It rises linearly over the W = `warmup_steps` first steps, (step + 1)/W of its value, and then falls with
-    p = (step − W)/(T − W) as 1 − p ("linear") or (1 + cos πp)/2 ("cosine"); p stays below 1.
+    In the first W = `warmup_steps` steps it rises linearly, as (step + 1)/W of `learning_rate`. Then it falls
+    as 1 − p ("linear") or (1 + cos πp)/2 ("cosine") of it, for p = (step − W)/(T − W), which stays below 1.
 
     Args:
       config: the configuration with the learning rate, W and the decay.
       step: the step, counted from 0.
-      num_steps: T.
+      num_steps: T, the number of steps of the training.
 
     >>> config = OptimizerConfig(learning_rate=1.0, warmup_steps=2, learning_rate_decay="linear")
     >>> [learning_rate_at(config, step, 6) for step in range(6)]

@@ -83,7 +83,7 @@ _CONTRASTIVE = OptimizerConfig(learning_rate=4e-3, warmup_steps=10, learning_rat
 _TRANSFORMER = OptimizerConfig(
     name="adamw", learning_rate=2e-3, warmup_steps=10, learning_rate_decay="cosine"
 )
-_OF_PAIRS = ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0)
+_PAIR_VIEWS = ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0)
 
 _TIMED_STEPS = range(2, 5)
 _FOLDER = "starts"
@@ -94,7 +94,7 @@ class Recipe:
     """Everything that decides the weights, besides the versions of this module and of the records.
 
     Attributes:
-      network: configuration of a network of `NETWORKS`; fields that decide no weight stay at their defaults.
+      network: configuration of a network of `NETWORKS`; fields that affect no weight stay at their defaults.
       image_shape: (channels, height, width).
       num_steps: number of steps taken.
       seed: public seed of weights, images and views.
@@ -144,7 +144,7 @@ class Recipe:
 
 
 def recipe_of(network: EncoderConfig, image_shape: ImageShape, *, num_steps: int, seed: int) -> Recipe:
-    """Return the recipe for the network of a training; it depends on no other setting of the training.
+    """Return the recipe that pre-trains a training's network; no other setting of the training affects it.
 
     Args:
       network: the network's configuration in the training.
@@ -157,23 +157,26 @@ def recipe_of(network: EncoderConfig, image_shape: ImageShape, *, num_steps: int
     """
     recipe_for = partial(Recipe, image_shape=image_shape, num_steps=num_steps, seed=seed)
     if isinstance(network, MaskedNetworkConfig):
-        same = MaskedNetworkConfig(**_of(network, "name", "patch_size", "mask_ratio"))
+        same = MaskedNetworkConfig(**_fields_of(network, "name", "patch_size", "mask_ratio"))
         views = ViewConfig(min_crop_area=0.2, brightness=0.0, contrast=0.0)
         return recipe_for(network=same, optimizer=_TRANSFORMER, views=views)
     if isinstance(network, CaptionerConfig):
         _check_size_of_pairs(image_shape)
-        captions = CaptionerConfig(**_of(network, "name", "patch_size", "tie_embeddings"))
-        return recipe_for(network=captions, optimizer=_TRANSFORMER, views=_OF_PAIRS)
+        captions = CaptionerConfig(**_fields_of(network, "name", "patch_size", "tie_embeddings"))
+        return recipe_for(network=captions, optimizer=_TRANSFORMER, views=_PAIR_VIEWS)
     if isinstance(network, NetworkConfig):
-        return recipe_for(network=NetworkConfig(**_of(network, "name", "embedding_dim")))
+        return recipe_for(network=NetworkConfig(**_fields_of(network, "name", "embedding_dim")))
     if network.name not in SMALL_MODELS:
         raise ConfigError(
             f"{SYNTHETIC}{num_steps} pre-trains only the small CLIP models {', '.join(SMALL_MODELS)}; "
             f"got {network.name}. Start it from published or exported weights."
         )
     towers = ClipNetworkConfig(name=network.name)
-    own_shape = (3, *find_clip(ClipConfig(model=network.name)).image_size)  # it sees grey images in colour
-    return recipe_for(network=towers, image_shape=own_shape, optimizer=_TRANSFORMER, views=_OF_PAIRS)
+    own_shape = (
+        3,
+        *find_clip(ClipConfig(model=network.name)).image_size,
+    )  # grey images are repeated to three channels
+    return recipe_for(network=towers, image_shape=own_shape, optimizer=_TRANSFORMER, views=_PAIR_VIEWS)
 
 
 def _check_size_of_pairs(image_shape: ImageShape) -> None:
@@ -187,12 +190,12 @@ def _check_size_of_pairs(image_shape: ImageShape) -> None:
         )
 
 
-def _of(network: EncoderConfig, *names: str) -> dict[str, Any]:
+def _fields_of(network: EncoderConfig, *names: str) -> dict[str, Any]:
     return {name: getattr(network, name) for name in names}
 
 
 def public_start(recipe: Recipe) -> Path:
-    """Return the file with the weights of a recipe, from the cache if it exists, otherwise made now.
+    """Return the file with the weights of a recipe; make it now if the cache does not have it.
 
     Processes that need the same weights at the same time make them only once. A file that is damaged, or that
     holds something else, is made again.
@@ -202,16 +205,16 @@ def public_start(recipe: Recipe) -> Path:
       StorageError: the cache cannot be written.
     """
     path = cache_folder() / _FOLDER / f"{recipe.network.name}-{recipe.key[:24]}{SAFETENSORS}"
-    if _holds(path, recipe):
+    if _holds_weights_of(path, recipe):
         return path
-    with _alone(path):
-        if not _holds(path, recipe):
-            _keep(path, pretrained(recipe), recipe)
+    with _file_lock(path):
+        if not _holds_weights_of(path, recipe):
+            _write_start(path, pretrained(recipe), recipe)
     return path
 
 
-def _holds(path: Path, recipe: Recipe) -> bool:
-    """Whether the file holds the complete weights of the recipe."""
+def _holds_weights_of(path: Path, recipe: Recipe) -> bool:
+    """Whether the file exists and holds the undamaged weights of the recipe."""
     try:
         tensors, note = read_weights(path).tensors, json.loads(read_note(path) or "{}")
     except (StorageError, ValueError):
@@ -219,7 +222,7 @@ def _holds(path: Path, recipe: Recipe) -> bool:
     return bool(note.get("recipe") == recipe.content and note.get("digest") == _digest(tensors))
 
 
-def _keep(path: Path, encoder: nn.Module, recipe: Recipe) -> None:
+def _write_start(path: Path, encoder: nn.Module, recipe: Recipe) -> None:
     tensors = encoder.state_dict()
     note = {"data": RESEARCH, "recipe": recipe.content, "digest": _digest(tensors)}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -236,7 +239,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _file_lock(path: Path) -> Iterator[None]:
     """Lock the file against other processes, which wait; the system releases a dead process's lock."""
     lock = FileLock(path.with_name(f".{path.name}.lock"), fallback_to_soft=False)
     with _cache_errors(path):
@@ -260,10 +263,10 @@ def _cache_errors(path: Path) -> Iterator[None]:
 def pretrained(recipe: Recipe, device: str = "cpu") -> nn.Module:
     """Return a network trained by a recipe, and print a note on stderr with the expected time.
 
-    A CLIP model is returned as open_clip's model, with whose weights a training of both towers starts.
+    For a CLIP model, the result is open_clip's model.
 
     Args:
-      recipe: everything that decides the weights on one CPU thread.
+      recipe: the network and all settings of its training.
       device: the device to train and to leave the network on. A GPU rounds differently: its weights belong
         to no recipe, and `public_start` does not keep them.
 
@@ -282,8 +285,8 @@ def _pretrained(recipe: Recipe, device: str) -> nn.Module:
     network, make, loss = _untrained(recipe, torch.device(device))
     optimizer = build_optimizer(recipe.optimizer, network.parameters())
     times = []
-    with ThreadPoolExecutor(1) as beside:
-        for step, records in enumerate(make_ahead(make, range(recipe.num_steps), beside)):
+    with ThreadPoolExecutor(1) as pool:
+        for step, records in enumerate(make_ahead(make, range(recipe.num_steps), pool)):
             times.append(time.perf_counter())
             if step == _TIMED_STEPS.stop - 1:
                 _print_note(recipe, (times[-1] - times[_TIMED_STEPS.start]) / (len(_TIMED_STEPS) - 1))
@@ -301,16 +304,16 @@ def _untrained(
     """Return the network at random weights, a function that makes a step's records, and the loss on them."""
     config, shape, seed = recipe.network, recipe.image_shape, recipe.seed
     if isinstance(config, CaptionerConfig):
-        captions = build_captioner(config, shape, seed).to(device)
-        return captions, partial(_pairs, recipe), partial(_caption_loss, recipe, captions)
+        describer = build_captioner(config, shape, seed).to(device)
+        return describer, partial(_pairs, recipe), partial(_caption_loss, recipe, describer)
     if isinstance(config, ClipNetworkConfig):
         spec = find_clip(ClipConfig(model=config.name))
         clip = build_clip(spec, seed)
         towers = ImageTextEncoder(clip, spec).to(device)
         return clip, partial(_pairs, recipe), partial(_towers_loss, recipe, towers)
     if isinstance(config, MaskedNetworkConfig):
-        rebuilds = build_masked(config, shape, seed).to(device)
-        return rebuilds, partial(_images, recipe), partial(_masked_loss, recipe, rebuilds)
+        auto_encoder = build_masked(config, shape, seed).to(device)
+        return auto_encoder, partial(_images, recipe), partial(_masked_loss, recipe, auto_encoder)
     encoder = build_encoder(config, shape, seed)
     to_fast_layout(encoder, device, shape)
     return encoder, partial(_images, recipe), partial(_contrastive_loss, recipe, encoder)
@@ -353,10 +356,13 @@ def _device_of(network: nn.Module) -> torch.device:
 
 def _views_of_pairs(recipe: Recipe, step: int, pairs: ImageTextRecords) -> tuple[Tensor, list[str]]:
     """Return one view of each pair: images `[n, C, H, W]` and texts `[n]`."""
-    how, given = {"seed": recipe.seed, "step": step, "num_views": 1}, [each for each, *_ in pairs.captions]
+    view_keys, captions = (
+        {"seed": recipe.seed, "step": step, "num_views": 1},
+        [each for each, *_ in pairs.captions],
+    )
     images = torch.from_numpy(np.asarray(pairs.images))
-    views = make_views(images, pairs.ids, config=recipe.views, **how)
-    texts = make_text_views(given, pairs.ids, config=TextViewConfig(), **how)
+    views = make_views(images, pairs.ids, config=recipe.views, **view_keys)
+    texts = make_text_views(captions, pairs.ids, config=TextViewConfig(), **view_keys)
     return views[:, 0], [text for (text,) in texts]
 
 
@@ -380,7 +386,7 @@ def _images(recipe: Recipe, step: int) -> NDArray[np.uint8]:
 
 
 def _pairs(recipe: Recipe, step: int) -> ImageTextRecords:
-    # The small context of this network would cut longer captions.
+    # The small context of clip-nano would cut longer captions.
     is_short = recipe.network.name == CLIP_NANO
     return shapes.make_shape_pairs(
         recipe.batch_size,

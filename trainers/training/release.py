@@ -23,8 +23,8 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
     """Refuse data for which the release policy could not be kept, before anything is computed.
 
     Raises:
-      ConfigError: private records would be trained on without a proven guarantee or scored against
-        private records, their number is outside the range that the method's accounting covers, or the
+      ConfigError: private records would be trained on without a proven guarantee or scored against private
+        records, the number of records is outside the range that the method's accounting covers, or the
         records held out for noised scores differ from the ones that their slots determine.
     """
     if not data.train_is_public and config.guarantee_label != PROVEN:
@@ -48,7 +48,7 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
 
 
 def _check_labels(config: TrainingConfig, data: TrainingData) -> None:
-    """Refuse labels other than the scored ones, and private labels that one more record could change."""
+    """Refuse classes other than the scored ones, and private labels that one more record could change."""
     train = images_alone(data.train)
     if train is None or not config.mechanism.rules.takes_labels:
         return
@@ -123,7 +123,7 @@ def noised_scores(
 ) -> dict[str, float]:
     """Return the noised accuracies on `records` by metric name; noise may take them out of [0, 1].
 
-    Guarantee: given the encoder, each count is a Gaussian mechanism of `score_noise_multiplier`, for adding
+    Guarantee: given the encoder, each count is a Gaussian mechanism with `score_noise_multiplier`, for adding
     or removing one record of `records`: see `dpgcl_core.release.noised_counts`.
 
     Args:
@@ -134,7 +134,7 @@ def noised_scores(
       generator: the secret generator of the noise.
       device: the device of the encoder.
       num_summed: number of normals summed for the noise of a count, see `dpgcl_core.noise.gaussian`.
-      before_drawing: called just before the noise is drawn; the counts until then are not released.
+      before_drawing: function called just before the noise is drawn; nothing is released before this call.
     """
     multiplier = config.evaluation.score_noise_multiplier
     if multiplier is None:
@@ -156,11 +156,12 @@ def correct_counts(
     config: TrainingConfig,
     device: torch.device | str,
 ) -> dict[str, int]:
-    """Return how many of **all** `records` each rule answers correctly: private until noise is added.
+    """Return how many of **all** `records` k-NN and the linear probe classify correctly, before noise.
 
-    Every record passes through the network and the rule alone. In a batch, its last digits would depend on
-    how many other records the batch holds, and in a tie so would its answer. The user's own network passes
-    each record on copies of its whole state, so that the answer does not depend on earlier records.
+    The arguments are as in `noised_scores`. Every record passes through the network and the rule alone. In a
+    batch, the last digits of its features would depend on how many other records the batch holds, and in a
+    tie so would its class. The user's own network passes each record on copies of its whole state, so that
+    its class does not depend on earlier records.
     """
     index = index.one_row_each()
     first_rows = first_by_hash(index.ids, config.evaluation.max_index_records)

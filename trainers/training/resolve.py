@@ -37,8 +37,8 @@ from trainers.models.encoder import NETWORKS, ImageShape
 from trainers.training.public_start import recipe_of
 from trainers.training.warm_start import made_warm_start, read_warm_start
 
-_CLIP_ALONE = ("pretrained", "learn_temperature")
-_CLASSIFIER_ALONE = ("num_classes", "trained_layers")
+_CLIP_ONLY = ("pretrained", "learn_temperature")
+_CLASSIFIER_ONLY = ("num_classes", "trained_layers")
 
 
 def training_config(
@@ -52,7 +52,7 @@ def training_config(
     num_classes: int | None = None,
     charged_to: str | None = None,
 ) -> TrainingConfig:
-    """Return the configuration of one training; a public start is made if it does not exist yet.
+    """Return the configuration of one training; a `synthetic:STEPS` start is made if it is not cached.
 
     Args:
       options: the training's options.
@@ -61,7 +61,7 @@ def training_config(
       public_seed: seed of initialisation, views and evaluation subsets.
       modality: the kind of the records: "image" or "image-text".
       calibration_folder: the folder where calibrations are kept.
-      image_shape: (channels, height, width) of the records, for which a public start is made.
+      image_shape: (channels, height, width) of the records; required for a `synthetic:STEPS` warm start.
       num_classes: number of classes in public records; None for private records.
         `options.network.num_classes` takes precedence.
       charged_to: the data set's id in the ledger that the training is charged to. The training may start
@@ -70,11 +70,11 @@ def training_config(
 
     Raises:
       ConfigError: an option breaks a rule, or two options contradict each other.
-      StorageError: a warm start cannot be read, or a public start cannot be kept.
+      StorageError: a warm start cannot be read or cached.
     """
-    mechanism = _mechanism(options, num_records, calibration_folder)
+    mechanism = _build_mechanism(options, num_records, calibration_folder)
     _check_group_size(mechanism)
-    network = _network(options.network, mechanism, modality, num_classes)
+    network = _network_config(options.network, mechanism, modality, num_classes)
     start = _warm_start(options.network.warm_start, network, image_shape, public_seed, charged_to)
     return TrainingConfig(
         mechanism=mechanism,
@@ -113,39 +113,39 @@ def _warm_start(
     return made_warm_start(recipe)
 
 
-def _network(
+def _network_config(
     options: NetworkOptions, mechanism: Mechanism, modality: Modality, num_classes: int | None
 ) -> AnyNetworkConfig:
     task = mechanism.rules.task
     if task == ClassifierConfig.task:
-        return _classifier(options, mechanism.method, num_classes)
-    _check_left_out(options, "the classifiers of dp_classifier", *_CLASSIFIER_ALONE)
+        return _classifier_config(options, mechanism.method, num_classes)
+    _check_unset(options, "the classifiers of dp_classifier", *_CLASSIFIER_ONLY)
     if modality == "image-text" and not task:
         return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options))
-    _check_left_out(options, "the CLIP models of contrastive methods on pairs", *_CLIP_ALONE)
+    _check_unset(options, "the CLIP models of contrastive methods on pairs", *_CLIP_ONLY)
     if task == MaskedNetworkConfig.task:
         return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
     if modality == "image-text":
         return CaptionerConfig(**_fields_of(CaptionerConfig, options))
-    _check_left_out(options, "CLIP models and the networks of dp_mae and dp_cap", "gradient_checkpointing")
+    _check_unset(options, "CLIP models and the networks of dp_mae and dp_cap", "gradient_checkpointing")
     shared = _fields_of(NetworkConfig, options)
     return NetworkConfig(**shared, predictor=mechanism.rules.needs_target)
 
 
-def _classifier(options: NetworkOptions, method: str, num_classes: int | None) -> ClassifierConfig:
+def _classifier_config(options: NetworkOptions, method: str, num_classes: int | None) -> ClassifierConfig:
     num_outputs = options.num_classes or num_classes
     if num_outputs is None:
         raise ConfigError(
             f"{method} needs a public number of classes, which must not be read from private labels; got "
             "none. Set --num-classes to a public upper bound."
         )
-    _check_left_out(options, "the CLIP models of contrastive methods on pairs", "learn_temperature")
+    _check_unset(options, "the CLIP models of contrastive methods on pairs", "learn_temperature")
     settings = _fields_of(ClassifierConfig, options) | {"num_classes": num_outputs}
-    return ClassifierConfig(**settings, encoder=_encoder(options, method))
+    return ClassifierConfig(**settings, encoder=_encoder_config(options, method))
 
 
-def _encoder(options: NetworkOptions, method: str) -> EncoderConfig:
-    """Return the configuration of the encoder with this name; a CLIP model has no adapters."""
+def _encoder_config(options: NetworkOptions, method: str) -> EncoderConfig:
+    """Return the configuration of a classifier's encoder; a CLIP model gets no adapters."""
     name = options.name
     if name in masked.SIZES:
         return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
@@ -156,12 +156,12 @@ def _encoder(options: NetworkOptions, method: str) -> EncoderConfig:
             known = [*NETWORKS, *masked.SIZES, *captioner.SIZES, *SMALL_MODELS, "package.module:factory"]
             raise ConfigError(unknown_choice(f"network of {method}", name, known))
         return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options) | {"lora_rank": 0})
-    _check_left_out(options, "CLIP models", "pretrained")
-    _check_left_out(options, "transformers", "gradient_checkpointing")
+    _check_unset(options, "CLIP models", "pretrained")
+    _check_unset(options, "transformers", "gradient_checkpointing")
     return NetworkConfig(**_fields_of(NetworkConfig, options))
 
 
-def _check_left_out(options: NetworkOptions, networks: str, *names: str) -> None:
+def _check_unset(options: NetworkOptions, networks: str, *names: str) -> None:
     default = NetworkOptions()
     for name in names:
         if getattr(options, name) != getattr(default, name):
@@ -174,7 +174,9 @@ def _fields_of(kind: type[AnyNetworkConfig], options: NetworkOptions) -> dict[st
     return {f.name: getattr(options, f.name) for f in dataclasses.fields(kind) if hasattr(options, f.name)}
 
 
-def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: Path | None) -> Mechanism:
+def _build_mechanism(
+    options: TrainingOptions, num_records: int, calibration_folder: Path | None
+) -> Mechanism:
     request, evaluation = options.mechanism, options.evaluation
     target = request.target_epsilon()
     n = num_records if request.num_records_public is None else request.num_records_public
@@ -221,9 +223,10 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
 
 
 def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
-    """Return the mechanism at B/k and σ/k, and the same T: TAN (Sander, Stock and Sablayrolles 2023).
+    """Return the mechanism at batch size B/k and noise multiplier σ/k, for the same T steps.
 
-    The noise of the mean gradient is σΔ/B as before (nearly, if records are sampled and the remainder is
+    This is TAN (Sander, Stock and Sablayrolles 2023). With Δ, the sensitivity, the noise of the mean gradient
+    is σΔ/B as before (nearly, if records are sampled and the remainder is
     dropped), so the training is expected to behave like the large training, in 1/k of the time. Its own ε is
     much larger, and it has no guarantee at the ε of the large training.
 
@@ -279,7 +282,7 @@ def _sampling_prob(sampling_prob: float | None, expected_batch_size: float, num_
 
 
 def _group_size(request: MechanismOptions, method: Method, expected_batch_size: float) -> GroupSize:
-    """Return S; for methods of one group this is "batch", or B if groups are sampled."""
+    """Return the group size; for methods with one group it is "batch", or B if groups are sampled."""
     if request.sampling is not None:
         method.with_sampling(request.sampling)  # checked here, because a whole batch has no sampling
     if method.one_record_groups:

@@ -23,7 +23,7 @@ class Scorer:
 
     Attributes:
       training: the training whose networks are scored.
-      at_start: scores of the start, before the release policy is applied.
+      at_start: scores of the network before its first step, before the release policy is applied.
       seconds: time spent on scores during the training.
     """
 
@@ -32,7 +32,7 @@ class Scorer:
     seconds: float = 0.0
 
     def score_start(self) -> None:
-        """Score the start, and the same network at random weights, if the options request it."""
+        """Score the network before its first step, and at random weights, if `also_untrained` requests it."""
         training = self.training
         config = training.config
         if not config.evaluation.also_untrained:
@@ -50,7 +50,7 @@ class Scorer:
             self.at_start |= self._compute_scores(network, prefix="untrained_")
 
     def score_on_the_way(self) -> dict[str, float]:
-        """Record and return the iterate's scores.
+        """Score the current iterate if its step is to be scored; record and return the scores.
 
         They are functions of released iterates, and may be seen if final scores may.
         """
@@ -67,8 +67,8 @@ class Scorer:
         """Draw the noised scores once, unless the checkpoint has them; return whether they were drawn."""
         training = self.training
         data, final, step = training.data, training.observer.final, training.private_step
-        is_drawn = data.index is None or data.held_out_records is None or holds_noised_scores(final)
-        if is_drawn or not training.is_first_worker:
+        is_done = data.index is None or data.held_out_records is None or holds_noised_scores(final)
+        if is_done or not training.is_first_worker:
             return False
         assert data.index is not None
         assert data.held_out_records is not None

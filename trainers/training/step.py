@@ -98,7 +98,7 @@ class Training:
         self.num_steps_done += 1
 
     def in_one_shape(self, groups: DrawnGroups) -> DrawnGroups:
-        """Return groups padded so that the inputs, too, have one shape, whatever was drawn.
+        """Return groups padded to full passes, so that all inputs have one shape, whatever was drawn.
 
         Otherwise the rounding of a record's views could depend on how many views are made with them.
         """
@@ -106,7 +106,7 @@ class Training:
         return groups if step.rule.whole_batch else groups.filled_up(step.groups_at_once)
 
     def inputs(self, groups: DrawnGroups, part: slice, *, num_augmentations: int) -> GroupInputs:
-        """Return the objective's inputs for some groups, each `[groups, group_size, views, ...]`."""
+        """Return the objective's inputs for the groups at `part`, each `[groups, group_size, views, ...]`."""
         return self.task.inputs(
             self.config,
             self.encoder,
@@ -126,20 +126,20 @@ class Training:
             self.average.update(self.encoder, step)
 
     def refuse_changed_networks(self) -> None:
-        """Refuse networks in which a pass changed more than the optimizer may, as it would be released."""
+        """Refuse networks in which a pass changed other state than trained weights, which would leak."""
         for network, before in self.networks:
             refuse_changed_state(network, before)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Refuse what passes write to networks; for this package's networks, to all but their weights."""
+        """Refuse passes that write to networks; trained weights are compared only in a user's own network."""
         foreign = [network for network, _ in self.networks] if self.config.network.is_foreign else []
         with unwritten(*foreign):
             yield
         self.refuse_changed_networks()
 
     def _norm_without_augmentation(self, groups: DrawnGroups) -> float:
-        """Return the norm of the clean sum with num_augmentations = 0, on the same groups and views."""
+        """Return the norm of the clipped sum, without noise or augmentation, on the same groups and views."""
         bare = no_sum(self.encoder)
         inputs_of = partial(self.inputs, groups, num_augmentations=0)
         self.private_step.add_clipped_sum(bare, self.num_steps_done, groups, inputs_of)
@@ -150,7 +150,7 @@ class Training:
 def prepare(
     config: TrainingConfig, data: TrainingData, workers: Workers, memory_share: float = 1.0
 ) -> Training:
-    """Return a training before its first step.
+    """Build a training before its first step.
 
     Args:
       config, data, workers, memory_share: the arguments of `trainers.train`.
@@ -230,7 +230,7 @@ def repeats_passes(config: TrainingConfig, device: torch.device) -> bool:
 
 
 def _capture_pass(training: Training, passes: CapturedPasses, image_shape: tuple[int, ...]) -> None:
-    """Let a GPU capture the training's pass, on groups of zeros that contribute nothing."""
+    """Capture the training's pass on the GPU, on blank groups that contribute nothing."""
     config, step = training.config, training.private_step
     size = config.mechanism.group_size
     if size == BATCH or step.rule.whole_batch or step.rule.needs_draws:

@@ -105,7 +105,7 @@ def made_warm_start(recipe: Recipe) -> WarmStart:
 
 
 def _private_start(path: Path, charged_to: str | None) -> PrivateStart | None:
-    """Return the charge for weights made from private data; None for public weights.
+    """Return the ledger charge of weights made from private data; None for public weights.
 
     The weights, or the files next to them, state whose data made them.
 
@@ -132,7 +132,7 @@ def _private_start(path: Path, charged_to: str | None) -> PrivateStart | None:
 
 
 def _charged_model(path: Path, charged_to: str) -> PrivateStart | None:
-    """Return how an exported model was charged to a data set; None if its statement does not say so.
+    """Return the charge of an exported model to a data set; None if its statement does not state this charge.
 
     The statement is about the model's own file, whose hash is in the description: another file in the folder
     may hold a model that nobody charged.
@@ -150,7 +150,7 @@ def _charged_model(path: Path, charged_to: str) -> PrivateStart | None:
 
 
 def _data_of(text: str) -> str:
-    """Return the data label of a description or a statement; without a label the data are not public."""
+    """Return the data label of a description or a statement; "" counts as private."""
     try:
         values = json.loads(text)
     except ValueError:
@@ -175,13 +175,13 @@ def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> AnyEnco
         or as in `build_encoder`.
       StorageError: the file cannot be read on this machine.
     """
-    given = None if config.warm_start is None else _planned(config.warm_start)
-    encoder: AnyEncoder = task_of(config).build(config, image_shape, given)
+    start_tensors = None if config.warm_start is None else _read_planned(config.warm_start)
+    encoder: AnyEncoder = task_of(config).build(config, image_shape, start_tensors)
     return encoder
 
 
-def _planned(start: WarmStart) -> Mapping[str, Tensor]:
-    """Return the tensors of the file that a training was planned with."""
+def _read_planned(start: WarmStart) -> Mapping[str, Tensor]:
+    """Return a warm start's tensors, from the same file that the training was planned with."""
     weights = read_weights(Path(start.path))
     if weights.sha256 != start.sha256:
         raise ConfigError(
@@ -198,10 +198,10 @@ def warm_start_note(config: TrainingConfig) -> str | None:
         return task.start_note(config) or None
     fresh = task.fresh_parts(config)
     head = f"; {fresh} starts fresh" if fresh else ""
-    return f"Warm start: from {start.origin} (sha256 {start.sha256}){head}. {_of_data(start)}"
+    return f"Warm start: from {start.origin} (sha256 {start.sha256}){head}. {_data_sentence(start)}"
 
 
-def _of_data(start: WarmStart) -> str:
+def _data_sentence(start: WarmStart) -> str:
     if start.private is not None:
         return (
             f"The ε of this sweep does not include the ε of sweep {start.private.sweep}, which used the same "

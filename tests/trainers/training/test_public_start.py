@@ -204,7 +204,7 @@ def test_who_waited_for_another_process_takes_what_that_one_made(
         moved.rename(place)
         yield
 
-    monkeypatch.setattr(made, "_alone", waited)
+    monkeypatch.setattr(made, "_file_lock", waited)
     assert public_start(RECIPE) == path
     assert trainings == [RECIPE]
 

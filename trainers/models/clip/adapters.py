@@ -26,12 +26,12 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "out": ("out_proj",),
     "mlp": ("c_fc", "c_proj"),
 }
-"""Short names of the layers of a block."""
+"""Short names for the layers of a block, each with the names that open_clip and `SeparateAttention` use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClipLora:
-    """Adapters (Hu et al. 2022) on a CLIP model.
+    """LoRA adapters (Hu et al. 2022) on a CLIP model; each adds (alpha / rank) · B A x to a layer.
 
     Attributes:
       rank: rows of A and columns of B.
@@ -73,7 +73,7 @@ def lora_of(settings: Any) -> ClipLora | None:
 
 
 def make_trainable(clip: nn.Module, lora: ClipLora | None, *, seed: int, train_logit_scale: bool) -> None:
-    """Set which weights of an open_clip model train, in place, and separate its attention.
+    """Set which weights of an open_clip model train, in place, and convert its attention layers.
 
     Outputs change only by rounding. With adapters every other weight is frozen. Without adapters, all weights
     train except the bias of a sigmoid loss, on which no loss here depends.
@@ -106,7 +106,7 @@ def make_trainable(clip: nn.Module, lora: ClipLora | None, *, seed: int, train_l
 
 
 def _adapt(clip: nn.Module, lora: ClipLora, tower: str) -> None:
-    """Put adapters on one tower, taken alone: names of text layers are also ends of image layers' names."""
+    """Put adapters on one tower in isolation, because text layers' names also end image layers' names."""
     alone = nn.Module()
     for name, child in clip.named_children():
         if _tower_of(name) == tower:

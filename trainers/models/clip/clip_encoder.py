@@ -66,7 +66,7 @@ class ImageTextEncoder(nn.Module):
         mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
         self.register_buffer("_slope", PIXEL_STD / std, persistent=False)
         self.register_buffer("_shift", (PIXEL_MEAN - mean) / std, persistent=False)
-        # Read now: while the clipping engine records, no parameter takes its own gradient.
+        # Read now: while the clipping engine records a pass, no parameter has requires_grad.
         self.learns_temperature = self._logit_scale.requires_grad
         self._recomputes = gradient_checkpointing
         if gradient_checkpointing:
@@ -111,8 +111,8 @@ class ImageTextEncoder(nn.Module):
         Raises:
           NotSeparableError: one-pass clipping with gradient checkpointing; the clipper then uses its loop.
         """
-        # While the engine records, no parameter takes its own gradient. The engine does not see a recomputed
-        # block, whose graph would then differ from the recorded one.
+        # While the engine records a pass, no parameter has requires_grad. The engine does not see a
+        # recomputed block, whose graph would then differ from the recorded one.
         recomputes = self._recomputes and self.training and torch.is_grad_enabled()
         if recomputes and not any(p.requires_grad for p in self.clip.parameters()):
             raise NotSeparableError("gradient checkpointing keeps no input of a layer")
@@ -133,7 +133,7 @@ class ImageTextEncoder(nn.Module):
         return interleaved(*self(images, tokens))
 
     def with_temperature(self, embeddings: Tensor) -> Tensor:
-        """Return embeddings that carry the temperature if it is learned; otherwise return them unchanged."""
+        """Return embeddings times 1/√τ if the temperature τ is learned; otherwise return them unchanged."""
         return (
             with_learned_temperature(embeddings, self._logit_scale) if self.learns_temperature else embeddings
         )
@@ -148,9 +148,9 @@ def pack_views(images: Tensor, tokens: Tensor, encoder: ImageTextEncoder) -> Ten
     """Return views of both kinds as one tensor, `[n, 2·views, view_size]`: image, caption, image, …
 
     One row of numbers is one view, an image's pixels or a caption's tokens, so that all code for views works
-    on these rows, too. A token t of V becomes (2t + 1)/V − 1, between −1 and 1 like pixels, and can be
-    recovered exactly in float32 for every V below 2²². The shorter kind of row is padded with zeros, which
-    are not read.
+    on these rows, too. A token t of a vocabulary of V becomes (2t + 1)/V − 1, between −1 and 1 like pixels,
+    and can be recovered exactly in float32 for every V below 2²². The shorter kind of row is padded with
+    zeros, which are not read.
 
     Args:
       images: normalised `[n, views, 1 or 3, H, W]`.
@@ -244,7 +244,7 @@ def _vocabulary(spec: ClipSpec) -> int:
 
 
 def prove_towers_train(encoder: ImageTextEncoder) -> None:
-    """Refuse an encoder with trainable weights that no training would move, see `prove_adapters_train`.
+    """Check that training would move every trainable weight of both towers, see `prove_adapters_train`.
 
     Both towers, and the temperature if it trains, must receive a finite gradient that is not zero, on
     synthetic pairs and without noise, which would hide a dead adapter. The encoder is left unchanged.
@@ -263,7 +263,7 @@ def prove_towers_train(encoder: ImageTextEncoder) -> None:
 
 
 def refuse_other_size(spec: ClipSpec, image_shape: tuple[int, ...]) -> None:
-    """Refuse images that a CLIP model does not read.
+    """Refuse images whose size or number of channels a CLIP model does not take.
 
     Raises:
       ConfigError: the sizes or channels differ; names both sizes.
@@ -278,7 +278,7 @@ def refuse_other_size(spec: ClipSpec, image_shape: tuple[int, ...]) -> None:
 
 
 class _TextsAsLevels(nn.Module):
-    """The text tower as a network of numbers in [−1, 1], which the search for mixed records draws."""
+    """The text tower as a function of numbers in [−1, 1], which `refuse_cross_record` draws as inputs."""
 
     def __init__(self, encoder: ImageTextEncoder) -> None:
         super().__init__()
@@ -301,8 +301,8 @@ class _Images(nn.Module):
 def refuse_mixed_pairs(encoder: ImageTextEncoder) -> None:
     """Refuse a tower in which records affect each other, or which is random within a step.
 
-    It applies `refuse_cross_record` to both towers: a mixing tower makes the sensitivity of a group's
-    gradient false.
+    It applies `refuse_cross_record` to both towers: with a tower that mixes records, the sensitivity of a
+    group's gradient would not hold.
 
     Raises:
       ConfigError: a tower is refused; names the module and the reason.

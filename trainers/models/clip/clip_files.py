@@ -124,8 +124,8 @@ def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str
 
     `PeftModel.from_pretrained(clip, FOLDER)` puts them on open_clip's own model, with the weights that the
     training started from. Its attention has one layer for queries, keys and values, so their adapters become
-    one adapter of block form. If output layers of attention also have adapters, peft reads them on a model
-    converted by `trainers.models.attention.separate_attention`. The temperature, on which no embedding
+    one adapter with block-diagonal B. If output layers of attention also have adapters, peft reads them on a
+    model converted by `trainers.models.attention.separate_attention`. The temperature, on which no embedding
     depends, is only in the merged model.
 
     Args:

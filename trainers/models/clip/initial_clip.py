@@ -37,7 +37,7 @@ def starting_clip(config: TrainingConfig, start: WarmStart | None) -> ImageTextE
     assert isinstance(network, ClipNetworkConfig)
     weights = network.pretrained
     if start is None:
-        _refuse_place(weights)
+        _refuse_path(weights)
     else:
         check_same_model(network, start)
         weights = start.path
@@ -66,8 +66,8 @@ def published_note(network: ClipNetworkConfig) -> str:
     )
 
 
-def _refuse_place(pretrained: str) -> None:
-    """Refuse a file in place of a name: only a warm start is checked for whose data made it."""
+def _refuse_path(pretrained: str) -> None:
+    """Refuse a path in place of a name, because only a warm start's origin is checked."""
     if Path(pretrained).expanduser().exists() or Path(pretrained).suffix or os.sep in pretrained:
         raise ConfigError(
             f"pretrained must be {RANDOM} or open_clip's name of published weights; got {pretrained}, a "
@@ -78,7 +78,7 @@ def _refuse_place(pretrained: str) -> None:
 def check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
     """Refuse a second set of first weights, and weights of another model, even if its tensors fit.
 
-    Number of heads, activation and colours do not affect the shape of any tensor.
+    Models that differ in number of heads, activation or pixel normalisation have tensors of the same shapes.
 
     Raises:
       ConfigError: there is a second set of first weights, or the weights are of another model.
@@ -91,13 +91,15 @@ def check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
     place = Path(start.path).parent
     if not (place / CONFIG_FILE).is_file():
         return
-    made_for, asked = (find_clip(ClipConfig(model=each)) for each in (f"{place / CONFIG_FILE}", network.name))
-    if _what_it_is(made_for) != _what_it_is(asked):
+    start_spec, requested_spec = (
+        find_clip(ClipConfig(model=each)) for each in (f"{place / CONFIG_FILE}", network.name)
+    )
+    if _identity_text(start_spec) != _identity_text(requested_spec):
         raise ConfigError(
             f"the warm start must be of the same CLIP model, but {place / CONFIG_FILE} describes another "
             f"model than {network.name}. Set --network {place}."
         )
 
 
-def _what_it_is(spec: ClipSpec) -> str:
+def _identity_text(spec: ClipSpec) -> str:
     return json.dumps([spec.architecture, spec.mean, spec.std], sort_keys=True)

@@ -252,7 +252,7 @@ def _shipped_file(config: ClipConfig) -> Path:
 
 
 def _published(config: ClipConfig) -> Mapping[str, Any]:
-    """Return open_clip's configuration of the weights of a name."""
+    """Return open_clip's configuration of named weights: their source and preprocessing."""
     model = config.model.replace("/", "-")
     published: Mapping[str, Any] = open_clip().get_pretrained_cfg(model, config.weights)
     if not published:
@@ -277,7 +277,7 @@ def _downloaded(config: ClipConfig, published: Mapping[str, Any]) -> Path:
 
 
 def _network_for(config: ClipConfig, published: Mapping[str, Any]) -> str:
-    """Return the option that names the model with these weights' activation, which a file does not state."""
+    """Return the --network that weights trained with quick_gelu need; "" for other weights."""
     if not published.get("quick_gelu") or config.model.endswith("quickgelu"):
         return ""
     return f"--network {config.model}-quickgelu "

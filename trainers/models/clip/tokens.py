@@ -26,7 +26,7 @@ from trainers.torchvision_import import open_clip
 
 CLIP_VOCABULARY = 49_408
 _BYTES_AND_ENDS = 512 + 2
-_MOST_KNOWN = 2**18
+_MAX_CACHED_CAPTIONS = 2**18
 """Number of captions whose tokens are kept: some hundred megabytes."""
 
 
@@ -36,7 +36,7 @@ class Tokens:
 
     Attributes:
       tokens: int64 `[n, context_length]`.
-      num_truncated: number of captions that were longer. **Private-only**: it depends on the records.
+      num_truncated: number of captions that were cut. **Private-only**: it depends on the records.
     """
 
     tokens: Tensor
@@ -66,7 +66,7 @@ class ClipTokenizer:
     def __init__(self, spec: ClipSpec) -> None:
         self.context_length = spec.context_length
         self._tokenizer = _tokenizer(spec)
-        self._tokens_of = lru_cache(_MOST_KNOWN)(self._tokenise)
+        self._tokens_of = lru_cache(_MAX_CACHED_CAPTIONS)(self._tokenise)
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
         """Return the tokens of captions, in their order; a repeated caption is tokenised once."""
@@ -168,7 +168,7 @@ def _tokenizer(spec: ClipSpec) -> Any:
     """Return open_clip's tokeniser, which maps texts to tokens when called, and back with `decode`."""
     text = spec.architecture["text_cfg"]
     if text.get("hf_tokenizer_name") or "siglip" in spec.name.lower():
-        return _of_open_clip(spec.name)
+        return _load_transformers_tokenizer(spec.name)
     vocabulary = min(int(text.get("vocab_size", CLIP_VOCABULARY)), CLIP_VOCABULARY)
     if vocabulary == CLIP_VOCABULARY:
         return open_clip().SimpleTokenizer(**text.get("tokenizer_kwargs", {}))
@@ -178,7 +178,7 @@ def _tokenizer(spec: ClipSpec) -> Any:
         return open_clip().SimpleTokenizer(bpe_path=str(merges))
 
 
-def _of_open_clip(name: str) -> Any:
+def _load_transformers_tokenizer(name: str) -> Any:
     """Return a tokeniser that open_clip loads through transformers, by download or from its cache."""
     folder = Path(name.removeprefix("local-dir:")).expanduser()
     try:
