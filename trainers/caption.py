@@ -28,7 +28,7 @@ from trainers.embed.options import ModelOptions
 if TYPE_CHECKING:  # torch is loaded to run the command, but not to print its help
     from trainers.models.captioner import Captioner
 
-_IMAGES_AT_ONCE = 64
+_DEFAULT_BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +63,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.images, description.image_shape, options.pairs, options.max_image_pixels
     )
     network.to(chosen_device(options.device))
-    captions = generated(network, images, batch_size=options.batch_size or _IMAGES_AT_ONCE)
+    captions = generated(network, images, batch_size=options.batch_size or _DEFAULT_BATCH_SIZE)
     rows = zip(names.tolist(), captions, strict=True)
     write_answers(options.to, ("id", "caption"), rows, f"{len(captions)} captions", "Captions", description)
     return 0
 
 
 def generated(
-    network: Captioner, images: NDArray[np.uint8], *, batch_size: int = _IMAGES_AT_ONCE
+    network: Captioner, images: NDArray[np.uint8], *, batch_size: int = _DEFAULT_BATCH_SIZE
 ) -> list[str]:
-    """Return a caption for each image, in the order of the images.
+    """Generate a caption for each image by greedy decoding, in the order of the images.
 
     Args:
       network: an exported captioner, on any device.

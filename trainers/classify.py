@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch is loaded to run the command, but not to print its he
     from trainers.models.classifier import Classifier
 
 
-_IMAGES_AT_ONCE = 512
+_DEFAULT_BATCH_SIZE = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.images, description.image_shape, options.pairs, options.max_image_pixels
     )
     network.to(chosen_device(options.device))
-    found = probabilities(network, images, batch_size=options.batch_size or _IMAGES_AT_ONCE)
+    found = probabilities(network, images, batch_size=options.batch_size or _DEFAULT_BATCH_SIZE)
     rows = zip(names.tolist(), found.argmax(1).tolist(), found.max(1).round(6).tolist(), strict=True)
     columns, content = ("id", "label", "probability"), f"classes of {len(found)} images"
     write_answers(options.to, columns, rows, content, "Classes", description)
@@ -74,9 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def probabilities(
-    network: Classifier, images: NDArray[np.uint8], *, batch_size: int = _IMAGES_AT_ONCE
+    network: Classifier, images: NDArray[np.uint8], *, batch_size: int = _DEFAULT_BATCH_SIZE
 ) -> NDArray[np.float64]:
-    """Return the probability of each class, `[num_images, num_classes]`.
+    """Return the classifier's probability of each class for each image, `[num_images, num_classes]`.
 
     Args:
       network: an exported classifier, on any device.

@@ -12,7 +12,7 @@ A full disk is reported by a separate sentence, whatever the data: the sweep end
 **Proposition.** With private records, the text that `describe_error` returns either is one of a fixed finite
 set of texts that does not depend on the records, or was composed by this package's code before the process
 had any records. *Why.* With data, the text is `NO_ROOM`, or a name of `_NAMES` in a fixed sentence. Before
-data, a text is kept if each frame from the boundary to the `raise` is of this package and the exception was
+data, a text is kept if each frame from the handler to the `raise` is of this package and the exception was
 not raised while another one was handled, so that no foreign code ran that could have composed the text. ∎
 
 Which of these names is reported is as little protected as the failure itself (docs/limits.md).
@@ -31,7 +31,7 @@ import dpgcl_core
 from dpgcl_core import errors
 from dpgcl_core.errors import DpgclError, is_disk_full
 
-_OWN_FOLDERS = (Path(dpgcl_core.__file__).resolve().parent, Path(__file__).resolve().parent)
+_PACKAGE_FOLDERS = (Path(dpgcl_core.__file__).resolve().parent, Path(__file__).resolve().parent)
 NO_ROOM = "no space is left in the storage folder"
 _WITHHELD = "(its message is withheld: the training data are private)"
 
@@ -43,14 +43,15 @@ class Stage(Enum):
     WITH_DATA = auto()
 
 
-def _classes(module: object) -> set[type[BaseException]]:
+def _exception_classes(module: object) -> set[type[BaseException]]:
     found = vars(module).values()
     return {each for each in found if isinstance(each, type) and issubclass(each, BaseException)}
 
 
 # Keyed by the class itself, not its name: a user's own class may be called KeyError.
 _NAMES = {
-    each: each.__name__ for each in (*_classes(builtins), *_classes(errors), torch.cuda.OutOfMemoryError)
+    each: each.__name__
+    for each in (*_exception_classes(builtins), *_exception_classes(errors), torch.cuda.OutOfMemoryError)
 }
 
 
@@ -58,9 +59,9 @@ def describe_error(error: BaseException, *, data_are_public: bool, stage: Stage 
     """Return the text that may be disclosed about an exception.
 
     Args:
-      error: the exception, as caught at the boundary.
-      data_are_public: whether the training data are public. The text is then the whole message, with the
-        traceback of an exception that is not this package's.
+      error: the exception, as its handler caught it, so that its traceback begins there.
+      data_are_public: whether the training data are public. If so, the text is the whole message, and for
+        an exception that is no `DpgclError` also its traceback.
       stage: the stage in which the exception was raised.
 
     >>> describe_error(KeyError("a name from a record"), data_are_public=False)
@@ -76,20 +77,20 @@ def describe_error(error: BaseException, *, data_are_public: bool, stage: Stage 
         if isinstance(error, DpgclError):
             return str(error)
         return "".join(traceback.format_exception(error)).strip()
-    if stage is Stage.BEFORE_DATA and _is_our_own(error):
+    if stage is Stage.BEFORE_DATA and _has_own_message(error):
         return str(error)
     return f"{_NAMES.get(type(error), 'an error')} {_WITHHELD}"
 
 
-def _is_our_own(error: BaseException) -> bool:
-    """Whether only this package's code composed the text."""
+def _has_own_message(error: BaseException) -> bool:
+    """Whether only this package's code composed the exception's message."""
     return (
         isinstance(error, DpgclError)
         and type(error) in _NAMES
         and error.__cause__ is None
         and error.__context__ is None
         and all(
-            any(Path(frame.f_code.co_filename).resolve().is_relative_to(own) for own in _OWN_FOLDERS)
+            any(Path(frame.f_code.co_filename).resolve().is_relative_to(own) for own in _PACKAGE_FOLDERS)
             for frame, _ in traceback.walk_tb(error.__traceback__)
         )
     )

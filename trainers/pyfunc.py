@@ -21,12 +21,12 @@ from trainers.export.description import CLIP, ModelDescription, read_description
 from trainers.export.export_folder import load_clip, load_encoder
 
 FEATURES = "features"
-"""The parameter of `predict`: `backbone` or `projection`; a CLIP model has one kind of embedding."""
-IMAGES_AT_ONCE = 256
+"""Key in `params` of `predict`, with the value `backbone` or `projection`; a CLIP model ignores it."""
+BATCH_SIZE = 256
 
 
 def _load_pyfunc(data_path: str) -> EmbeddingModel:
-    """Return the model of an exported folder; MLflow calls this."""
+    """Return the model in an exported folder; MLflow calls this function by its name."""
     return EmbeddingModel(Path(data_path))
 
 
@@ -43,25 +43,25 @@ class EmbeddingModel:
         self._network: Any = (load_clip(folder) if is_clip else load_encoder(folder))[0]
 
     def predict(self, inputs: Any, params: Mapping[str, Any] | None = None) -> NDArray[np.float32]:
-        """Return embeddings, float32 `[num_images, dim]`.
+        """Return the embeddings of images, float32 `[num_images, dim]`.
 
         Args:
           inputs: uint8 images `[num_images, channels, height, width]` of the model's image shape, not
-            normalised, as an array or as tensors under one name.
+            normalised, as an array or as a mapping that holds only this array.
           params: `features`, see `FEATURES`.
 
         Raises:
           DataError: the images have another shape or type.
-          ConfigError: the model has no such features.
+          ConfigError: the model has no features of the kind that `params` requests.
         """
-        images = _images(inputs, self.description.image_shape)
+        images = _checked_images(inputs, self.description.image_shape)
         if self.description.kind == CLIP:
             return embed_with_image_tower(self._network, images)
         features = str((params or {}).get(FEATURES, BACKBONE))
-        return embed_images(self._network, images, features=features, batch_size=IMAGES_AT_ONCE)
+        return embed_images(self._network, images, features=features, batch_size=BATCH_SIZE)
 
 
-def _images(inputs: Any, image_shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+def _checked_images(inputs: Any, image_shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     values = next(iter(inputs.values())) if isinstance(inputs, Mapping) and len(inputs) == 1 else inputs
     images = np.asarray(values)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != image_shape:

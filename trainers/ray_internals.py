@@ -30,10 +30,10 @@ __all__ = [
     "tune_state_in",
 ]
 
-# Only for a private Ray. Its servers bind to 127.0.0.1 if Ray assumes that the machine is not part of a
-# cluster, which the first variable decides. Nothing serves `/metrics`, whose readers need no token (an
-# invalid port keeps a server from starting).
-_LOOPBACK = {
+# Environment of a Ray that this program starts for itself. With the first variable, Ray assumes that the
+# machine is not part of a cluster, and binds its servers to 127.0.0.1. The others turn off `/metrics`, whose
+# readers need no token (an invalid port keeps a server from starting).
+_LOOPBACK_VARIABLES = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_enable_metrics_collection": "0",
     "AUTOSCALER_METRIC_PORT": "-1",
@@ -47,9 +47,9 @@ def loopback_only() -> Iterator[None]:
     from ray._private import ray_constants
 
     constants: Any = ray_constants
-    before = {name: os.environ.get(name) for name in _LOOPBACK}
-    enabled = constants.ENABLE_RAY_CLUSTER  # read when Ray was imported, perhaps by the user's own code
-    os.environ.update(_LOOPBACK)
+    before = {name: os.environ.get(name) for name in _LOOPBACK_VARIABLES}
+    enabled = constants.ENABLE_RAY_CLUSTER  # set when Ray was imported, perhaps by the user's own code
+    os.environ.update(_LOOPBACK_VARIABLES)
     constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
@@ -63,7 +63,7 @@ def loopback_only() -> Iterator[None]:
 
 
 def logs_folder() -> str:
-    """Return where the connected Ray keeps its logs on this machine."""
+    """Return the folder on this machine in which the connected Ray keeps its logs."""
     from ray._private import worker
 
     internal: Any = worker
@@ -72,9 +72,9 @@ def logs_folder() -> str:
 
 @contextmanager
 def tune_state_in(folder: Path) -> Iterator[None]:
-    """Have Tune keep its state in a folder; by default it uses Ray's folder, which a whole cluster reads.
+    """Have Tune keep its state in `folder`; by default it uses Ray's folder, which a whole cluster can read.
 
-    Tune has no option for the folder, so the function that names it is replaced.
+    Tune has no option for the folder, so Ray's function that returns its path is replaced in this context.
     """
     from ray.train._internal import storage
 
@@ -93,7 +93,7 @@ def trial_actor(trial: Any) -> Any:
 
 
 def cluster_status() -> Any:
-    """Return the `ClusterState` message of a second-version autoscaler; None without one."""
+    """Return the `ClusterState` message of Ray's autoscaler v2; None without this autoscaler."""
     import ray
     from ray import _raylet
     from ray.core.generated import autoscaler_pb2
@@ -107,7 +107,7 @@ def cluster_status() -> Any:
 
 
 def first_autoscaler_report() -> Mapping[str, Any]:
-    """Return the report of a first-version autoscaler; an empty report without an autoscaler."""
+    """Return the report of Ray's autoscaler v1; an empty mapping without this autoscaler."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     status: Any = _internal_kv_get("__autoscaling_status")

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
 cloudpickle: Any = _cloudpickle  # the module has no types
 
-# "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer"; other errors have their own class.
-_FROM_GLOO = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
+# For example "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer". Other backends' errors have a
+# class of their own.
+_GLOO_ERROR = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +59,21 @@ class RayTrial:
       name: the trial's name.
       config: the training's configuration.
       checkpoint_folder: the folder where the training saves and resumes; visible to all nodes.
-      count_file: the file, outside that folder, that counts the steps before they are drawn; visible to all
-        nodes.
+      count_file: the file, outside `checkpoint_folder`, in which steps are counted before they are drawn;
+        visible to all nodes.
       ray_folder: the folder where Ray Train keeps its own state; visible to all nodes.
-      code_root: the copy of the code that the driver runs, which every process must run too; None if
+      code_root: the folder of the driver's copy of the code, which every process must import, too; None if
         nodes have their own copies.
       gpus_per_worker: number of GPUs of one worker.
-      memory_share: the share of its machine's free memory that one worker may use.
-      is_paid: whether a ledger pays for the training: then no step is drawn that the driver has not reserved.
-      scratch: the driver's own folder, where workers of its machine meet.
-      method: the training's method, as `packed_method` packs it, if the program registered it itself.
-      data_are_public: whether a failure may be described in full.
+      memory_share: the share of its machine's free memory that each worker may use.
+      is_paid: whether the training is charged to a ledger. If so, no step is drawn that the driver has not
+        reserved there.
+      scratch: the driver's temporary folder, in which workers on its machine set up their process group.
+      method: the training's pickled method, from `packed_method`; None if every process has it installed.
+      data_are_public: whether the training data are public, so that a failure may be described in full.
       oversight: decides whether the training continues; None to train to the end.
-      progress_file: the file to which the first worker writes its steps; None if nobody may see them.
+      progress_file: the file to which the first worker writes the number of steps done; None if nobody may
+        see it.
     """
 
     name: str
@@ -90,10 +93,10 @@ class RayTrial:
 
 
 def packed_method(name: str) -> bytes | None:
-    """Return a method packed for processes that do not know it; None for an installed method.
+    """Pickle a registered method for the workers; None for an installed method, which they can import.
 
-    Its class is sent whole, with the module that defines it. The workers must be able to import the modules
-    that this module imports.
+    The pickle holds the method's class and the module that defines it. The workers must be able to import
+    the other modules that this module imports.
 
     Raises:
       ConfigError: the method cannot be sent to another process.
@@ -102,9 +105,11 @@ def packed_method(name: str) -> bytes | None:
         return None
     method = method_named(name)
     module = sys.modules.get(type(method).__module__)
-    ours = module is None or module.__name__ == "__main__" or module.__name__.startswith("dpgcl_core.")
+    is_script_or_core = (
+        module is None or module.__name__ == "__main__" or module.__name__.startswith("dpgcl_core.")
+    )
     try:
-        if ours:  # cloudpickle sends whole classes that a script defines
+        if is_script_or_core:  # cloudpickle sends a script's classes whole, and workers have dpgcl_core
             return bytes(cloudpickle.dumps(method))
         cloudpickle.register_pickle_by_value(module)
         try:
@@ -118,18 +123,18 @@ def packed_method(name: str) -> bytes | None:
         ) from error
 
 
-def know_method(trial: RayTrial) -> None:
-    """Register the method that came with a trial, if this process does not know it yet."""
+def register_trial_method(trial: RayTrial) -> None:
+    """Register the pickled method of a trial, unless this process already has a method of its name."""
     if trial.method is not None and trial.config.mechanism.method not in METHODS:
         register(cloudpickle.loads(trial.method))
 
 
 def run_trial(tune_config: Mapping[str, RayTrial], *, records: list[ray.ObjectRef[TrainingData]]) -> None:
-    """Train one trial and report its result once, as Tune's trial function.
+    """Train one trial and report its result once to Tune, of which this is the trial function.
 
     Args:
-      tune_config: Tune's sample, with the trial under `trial`.
-      records: one reference to the `TrainingData`, in a list so that Ray passes it on unread.
+      tune_config: Tune's configuration of the trial: a mapping from "trial" to the `RayTrial`.
+      records: one reference to the `TrainingData`, in a list so that Ray passes the reference, not the data.
     """
     trial = tune_config["trial"]
     in_place = runs_in_place(trial)
@@ -142,34 +147,34 @@ def run_trial(tune_config: Mapping[str, RayTrial], *, records: list[ray.ObjectRe
             use_gpu=trial.gpus_per_worker > 0,
             resources_per_worker=None if in_place else resources_per_worker(trial),
         ),
-        # Ray makes a folder of this name where other users of a cluster look: the trial's own name would
-        # reveal its place.
+        # Ray makes a folder of this name, which other users of a cluster can list. The trial's own name would
+        # reveal its place in the sweep.
         run_config=RunConfig(name=f"training-{secrets.token_hex(6)}", storage_path=str(trial.ray_folder)),
-        torch_config=MeetInFile(folder=None if trial.scratch is None else str(trial.scratch)),
+        torch_config=FileStoreConfig(folder=None if trial.scratch is None else str(trial.scratch)),
     )
     try:
-        fitted: Any = trainer.fit()  # raises if a process dies, and Tune starts over
-        result = fitted.return_value
+        fit_result: Any = trainer.fit()  # raises if a process dies, and Tune then repeats the trial
+        result = fit_result.return_value
     except WorkerGroupError as error:
-        told = [each for each in error.worker_failures.values() if isinstance(each, TrainingFailed)]
-        if not told:
+        failures = [each for each in error.worker_failures.values() if isinstance(each, TrainingFailed)]
+        if not failures:
             raise
-        result = {"error": str(told[0])}
+        result = {"error": str(failures[0])}
     tune.report(result)
 
 
 @dataclass
-class MeetInFile(TorchConfig):
-    """Torch's process group, set up through a file if all workers are on one machine.
+class FileStoreConfig(TorchConfig):
+    """Ray's settings of torch's process group, which is set up through a file if workers share a machine.
 
-    Ray lets the workers meet at a TCP store, which torch opens on all interfaces and without a password.
-    Whoever connects can read and rewrite its keys, and so the addresses to which gradients are sent. Workers
-    of one machine meet in a file instead, in a folder that only its user may enter, and their own
-    connections are bound to the loopback interface. Workers on several machines meet at the open store, so
-    the computer network that connects them must be closed to others.
+    By default, Ray sets up the group through a TCP store, which torch opens on all interfaces and without a
+    password. Whoever connects can read and rewrite its keys, and so the addresses to which gradients are
+    sent. If all workers are on one machine, they use a file instead, in a folder that only its user may
+    enter, and their own connections are bound to the loopback interface. Workers on several machines use the
+    TCP store, so the computer network that connects them must be closed to others.
 
     Attributes:
-      folder: the folder in which the file's folder is made, if it exists; otherwise the machine's folder for
+      folder: the parent of the file's folder; if it is None or does not exist, the machine's folder for
         temporary files.
     """
 
@@ -185,16 +190,16 @@ class _FileBackend(TorchBackend):
     share_cuda_visible_devices = False  # each worker sees only its own GPU, as `cuda`
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        if len(set(worker_group.execute(_this_machine))) > 1:
+        if len(set(worker_group.execute(_node_id))) > 1:
             super().on_start(worker_group, backend_config)
             return
         on_gpu = worker_group.get_resources_per_worker().get("GPU", 0) > 0
-        url = f"file://{worker_group.execute_single(0, _meeting_place, backend_config.folder)}"
+        url = f"file://{worker_group.execute_single(0, _make_store_path, backend_config.folder)}"
         worker_group.execute(set_torch_distributed_env_vars)
         futures = [
             worker_group.execute_single_async(
                 rank,
-                _meet,
+                _join_process_group,
                 backend=backend_config.backend or ("nccl" if on_gpu else "gloo"),
                 world_rank=rank,
                 world_size=len(worker_group),
@@ -206,37 +211,41 @@ class _FileBackend(TorchBackend):
         ray.get(futures)
 
 
-def _this_machine() -> str:
+def _node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _meeting_place(folder: str | None) -> str:
-    """Return the path of a file in a new folder that only this user may enter (mode 0700)."""
-    known = folder if folder is not None and Path(folder).is_dir() else None
-    return str(Path(tempfile.mkdtemp(prefix="dpgcl-workers-", dir=known)) / "store")
+def _make_store_path(folder: str | None) -> str:
+    """Make a folder that only this user may enter (mode 0700), and return the path of a file in it."""
+    parent = folder if folder is not None and Path(folder).is_dir() else None
+    return str(Path(tempfile.mkdtemp(prefix="dpgcl-workers-", dir=parent)) / "store")
 
 
-def _meet(**options: Any) -> None:
+def _join_process_group(**options: Any) -> None:
     if sys.platform == "linux":
         os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"})
     setup_torch_process_group(**options)
 
 
 class TrainingFailed(Exception):  # noqa: N818
-    """One of several workers failed on its own; carries the text that may be disclosed about the failure."""
+    """One of several workers failed; carries the text that may be disclosed about the failure."""
 
 
 class WorkerLost(Exception):  # noqa: N818
-    """Another worker's process died, so the training is worth another attempt."""
+    """Another worker's process died, so Ray should repeat the training."""
 
 
 def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     """Run one worker of one training; the first worker's return value is the trial's result.
 
     It works in the two stages of `trainers.failures`: everything that can fail without records is done before
-    they are fetched. An exception is returned, not raised: a repeated training would fail and be charged
-    again. Only the death of a process is worth another attempt. SystemExit and similar exceptions are
-    failures as well: Ray would end the process with their text in its logs and on the terminal.
+    they are fetched. A single worker returns the text of an exception instead of raising it, because a
+    repeated training would fail and be charged again. One of several workers raises `TrainingFailed`, or
+    `WorkerLost` if the training is worth another attempt. SystemExit and similar exceptions are caught, too:
+    Ray would end the process with their text in its logs and on the terminal.
+
+    Args:
+      loop_config: the `RayTrial` under "trial", and the `records` of `run_trial` under "records".
     """
     trial: RayTrial = loop_config["trial"]
     stage, result, failure, is_lost = Stage.BEFORE_DATA, dict[str, Any](), "", False
@@ -250,8 +259,8 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
         failure = describe_error(error, data_are_public=trial.data_are_public, stage=stage)
         is_lost = _lost_another_worker(error)
     finally:
-        _give_memory_back()
-    # Raised out here: an error also shows the exception during whose handling it was raised.
+        _release_heap()
+    # Raised after the `except` block, where it would carry the caught exception as its context.
     if failure and current_workers().count == 1:
         return {"error": failure}
     if failure and is_lost:
@@ -262,33 +271,33 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(trial: RayTrial) -> None:
-    """Do the checks that may fail for public reasons, with no record in the process.
+    """Run the checks that need no records, before the process fetches any.
 
     Raises:
-      ConfigError: this process runs another copy of the code, or cannot make the method.
+      ConfigError: this process runs another copy of the code, or cannot register the method.
       LedgerError: the ledger has not granted the training's steps.
-      StorageError: the files next to its checkpoint are damaged, or another process holds them.
+      StorageError: the files next to the checkpoint are damaged, or another process holds them.
     """
     _check_code(trial.code_root)
-    know_method(trial)
+    register_trial_method(trial)
     if trial.is_paid and current_workers().rank == 0:
-        checkpoints = _checkpoints(trial)
+        checkpoints = _checkpoint_folder(trial)
         with checkpoints.hold():
             checkpoints.check_grant(trial.config.mechanism.num_steps)
 
 
-def _checkpoints(trial: RayTrial) -> CheckpointFolder:
+def _checkpoint_folder(trial: RayTrial) -> CheckpointFolder:
     every_steps = trial.config.performance.checkpoint_every_steps
     return CheckpointFolder(
         trial.checkpoint_folder, every_steps=every_steps, is_paid=trial.is_paid, count_file=trial.count_file
     )
 
 
-def _give_memory_back() -> None:
-    """Return freed memory to the system, if the C library can: the process runs trial after trial.
+def _release_heap() -> None:
+    """Return freed memory to the system, if the C library can, because the process runs trial after trial.
 
-    Otherwise the heap stays as large as the largest trial made it (`batch` on Fashion-MNIST: 906 MB
-    against 573 MB after fourteen trials).
+    Otherwise the heap stays as large as the largest trial made it (906 MB against 573 MB after fourteen
+    trials on Fashion-MNIST, with the group size `batch` among them).
     """
     with contextlib.suppress(AttributeError, OSError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
@@ -303,26 +312,26 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         trial.config,
         data,
         workers=current_workers(),
-        checkpoints=_checkpoints(trial),
+        checkpoints=_checkpoint_folder(trial),
         oversight=trial.oversight,
         memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
-        progress=_progress(trial),
+        progress=_progress_writer(trial),
     )
     if result.outcomes is not None:  # written before the result, so that every finished training has them
         write_outcomes(trial.checkpoint_folder, result.outcomes)
     return {"metrics": result.metrics, "series": result.series}
 
 
-def _progress(trial: RayTrial) -> Callable[[int], object]:
+def _progress_writer(trial: RayTrial) -> Callable[[int], object]:
     if trial.progress_file is None or current_workers().rank > 0:
         return lambda step: None
     return ProgressWriter(trial.progress_file, trial.config.mechanism.num_steps)
 
 
 def _lost_another_worker(error: BaseException) -> bool:
-    """Whether this worker failed only because another worker's process died, by torch's own error."""
+    """Whether the error is of the kind that torch raises when another worker's process has died."""
     return isinstance(error, dist.DistBackendError) or (
-        type(error) is RuntimeError and _FROM_GLOO.match(str(error)) is not None
+        type(error) is RuntimeError and _GLOO_ERROR.match(str(error)) is not None
     )
 
 

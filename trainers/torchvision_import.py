@@ -18,7 +18,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def ensure_torchvision_import() -> None:
-    """Import torchvision; declare its two undeclared operators if only they stop the import.
+    """Import torchvision; if only two undeclared operators prevent that, declare them and try again.
 
     Nothing is changed if the import works. The operators are declared, not defined:
     `torchvision.ops.nms` still raises when it is called. Call this in every process, Ray workers
@@ -47,7 +47,7 @@ def open_clip() -> Any:
 
 
 def script_import(package: str) -> str:
-    """Return a script's import of a package that imports torchvision, with the repair first if needed."""
+    """Return the source of `import package`, after `ensure_torchvision_import` if this machine needs it."""
     ensure_torchvision_import()
     is_whole: bool = importlib.import_module("torchvision.extension")._has_ops()
     repair = "from trainers.torchvision_import import ensure_torchvision_import as repair; repair(); "

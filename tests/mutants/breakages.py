@@ -1516,7 +1516,7 @@ BREAKAGES = (
     Breakage(
         name="errors of this package's classes keep their text with private records",
         file="trainers/failures.py",
-        before="    if stage is Stage.BEFORE_DATA and _is_our_own(error):",
+        before="    if stage is Stage.BEFORE_DATA and _has_own_message(error):",
         after="    if isinstance(error, DpgclError):",
         tests=("tests/trainers/test_failures.py::test_error_of_other_code_is_told_by_a_listed_name_alone",),
     ),

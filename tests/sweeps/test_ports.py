@@ -17,7 +17,7 @@ from sweeps.service.cluster import ray_session as connecting
 from sweeps.service.cluster.ray_session import ray_session
 from sweeps.service.options.service import ServiceOptions
 from trainers.config.training import PerformanceConfig
-from trainers.ray_worker import MeetInFile, _meeting_place
+from trainers.ray_worker import FileStoreConfig, _make_store_path
 
 _TREE = """
 import json, os, sys
@@ -28,7 +28,7 @@ from ray.train.torch import TorchTrainer
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.cluster.ray_session import ray_session
 from trainers.config.training import PerformanceConfig
-from trainers.ray_worker import MeetInFile
+from trainers.ray_worker import FileStoreConfig
 
 def listening(config):
     import psutil, torch
@@ -61,7 +61,7 @@ with ray_session(ServiceOptions(), PerformanceConfig()) as session:
         listening,
         train_loop_config={"driver": os.getpid(), "to": sys.argv[1], "scratch": str(session.scratch)},
         scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}),
-        torch_config=MeetInFile(folder=str(session.scratch)),
+        torch_config=FileStoreConfig(folder=str(session.scratch)),
         run_config=RunConfig(name="ports", storage_path=str(session.scratch / "train")),
     ).fit()
 """
@@ -96,16 +96,16 @@ def test_workers_of_several_machines_meet_as_ray_says(monkeypatch: pytest.Monkey
         def execute(self, function: Any) -> list[str]:
             return ["one", "other"]
 
-    config = MeetInFile()
+    config = FileStoreConfig()
     config.backend_cls().on_start(Group(), config)
     assert len(asked) == 1
 
 
 def test_meeting_place_is_its_users_alone(tmp_path: Path) -> None:
-    place = Path(_meeting_place(str(tmp_path)))
+    place = Path(_make_store_path(str(tmp_path)))
     assert place.parent.parent == tmp_path
     assert place.parent.stat().st_mode & 0o777 == 0o700
-    assert place != Path(_meeting_place(str(tmp_path)))
+    assert place != Path(_make_store_path(str(tmp_path)))
 
 
 def test_ray_that_does_not_start_in_time_is_one_line_and_leaves_nothing(

@@ -73,7 +73,7 @@ def test_own_error_before_data_keeps_its_text_and_loses_it_with_data(tmp_path: P
 
 
 def test_own_error_about_another_error_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "_OWN_FOLDERS", (Path(__file__).parent,))
+    monkeypatch.setattr(failures, "_PACKAGE_FOLDERS", (Path(__file__).parent,))
     own, about = caught(raising(StorageError("x"))), caught(raising(StorageError("x"), ValueError(SECRET)))
     assert describe_error(own, data_are_public=False, stage=Stage.BEFORE_DATA) == "x"
     assert describe_error(about, data_are_public=False, stage=Stage.BEFORE_DATA) == f"StorageError {WITHHELD}"

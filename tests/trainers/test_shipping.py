@@ -14,7 +14,7 @@ from dpgcl_core.mechanism import registry
 from dpgcl_core.mechanism.registry import METHODS, is_installed, method_named, register
 from dpgcl_core.methods.in_groups import DP_GCL, InGroups
 from tests.programs import run_program
-from trainers.ray_worker import know_method, packed_method
+from trainers.ray_worker import packed_method, register_trial_method
 
 _OWN = """
 from dataclasses import dataclass
@@ -50,13 +50,13 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch
 from dpgcl_core import LossSettings, METHODS, method_named
-from trainers.ray_worker import know_method
+from trainers.ray_worker import register_trial_method
 assert "own" not in METHODS
 trial = SimpleNamespace(
     method=Path(sys.argv[1]).read_bytes(), config=SimpleNamespace(mechanism=SimpleNamespace(method="own"))
 )
-know_method(trial)
-know_method(trial)
+register_trial_method(trial)
+register_trial_method(trial)
 print(method_named("own").loss(LossSettings(temperature=1.0))(torch.ones(2, 2, 2, 1)).tolist())
 """
 
@@ -104,7 +104,7 @@ def test_registered_method_is_packed_and_known_only_once() -> None:
     trial: Any = SimpleNamespace(
         method=packed, config=SimpleNamespace(mechanism=SimpleNamespace(method="mine"))
     )
-    know_method(trial)
+    register_trial_method(trial)
     assert method_named("mine") == _own()
 
 

@@ -43,7 +43,7 @@ from trainers.views.image_views import normalise
 TIE_TOLERANCE = 1e-3
 """Log-likelihoods of texts that are closer are ties: sums of some sixty float32 numbers round by less."""
 
-_LOGITS_AT_ONCE = 2**25
+_MAX_LOGITS = 2**25
 _TRIPLE = 3
 
 
@@ -83,8 +83,8 @@ def evaluate(network: Captioner, scoring: Scoring) -> dict[str, float]:
 
     Args:
       network: the captioner, already on the device; its train/eval modes are restored.
-      scoring: the records, with or without captions, and how they are scored, at most `PAIRS_AT_ONCE` of
-        them at once.
+      scoring: the records, with or without captions, and the settings of their scores. At most
+        `PAIRS_AT_ONCE` images or texts are passed at once.
 
     Raises:
       DataError: there is nothing to score, or some labels have names and others have none.
@@ -94,16 +94,16 @@ def evaluate(network: Captioner, scoring: Scoring) -> dict[str, float]:
 
 @torch.no_grad()
 def caption_scores(network: Captioner, scoring: Scoring) -> tuple[dict[str, float], Tensor]:
-    """Return the likelihood scores of all images of the queries, and the images' features `[n, feature_dim]`.
+    """Return the likelihood scores of all query images, and the images' features `[n, feature_dim]`.
 
-    Pairs give `caption_token_probability` and `next_token_accuracy` over all their captions, and
-    `word_order_accuracy` if a caption has two orders. Labels and class names give `zero_shot_accuracy`, for
-    images without captions, too.
+    Captions give `caption_token_probability`, `next_token_accuracy` and, if the words of a caption can be
+    reordered, `word_order_accuracy`. Labels and class names give `zero_shot_accuracy`, for images without
+    captions, too.
 
     Args:
       network: the captioner, on the device and in evaluation mode.
-      scoring: the queries, at least one, their classes' names, the public seed of the orders, and how many
-        images are passed at once.
+      scoring: the queries, at least one, the names of their classes, the public seed of the word orders, and
+        the batch size.
 
     Raises:
       DataError: a label has no class name.
@@ -114,7 +114,7 @@ def caption_scores(network: Captioner, scoring: Scoring) -> tuple[dict[str, floa
     if captions is not None:
         texts, owners = captions
         targets["captions"] = Texts(tokens=network.tokenizer(texts).tokens, images=owners)
-        orders, caption_of_order = _other_orders(network, texts, targets["captions"].tokens, scoring.seed)
+        orders, caption_of_order = _reordered_tokens(network, texts, targets["captions"].tokens, scoring.seed)
         targets["orders"] = Texts(tokens=orders, images=owners[caption_of_order])
     if class_names and records.labels is not None:
         check_labels(records.labels, len(class_names))
@@ -148,7 +148,7 @@ def caption_scores(network: Captioner, scoring: Scoring) -> tuple[dict[str, floa
 
 
 def _per_token(sums: Tensor, *, num_tokens: Tensor, images: NDArray[np.int64], num_images: int) -> Score:
-    """Return the mean over all tokens from the sums over each text, with an outcome for each image."""
+    """Return the mean per token from each text's sum and number of tokens, with one outcome per image."""
     of_images = (
         np.bincount(images, weights=each.double().numpy(), minlength=num_images)
         for each in (sums, num_tokens)
@@ -171,7 +171,9 @@ def order_wins(captions: Tensor, orders: Tensor) -> Tensor:
 
 
 def other_orders(text: str, *, seed: int) -> list[str]:
-    """Return the words of a text in four other orders, each a function of the text and the public seed.
+    """Return a text with its words in four other orders, each a function of the text and the public seed.
+
+    Permuted are the content words, the other words, the words within triples, and the triples.
 
     >>> other_orders("A small red ring at the top left and two large blue squares.", seed=0)[3]
     'ring at the top left and A small red two large blue squares.'
@@ -179,32 +181,32 @@ def other_orders(text: str, *, seed: int) -> list[str]:
     words = words_of(text)
     places = np.arange(len(words))
     is_content = np.array([word.lower() not in NON_ESSENTIAL_WORDS for word in words], dtype=bool)
-    whole = len(words) // _TRIPLE * _TRIPLE
-    triples = places[:whole].reshape(-1, _TRIPLE)
+    num_in_triples = len(words) // _TRIPLE * _TRIPLE
+    triples = places[:num_in_triples].reshape(-1, _TRIPLE)
     names = (f"{place} {encodable(text)}" for place in places)
     draw = partial(keyed_uniform, ids_from_names(names), "word order", seed)
     orders = [
-        _among(places, is_content, draw("content")),
-        _among(places, ~is_content, draw("other")),
+        _permute_where(places, is_content, draw("content")),
+        _permute_where(places, ~is_content, draw("other")),
         places[np.lexsort((draw("within"), places // _TRIPLE))],
-        np.concatenate([*triples[draw("triples")[: len(triples)].argsort()], places[whole:]]),
+        np.concatenate([*triples[draw("triples")[: len(triples)].argsort()], places[num_in_triples:]]),
     ]
     return [with_words(text, [words[place] for place in order.tolist()]) for order in orders]
 
 
-def _among(
+def _permute_where(
     places: NDArray[np.int64], mask: NDArray[np.bool_], uniform: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Return the places, with those where `mask` is true permuted among themselves."""
+    """Return `places`, those where `mask` is true permuted among themselves in the order of `uniform`."""
     order = places.copy()
     order[mask] = places[mask][uniform[mask].argsort()]
     return order
 
 
-def _other_orders(
+def _reordered_tokens(
     network: Captioner, texts: Sequence[str], tokens: Tensor, seed: int
 ) -> tuple[Tensor, NDArray[np.int64]]:
-    """The tokens of the texts' words in other orders, and the source text of each, in ascending order."""
+    """Return the tokens of all reordered texts that differ, and the row of each one's text, ascending."""
     orders = [other_orders(text, seed=seed) for text in texts]
     owners = np.repeat(np.arange(len(texts)), [len(each) for each in orders])
     found = network.tokenizer([order for each in orders for order in each]).tokens
@@ -213,16 +215,18 @@ def _other_orders(
 
 
 def _likelihoods(network: Captioner, encoded: Tensor, texts: Texts, rows: slice) -> Likelihoods:
-    """The likelihoods of the texts of some images, given the encoded images."""
+    """Return the likelihoods of the texts of the images in `rows`, which `encoded` represents."""
     first, last = np.searchsorted(texts.images, [rows.start, rows.stop]).tolist()
     tokens = texts.tokens[first:last].to(encoded.device)
     images = torch.from_numpy(texts.images[first:last] - rows.start).to(encoded.device)
-    at_once = max(1, _LOGITS_AT_ONCE // (network.max_tokens * network.vocabulary))
+    at_once = max(1, _MAX_LOGITS // (network.max_tokens * network.vocabulary))
     parts = zip(images.split(at_once), tokens.split(at_once), strict=True)
-    return _join_likelihoods([_of_some(network, encoded[rows], some) for rows, some in parts if len(rows)])
+    return _join_likelihoods(
+        [_batch_likelihoods(network, encoded[rows], some) for rows, some in parts if len(rows)]
+    )
 
 
-def _of_some(network: Captioner, encoded: Tensor, tokens: Tensor) -> Likelihoods:
+def _batch_likelihoods(network: Captioner, encoded: Tensor, tokens: Tensor) -> Likelihoods:
     ends = (tokens == network.end_token).int().argmax(1)
     tokens = tokens[:, : int(ends.max()) + 1]  # tokens that are padding in every text have no likelihood
     logits = network.decode(encoded, tokens[:, :-1]).float()

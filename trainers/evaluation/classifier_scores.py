@@ -20,12 +20,12 @@ def evaluate(network: Classifier, scoring: Scoring) -> dict[str, float]:
 
     Args:
       network: the classifier, already on the device; its train/eval modes are restored.
-      scoring: the records, and how they are scored.
+      scoring: the records, and the settings of their scores.
 
     Raises:
       DataError: there is nothing to score.
     """
-    features.check_some(scoring.index, scoring.queries)
+    features.check_not_empty(scoring.index, scoring.queries)
     if scoring.queries.labels is None:
         return {} if scoring.index is None else features.evaluate(network, scoring)
     queries = features.first_records(scoring.queries, scoring.config.max_query_records)
@@ -43,7 +43,7 @@ def own_scores(network: Classifier, record_features: Features, labels: Labels) -
 
     Args:
       network: the classifier.
-      record_features: `[n, feature_dim]`, its features of the records.
+      record_features: `[n, feature_dim]`, the network's features of the records.
       labels: `[n]`; a label that is not a class of the network counts as wrong.
     """
     with torch.no_grad():

@@ -47,18 +47,18 @@ _SIMILARITY_BYTES = 2**26
 def evaluate(encoder: AnyEncoder, scoring: Scoring) -> dict[str, float]:
     """Return the scores of a frozen network's image features by metric name, each in [0, 1].
 
-    With labels, these are `knn_accuracy` and `linear_probe_accuracy` of the queries, fitted on the index, and
-    the other scores of `label_scores`. Without labels, they are `view_retrieval_top1` and
-    `view_retrieval_top10` among the queries.
+    With labels, these are the scores of `label_scores`, such as `knn_accuracy` and `linear_probe_accuracy`:
+    both rules are fitted on `scoring.index` and evaluated on `scoring.queries`. Without labels, they are
+    `view_retrieval_top1` and `view_retrieval_top10` among the queries.
 
     Args:
       encoder: the network, already on the device; its train/eval modes are restored.
-      scoring: the records, and how they are scored.
+      scoring: the records, and the settings of their scores.
 
     Raises:
       DataError: there is nothing to score.
     """
-    check_some(scoring.index, scoring.queries)
+    check_not_empty(scoring.index, scoring.queries)
     queries = first_records(scoring.queries, scoring.config.max_query_records)
     if scoring.index is None or not is_labelled(scoring.index, queries):
         return view_retrieval(encoder, queries, scoring)
@@ -77,8 +77,8 @@ def describe_by(encoder: AnyEncoder, scoring: Scoring) -> Describe:
     )
 
 
-def check_some(index: AnyRecords | None, queries: AnyRecords) -> None:
-    """Refuse an index or queries that hold no record.
+def check_not_empty(index: AnyRecords | None, queries: AnyRecords) -> None:
+    """Check that the queries, and the index if there is one, hold at least one record.
 
     Raises:
       DataError: there is nothing to score.
@@ -98,7 +98,7 @@ def is_labelled(index: AnyRecords, queries: AnyRecords) -> bool:
 def label_scores(
     describe: Describe, features: Features, queries: AnyRecords, index: AnyRecords, config: EvaluationConfig
 ) -> dict[str, float]:
-    """Return the scores of k-NN and linear probe by metric name, fitted on a labelled index.
+    """Return the scores of k-NN and linear probe on labelled queries, both fitted on a labelled index.
 
     These are accuracies, and balanced accuracies if there are two classes or the largest class is at least
     twice the smallest. Two classes add the linear probe's AUC.
@@ -106,9 +106,9 @@ def label_scores(
     Args:
       describe: function from the index's images to their features.
       features: the queries' features, `[n, feature_dim]`.
-      queries: the queries that `first_records` returned.
-      index: the index, of which the first records are used.
-      config: subset sizes and k.
+      queries: labelled records, as `first_records` returns them.
+      index: labelled records, of which `first_records` selects the ones that are used.
+      config: subset sizes, and the k of k-NN.
     """
     index = first_records(index, config.max_index_records)
     assert index.labels is not None
@@ -120,7 +120,7 @@ def label_scores(
 
 
 def with_balanced(scores: dict[str, Score], labels: Labels) -> dict[str, float]:
-    """Return the scores, with a balanced score after each accuracy that needs one under these labels."""
+    """Return the scores, each accuracy followed by a balanced accuracy if `needs_balance(labels)`."""
     values: dict[str, float] = {}
     for name, score in scores.items():
         values[name] = score
@@ -131,7 +131,7 @@ def with_balanced(scores: dict[str, Score], labels: Labels) -> dict[str, float]:
 
 
 def first_records(records: AnyRecords, max_records: int | None) -> AnyRecords:
-    """Return the first records by keyed hash, or all records for None, with one row each.
+    """Return the first records in the order of a keyed hash of their ids, with one row each; None for all.
 
     They depend only on the ids: all trainings of a sweep are scored on the same records, whatever their
     seeds, so that two trainings can be compared record by record.
@@ -173,7 +173,7 @@ def finite_features(features: Tensor) -> Features:
 
 
 def read_images(images: Images | Tensor, rows: slice) -> Tensor:
-    """Return some of the images, uint8 `[n, C, H, W]`; other stored images are not read."""
+    """Return the images at `rows`, uint8 `[n, C, H, W]`; no other stored image is read."""
     if isinstance(images, (np.ndarray, Tensor)):
         return torch.as_tensor(images[rows])
     return torch.from_numpy(images[np.arange(*rows.indices(images.shape[0]))])
@@ -196,7 +196,7 @@ def embed_features(
     isolate: bool = False,
     readout: str = POOLED,
 ) -> Features:
-    """Return the features of each image without augmentation, float32 `[n, width of the readout]`, finite.
+    """Return finite features of each image without augmentation, float32 `[n, width of the readout]`.
 
     Args:
       encoder: the network, already on `device`; its train/eval modes are restored.
@@ -287,7 +287,7 @@ def linear_probe_scores(
 
 
 def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
-    """Return the rule of `linear_probe_scores`, fitted on the index."""
+    """Return the linear probe fitted on the index, as a function from features to labels."""
     if len(np.unique(index_labels)) == 1:
         return lambda features: np.full(len(features), index_labels[0])
     return fit_linear_probe(index_features, index_labels).predict
@@ -296,8 +296,8 @@ def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
 def view_retrieval(encoder: AnyEncoder, records: AnyRecords, scoring: Scoring) -> dict[str, float]:
     """Return how often a record's first view retrieves its second: `view_retrieval_top1`, `_top10`.
 
-    Each record's first view is compared by cosine similarity with the second views of all records. Ties
-    are broken at random in expectation, so a network that maps everything to one point scores 1/n.
+    Each record's first view is compared by cosine similarity with the second views of all records. Ties count
+    as if broken at random, in expectation, so a network that maps everything to one point has a top-1 of 1/n.
 
     Args:
       encoder: the network, already on the device; its train/eval modes are restored.
@@ -323,7 +323,7 @@ def view_retrieval(encoder: AnyEncoder, records: AnyRecords, scoring: Scoring) -
 
 
 def _retrieval_scores(firsts: Features, seconds: Features) -> dict[str, float]:
-    """Top-1 and top-10 shares for unit rows, where row i of one matches row i of the other; in chunks."""
+    """Return the top-1 and top-10 scores of unit rows, where row i of both is the same record."""
     outcomes: dict[int, list[NDArray[np.float64]]] = {1: [], 10: []}
     for start in range(0, len(firsts), _RETRIEVAL_ROWS):
         similarities = firsts[start : start + _RETRIEVAL_ROWS] @ seconds.T

@@ -35,7 +35,7 @@ PENALTY = 3e-4
 and within a point of the best for raw pixels and HOG there; scikit-learn's C = 1 at 3,333 records."""
 MAX_ITERATIONS = 1000
 GRADIENT_TOLERANCE = 1e-4
-"""The largest slope along V at which the minimum is found, over √n: F/n was then 1e-4 above it at most."""
+"""Largest entry of the gradient when the fit stops, over √n: F/n was then at most 1e-4 above its minimum."""
 
 _MEMORY = 20
 """Pairs of steps and gradients that L-BFGS keeps."""
@@ -63,7 +63,7 @@ class Standardization:
 def standardization_of(features: Features) -> Standardization:
     """Return the standardization by the mean and deviation of these features `[n, feature_dim]`."""
     mean, variance = features.mean(axis=0, dtype=np.float64), features.var(axis=0, dtype=np.float64)
-    # A constant feature's variance is only the error of rounding its sum, at most n digits of the mean.
+    # The computed deviation of a constant feature is only rounding error: at most n·eps times its mean.
     rounding = len(features) * np.finfo(np.float64).eps
     is_constant = variance <= rounding * variance + (rounding * mean) ** 2
     deviation = np.where(is_constant, 1.0, np.sqrt(variance))
@@ -99,7 +99,7 @@ class LinearProbe:
 
 
 def fit_linear_probe(features: Features, labels: Labels) -> LinearProbe:
-    """Return the probe for at least two classes at its optimum.
+    """Fit the linear probe to features of at least two classes, to its optimum.
 
     Args:
       features: finite features `[n, feature_dim]`; one standardised copy of them is in memory during the fit.
@@ -107,7 +107,7 @@ def fit_linear_probe(features: Features, labels: Labels) -> LinearProbe:
     """
     classes, class_of_row = np.unique(labels, return_inverse=True)
     scaler = standardization_of(features)
-    problem = _Problem(scaler(features), torch.from_numpy(class_of_row), len(classes))
+    problem = _ProbeLoss(scaler(features), torch.from_numpy(class_of_row), len(classes))
     optimum = minimize(
         problem.loss_and_gradient,
         np.zeros(len(classes) * (features.shape[1] + 1)),
@@ -126,8 +126,8 @@ def fit_linear_probe(features: Features, labels: Labels) -> LinearProbe:
     )
 
 
-class _Problem:
-    """The function F of one training set; its argument holds V and b as one flat float64 array."""
+class _ProbeLoss:
+    """The probe's loss F on one training set, as a function of V and b in one flat float64 array."""
 
     def __init__(self, rows: Tensor, class_of_row: Tensor, num_classes: int) -> None:
         self._rows, self._class_of_row, self._num_classes = rows, class_of_row, num_classes
@@ -139,12 +139,12 @@ class _Problem:
         self._bias_scale = (len(rows) / num_classes) ** -0.5
 
     def weights(self, point: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
-        """Return W and b in float32."""
+        """Return W and b in float32 at a point (V, b)."""
         weight, bias = self._split(point)
         return weight.float(), bias.float()
 
     def loss_and_gradient(self, point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        """Return F and its gradient along V and b."""
+        """Return F at a point (V, b), and its gradient."""
         weight, bias = self._split(point)
         logits = torch.addmm(bias.float(), self._rows, weight.float().T)
         log_probs = logits.log_softmax(dim=1)
@@ -157,7 +157,7 @@ class _Problem:
         return float(loss), torch.cat([along_v.flatten(), along_bias]).numpy()
 
     def _split(self, point: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
-        """W = V L⁻¹ and b, in float64."""
+        """Return W = V L⁻¹ and the unscaled b, in float64."""
         flat: Any = torch.from_numpy(np.asarray(point, dtype=np.float64))
         v = flat[: -self._num_classes].view(self._num_classes, -1)
         weight = torch.linalg.solve_triangular(self._factor.T, v.T, upper=True).T

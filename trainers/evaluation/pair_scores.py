@@ -18,7 +18,7 @@ from torch import Tensor
 from dpgcl_core.sampling.record_ids import Ids
 from trainers.data.dataset import captions_of
 from trainers.evaluation.features import (
-    check_some,
+    check_not_empty,
     describe_by,
     finite_features,
     first_records,
@@ -42,10 +42,11 @@ from trainers.models.clip.clip_encoder import ImageTextEncoder
 from trainers.views.image_views import normalise
 
 ZERO_SHOT_TEMPLATES = ("a photo of a {}.", "a picture of a {}.")
-"""What stands around a class name; public, and the same for every data set. The class is their mean."""
+"""Prompts, with {} for a class name; public, and the same for every data set. A class is embedded as the mean
+of its prompts."""
 
 PAIRS_AT_ONCE = 64
-"""Images or texts in a tower at once: a large CLIP model keeps ten megabytes for each image."""
+"""Number of images or texts per pass: a large CLIP model keeps ten megabytes for each image."""
 
 
 def evaluate(encoder: ImageTextEncoder, scoring: Scoring) -> dict[str, float]:
@@ -56,8 +57,8 @@ def evaluate(encoder: ImageTextEncoder, scoring: Scoring) -> dict[str, float]:
 
     Args:
       encoder: the network, already on the device; its train/eval modes are restored.
-      scoring: the records, with or without captions, and how they are scored, at most `PAIRS_AT_ONCE` of
-        them at once.
+      scoring: the records, with or without captions, and the settings of their scores. At most
+        `PAIRS_AT_ONCE` images or texts are passed at once.
 
     Raises:
       DataError: there is nothing to score, or some labels have names and others have none.
@@ -70,17 +71,17 @@ def evaluate_with_captions(
     own_scores: Callable[[Any, Scoring], tuple[dict[str, float], Tensor]],
     scoring: Scoring,
 ) -> dict[str, float]:
-    """Return a network's own scores on images and captions and its features' scores, or view retrieval.
+    """Return a network's scores on captions and labels, or view retrieval if the images have neither.
 
     Args:
-      network: as in `evaluate`.
+      network: the network, already on the device; its train/eval modes are restored.
       own_scores: function like `tower_scores`, from a frozen network to its scores and the queries' features.
-      scoring: as in `evaluate`.
+      scoring: the records, with or without captions, and the settings of their scores.
 
     Raises:
-      DataError: as in `evaluate`.
+      DataError: there is nothing to score, or some labels have names and others have none.
     """
-    check_some(scoring.index, scoring.queries)
+    check_not_empty(scoring.index, scoring.queries)
     queries = first_records(scoring.queries, scoring.config.max_query_records)
     at_once = min(scoring.batch_size, PAIRS_AT_ONCE)
     scoring = dataclasses.replace(scoring, queries=queries, batch_size=at_once)
@@ -98,15 +99,13 @@ def evaluate_with_captions(
 def tower_scores(encoder: ImageTextEncoder, scoring: Scoring) -> tuple[dict[str, float], Tensor]:
     """Return the scores of all query images, by metric name, and the images' features `[n, feature_dim]`.
 
-    Pairs give `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10, with all their
-    captions. Labels and class names give `zero_shot_accuracy`, for images without captions, too. Each image
-    is read, and passed through its tower, once for all of these. The features are not scaled, so that other
-    scores can use them.
+    Captions give `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10. Labels and
+    class names give `zero_shot_accuracy`, for images without captions, too. Each image is read, and passed
+    through its tower, once for all of these. The features are not scaled, so that other scores can use them.
 
     Args:
       encoder: both towers, on the device and in evaluation mode.
-      scoring: the queries, at least one, their classes' names, and how many images or texts are passed at
-        once.
+      scoring: the queries, at least one, the names of their classes, and the batch size.
 
     Raises:
       DataError: a label has no class name.
@@ -145,7 +144,7 @@ def class_texts(class_names: Sequence[str]) -> list[str]:
 def _features_and_contents(
     encoder: ImageTextEncoder, scoring: Scoring, *, hashed: bool
 ) -> tuple[Tensor, Ids]:
-    """Features `[n, feature_dim]` and, if requested, content ids `[n]` of all images, of one shape."""
+    """Return features `[n, feature_dim]` and, if `hashed`, content ids `[n]` of all images, of one shape."""
     images, contents = scoring.queries.images, [np.zeros(0, dtype=np.uint64)]
 
     def embed(rows: slice) -> Tensor:

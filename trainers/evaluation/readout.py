@@ -49,10 +49,10 @@ def read_out(encoder: AnyEncoder, images: Tensor, readout: str = POOLED) -> Tens
 
 
 def check_readout(encoder: nn.Module, readout: str) -> None:
-    """Refuse a readout of the feature map for a network that has no feature map.
+    """Refuse the readout "grid4" for a network without a feature map.
 
     Raises:
-      ConfigError: the network has none; the message states which networks have one.
+      ConfigError: the network has no feature map; the message states which networks have one.
     """
     backbone = encoder.backbone if isinstance(encoder, Encoder) else None
     if readout == GRID4 and not callable(getattr(backbone, "feature_map", None)):

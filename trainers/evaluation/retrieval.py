@@ -76,10 +76,10 @@ def content_ids(contents: Iterable[bytes]) -> Ids:
 
 
 def recalls(images: Tensor, texts: Tensor, matches: Matches) -> dict[str, float]:
-    """Return the share of queries with a right candidate among the first k, for k = 1, 5, 10.
+    """Return the recalls at K = 1, 5, 10: the share of queries with a right candidate among the K nearest.
 
-    `image_to_text_recall_at_K` is the share of images, `text_to_image_recall_at_K` the share of captions.
-    Ties count against the network. Both have one outcome for each image; a caption counts for its own image.
+    The queries of `image_to_text_recall_at_K` are images, those of `text_to_image_recall_at_K` are captions.
+    Ties count against the network. Each recall has one outcome per image, to which its captions contribute.
 
     Args:
       images: `[num_images, dim]` embeddings of any length; compared by cosine.
@@ -97,8 +97,8 @@ def recalls(images: Tensor, texts: Tensor, matches: Matches) -> dict[str, float]
     text_class = np.unique(matches.text_contents, return_inverse=True)[1]
     owner_class = image_class[matches.image_of_text]
     directions = {
-        "image_to_text": (images, texts, image_class, text_class, _linked(owner_class, text_class)),
-        "text_to_image": (texts, images, text_class, image_class, _linked(text_class, owner_class)),
+        "image_to_text": (images, texts, image_class, text_class, _right_classes(owner_class, text_class)),
+        "text_to_image": (texts, images, text_class, image_class, _right_classes(text_class, owner_class)),
     }
     scores: dict[str, float] = {}
     for name, direction in directions.items():
@@ -113,6 +113,8 @@ def recalls(images: Tensor, texts: Tensor, matches: Matches) -> dict[str, float]
 
 def share_of_texts(hits: NDArray[np.generic], image_of_text: Rows, num_images: int) -> Score:
     """Return the mean of `hits` `[num_texts]`, with one outcome for each image.
+
+    `image_of_text` `[num_texts]` holds the row of each text's image.
 
     >>> score = share_of_texts(np.array([True, False, True]), np.array([0, 0, 1]), 2)
     >>> score.outcomes.round(3).tolist()
@@ -132,7 +134,7 @@ def class_embeddings(
     Args:
       texts: texts class by class, the same number for every label 0, 1, …
       num_classes: the number of labels.
-      embed_texts: the text tower.
+      embed_texts: function from n texts to their embeddings `[n, dim]`.
       batch_size: texts passed at once.
     """
     embedded = unit_rows(embed_in_batches(lambda part: embed_texts(texts[part]), len(texts), batch_size))
@@ -140,7 +142,7 @@ def class_embeddings(
 
 
 def check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
-    """Refuse labels `[n]`, of at least one record, that have no class.
+    """Check that labels `[n]`, of at least one record, are from 0 to `num_classes` − 1.
 
     Raises:
       DataError: a label has no class; the message states the valid labels.
@@ -157,7 +159,7 @@ def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor) -> Score:
 
     Args:
       images: `[n, dim]` embeddings of any length.
-      labels: `[n]` rows of `classes`.
+      labels: `[n]`, the row of each image's class in `classes`.
       classes: `[num_classes, dim]`, the result of `class_embeddings`.
 
     Raises:
@@ -171,8 +173,8 @@ def largest_is_own(values: Tensor, labels: Rows, *, tolerance: float) -> Score:
     """Return the share of images with a larger value at their own class than at any other; ties are misses.
 
     Args:
-      values: `[n, num_classes]`.
-      labels: `[n]`.
+      values: `[n, num_classes]`, such as similarities or log-likelihoods.
+      labels: `[n]`, the column of each image's own class.
       tolerance: values that differ by no more than this are ties.
 
     >>> largest_is_own(torch.tensor([[-1.0, -2.0], [-2.0, -2.0]]), np.array([0, 1]), tolerance=1e-3)
@@ -212,8 +214,8 @@ def embed_in_batches(embed: Callable[[slice], Tensor], num_rows: int, batch_size
     return torch.cat(parts)
 
 
-def _linked(query_class: Rows, candidate_class: Rows) -> list[Rows]:
-    """For each class of queries, the right classes of candidates, from pairs that belong together."""
+def _right_classes(query_class: Rows, candidate_class: Rows) -> list[Rows]:
+    """Return the classes of right candidates for each class of queries, given the classes of true pairs."""
     pairs = np.unique(np.stack([query_class, candidate_class], axis=1), axis=0)
     starts = np.flatnonzero(np.diff(pairs[:, 0]))
     return np.split(pairs[:, 1], starts + 1)
@@ -226,7 +228,7 @@ def _hits(
     candidate_class: Rows,
     linked: Sequence[Rows],
 ) -> Tensor:
-    """Whether fewer than k wrong candidates are as near as the nearest right one, by k, `[queries, 3]`."""
+    """Return whether fewer than k wrong candidates are as near as the nearest right one, `[queries, k's]`."""
     step = max(1, MAX_BYTES // (_BYTES_PER_SIMILARITY * len(candidates)))
     columns = torch.from_numpy(candidate_class).to(queries.device)
     right_classes = [torch.from_numpy(each).to(queries.device) for each in linked]
@@ -234,17 +236,17 @@ def _hits(
     hits = []
     for start in range(0, len(queries), step):
         similarities = queries[start : start + step] @ candidates.T
-        right = _right(right_classes, query_class[start : start + step], columns)
+        right = _right_mask(right_classes, query_class[start : start + step], columns)
         nearest = torch.where(right, similarities, -torch.inf).amax(dim=1, keepdim=True)
-        # The wrong candidates are not counted: the sum of a mask takes 8 bytes for each of its entries.
+        # `topk` rather than a count of nearer candidates: the sum of a mask takes 8 bytes for each entry.
         wrong = similarities.masked_fill_(right, -torch.inf).topk(num_kept, dim=1).values
         nearer = nearest - TIE_TOLERANCE > wrong
         hits.append(nearer[:, [min(k, num_kept) - 1 for k in RECALL_AT]])
     return torch.cat(hits)
 
 
-def _right(right_classes: Sequence[Tensor], query_class: Rows, columns: Tensor) -> Tensor:
-    """Which candidates are right, `[queries, candidates]`, computed from the candidates' classes."""
+def _right_mask(right_classes: Sequence[Tensor], query_class: Rows, columns: Tensor) -> Tensor:
+    """Return the mask of right candidates, bool `[queries, candidates]`."""
     # Row by row: the positions of all right candidates of a chunk could take 16 bytes each.
     by_class = torch.zeros(len(query_class), len(columns), dtype=torch.bool, device=columns.device)
     for row, each in enumerate(query_class):

@@ -17,9 +17,9 @@ class Scoring:
     """All inputs of a network's scores other than the network.
 
     Attributes:
-      index: labelled records for k-NN and probe; None if there are none.
+      index: labelled records on which k-NN and linear probe are fitted; None if there are none.
       queries: the records that are scored.
-      config: subset sizes and k.
+      config: subset sizes, and the k of k-NN.
       view_config: the augmentation, for scores that compare views.
       seed: public seed of the views; it does not affect which records are scored.
       device: the network's device.

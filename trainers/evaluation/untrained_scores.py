@@ -23,13 +23,19 @@ from dpgcl_core.release.metrics import visible
 from trainers.config.nodes import EvaluationConfig
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.pairs import Images
-from trainers.evaluation.features import check_some, first_records, is_labelled, label_scores, read_images
+from trainers.evaluation.features import (
+    check_not_empty,
+    first_records,
+    is_labelled,
+    label_scores,
+    read_images,
+)
 from trainers.evaluation.linear_probe import Features
 
 MAX_PIXELS_A_SIDE = 32
-"""Larger images are averaged down to it before their pixels are features: 3,072 of them at most."""
+"""Larger images are averaged down to this side, so that an image has at most 3,072 pixel features."""
 
-_IMAGES_AT_ONCE = 512
+_BATCH_SIZE = 512
 _CELLS_A_SIDE = 8
 _SMALLEST_CELL = 2
 
@@ -38,13 +44,13 @@ def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, 
     """Return the visible scores of raw pixels and of HOG, by metric name.
 
     For `data.queries` these are `raw_pixels_knn_accuracy`, `raw_pixels_linear_probe_accuracy`, the same with
-    `hog_`, and further scores that the labels allow. For every data set in `data.probes` they are
+    `hog_`, and the other scores of `label_scores`. For every data set in `data.probes` they are
     `raw_pixels_transfer_knn_accuracy/NAME` and so on. There are none without labels, and none if the scored
-    records are private. Only the images of pairs are used.
+    records are private. Captions are ignored.
 
     Args:
       data: the data that a training may access.
-      config: subset sizes and k.
+      config: subset sizes, and the k of k-NN.
 
     Raises:
       DataError: there is nothing to score.
@@ -57,7 +63,7 @@ def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, 
     for index, queries, name in scored:
         if index is None or queries is None or not is_labelled(index, queries):
             continue
-        check_some(index, queries)
+        check_not_empty(index, queries)
         first = first_records(queries, config.max_query_records)
         for prefix, descriptor in DESCRIPTORS.items():
             describe = partial(_describe_in_batches, descriptor)
@@ -91,7 +97,7 @@ def hog_features(images: Tensor) -> Features:
     In colour images each pixel counts in the channel of its largest gradient. Images with fewer than four
     pixels a side are padded with their edge.
     """
-    from skimage.feature import hog  # here: the import takes a second, which workers should not pay
+    from skimage.feature import hog  # imported late: it takes a second, which workers should not pay
 
     side = min(images.shape[-2:])
     cell = max(_SMALLEST_CELL, -(-side // _CELLS_A_SIDE))
@@ -108,5 +114,5 @@ DESCRIPTORS: dict[str, Callable[[Tensor], Features]] = {"raw_pixels_": raw_pixel
 
 
 def _describe_in_batches(describe: Callable[[Tensor], Features], images: Images | Tensor) -> Features:
-    starts = range(0, images.shape[0], _IMAGES_AT_ONCE)
-    return np.concatenate([describe(read_images(images, slice(s, s + _IMAGES_AT_ONCE))) for s in starts])
+    starts = range(0, images.shape[0], _BATCH_SIZE)
+    return np.concatenate([describe(read_images(images, slice(s, s + _BATCH_SIZE))) for s in starts])

@@ -27,13 +27,13 @@ DATABASE_SCHEMES = ("sqlite", "postgresql", "mysql", "mssql")
 HEALTH_CHECK_SECONDS = 5
 _OWN_SERVER = "http://127.0.0.1:5000"  # where `mlflow ui` listens
 # The driver repeats failed calls, so MLflow's own default of seven retries (minutes) only stalls a sweep.
-# MLflow must not retry requests: a run whose creation was answered too late would then exist twice.
+# MLflow must not retry requests: a run whose creation was confirmed too late would then exist twice.
 _HTTP_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-# The messages for a server that is unreachable, slow or starting, or behind a proxy that reports this.
-_NO_ANSWER = re.compile(
+# Messages about a server that is unreachable, slow or starting, also from a proxy in front of it.
+_UNAVAILABLE = re.compile(
     r"timed out|timeout=|timeout exception|Connection (?:refused|reset|aborted)|RemoteDisconnected"
     r"|error code 50[234]|too many 50[234]|starting up",
     re.IGNORECASE,
@@ -44,21 +44,21 @@ class NoAnswer(TrackingError):  # noqa: N818 (what it is)
     """The server does not answer now, but may answer later.
 
     Attributes:
-      reason: the reason in a few words.
+      reason: why the server does not answer, in a few words and without passwords.
     """
 
     reason = ""
 
 
 def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
-    """Return a client of a server or database that answers now.
+    """Connect to an MLflow server or database that answers now, and return the client.
 
     Args:
       tracking_uri: http(s) address of a server, or URI of a database.
       create: create a missing SQLite file and its folder; otherwise a missing file is refused.
 
     Raises:
-      TrackingError: the scheme is refused, the server does not answer, or the file cannot be used.
+      TrackingError: MLflow does not accept the address, the server does not answer, or the file is unusable.
     """
     check_address(tracking_uri)
     file = _sqlite_file(tracking_uri, create=create) if tracking_uri.lower().startswith("sqlite") else None
@@ -70,7 +70,7 @@ def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
 
     from mlflow.tracking import MlflowClient
 
-    # Its message about a database that does not answer quotes the address; the error is raised anyway.
+    # Its message about a database that does not answer quotes the whole address. The error is raised anyway.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     address = masked(tracking_uri)
     fix = "" if is_database(tracking_uri) else _SERVER_FIX.format(address=address.rstrip("/"))
@@ -83,7 +83,7 @@ def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
 
 
 def check_address(tracking_uri: str) -> None:
-    """Refuse an address of a kind that MLflow does not accept, without connecting.
+    """Check that an address has a scheme that MLflow accepts, without connecting.
 
     Raises:
       TrackingError: MLflow does not accept the address.
@@ -107,13 +107,13 @@ _SERVER_FIX = (
 def runs_link(
     tracking_uri: str, experiment_id: str, tags: Mapping[str, str], score: str | None = None
 ) -> str:
-    """Return the address of MLflow's page of all runs that have all `tags`, in its mode for training models.
+    """Return the URL of MLflow's page that lists all runs with these tags, in its view for model training.
 
     For a database it is the page of the server that `mlflow ui` starts on this machine.
 
     Args:
       tracking_uri, experiment_id: tracking address and experiment of the runs.
-      tags: tags of the runs. MLflow folds a run below its parent, unless the parent lacks one of them.
+      tags: tags that each listed run has. MLflow shows a run below its parent, unless the parent lacks one.
       score: metric that sorts the runs, the highest first; without it, the newest run is first.
 
     >>> runs_link("http://host:5000/", "7", {"dpgcl.sweep": "one"})[:60]
@@ -122,14 +122,14 @@ def runs_link(
     'searchFilter=&orderByKey=metrics.%60knn_accuracy%60&orderByAsc=false'
     """
     host = _OWN_SERVER if is_database(tracking_uri) else masked(tracking_uri).rstrip("/")
-    asked = {"workflowType": "machine_learning", "searchFilter": _filter(tags)}
+    query = {"workflowType": "machine_learning", "searchFilter": _tag_query(tags)}
     if score is not None:
-        asked |= {"orderByKey": f"metrics.`{score}`", "orderByAsc": "false"}
-    return f"{host}/#/experiments/{experiment_id}/runs?{urlencode(asked, quote_via=quote)}"
+        query |= {"orderByKey": f"metrics.`{score}`", "orderByAsc": "false"}
+    return f"{host}/#/experiments/{experiment_id}/runs?{urlencode(query, quote_via=quote)}"
 
 
 def run_link(tracking_uri: str, experiment_id: str, run_id: str) -> str:
-    """Return the address of the page of one run, on the server that `runs_link` names.
+    """Return the URL of the page of one run; for a database, on the server that `mlflow ui` starts.
 
     >>> run_link("https://host:5000/", "7", "ab")
     'https://host:5000/#/experiments/7/runs/ab?workflowType=machine_learning'
@@ -144,11 +144,11 @@ def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[s
     Raises:
       ConfigError: a tag's value holds both kinds of quotes, which MLflow cannot search for.
     """
-    query = _filter(tags)
+    query = _tag_query(tags)
     runs: list[Run] = []
     token: str | None = None
     was_collecting = gc.isenabled()
-    gc.disable()  # it rescans all rows as more arrive, two thirds of the time for 2,000 runs
+    gc.disable()  # it would rescan all rows as more arrive: two thirds of the time for 2,000 runs
     try:
         while True:
             page = client.search_runs(
@@ -172,9 +172,9 @@ def server_errors(uri: str, action: str, fix: str = "", *, every: bool = False) 
 
     Args:
       uri: address of the server or database.
-      action: the action that failed.
-      fix: a possible remedy.
-      every: convert every exception, since an address that was never used may be refused with any class.
+      action: the attempted action, such as "connecting".
+      fix: the end of the message, with a possible remedy.
+      every: whether to convert exceptions of every class, which the first use of an address may raise.
     """
     from mlflow.exceptions import MlflowException
     from requests.exceptions import RequestException
@@ -188,7 +188,7 @@ def server_errors(uri: str, action: str, fix: str = "", *, every: bool = False) 
         raise
     except error_types as error:
         reason = _reason(error, uri)
-        kind = NoAnswer if _NO_ANSWER.search(str(error)) else TrackingError
+        kind = NoAnswer if _UNAVAILABLE.search(str(error)) else TrackingError
         failure = kind(f"MLflow at {masked(uri)} failed while {action}: {reason}{fix}")
         if isinstance(failure, NoAnswer):
             failure.reason = masked_text(reason)
@@ -196,7 +196,7 @@ def server_errors(uri: str, action: str, fix: str = "", *, every: bool = False) 
 
 
 def database_address(folder: Path) -> str:
-    """Return the address of the database in a storage folder, with % and ? encoded as SQLAlchemy requires.
+    """Return the URI of the database in a storage folder, with % and ? encoded as SQLAlchemy requires.
 
     >>> database_address(Path("/my results #1/50%"))
     'sqlite:////my results #1/50%25/mlflow.db'
@@ -214,7 +214,7 @@ def is_database(uri: str) -> bool:
     return not uri.lower().startswith(("http://", "https://"))
 
 
-def _filter(tags: Mapping[str, str]) -> str:
+def _tag_query(tags: Mapping[str, str]) -> str:
     return " and ".join(f"tags.`{name}` = {_quoted(value)}" for name, value in tags.items())
 
 
@@ -228,8 +228,8 @@ def _reason(error: Exception, uri: str) -> str:
     """The first line of an error, or its part with the reason why a connection failed."""
     text = next(iter(str(error).splitlines()), type(error).__name__)
     network = re.search(r"\[Errno -?\d+\] ([\w ]+)|(?:read|connect) timeout=[\d.]+|timed out", text)
-    said = network.group(network.lastindex or 0) if network else text
-    return text_of_error(error, uri, said)[:300]
+    cause = network.group(network.lastindex or 0) if network else text
+    return text_of_error(error, uri, cause)[:300]
 
 
 def _sqlite_file(uri: str, *, create: bool) -> Path:

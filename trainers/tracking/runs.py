@@ -41,9 +41,10 @@ TUNING_COST_TAG = "tuning_cost"
 STOPPED_TAG = "stopped_at_step"
 """Tag of a training that was ended early by its scores: it is left out of comparisons."""
 AXIS_PREFIX = "Axis: "
-"""Prefix of params that repeat the swept settings: MLflow compares runs by their first params, by name."""
-_COUNTS = ("num_steps_done", "num_steps_charged", "num_restarts")
-"""Numbers of a training that MLflow stores as params, because they are no measure to compare runs by."""
+"""Prefix of params that repeat the swept settings, so that they come first among the params by name: MLflow
+compares runs by these."""
+_COUNT_METRICS = ("num_steps_done", "num_steps_charged", "num_restarts")
+"""Metrics that are written to MLflow as params, because runs should not be compared by them."""
 NO_TUNING_COST = "The tuning cost of this sweep was not recorded. Each ε covers only one training."
 # Times of a sealed run: a real time would disclose the sweep's duration, and so its number of trials.
 SEALED_TIME_MS = 1
@@ -52,9 +53,9 @@ MASKED_TIMES = (
     "sweep took, and so how many trials it had."
 )
 
-_END_OF_ANSWER = "\n\n---\n\n"
+_ANSWER_SEPARATOR = "\n\n---\n\n"
 
-# One MLflow request takes at most 100 params, and at most 1000 params, metrics and tags together.
+# An MLflow request takes at most 100 params, and at most 1000 params, metrics and tags together.
 _PARAMS_PER_REQUEST = 100
 _METRICS_PER_REQUEST = 900
 _TAG_LENGTH = 4000
@@ -70,7 +71,7 @@ class Tracker:
     Attributes:
       client: client of the tracking server.
       experiment_id: id of the MLflow experiment that holds the runs.
-      uri: address of the server; no message shows more of it than `masked` does.
+      uri: address of the server; messages show it only as `masked` returns it.
     """
 
     client: MlflowClient
@@ -81,7 +82,7 @@ class Tracker:
     def open(
         cls, tracking_uri: str | None, artifact_root: Path, experiment: str, description: str = ""
     ) -> Tracker:
-        """Return a tracker on a server that answers, with the schema and the experiment created.
+        """Connect to MLflow, create the experiment if it does not exist, and return the tracker.
 
         Args:
           tracking_uri: http(s) address of a server or URI of a database; None is `mlflow.db` in
@@ -91,7 +92,7 @@ class Tracker:
           description: description of a new experiment.
 
         Raises:
-          TrackingError: the address is refused, does not answer, or cannot be written.
+          TrackingError: the server does not answer or cannot be written, or the experiment was deleted.
         """
         uri = tracking_uri or database_address(artifact_root)
         client = connect(uri, create=True)
@@ -99,11 +100,11 @@ class Tracker:
         with server_errors(uri, f"opening the experiment {experiment!r}"):
             entry = client.get_experiment_by_name(experiment)
             if entry is None:
-                # With this kind, MLflow's pages open on runs and metrics without a prompt.
+                # With this kind, MLflow opens the page of runs and metrics without asking for the kind.
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 if description:
                     tags[NOTE_TAG] = escaped(masked_text(description))
-                entry = _created(client, experiment, location, tags)
+                entry = _create_experiment(client, experiment, location, tags)
         if entry.lifecycle_stage == "deleted":
             raise TrackingError(
                 f"the MLflow experiment {experiment!r} at {masked(uri)} was deleted. Restore it with "
@@ -120,7 +121,7 @@ class Tracker:
         *,
         sweep_id: str = "",
     ) -> str:
-        """Return the parent run of a new sweep, or the existing one of a resumed sweep.
+        """Create the parent run of a new sweep, or reopen that of a resumed sweep, and return its id.
 
         Params of a run are final in MLflow. If a resumed sweep has other params, the first recorded params
         stay and the difference is written to the tag `dpgcl.changed_on_resume`.
@@ -143,16 +144,16 @@ class Tracker:
                     SWEEP_TAG: name,
                     SWEEP_ID_TAG: sweep_id,
                     ROLE_TAG: SWEEP_ROLE,
-                    NOTE_TAG: _note(name, params, tags, description),
+                    NOTE_TAG: _describe_sweep(name, params, tags, description),
                 }
                 run = self.client.create_run(
-                    self.experiment_id, tags={**_strings(tags), **_origin(), **role_tags}, run_name=name
+                    self.experiment_id, tags={**_strings(tags), **_source_tags(), **role_tags}, run_name=name
                 )
             else:
                 run = self.client.get_run(run_id)
                 self.client.update_run(run_id, status="RUNNING")
                 self.client.set_tag(run_id, SWEEP_ID_TAG, sweep_id)
-                self.client.set_tag(run_id, NOTE_TAG, _note(name, params, tags, description))
+                self.client.set_tag(run_id, NOTE_TAG, _describe_sweep(name, params, tags, description))
             old, new = run.data.params, _params(params)
             self._log(run.info.run_id, {k: v for k, v in new.items() if k not in old}, [])
             differences = [f"{k}: {old[k]} → {v}" for k, v in new.items() if old.get(k, v) != v]
@@ -161,12 +162,15 @@ class Tracker:
         return str(run.info.run_id)
 
     def find_sweep(self, name: str, sweep_id: str = "") -> str | None:
-        """Return the parent run of exactly this sweep, or an orphan of its name; None without either.
+        """Return the id of this sweep's parent run, or of an orphan with its name; None if there is neither.
 
-        An orphan is a run without trials, left by a driver that was killed before it had a folder.
+        An orphan is a parent run without trials, left by a driver that was killed before it had a folder.
 
         Args:
           name, sweep_id: as in `start_sweep`; without the id, any run of the name is returned.
+
+        Raises:
+          TrackingError: the server failed, or it has trials of another sweep of this name.
         """
         with server_errors(self.uri, f"searching for the sweep {name!r}"):
             runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
@@ -196,7 +200,7 @@ class Tracker:
         times_ms: tuple[int, int] | None = None,
         is_new: bool = False,
     ) -> str:
-        """Return the child run of a finished trial, and write it if it does not exist yet.
+        """Write a finished trial as a child run, unless it exists already, and return the run's id.
 
         A run that an earlier, interrupted call left unfinished is deleted and written again, because MLflow
         cannot remove data from such a run.
@@ -205,15 +209,15 @@ class Tracker:
           parent_run_id: the result of `start_sweep`.
           trial_name: identifies the trial within the sweep, the same after a resume.
           params: the trial's settings.
-          metrics: final values, by the names in `dpgcl_core.release.metrics`; at step 0, so that MLflow draws
-            a bar for each run.
+          metrics: final values, by the names in `dpgcl_core.release.metrics`. They are written at step 0, so
+            that MLflow draws a bar for each run.
           series: (step, value) pairs by name, for example of `snr`.
           tags: further tags.
-          axes: params that the sweep is about; repeated under names that come first.
+          axes: the trial's values of the swept settings; repeated under names with `AXIS_PREFIX`.
           run_name: the name shown in MLflow; by default the result of `trial_run_name`.
           times_ms: start and end of the training, in milliseconds since the epoch; by default both are now,
             because the duration of logging a run is unrelated to the training.
-          is_new: whether no earlier call can have begun its run; otherwise all runs are searched for it.
+          is_new: whether no earlier call can have started the trial's run. If not, MLflow is searched for it.
 
         Raises:
           ConfigError: a name is in both `metrics` and `series`.
@@ -226,7 +230,7 @@ class Tracker:
             for earlier in () if is_new else self._search(key_tags):
                 if earlier.info.status == "FINISHED":
                     run_id = str(earlier.info.run_id)
-                else:  # also a run whose creation was answered too late
+                else:  # also a run whose creation was confirmed too late
                     self.client.delete_run(earlier.info.run_id)
             if run_id is not None:
                 return run_id
@@ -241,12 +245,12 @@ class Tracker:
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=start,
-                tags={**_strings(tags), **_origin(), **role_tags},
+                tags={**_strings(tags), **_source_tags(), **role_tags},
                 run_name=run_name or trial_run_name(trial_name, params),
             )
             visible_params = {
                 **params,
-                **_counts(metrics),
+                **_count_params(metrics),
                 **{f"{AXIS_PREFIX}{k}": v for k, v in (axes or {}).items()},
             }
             self._log(run.info.run_id, _params(visible_params), points)
@@ -254,7 +258,7 @@ class Tracker:
         return str(run.info.run_id)
 
     def trial_statuses(self, parent_run_id: str) -> dict[str, str]:
-        """Return the status of each of a sweep's trials that has a run, by name. Raises as `log_artifact`."""
+        """Return the MLflow status of a sweep's logged trials by name. Raises as `finish_sweep`."""
         with server_errors(self.uri, "searching for the trials of a sweep"):
             runs = self._search({PARENT_TAG: parent_run_id})
         return {run.data.tags[TRIAL_TAG]: str(run.info.status) for run in runs}
@@ -270,10 +274,10 @@ class Tracker:
         sweep_id: str,
         first: Sequence[str] = (),
     ) -> str:
-        """Return the one run of a sealed sweep, and write it if it does not exist yet.
+        """Write the only run of a sealed sweep, unless it exists already, and return its id.
 
-        The run has no parent, no series, no times and no artifacts, whose times a server records
-        automatically. So nothing in it discloses the number of trials.
+        A sealed sweep must not disclose its number of trials. So the run has no parent, no series and no real
+        times. It has no artifacts either, because a server records the time of each upload.
 
         Args:
           name, params, metrics, tags: as in `log_trial` and `start_sweep`.
@@ -291,20 +295,20 @@ class Tracker:
                     return str(earlier.info.run_id)
                 self.client.delete_run(earlier.info.run_id)
             lines = [escaped(masked_text(line)) for line in first]
-            role_tags[NOTE_TAG] = "\n\n".join([*lines, _note(name, params, tags, MASKED_TIMES)])
+            role_tags[NOTE_TAG] = "\n\n".join([*lines, _describe_sweep(name, params, tags, MASKED_TIMES)])
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=SEALED_TIME_MS,
-                tags={**_strings(tags), **role_tags, **_in_parts(texts or {})},
+                tags={**_strings(tags), **role_tags, **_split_into_tags(texts or {})},
                 run_name=name,
             )
-            visible_params = {**params, **_counts(metrics)}
+            visible_params = {**params, **_count_params(metrics)}
             self._log(run.info.run_id, _params(visible_params), _metric_points(metrics, {}, SEALED_TIME_MS))
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=SEALED_TIME_MS)
         return str(run.info.run_id)
 
     def set_tags(self, parent_run_id: str, tags: Mapping[str, Any]) -> None:
-        """Replace tags of a sweep's parent run and of all its trials. Raises as `log_artifact`."""
+        """Replace tags of a sweep's parent run and of all its trials. Raises as `finish_sweep`."""
         with server_errors(self.uri, "recording the tuning cost"):
             trials = self._search({PARENT_TAG: parent_run_id})
             for run_id in (parent_run_id, *(run.info.run_id for run in trials)):
@@ -312,12 +316,12 @@ class Tracker:
                     self.client.set_tag(run_id, name, masked_text(str(value)))
 
     def set_note(self, parent_run_id: str, first: Sequence[str]) -> None:
-        """Put sentences first in a sweep's description, replacing earlier ones. Raises as `log_artifact`."""
+        """Replace the sentences at the start of a sweep's description. Raises as `finish_sweep`."""
         with server_errors(self.uri, "describing the sweep"):
-            known = self.client.get_run(parent_run_id).data.tags.get(NOTE_TAG, "")
-            rest = known.rpartition(_END_OF_ANSWER)[2]
-            said = "\n\n".join(escaped(masked_text(line)) for line in first)
-            self.client.set_tag(parent_run_id, NOTE_TAG, f"{said}{_END_OF_ANSWER}{rest}")
+            note = self.client.get_run(parent_run_id).data.tags.get(NOTE_TAG, "")
+            rest = note.rpartition(_ANSWER_SEPARATOR)[2]
+            answer = "\n\n".join(escaped(masked_text(line)) for line in first)
+            self.client.set_tag(parent_run_id, NOTE_TAG, f"{answer}{_ANSWER_SEPARATOR}{rest}")
 
     def metrics_of(self, run_id: str) -> dict[str, float]:
         """Return the last values of a run's metrics. Raises `TrackingError` if the server failed."""
@@ -325,7 +329,7 @@ class Tracker:
             return dict(self.client.get_run(run_id).data.metrics)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float]) -> None:
-        """Write final values of no single trial, such as raw pixels' scores. Raises as `log_artifact`."""
+        """Write metrics of a whole sweep, such as the scores of raw pixels. Raises as `finish_sweep`."""
         with server_errors(self.uri, "logging the metrics of the sweep"):
             self._log(run_id, {}, _metric_points(metrics, {}))
 
@@ -366,7 +370,7 @@ def trial_run_name(trial_name: str, params: Mapping[str, Any]) -> str:
     """Return a trial's name in MLflow's tables and plots.
 
     It begins with the trial's own name, which contains the swept setting and the repeat, because tables cut
-    the end.
+    the end. Group size, ε and number of augmentations follow unless that name contains them.
 
     >>> trial_run_name("Q+V-private-r0", {"group_size": 8, "target_epsilon": 10.0, "num_augmentations": 1})
     'Q+V-private-r0: S=8 ε=10 Na=1'
@@ -376,11 +380,11 @@ def trial_run_name(trial_name: str, params: Mapping[str, Any]) -> str:
     'S8-Na1-eps10-r0'
     """
     shown = (("group_size", "S", "S"), ("target_epsilon", "ε", "eps"), ("num_augmentations", "Na", "Na"))
-    told = trial_name.replace("eps-inf", "eps∞").split("-")
+    name_parts = trial_name.replace("eps-inf", "eps∞").split("-")
     settings = [
         f"{sign}={_short(params[name])}"
         for name, sign, short in shown
-        if name in params and short + _short(params[name]) not in told
+        if name in params and short + _short(params[name]) not in name_parts
     ]
     return f"{trial_name}: {' '.join(settings)}" if settings else trial_name
 
@@ -400,8 +404,10 @@ def _params(values: Mapping[str, Any]) -> dict[str, str]:
     return _strings(settings_with_effect(values))
 
 
-def _created(client: MlflowClient, name: str, location: str | None, tags: Mapping[str, str]) -> Experiment:
-    """Return a new experiment, or the experiment that another user created at the same moment."""
+def _create_experiment(
+    client: MlflowClient, name: str, location: str | None, tags: Mapping[str, str]
+) -> Experiment:
+    """Create and return an experiment, or return the one that another user created at the same moment."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -415,7 +421,7 @@ def _created(client: MlflowClient, name: str, location: str | None, tags: Mappin
         return found
 
 
-def _origin() -> dict[str, str]:
+def _source_tags() -> dict[str, str]:
     """Return MLflow's tags for the user and the program that started a run."""
     tags = {"mlflow.source.name": Path(sys.argv[0]).name or "python", "mlflow.source.type": "LOCAL"}
     with contextlib.suppress(OSError, KeyError, ImportError):  # a container may have no user
@@ -427,10 +433,10 @@ def _strings(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: masked_text(str(value)) for name, value in values.items()}
 
 
-def _in_parts(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return texts split into parts of at most a tag's maximum length.
+def _split_into_tags(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return texts by tag name, split into tags of at most `_TAG_LENGTH` characters.
 
-    >>> sorted(_in_parts({"page": "x" * 5000}))
+    >>> sorted(_split_into_tags({"page": "x" * 5000}))
     ['page', 'page.2']
     """
     return {
@@ -444,8 +450,8 @@ def _chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def _note(name: str, params: Mapping[str, Any], tags: Mapping[str, Any], description: str) -> str:
-    """The parent run's description in MLflow (Markdown)."""
+def _describe_sweep(name: str, params: Mapping[str, Any], tags: Mapping[str, Any], description: str) -> str:
+    """Return the Markdown description of a sweep's run in MLflow."""
 
     def first(*names: str) -> str:
         return next((_plain(params[each]) for each in names if each in params), "see the trials")
@@ -474,31 +480,31 @@ def _metric_points(metrics: Mapping[str, float], series: Series, time_ms: int | 
     if both:
         raise ConfigError(f"a metric is either a final value or a series; got both for {', '.join(both)}")
     now = _now_ms() if time_ms is None else time_ms
-    final = {name: [(0, value)] for name, value in metrics.items() if name not in _COUNTS}
+    final = {name: [(0, value)] for name, value in metrics.items() if name not in _COUNT_METRICS}
     found = {tracked_name(name): points for name, points in {**final, **series}.items()}
     return [
         Metric(name, float(value), now, int(step))
-        for name in sorted(found, key=_place)
+        for name in sorted(found, key=_metric_order)
         for step, value in found[name]
     ]
 
 
-def _place(name: str) -> tuple[bool, bool, str]:
-    """Sort scores first, then their references: MLflow compares runs by the metric that was logged first.
+def _metric_order(name: str) -> tuple[bool, bool, str]:
+    """Return a sort key, scores before their references: MLflow compares runs by the metric logged first.
 
-    >>> sorted(["privacy.epsilon", "untrained_view_retrieval_top1", "view_retrieval_top1"], key=_place)
+    >>> sorted(["privacy.epsilon", "untrained_view_retrieval_top1", "view_retrieval_top1"], key=_metric_order)
     ['view_retrieval_top1', 'untrained_view_retrieval_top1', 'privacy.epsilon']
     """
     return name != declared_name(name), is_reference(name), name
 
 
-def _counts(metrics: Mapping[str, float]) -> dict[str, int]:
+def _count_params(metrics: Mapping[str, float]) -> dict[str, int]:
     """Return the metrics that MLflow stores as params.
 
-    >>> _counts({"num_steps_charged": 12.0, "epsilon": 1.0})
+    >>> _count_params({"num_steps_charged": 12.0, "epsilon": 1.0})
     {'num_steps_charged': 12}
     """
-    return {name: int(metrics[name]) for name in _COUNTS if name in metrics}
+    return {name: int(metrics[name]) for name in _COUNT_METRICS if name in metrics}
 
 
 def _now_ms() -> int:
