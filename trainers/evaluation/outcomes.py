@@ -111,9 +111,9 @@ def balanced_score(hits: NDArray[Any], labels: NDArray[np.int64]) -> Score:
 def auc_score(margins: NDArray[Any], is_positive: NDArray[np.bool_]) -> Score:
     """Return the area under the ROC curve: how often a positive record has a larger margin than a negative.
 
-    Ties count one half. If n_1 of n records are positive, a positive record has the outcome n / n_1 · (V −
-    AUC) + AUC, where V is the share of negatives below it. For a negative record, n − n_1 takes the place of
-    n_1, and V is the share of positives above it (DeLong et al., 1988).
+    Ties count one half. If n_1 of n records are positive, a positive record has the outcome
+    n / n_1 · (V − AUC) + AUC, where V is the share of negatives below it. For a negative record, n − n_1
+    takes the place of n_1, and V is the share of positives above it (DeLong et al., 1988).
 
     Args:
       margins: `[n]`, larger for records that are more likely positive.

@@ -228,7 +228,7 @@ def _hits(
     candidate_class: Rows,
     linked: Sequence[Rows],
 ) -> Tensor:
-    """Return whether fewer than k wrong candidates are as near as the nearest right one, `[queries, k's]`."""
+    """Return bool `[queries, 3]`: whether a query is a hit at k = 1, 5, 10, as defined in the module."""
     step = max(1, MAX_BYTES // (_BYTES_PER_SIMILARITY * len(candidates)))
     columns = torch.from_numpy(candidate_class).to(queries.device)
     right_classes = [torch.from_numpy(each).to(queries.device) for each in linked]
