@@ -39,7 +39,7 @@ from dashboards.compose.method_table import gain_table, score_table
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import BASELINES, NETWORK, PUBLIC_START, REFERENCE, ReferenceRow
 from dashboards.compose.selection import shown_trials
-from dashboards.compose.tables import for_readers
+from dashboards.compose.tables import readable_table
 from dashboards.figures import as_markdown
 from dashboards.render.pictures import pictures_of
 from dashboards.render.table_markup import to_markdown
@@ -198,7 +198,7 @@ class Summary:
     def _tables(self, answer: Answer) -> list[tuple[str, Table]]:
         if self.question.kind != "methods":
             table, axis = self.settings, self.question.axis.column
-            return [("Numbers", for_readers(table, axis, list(self._reference_rows(axis))))]
+            return [("Numbers", readable_table(table, axis, list(self._reference_rows(axis))))]
         trials = shown_trials(self.trials(gains=False), self.question)
         common = common_scores(trials)
         tables = []
