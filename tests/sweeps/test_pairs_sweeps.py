@@ -25,7 +25,7 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.search_plan import plan_search
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.two_stage_policy import _best, select_methods
+from sweeps.service.running.two_stage_policy import _best_point, select_methods
 from tests.sweeps.support import loaded, plan_of
 from trainers.config.networks import TextViewConfig, ViewConfig
 from trainers.config.presets import CPU, PAIRS_CPU
@@ -268,7 +268,7 @@ def test_tuning_takes_the_setting_of_the_best_score() -> None:
     results = {f"s{k}-r0": {"metrics": each} for k, each in enumerate(scores)}
     tuning: Any = SimpleNamespace(results=results)
     for score, rate in ((RECALL, 0.1), ("knn_accuracy", 0.2)):
-        best = _best(settings, tuning, Point(label="c", changes={}), score)
+        best = _best_point(settings, tuning, Point(label="c", changes={}), score)
         assert best.changes["learning_rate"] == rate
 
 

@@ -16,7 +16,7 @@ from dashboards.compose.content import Table
 from dashboards.render.table_markup import to_markdown
 from dpgcl_core.release.markdown import escaped
 from tests.dpgcl_core.release.test_statement import STATEMENT
-from trainers.tracking.runs import _note
+from trainers.tracking.runs import _describe_sweep
 
 NASTY = [
     "<img src=x onerror=alert(1)>",
@@ -74,7 +74,9 @@ def _pages(text: str) -> list[str]:
     return [
         statement.to_markdown(),
         to_markdown(table),
-        _note(f"a {text}", {"target_delta": text, "delta": 1}, {"tuning_cost": f"c {text}"}, f"d {text}"),
+        _describe_sweep(
+            f"a {text}", {"target_delta": text, "delta": 1}, {"tuning_cost": f"c {text}"}, f"d {text}"
+        ),
     ]
 
 

@@ -100,7 +100,7 @@ def test_a_pair_is_a_function_of_its_number_alone():
 
 def test_a_pair_is_the_same_in_whatever_portion_it_is_painted(monkeypatch):
     whole = make_shape_pairs(50, seed=1).images
-    monkeypatch.setattr(shapes, "_AT_ONCE", 7)
+    monkeypatch.setattr(shapes, "_PICTURES_AT_ONCE", 7)
     assert (make_shape_pairs(50, seed=1).images == whole).all()
 
 

@@ -113,7 +113,7 @@ def test_scores_equal_a_slow_oracle() -> None:
 def test_scores_do_not_depend_on_how_many_are_passed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     network, records = network_of(), pairs()
     whole, _ = _caption_scores(network, records, seed=0, class_names=SHAPE_NAMES)
-    monkeypatch.setattr(scores_module, "_LOGITS_AT_ONCE", 5 * network.max_tokens * network.vocabulary)
+    monkeypatch.setattr(scores_module, "_MAX_LOGITS", 5 * network.max_tokens * network.vocabulary)
     few, _ = _caption_scores(network, records, seed=0, class_names=SHAPE_NAMES, batch_size=3)
     assert few == pytest.approx(whole, rel=1e-5)
 
