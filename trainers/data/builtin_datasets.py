@@ -35,11 +35,9 @@ _log = logging.getLogger(__name__)
 
 def _records(images: NDArray[np.uint8], labels: NDArray[Any], size: int | None) -> Records:
     """Return records, resized if `size` is set; their ids come from image and label as published."""
-    integer_labels = labels.astype(np.int64)
-    ids = content_ids((image.tobytes() for image in images), integer_labels)
-    return Records(
-        images=images if size is None else resize_images(images, size), labels=integer_labels, ids=ids
-    )
+    int_labels = labels.astype(np.int64)
+    ids = content_ids((image.tobytes() for image in images), int_labels)
+    return Records(images=images if size is None else resize_images(images, size), labels=int_labels, ids=ids)
 
 
 def load_digits(request: Request) -> LoadedData:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ MAX_IMAGE_PIXELS = 50_000_000
 PILLOW_MAX_PIXELS = 178_000_000
 """The highest maximum that can be set: Pillow opens no larger image."""
 
+T = TypeVar("T")
 _PILLOW_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL(\.|$)"), 0)
 
 
@@ -61,28 +62,13 @@ def _formats() -> list[str]:
 TOO_LARGE = "too large"
 IMAGE_SUFFIXES = frozenset(
     [
-        "avif",
-        "bmp",
-        "gif",
-        "heic",
-        "heif",
-        "j2k",
-        "jfif",
-        "jp2",
-        "jpe",
-        "jpeg",
-        "jpg",
-        "jxl",
-        "pgm",
-        "png",
-        "ppm",
-        "tif",
-        "tiff",
-        "webp",
+        *("avif", "bmp", "gif", "heic", "heif", "j2k", "jfif", "jp2", "jpe", "jpeg", "jpg", "jxl", "pgm"),
+        *("png", "ppm", "tif", "tiff", "webp"),
     ]
 )
 """Suffixes of files that count as images even if their first bytes are damaged."""
 
+_RAW_SUFFIXES = frozenset(["arw", "cr2", "dng", "nef", "nrw", "orf", "pef", "rw2", "sr2", "srw"])
 _TILE_WIDTH, _TILE_HEIGHT, _BITS_PER_SAMPLE, _ORIENTATION = 322, 323, 258, 274
 
 # Only formats that Pillow decodes itself: it passes some files (EPS) to an external program. HEIF needs the
@@ -182,14 +168,15 @@ def decode_image(
     from PIL import Image, ImageOps  # imported here: arrays need no decoder
 
     try:
-        with Image.open(
-            io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()
-        ) as image:
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        with Image.open(file, formats=_formats()) as image:
             if image.width * image.height > max_pixels or _pixels_of_tile(image) > max_pixels:
                 return TOO_LARGE, ()
             if image.mode[0] in "IF" or _is_deep(image):
                 return "not 8-bit", ()
-            orientation, has_more_frames = _orientation(image), _has_more_frames(image)
+            has_more_frames = _unless_damaged(lambda: getattr(image, "is_animated", False), False)
+            orientation = _unless_damaged(lambda: int(image.getexif().get(_ORIENTATION, 1)), 1)
+            orientation = orientation if orientation in range(1, 9) else 1
             plain, is_transparent = _on_white(image)
             if orientation != 1 and image.format != "TIFF":  # Pillow itself turns a TIFF
                 plain.getexif()[_ORIENTATION] = orientation
@@ -221,15 +208,6 @@ def _on_white(image: Image.Image) -> tuple[Image.Image, bool]:
     return plain, is_transparent
 
 
-def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; 1, which changes nothing, where it is damaged or absent."""
-    try:
-        value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # decoders raise nearly anything on damaged bytes
-        return 1
-    return value if value in range(1, 9) else 1
-
-
 def _is_deep(image: Image.Image) -> bool:
     """Whether a file has more than 8 bits a channel, of which Pillow would drop some.
 
@@ -240,24 +218,28 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def is_image(file: str) -> bool:
-    """Whether a file's content, whatever its suffix, begins like an image of a supported format."""
+    """Whether a file begins as an image of a supported format or, if it is damaged, has an image's suffix.
+
+    A camera's raw photographs are not images: what a decoder of TIFF opens in them is a thumbnail.
+    """
     from PIL import Image
 
+    suffix = os.path.splitext(file)[1][1:].lower()
+    if suffix in IMAGE_SUFFIXES or suffix in _RAW_SUFFIXES:
+        return suffix in IMAGE_SUFFIXES
     try:
         with Image.open(file, formats=_formats()):
             return True
-    except Image.DecompressionBombError:
-        return True
-    except Exception:  # decoders raise nearly anything on damaged bytes
-        return False
+    except Exception as error:  # decoders raise nearly anything on damaged bytes
+        return isinstance(error, Image.DecompressionBombError)
 
 
-def _has_more_frames(image: Image.Image) -> bool:
-    """Whether a file has further frames or pages; damage in these does not prevent its use."""
+def _unless_damaged(read: Callable[[], T], default: T) -> T:
+    """Return the metadata that `read` returns, or `default`: an image with damaged metadata is usable."""
     try:
-        return bool(getattr(image, "is_animated", False))
+        return read()
     except Exception:  # decoders raise nearly anything on damaged bytes
-        return False
+        return default
 
 
 def _pixels_of_tile(image: Image.Image) -> int:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError, show_on_a_terminal
 from dpgcl_core.sampling.record_ids import Ids, ids_from_names
 from trainers.data.class_names import as_text, class_indices, encodable
-from trainers.data.decoding import IMAGE_SUFFIXES, content_ids, decode_images, is_image, resize_images
+from trainers.data.decoding import content_ids, decode_images, is_image, resize_images
 from trainers.data.faults import RecordsError
 from trainers.data.pairs import LoadedData
 from trainers.data.records import Records
@@ -38,8 +38,6 @@ from trainers.data.request import Request
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Photographs as the camera's sensor recorded them: the image that a decoder of TIFF opens is a thumbnail.
-_RAW_SUFFIXES = frozenset(["arw", "cr2", "dng", "nef", "nrw", "orf", "pef", "rw2", "sr2", "srw"])
 _SPLIT_NAMES = frozenset(("train", "test", "val", "valid", "validation"))
 _UNREADABLE_NPZ = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
@@ -373,15 +371,11 @@ def _image_names(path: Path) -> tuple[list[str], Counter[str]]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         unusable["links"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
         prefix = Path(root).relative_to(path)
-        visible_files = [name for name in files if not name.startswith(".")]
-        for name in visible_files:
-            suffix = os.path.splitext(name)[1][1:].lower()
-            if suffix in IMAGE_SUFFIXES or (
-                suffix not in _RAW_SUFFIXES and is_image(os.path.join(root, name))
-            ):
+        for name in (name for name in files if not name.startswith(".")):
+            if is_image(os.path.join(root, name)):
                 names.append((prefix / name).as_posix())
             else:
-                ignored[suffix or "no suffix"] += 1
+                ignored[os.path.splitext(name)[1][1:].lower() or "no suffix"] += 1
     if unusable.total():
         raise RecordsError(
             "sub-folders of folder:PATH must be readable and must not be links; "

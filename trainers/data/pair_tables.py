@@ -14,7 +14,6 @@ file uses another separator.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import dataclasses
 import hashlib
@@ -44,6 +43,8 @@ from trainers.data.request import Request
 _END = "\x00end of file\x00"
 _ID = "id"
 _ROWS_AT_ONCE = 1024
+# Of UTF-32 first: the one of little endian begins as that of UTF-16.
+_BYTE_ORDER_MARKS = {"utf-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "utf-16": (b"\xff\xfe", b"\xfe\xff")}
 
 
 def load_csv_pairs(request: Request) -> LoadedData:
@@ -259,10 +260,9 @@ def _encoding(path: Path) -> str:
     """
     with path.open("rb") as opened:
         start = opened.read(64)
-    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return "utf-32"
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
+    for encoding, marks in _BYTE_ORDER_MARKS.items():
+        if start.startswith(marks):
+            return encoding
     if b"\0" in start:
         raise DataError(
             f"csv:PATH must be UTF-8, or UTF-16 with a byte order mark; {str(path)!r} is neither: save it as "

@@ -247,10 +247,8 @@ def draw_scenes(numbers: Ids, *, seed: int, vocabulary: str = "all") -> ShapeSce
 
     line = _draw(numbers, seed, "line", _GRID)
     other_line = (line + 1 + _draw(numbers, seed, "other line", _GRID - 1)) % _GRID
-    colour, shape = (
-        per_group("colour", len(SHAPE_COLOURS) // divisor),
-        per_group("shape", len(SHAPE_NAMES) // divisor),
-    )
+    colour = per_group("colour", len(SHAPE_COLOURS) // divisor)
+    shape = per_group("shape", len(SHAPE_NAMES) // divisor)
     return ShapeScenes(
         ground=_draw(numbers, seed, "ground", len(SHAPE_GROUNDS) // divisor),
         has_columns=_draw(numbers, seed, "columns", 2) == 1,

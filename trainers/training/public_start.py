@@ -172,10 +172,7 @@ def recipe_of(network: EncoderConfig, image_shape: ImageShape, *, num_steps: int
             f"got {network.name}. Start it from published or exported weights."
         )
     towers = ClipNetworkConfig(name=network.name)
-    own_shape = (
-        3,
-        *find_clip(ClipConfig(model=network.name)).image_size,
-    )  # grey images are repeated to three channels
+    own_shape = (3, *find_clip(ClipConfig(model=network.name)).image_size)  # grey is repeated as colour
     return recipe_for(network=towers, image_shape=own_shape, optimizer=_TRANSFORMER, views=_PAIR_VIEWS)
 
 
@@ -356,10 +353,8 @@ def _device_of(network: nn.Module) -> torch.device:
 
 def _views_of_pairs(recipe: Recipe, step: int, pairs: ImageTextRecords) -> tuple[Tensor, list[str]]:
     """Return one view of each pair: images `[n, C, H, W]` and texts `[n]`."""
-    view_keys, captions = (
-        {"seed": recipe.seed, "step": step, "num_views": 1},
-        [each for each, *_ in pairs.captions],
-    )
+    view_keys = {"seed": recipe.seed, "step": step, "num_views": 1}
+    captions = [caption for caption, *_ in pairs.captions]
     images = torch.from_numpy(np.asarray(pairs.images))
     views = make_views(images, pairs.ids, config=recipe.views, **view_keys)
     texts = make_text_views(captions, pairs.ids, config=TextViewConfig(), **view_keys)

@@ -85,7 +85,7 @@ class Limits:
           has_fixed_noise: as in `fit`.
         """
         alternatives, mechanism = [], self.options.mechanism
-        if mechanism.noise_multiplier is None and not _have_fixed_noise(self.points):
+        if mechanism.noise_multiplier is None and not _sets_noise(self.points):
             max_epsilon = mechanism.epsilon or self.total_epsilon or DEFAULT_EPSILON
             if epsilon := self._largest_epsilon(max_epsilon=max_epsilon):
                 alternatives.append(f"--epsilon {epsilon:g}")
@@ -117,7 +117,7 @@ class Limits:
 
         def fits(epsilon: float) -> bool:
             trials = self._calibrated(epsilon)
-            return trials is not None and self._share_of_limits(trials) <= 1
+            return trials is not None and self._limit_share(trials) <= 1
 
         if fits(max_epsilon):
             return max_epsilon
@@ -127,9 +127,7 @@ class Limits:
             if near < SMALLEST_EPSILON:
                 return None
         scale = largest_that_fits(
-            lambda scale: self._share_of_limits(_with_noise(start, 1 / scale)),
-            maximum=1.0,
-            minimum=_LEAST_SCALE,
+            lambda scale: self._limit_share(_with_noise(start, 1 / scale)), maximum=1.0, minimum=_LEAST_SCALE
         )
         if scale is None:
             return None
@@ -163,7 +161,7 @@ class Limits:
         trials, (_, max_count) = self.trials_of(self.options), self._count
         num_per_count = len(trials) // max_count
         return largest_admitted(
-            lambda number: self._share_of_limits(trials[: num_per_count * number]) <= 1, max_count
+            lambda number: self._limit_share(trials[: num_per_count * number]) <= 1, max_count
         )
 
     def _delta(self, proven: Sequence[Trial]) -> float:
@@ -173,7 +171,7 @@ class Limits:
         ledger, dataset_id = self.account
         return min(delta_of(proven), ledger.read_charges(dataset_id, with_pld=False).cap.delta)
 
-    def _share_of_limits(self, trials: Sequence[Trial]) -> float:
+    def _limit_share(self, trials: Sequence[Trial]) -> float:
         """Return the share of the tighter limit that trials need: above 1 if they do not fit."""
         proven = [trial for trial in trials if is_proven(trial)]
         if not proven:
@@ -215,7 +213,7 @@ class Limits:
         return min(needed_share, 1.0)
 
 
-def _have_fixed_noise(points: Sequence[Point]) -> bool:
+def _sets_noise(points: Sequence[Point]) -> bool:
     """Return whether every point with noise sets its own ε or σ, and there is such a point."""
     noises = [{name: point.changes.get(name) for name in ("epsilon", "noise_multiplier")} for point in points]
     private = [noise for noise in noises if noise["epsilon"] != math.inf]
@@ -229,9 +227,7 @@ def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
     False
     """
     mechanism = options.mechanism
-    return (
-        mechanism.epsilon is not None or mechanism.noise_multiplier is not None or _have_fixed_noise(points)
-    )
+    return mechanism.epsilon is not None or mechanism.noise_multiplier is not None or _sets_noise(points)
 
 
 def _with_noise(trials: Sequence[Trial], factor: float) -> list[Trial]:
