@@ -122,14 +122,15 @@ def has_secret(address: str) -> bool:
 
 
 def text_of_error(error: BaseException, address: str, part: str | None = None) -> str:
-    """Return another library's error message in one line, or only the error's class if it repeats a secret.
+    """Return a library's error message on one line, masked, or only the error's class if it shows a secret.
 
-    Libraries split an address in different ways and quote the pieces: "invalid port: 'half of a password'".
+    A library may split an address with a password in the wrong place, and quote half of the password as an
+    invalid port. Masking whole addresses is therefore not enough.
 
     Args:
       error: the error that the library raised.
       address: the address that the library received.
-      part: the requested part of the error's text; the whole text by default.
+      part: the text to return in place of the whole message, for example an excerpt.
     """
     text = " ".join((str(error) if part is None else part).split())
     if not text or any(_occurs(piece, text) for piece in _hidden_pieces(address)):

@@ -45,8 +45,8 @@ def load_answer(tracking_uri: str, trials: pd.DataFrame) -> Answer | None:
 def read_documents(
     client: MlflowClient, tracking_uri: str, run_id: str, names: Sequence[str]
 ) -> dict[str, str]:
-    """Return the texts of the named documents of a run, without unreadable documents."""
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it would overwrite the terminal
+    """Return the texts of a run's named documents by name; a missing or unreadable document is left out."""
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it would break printed lines
     documents, available_names = {}, set[str]()
     with suppress(TrackingError), server_errors(tracking_uri, "listing the documents of the sweep"):
         available_names = {file.path for file in client.list_artifacts(run_id)}

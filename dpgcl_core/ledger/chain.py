@@ -166,7 +166,7 @@ def checked_entries(
 
 
 def _parse_facts(number: int, text: str) -> dict[str, Any]:
-    """Return the content of a row's text, or raise LedgerError if it is invalid or of a newer version."""
+    """Parse a row's JSON, or raise LedgerError if it is invalid or of a newer format than `FORMAT`."""
     try:
         facts = json.loads(text)
         row_format = facts["format"]

@@ -22,7 +22,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.errors import ConfigError, DataError
 from trainers.data.decoding import decode_each
@@ -40,9 +40,11 @@ from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_colum
 from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, stack_images
 from trainers.data.request import Request
 
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
 _END = "\x00end of file\x00"
 _ID = "id"
-_ROWS_AT_ONCE = 1024
 # Of UTF-32 first: the one of little endian begins as that of UTF-16.
 _BYTE_ORDER_MARKS = {"utf-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "utf-16": (b"\xff\xfe", b"\xfe\xff")}
 
@@ -81,11 +83,11 @@ def load_csv_pairs(request: Request) -> LoadedData:
 
 
 def load_parquet_pairs(request: Request) -> LoadedData:
-    """Return the pairs of a parquet file, or of all parquet files below a folder, in order.
+    """Return the pairs of a parquet file, or of all parquet files below a folder, sorted by their paths.
 
-    The image column holds paths, relative to the file's folder or the given folder, or encoded bytes, plain
-    or as {bytes, path}; the path is read where the bytes are missing. The caption column holds one caption or
-    a list. Raises as `load_csv_pairs` does.
+    The image column holds paths, encoded bytes, or structures {bytes, path} whose path is read if the bytes
+    are missing. Paths are relative to the file's folder or to the given folder. The caption column holds
+    one caption or a list. Raises as `load_csv_pairs` does.
     """
     path = request.path
     files = existing_parquet_files(path)
@@ -161,20 +163,27 @@ def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
 def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
     """Yield the path of the image of each row, in files whose image column holds no bytes."""
     import pyarrow.parquet as pq
-    import pyarrow.types as kinds
 
     base = path.parent if path.is_file() else path
     try:
         for file in parquet_files(path):
-            schema = pq.read_schema(file)
-            image = image_column(options, schema.names, "parquet")
-            if kinds.is_binary(schema.field(image).type) or kinds.is_large_binary(schema.field(image).type):
-                continue
-            for batch in pq.ParquetFile(file).iter_batches(_ROWS_AT_ONCE, columns=[image]):
-                values = unpacked(batch.column(image))
-                yield from (os.path.join(base, value) for value in values if value and isinstance(value, str))
+            opened = pq.ParquetFile(file)
+            image = image_column(options, opened.schema_arrow.names, "parquet")
+            for number in range(opened.num_row_groups):
+                if not _has_all_bytes(opened.metadata.row_group(number), image):
+                    values = unpacked(opened.read_row_group(number, columns=[image]).column(image))
+                    yield from (
+                        os.path.join(base, value) for value in values if isinstance(value, str) and value
+                    )
     except parquet_read_errors():
         return
+
+
+def _has_all_bytes(group: pq.RowGroupMetaData, image: str) -> bool:
+    """Whether every image of a row group is stored as bytes, by the group's statistics."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    statistics = [c.statistics for c in columns if c.path_in_schema in (image, f"{image}.bytes")]
+    return any(s and str(s.logical_type.type) == "NONE" and s.null_count == 0 for s in statistics)
 
 
 def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, max_pixels: int) -> PairRows:

@@ -99,7 +99,7 @@ class LinearProbe:
 
 
 def fit_linear_probe(features: Features, labels: Labels) -> LinearProbe:
-    """Fit the linear probe to features of at least two classes, to its optimum.
+    """Fit a linear probe to convergence, at most `MAX_ITERATIONS`; the features have at least two classes.
 
     Args:
       features: finite features `[n, feature_dim]`; one standardised copy of them is in memory during the fit.

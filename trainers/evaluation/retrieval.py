@@ -132,7 +132,7 @@ def class_embeddings(
     The text embeddings are normalised, averaged per class, and normalised again.
 
     Args:
-      texts: texts class by class, the same number for every label 0, 1, …
+      texts: the texts of class 0, then of class 1, …; every class has equally many.
       num_classes: the number of labels.
       embed_texts: function from n texts to their embeddings `[n, dim]`.
       batch_size: texts passed at once.

@@ -50,13 +50,13 @@ def parse_options(
     arguments: Sequence[str] | None = None,
     announces: bool = True,
 ) -> Options:
-    """Return a sweep's options: a named setting or a file, overridden by the command line.
+    """Return a sweep's options: the command line's, then a preset's (`--full`), a file's, a setting's.
 
     Args:
       kind: the class of the sweep's options.
       description: the text for `--help`.
       arguments: the command line without the program; None for this process's own.
-      announces: print a line before torch is loaded, if the command line is this process's own.
+      announces: print a line before torch is loaded, which takes seconds; ignored with `arguments`.
 
     Raises:
       ConfigError: an option is unknown, or a value or a combination breaks a rule.

@@ -268,7 +268,7 @@ def test_word_of_a_foreign_networks_author_is_tried_at_the_steps_own_size(method
         performance=performance,
         sampling_prob=1.0,
     )
-    assert "on the word of the network's author" in foreign_note(config).lower()
+    assert "the network's author promises" in foreign_note(config).lower()
     data = TrainingData(
         train=IMAGES.synthetic_records(60, (1, 8, 8)),
         index=None,
