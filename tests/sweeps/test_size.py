@@ -67,7 +67,7 @@ def test_options_of_python_are_taken_as_they_are() -> None:
         ),
         (
             ("--epsilon=1", "--noise-multiplier=2"),
-            "give a target epsilon or a --noise-multiplier, not both; got epsilon = 1.0 and "
+            "set either a target epsilon or a --noise-multiplier, not both; got epsilon = 1.0 and "
             "--noise-multiplier = 2.0",
         ),
         (

@@ -279,7 +279,7 @@ def _unknown_option(name: str, valid: Collection[str]) -> str:
     "unknown option '--group-sise'; did you mean '--group-size'? --help-all lists all options."
     """
     if line := removed_option_line(name):
-        return f"{name} is of an earlier version, {line}"
+        return f"{name} was {line}"
     message, _, _ = unknown_choice("option", name, [*valid, "--help", "--help-all"]).partition(" Valid: ")
     return f"{message} --help-all lists all options."
 
