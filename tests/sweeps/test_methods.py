@@ -58,7 +58,7 @@ def test_unknown_method_is_refused_with_the_valid_ones(refusal: Refusal) -> None
 
 def test_method_of_two_views_refuses_augmented_keys(refusal: Refusal) -> None:
     message = refusal("--tiny", "--method", "logit_dp", "--num-augmentations", "1")
-    assert "--num-augmentations must be 0: logit_dp augments no keys; got 1" in message
+    assert "num_augmentations must be 0: logit_dp augments no keys; got 1" in message
 
 
 def test_method_of_two_views_has_no_augmented_keys_unless_asked() -> None:

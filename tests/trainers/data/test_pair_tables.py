@@ -567,6 +567,12 @@ def test_paths_in_structures_are_read_where_the_bytes_are_missing(tmp_path):
     assert image_folders(f"parquet:{tmp_path / 'x'}") == [tmp_path / "x"]
 
 
+def test_folder_of_a_path_among_bytes_is_found(tmp_path):
+    images = [{"bytes": encoded(of("a.png")), "path": None}, {"bytes": None, "path": "far/b.png"}]
+    write_parquet(tmp_path / "x", image=images, caption=["one", "two"])
+    assert image_folders(f"parquet:{tmp_path / 'x'}") == [tmp_path / "x/far"]
+
+
 def test_path_of_bytes_is_not_read(tmp_path):
     images = [{"bytes": encoded(of("a.png")), "path": "gone/a.png"}]
     loaded = load_parquet_pairs(write_parquet(tmp_path / "x", image=images, caption=["one"]))

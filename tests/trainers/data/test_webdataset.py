@@ -356,3 +356,11 @@ def test_stored_index_gives_the_same_counts(tmp_path):
     shard = write_files(tmp_path / "s.tar", pair("a", 0, "one") | {"a.npy": b"x"})
     assert load_webdataset(shard).reading_counts == load_webdataset(shard).reading_counts != {}
     assert index_of(shard).exists()
+
+
+def test_images_without_captions_are_faults_whatever_their_names(tmp_path):
+    files = pair("a", 0, "one") | {
+        f"v1.{part}.png": encoded(picture(seed)) for seed, part in ((1, "x"), (2, "y"))
+    }
+    with pytest.raises(RecordsError, match="among 3 rows: 2 empty caption"):
+        load_webdataset(write_files(tmp_path / "s.tar", files))

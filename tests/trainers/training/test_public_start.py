@@ -243,7 +243,7 @@ def test_one_line_says_what_is_made_and_how_long_it_takes(capsys: pytest.Capture
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
-    assert "tiny_cnn: 11 steps on procedural images, about " in said.err
+    assert "tiny_cnn for 11 steps on procedural images, only once, in about " in said.err
     public_start(RECIPE)
     assert capsys.readouterr().err == ""
 
