@@ -233,7 +233,7 @@ def test_two_threads_on_nodes_of_one_cpu_are_refused_in_one_line(three_nodes: An
     more = ("--threads-per-worker=2", f"--storage={tmp_path / 'storage'}")
     code, driver = run(*QUICK, *more, home=tmp_path / "home", env={"RAY_ADDRESS": three_nodes.address})
     assert code == 2
-    assert re.fullmatch(r"error: one training needs .* \(3 of 1 CPU and 0 GPUs\).*\n", driver.stderr)
+    assert re.fullmatch(r"error: one training needs .* \(nodes: 3 of 1 CPU and 0 GPUs\).*\n", driver.stderr)
     assert not (tmp_path / "storage/sweeps").exists()
 
 
