@@ -167,11 +167,11 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
     base = path.parent if path.is_file() else path
     try:
         for file in parquet_files(path):
-            opened = pq.ParquetFile(file)
-            image = image_column(options, opened.schema_arrow.names, "parquet")
-            for number in range(opened.num_row_groups):
-                if not _has_all_bytes(opened.metadata.row_group(number), image):
-                    values = unpacked(opened.read_row_group(number, columns=[image]).column(image))
+            table_file = pq.ParquetFile(file)
+            image = image_column(options, table_file.schema_arrow.names, "parquet")
+            for number in range(table_file.num_row_groups):
+                if not _has_all_bytes(table_file.metadata.row_group(number), image):
+                    values = unpacked(table_file.read_row_group(number, columns=[image]).column(image))
                     yield from (
                         os.path.join(base, value) for value in values if isinstance(value, str) and value
                     )
