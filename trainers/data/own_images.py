@@ -205,7 +205,7 @@ def load_parquet(request: Request) -> LoadedData:
         if name is not None and header.count(name) != 1:
             raise DataError(f"{rule}. Columns found: {_join_names(header)}")
     table = read_parquet(files, {"image", "label", unit_column or "id"})
-    base = request.path.parent if request.path.is_file() else request.path
+    base = base_folder(request.path)
     encoded = [_read_or_none(base / v) if isinstance(v, str) else v for v in unpacked(table.column("image"))]
     if {type(image) for image in encoded} - {bytes, type(None)}:
         raise DataError(
@@ -228,6 +228,11 @@ def _read_or_none(file: Path) -> bytes | None:
         return file.read_bytes()
     except (OSError, ValueError):
         return None
+
+
+def base_folder(path: Path) -> Path:
+    """Return the folder that image paths in parquet data are relative to: the given one, or the file's."""
+    return path.parent if path.is_file() else path
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -305,7 +310,8 @@ def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
 def unpacked(column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a column; of a `{bytes, path}` structure the bytes or, without bytes, the path."""
     values = column.to_pylist()
-    return [v.get("bytes") or v.get("path") if isinstance(v, dict) else v for v in values]
+    parts = {"bytes", "path"}  # one of them may be missing; other structures are not images
+    return [v.get("bytes") or v.get("path") if isinstance(v, dict) and parts & {*v} else v for v in values]
 
 
 def _column(table: pa.Table, name: str) -> NDArray[Any] | None:

@@ -28,6 +28,7 @@ from dpgcl_core.errors import ConfigError, DataError
 from trainers.data.decoding import decode_each
 from trainers.data.faults import RecordsError
 from trainers.data.own_images import (
+    base_folder,
     existing_parquet_files,
     load_parquet,
     parquet_files,
@@ -97,7 +98,7 @@ def load_parquet_pairs(request: Request) -> LoadedData:
     wanted = {name for name in columns if name is not None}
     table = read_parquet(files, wanted | {_ID} if header.count(_ID) == 1 else wanted)
     values = {name: unpacked(table.column(name)) for name in table.column_names}
-    base = path.parent if path.is_file() else path
+    base = base_folder(path)
     rows = _parquet_rows(values, names, base, request.max_image_pixels)
     images = values[names.image or ""]
     return _decode_and_assemble(
@@ -164,7 +165,7 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
     """Yield the path of the image of each row, in files whose image column holds no bytes."""
     import pyarrow.parquet as pq
 
-    base = path.parent if path.is_file() else path
+    base = base_folder(path)
     try:
         for file in parquet_files(path):
             table_file = pq.ParquetFile(file)
@@ -172,9 +173,7 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
             for number in range(table_file.num_row_groups):
                 if not _has_all_bytes(table_file.metadata.row_group(number), image):
                     values = unpacked(table_file.read_row_group(number, columns=[image]).column(image))
-                    yield from (
-                        os.path.join(base, value) for value in values if isinstance(value, str) and value
-                    )
+                    yield from (os.path.join(base, v) for v in values if v and isinstance(v, str))
     except parquet_read_errors():
         return
 

@@ -17,6 +17,7 @@ from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.record_ids import ids_from_names
 from tests.trainers.data.readers import load_csv_pairs, load_parquet_pairs
 from trainers.data.faults import RecordsError
+from trainers.data.loading import load_dataset
 from trainers.data.pair_options import PairOptions
 from trainers.data.pair_tables import image_folders
 from trainers.data.pairs import SKIPPED, ImageTextRecords, LoadedData
@@ -600,3 +601,16 @@ def test_csv_cut_off_in_a_character_is_refused(tmp_path):
     path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16")[:-1])
     with pytest.raises(DataError, match="must be a readable text file"):
         load_csv_pairs(path)
+
+
+def test_structure_that_is_no_image_is_refused_as_a_caption(tmp_path):
+    columns = {"image": [encoded(of("a.png"))], "caption": [{"text": "one"}]}
+    with pytest.raises(DataError, match="must hold strings or lists of strings"):
+        load_parquet_pairs(write_parquet(tmp_path / "x", **columns))
+
+
+def test_images_without_captions_are_read_by_path(tmp_path):
+    write_csv(tmp_path / "x", ROWS[:2])
+    path = write_parquet(tmp_path / "x", image=["a.png", "b.png"], label=[0, 1])
+    assert (load_dataset(f"parquet:{path}").train.images[0].transpose(1, 2, 0) == of("a.png")).all()
+    assert image_folders(f"parquet:{path}") == [tmp_path / "x"]
