@@ -31,14 +31,23 @@ def ids_from_contents(contents: Iterable[bytes]) -> Ids:
     >>> set(b.tolist()) < set(a.tolist()), len(set(a.tolist()))
     (True, 3)
     """
+    return ids_from_digests(map(digest_of_content, contents))
+
+
+def digest_of_content(content: bytes) -> bytes:
+    """Return the 16 bytes that `ids_from_digests` takes for a record's content."""
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def ids_from_digests(digests: Iterable[bytes]) -> Ids:
+    """Return what `ids_from_contents` returns, from the `digest_of_content` of each record's content."""
     num_copies: Counter[bytes] = Counter()
-    ids: list[int] = []
-    for content in contents:
-        digest = hashlib.blake2b(content, digest_size=16).digest()
-        copy = num_copies[digest]
+
+    def digest64(digest: bytes) -> int:
         num_copies[digest] += 1
-        ids.append(_digest64(digest + copy.to_bytes(8, "little")))
-    return np.array(ids, dtype=np.uint64)
+        return _digest64(digest + (num_copies[digest] - 1).to_bytes(8, "little"))
+
+    return np.fromiter(map(digest64, digests), dtype=np.uint64)
 
 
 def ids_from_names(names: Iterable[str]) -> Ids:
@@ -47,7 +56,7 @@ def ids_from_names(names: Iterable[str]) -> Ids:
     >>> int(ids_from_names(["cat/1.png"])[0]) == int(ids_from_names(["dog/7.png", "cat/1.png"])[1])
     True
     """
-    return np.array([_digest64(name.encode()) for name in names], dtype=np.uint64)
+    return np.fromiter((_digest64(name.encode()) for name in names), dtype=np.uint64)
 
 
 def _digest64(content: bytes) -> int:

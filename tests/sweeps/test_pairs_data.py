@@ -23,7 +23,7 @@ from trainers.config.tree import replace_options
 from trainers.data.faults import RecordsError
 from trainers.data.loading import load_dataset
 from trainers.data.pairs import ImageTextRecords
-from trainers.data.webdataset import ShardImages
+from trainers.data.stored_images import StoredImages
 
 SECRET = "secret-words"
 
@@ -218,13 +218,13 @@ def test_private_pictures_among_probes_are_refused(tmp_path: Path) -> None:
 def test_stored_pictures_are_compared_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, read = [], ShardImages.__getitem__
+    asked, read = [], StoredImages.__getitem__
 
-    def reading(images: ShardImages, rows: np.ndarray) -> np.ndarray:
+    def reading(images: StoredImages, rows: np.ndarray) -> np.ndarray:
         asked.append(len(rows))
         return read(images, rows)
 
-    monkeypatch.setattr(ShardImages, "__getitem__", reading)
+    monkeypatch.setattr(StoredImages, "__getitem__", reading)
     monkeypatch.setattr(service_data, "_IMAGES_AT_ONCE", 4)
     load(write_shard(tmp_path / "own" / "own.tar", random_images(10)), evaluate_on="shapes:10")
     assert (max(asked), sum(asked)) == (4, 10)

@@ -139,7 +139,9 @@ def load_eurosat(request: Request) -> LoadedData:
         try:
             cached.parent.mkdir(parents=True, exist_ok=True)
             with replacing(cached) as out:
-                np.savez(out, images=records.images, labels=cast(Any, records.labels), ids=records.ids)
+                np.savez(
+                    out, images=np.asarray(records.images), labels=cast(Any, records.labels), ids=records.ids
+                )
         except OSError as error:
             _log.warning("the decoded EuroSAT images could not be cached: %s", error)
     return LoadedData(train=records)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpgcl_core.errors import ConfigError
-from trainers.data.channels import with_channels
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
+from trainers.data.stored_images import in_channels
 
 
 def with_class_captions(records: Records, class_names: Sequence[str], template: str) -> ImageTextRecords:
@@ -38,7 +38,7 @@ def with_class_captions(records: Records, class_names: Sequence[str], template: 
         )
     texts = [(template.replace("{}", name),) for name in class_names]
     return ImageTextRecords(
-        images=with_channels(records.images, 3),
+        images=in_channels(records.images, 3),
         captions=tuple(texts[label] for label in records.labels.tolist()),
         ids=records.ids,
         row_starts=records.row_starts,

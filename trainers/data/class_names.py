@@ -46,10 +46,11 @@ def class_indices(
         types = ", ".join(str(column.dtype) for column in present)
         raise DataError(f"labels must be all integers or all strings; got {types}")
     if kinds == {"text"}:
-        texts = [np.array(as_text(column)) for column in present]
-        classes = np.unique(np.concatenate(texts))
-        indices = [np.searchsorted(classes, text).astype(np.int64) for text in texts]
-        return list(indices), tuple(map(encodable, classes.tolist()))
+        texts = [as_text(column) for column in present]
+        classes = sorted(set[str]().union(*texts))
+        index_of = {name: index for index, name in enumerate(classes)}
+        indices = [np.fromiter(map(index_of.__getitem__, text), np.int64, len(text)) for text in texts]
+        return list(indices), tuple(map(encodable, classes))
     # An unsigned label that is too large becomes negative here and is rejected with the negative labels.
     integers = [column.astype(np.int64) for column in present]
     negative = sum(int((column < 0).sum()) for column in integers)

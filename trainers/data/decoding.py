@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.sampling.record_ids import Ids, ids_from_contents
+from dpgcl_core.sampling.record_ids import Ids, digest_of_content, ids_from_digests
 from trainers.data.faults import RecordsError, check_one_size
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ ANIMATED = "animations and multi-page files, of which the first frame or page is
 TURNED = "images turned or mirrored by their EXIF orientation"
 TRANSPARENT = "images with transparent parts, which become white"
 GREY = "grey images converted to colour like the rest"
+CONVERSIONS = (ANIMATED, TRANSPARENT, TURNED)
 
 
 def decode_images(
@@ -99,31 +100,13 @@ def decode_images(
       image_size: resize every image to this many pixels square.
       max_pixels: largest allowed image as stored; a larger one is rejected by its header, before decoding.
 
-    Files that cannot be used are named in the error's details; for encoded bytes the details hold positions.
-
     Raises:
       DataError: there are no images, some cannot be used, or their sizes differ and `image_size` is None.
     """
     if not sources:
         raise DataError("a data set must hold at least one image; found none")
     decoded, conversions = decode_each(sources, image_size, max_pixels)
-    faults: dict[str, list[Any]] = {
-        kind: [
-            str(source) if isinstance(source, Path) else i
-            for i, (source, image) in enumerate(zip(sources, decoded, strict=True))
-            if isinstance(image, str) and image == kind
-        ]
-        for kind in ("missing", "unreadable", "not 8-bit", TOO_LARGE)
-    }
-    counts = {kind: len(positions) for kind, positions in faults.items() if positions}
-    if counts:
-        raise RecordsError(
-            f"every image must be present and readable, with 8-bit channels and at most {max_pixels} pixels "
-            f"(--max-image-pixels); faults among {len(decoded)} images: "
-            + ", ".join(f"{count} {kind}" for kind, count in counts.items())
-            + ". Repair or remove these images, save them with 8-bit channels, or raise --max-image-pixels",
-            faults,
-        )
+    refuse_faults([image if isinstance(image, str) else "" for image in decoded], max_pixels)
     check_one_size(Counter(image.shape[:2] for image in decoded))
     num_grey = sum(image.ndim == 2 for image in decoded)
     channels = 1 if num_grey == len(decoded) else 3
@@ -141,6 +124,23 @@ def decode_each(
     prepare_decoders()
     results = in_threads(lambda source: decode_image(source, image_size, max_pixels), sources)
     return [image for image, _ in results], Counter(kind for _, kinds in results for kind in kinds)
+
+
+def refuse_faults(image_faults: Sequence[str], max_pixels: int, files: Sequence[bytes] | None = None) -> None:
+    """Raise RecordsError if images have faults; the details hold their files, else their positions."""
+    faults: dict[str, list[Any]] = {kind: [] for kind in ("missing", "unreadable", "not 8-bit", TOO_LARGE)}
+    for i, kind in enumerate(image_faults):
+        if kind:
+            faults[kind].append(i if files is None else os.fsdecode(files[i]))
+    counts = {kind: len(positions) for kind, positions in faults.items() if positions}
+    if counts:
+        raise RecordsError(
+            f"every image must be present and readable, with 8-bit channels and at most {max_pixels} pixels "
+            f"(--max-image-pixels); faults among {len(image_faults)} images: "
+            + ", ".join(f"{count} {kind}" for kind, count in counts.items())
+            + ". Repair or remove these images, save them with 8-bit channels, or raise --max-image-pixels",
+            faults,
+        )
 
 
 def stacked(decoded: Sequence[NDArray[np.uint8]], channels: int) -> NDArray[np.uint8]:
@@ -190,6 +190,20 @@ def decode_image(
     kinds = {ANIMATED: has_more_frames, TRANSPARENT: is_transparent, TURNED: orientation != 1}
     pixels = np.asarray(plain if image_size is None else _to_square(plain, image_size))
     return pixels, tuple(kind for kind, is_of_kind in kinds.items() if is_of_kind)
+
+
+def header_size(source: bytes | Path) -> tuple[int, int]:
+    """Return the height and width that an image's header states, (0, 0) if it cannot be read."""
+    from PIL import Image
+
+    prepare_decoders()
+    try:
+        with Image.open(
+            io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()
+        ) as image:
+            return image.height, image.width
+    except Exception:  # decoders raise nearly anything on damaged bytes
+        return 0, 0
 
 
 def _on_white(image: Image.Image) -> tuple[Image.Image, bool]:
@@ -290,11 +304,19 @@ def content_ids(images: Iterable[bytes | None], labels: NDArray[Any] | None) -> 
     True
     """
     keys: Iterable[bytes] = iter(lambda: b"", None) if labels is None else map(_label_key, labels.tolist())
-    # The length separates image and label: without it, two different records could have the same bytes.
-    return ids_from_contents(
-        len(image or b"").to_bytes(8, "little") + (image or b"") + key
-        for image, key in zip(images, keys, strict=labels is not None)
+    return ids_from_digests(
+        _digest(image or b"", key) for image, key in zip(images, keys, strict=labels is not None)
     )
+
+
+def content_digest(image: bytes | None, label: int | str | bytes | None = None) -> bytes:
+    """Return the digest that a record's id comes from, of its image and its label, both as stored."""
+    return _digest(image or b"", b"" if label is None else _label_key(label))
+
+
+def _digest(image: bytes, label_key: bytes) -> bytes:
+    # The length separates image and label: without it, two different records could have the same bytes.
+    return digest_of_content(len(image).to_bytes(8, "little") + image + label_key)
 
 
 def _label_key(label: int | str | bytes) -> bytes:

@@ -33,7 +33,7 @@ from trainers.data.request import Request
 from trainers.data.shapes import shapes_name
 
 MAX_IMAGE_SIZE = 1024
-"""Largest `image_size`, in pixels: images are held in memory, which larger squares would fill."""
+"""Largest `image_size`, in pixels."""
 
 _RESERVED_COLUMNS = ("image", "images", "label", "labels", "caption", "")
 
@@ -108,8 +108,10 @@ def load_dataset(
     unit_column: str | None = None,
     pairs: PairOptions | None = None,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
+    in_memory: bool | None = None,
+    index_folder: Path | None = None,
 ) -> Dataset:
-    """Return a data set with its images in memory; images of `webdataset:PATH` stay in their shards.
+    """Return a data set; your own images are decoded into memory, or stay in their files and are indexed.
 
     Args:
       name: one of `BUILTIN_DATASETS` or `shapes:NUM[:SEED[:common|short]]`; or your own: `npz:PATH` and
@@ -124,6 +126,10 @@ def load_dataset(
         them as open_clip does.
       max_image_pixels: largest allowed image as stored; a larger one is never decoded, and is rejected like a
         damaged one.
+      in_memory: whether your own images are decoded into memory; None: if they take at most a quarter of the
+        free memory. The results are the same.
+      index_folder: the folder of the index of images that stay in their files; None: `.dpgcl-index` beside
+        them. It is as private as the data.
 
     Raises:
       ConfigError: the name is unknown, an argument does not apply to this data set, or `image_size` is not
@@ -148,6 +154,8 @@ def load_dataset(
         pairs=dataclasses.replace(pairs, unit=unit_column or pairs.unit) if holds_pairs else pairs,
         has_captions=holds_pairs,
         max_image_pixels=max_image_pixels,
+        in_memory=in_memory,
+        index_folder=index_folder,
     )
     loaded: LoadedData = pkgutil.resolve_name(source.reader)(request)
     dataset = Dataset(name=name, is_builtin=source.is_builtin, **vars(loaded))

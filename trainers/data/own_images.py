@@ -14,11 +14,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,13 +27,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError, show_on_a_terminal
-from dpgcl_core.sampling.record_ids import Ids, ids_from_names
+from dpgcl_core.sampling.record_ids import Ids, ids_from_digests, ids_from_names
 from trainers.data.class_names import as_text, class_indices, encodable
-from trainers.data.decoding import content_ids, decode_images, is_image, resize_images
+from trainers.data.columns import ArrowColumn, codes_of, text_column, values_of
+from trainers.data.decoding import GREY, content_ids, is_image, refuse_faults, resize_images
 from trainers.data.faults import RecordsError
+from trainers.data.image_index import ImageScan, ScannedImages, file_column
 from trainers.data.pairs import LoadedData
+from trainers.data.parquet_files import (
+    base_folder,
+    existing_parquet_files,
+    join_names,
+    parquet_header,
+    read_parquet,
+    scan_parquet,
+)
 from trainers.data.records import Records
 from trainers.data.request import Request
+from trainers.data.stored_images import Images, select
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,28 +55,53 @@ _UNREADABLE_NPZ = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFi
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """One split as stored: uint8 images `[num_rows, channels, height, width]` and unconverted labels."""
+    """One split as stored: images `[num_rows, channels, height, width]` and unconverted labels."""
 
-    images: NDArray[np.uint8]
+    images: Images
     labels: NDArray[Any] | None
-    ids: Ids
+    ids: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
     row_starts: NDArray[np.int64] | None = None
     names: Sequence[str | int] | None = None
     reading_counts: Counter[str] = field(default_factory=Counter)
 
 
-def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units: list[str]) -> _Part:
+def _by_unit(part: _Part, units: pa.Array) -> _Part:
     """Group the rows of each unit into one record, whose id is the unit's name."""
-    names = sorted(set(units))  # no array of strings: it would drop trailing NULs and could merge two units
-    number_of_unit = {name: number for number, name in enumerate(names)}
-    unit_of_row = np.array([number_of_unit[unit] for unit in units], dtype=np.int64)
+    code_of_row, names = codes_of(units), list(dict.fromkeys(values_of(units)))
+    order_of_names = np.argsort(np.array(names, dtype=object), kind="stable")
+    unit_of_row = np.argsort(order_of_names)[code_of_row]
     order = np.argsort(unit_of_row, kind="stable")
-    return _Part(
-        images=images[order],
-        labels=None if labels is None else labels[order],
-        ids=_name_ids(names),
+    return dataclasses.replace(
+        part,
+        images=select(part.images, order),
+        labels=None if part.labels is None else part.labels[order],
+        ids=_name_ids(names[number] for number in order_of_names),
         row_starts=np.concatenate([[0], np.cumsum(np.bincount(unit_of_row))]).astype(np.int64),
     )
+
+
+def _scanned_part(
+    scanned: ScannedImages,
+    image_of: NDArray[np.int64],
+    labels: NDArray[Any] | None,
+    sources: Sequence[bytes] | None = None,
+) -> _Part:
+    """Return a split of images without captions, whose rows have the images `image_of`.
+
+    There is one channel if every image is grayscale, else RGB. Faulty images are named in the error's details
+    if `sources` has their names; else the details hold the rows.
+
+    Raises:
+      RecordsError: some images cannot be used, or they differ in size.
+    """
+    if len(image_of) == 0:
+        raise DataError("a data set must hold at least one image; found none")
+    faults = scanned.facts["fault"].to_numpy()[image_of]
+    refuse_faults(faults, scanned.request.max_image_pixels, sources)
+    is_grey = scanned.facts["is_grey"].to_numpy()[image_of]
+    channels = 1 if is_grey.all() else 3
+    counts = scanned.reading_counts + Counter({GREY: int(is_grey.sum()) if channels == 3 else 0})
+    return _Part(images=scanned.images(image_of, channels), labels=labels, reading_counts=counts)
 
 
 def load_npz(request: Request) -> LoadedData:
@@ -119,11 +155,11 @@ def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str,
             f"npz:PATH must be a readable .npz of arrays without Python objects; got {str(path)!r}"
         )
     if ("images" in arrays) == ("train_images" in arrays):
-        raise DataError(f"an .npz must hold either images or train_images; found {_join_names(names)}")
+        raise DataError(f"an .npz must hold either images or train_images; found {join_names(names)}")
     for name in arrays:
         prefix = name[: -len(max((c for c in columns if name.endswith(c)), key=len))]
         if f"{prefix}images" not in arrays:
-            raise DataError(f"an .npz with {name} must also hold {prefix}images; found {_join_names(names)}")
+            raise DataError(f"an .npz with {name} must also hold {prefix}images; found {join_names(names)}")
     return arrays
 
 
@@ -163,7 +199,7 @@ def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | N
                 f"unit_column must name an array of strings or integers; got {prefix + unit_column!r}, "
                 f"{'which is missing' if units is None else f'which holds {units.dtype}'}"
             )
-        return _part_of_units(images, labels, as_text(units))
+        return _by_unit(_Part(images=images, labels=labels), text_column(as_text(units)))
     if names is None:
         return _Part(images=images, labels=labels, ids=content_ids((i.tobytes() for i in images), labels))
     if names.dtype.kind not in "iuUS":
@@ -203,115 +239,23 @@ def load_parquet(request: Request) -> LoadedData:
     unit_rule = f"unit_column must name exactly one parquet column; got {unit_column!r}"
     for name, rule in (("image", "parquet data must have one column named image"), (unit_column, unit_rule)):
         if name is not None and header.count(name) != 1:
-            raise DataError(f"{rule}. Columns found: {_join_names(header)}")
-    table = read_parquet(files, {"image", "label", unit_column or "id"})
-    base = base_folder(request.path)
-    encoded = [_read_or_none(base / v) if isinstance(v, str) else v for v in unpacked(table.column("image"))]
-    if {type(image) for image in encoded} - {bytes, type(None)}:
-        raise DataError(
-            "parquet column image must hold encoded image bytes or paths, plain or as {bytes, path}; "
-            f"got {table.column('image').type}"
-        )
-    images, counts = decode_images(encoded, request.image_size, max_pixels=request.max_image_pixels)
+            raise DataError(f"{rule}. Columns found: {join_names(header)}")
+    table = read_parquet(files, {"label", unit_column or "id"})
     labels, names = _column(table, "label"), _column(table, unit_column or "id")
-    if unit_column is not None and names is not None:
-        part = _part_of_units(images, labels, as_text(names))
-    elif names is None:
-        part = _Part(images=images, labels=labels, ids=content_ids(encoded, labels))
-    else:
-        part = _Part(images=images, labels=labels, ids=_name_ids(as_text(names)), names=names.tolist())
-    return _to_splits([dataclasses.replace(part, reading_counts=counts)], request.image_size)
-
-
-def _read_or_none(file: Path) -> bytes | None:
-    try:
-        return file.read_bytes()
-    except (OSError, ValueError):
-        return None
-
-
-def base_folder(path: Path) -> Path:
-    """Return the folder that image paths in parquet data are relative to: the given one, or the file's."""
-    return path.parent if path.is_file() else path
-
-
-def parquet_files(path: Path) -> list[Path]:
-    """Return the path itself if it is a parquet file, or the parquet files below a folder in order."""
-    return [path] if path.is_file() else sorted(path.rglob("*.parquet"))
-
-
-def existing_parquet_files(path: Path) -> list[Path]:
-    """Return the parquet files at a path, as `parquet_files` does, but at least one.
-
-    Raises:
-      DataError: there are none.
-    """
-    files = parquet_files(path)
-    if not files:
-        raise DataError(f"parquet:PATH must be a .parquet file or a folder of them; got {str(path)!r}")
-    return files
-
-
-def parquet_read_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that pyarrow raises for a file that is damaged or of an unknown format."""
-    import pyarrow as pa
-
-    return (OSError, ValueError, NotImplementedError, KeyError, pa.ArrowException)
-
-
-def parquet_header(file: Path) -> list[str]:
-    """Return the names of a file's columns.
-
-    Raises:
-      DataError: the file cannot be read.
-    """
-    import pyarrow.parquet as pq
-
-    header = None
-    with suppress(*parquet_read_errors()):
-        header = pq.read_schema(file).names
-    if header is None:  # raised outside `with`: the reader's own message could quote the file's content
-        raise DataError("parquet files must be readable; the first one is not")
-    return list(header)
-
-
-def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
-    """Return the rows of all parquet files in order, with the columns among `columns` that the files have.
-
-    Raises:
-      RecordsError: some files cannot be read; their positions are in the error's details.
-      DataError: files differ in these columns or their types, or have a column twice.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    tables, unreadable = [], []
-    for position, file in enumerate(files):
-        try:
-            with pq.ParquetFile(file) as opened:
-                tables.append(opened.read(columns=sorted({*columns} & {*opened.schema_arrow.names})))
-        except parquet_read_errors():
-            unreadable.append(position)
-    if unreadable:
-        raise RecordsError(
-            f"parquet files must be readable; {len(unreadable)} of {len(files)} are not",
-            {"files": unreadable},
-        )
-    names = sorted(tables[0].column_names)
-    with suppress(pa.ArrowException):  # files may differ in 32- or 64-bit offsets of a column
-        if all(sorted(table.column_names) == names for table in tables) and len({*names}) == len(names):
-            return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
-    raise DataError(
-        "parquet files must have the same columns of the same types, each only once; check the columns "
-        f"{_join_names(list(columns))}"
-    )
-
-
-def unpacked(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column; of a `{bytes, path}` structure the bytes or, without bytes, the path."""
-    values = column.to_pylist()
-    parts = {"bytes", "path"}  # one of them may be missing; other structures are not images
-    return [v.get("bytes") or v.get("path") if isinstance(v, dict) and parts & {*v} else v for v in values]
+    label_name = "label" if names is None and labels is not None else None
+    images = scan_parquet(request, files, "image", label_name)
+    part = _scanned_part(images.scanned, images.image_of, labels)
+    if names is not None and unit_column is not None:
+        part = _by_unit(part, text_column(as_text(names)))
+    elif names is not None:
+        part = dataclasses.replace(part, ids=_name_ids(as_text(names)), names=names.tolist())
+    elif images.paths is not None:
+        base = base_folder(request.path)
+        contents = ((base / str(path)).read_bytes() for path in images.paths)
+        part = dataclasses.replace(part, ids=content_ids(contents, labels))
+    elif images.digests is not None:
+        part = dataclasses.replace(part, ids=ids_from_digests(images.digests.to_pylist()))
+    return _to_splits([part], request.image_size)
 
 
 def _column(table: pa.Table, name: str) -> NDArray[Any] | None:
@@ -338,11 +282,13 @@ def load_folder(request: Request) -> LoadedData:
     Raises:
       DataError: the folder cannot be read, holds no images or breaks one of these rules.
     """
-    path, image_size = request.path, request.image_size
+    import pyarrow as pa
+
+    path = request.path
     if not path.is_dir():
         raise DataError(f"folder:PATH must be an existing folder; got {str(path)!r}")
     names, ignored = _image_names(path)
-    classes = [name.split("/", 1)[0] if "/" in name else None for name in names]
+    classes = [sys.intern(name.split("/", 1)[0]) if "/" in name else None for name in names]
     if None in classes and any(classes):
         raise RecordsError(
             "folder:PATH must hold all images in class sub-folders, or none of them; "
@@ -355,13 +301,16 @@ def load_folder(request: Request) -> LoadedData:
     if any(name.count("/") > 1 for name in names):  # cats/tabby/1.png is of the class cats
         shown_classes = sorted({str(name) for name in classes})
         show_on_a_terminal({"classes, named after the sub-folders directly below PATH": shown_classes})
-    files = [path / name for name in names]
-    images, counts = decode_images(files, image_size, max_pixels=request.max_image_pixels)
-    labels = np.array(classes, dtype=np.str_) if any(classes) else None
-    shown = list(map(encodable, names))
-    ids, counts = _name_ids(names), counts + ignored
-    part = _Part(images=images, labels=labels, ids=ids, names=shown, reading_counts=counts)
-    return _to_splits([part], image_size)
+    labels = np.array(classes, dtype=object) if any(classes) else None
+    column = file_column(names)
+    scan = ImageScan(request, len(names), (path / name for name in names), path)
+    del classes, names
+    scanned = scan.files(path, column)
+    part = _scanned_part(scanned, np.arange(len(column)), labels, scanned.files)
+    shown = ArrowColumn(pa.array(encodable(os.fsdecode(name)) for name in column.to_pylist()))
+    counts = part.reading_counts + ignored
+    part = dataclasses.replace(part, ids=_name_ids(shown), names=shown, reading_counts=counts)
+    return _to_splits([part], request.image_size)
 
 
 def _image_names(path: Path) -> tuple[list[str], Counter[str]]:
@@ -394,12 +343,12 @@ def _image_names(path: Path) -> tuple[list[str], Counter[str]]:
 
 def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
     """Return the parts as records, with images of one shape and one list of classes."""
-    if any(len(part.images) == 0 or 0 in part.images.shape for part in parts):
+    if any(0 in part.images.shape for part in parts):
         raise DataError(
             "every split must hold at least one record, with at least one pixel; some split holds none"
         )
     labels, class_names = class_indices([part.labels for part in parts])
-    images = [part.images if image_size is None else resize_images(part.images, image_size) for part in parts]
+    images = [_resized(part.images, image_size) for part in parts]
     shapes = [split.shape[1:] for split in images]
     if len(set(shapes)) > 1:
         raise DataError(
@@ -426,7 +375,14 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
     )
 
 
-def _name_ids(names: list[str]) -> Ids:
+def _resized(images: Images, image_size: int | None) -> Images:
+    """Return arrays in this size; stored images are resized when they are read."""
+    if image_size is None or not isinstance(images, np.ndarray):
+        return images
+    return resize_images(images, image_size)
+
+
+def _name_ids(names: Iterable[str]) -> Ids:
     ids = ids_from_names(map(encodable, names))
     repeated = len(ids) - len(np.unique(ids))
     if repeated:
@@ -448,9 +404,5 @@ def label_place(name: str) -> str:
     scheme, _, path = name.partition(":")
     if scheme == "parquet":
         file = min(Path(path).expanduser().rglob("*.parquet"), default=Path(path).expanduser())
-        return f"a column named `label`; found {_join_names(pq.read_schema(file).names)}"
+        return f"a column named `label`; found {join_names(pq.read_schema(file).names)}"
     return "sub-folders named after the classes" if scheme == "folder" else "an array named `labels`"
-
-
-def _join_names(names: list[str]) -> str:
-    return ", ".join(sorted(names)) or "none"

@@ -15,34 +15,37 @@ file uses another separator.
 from __future__ import annotations
 
 import csv
-import dataclasses
-import hashlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dpgcl_core.errors import ConfigError, DataError
-from trainers.data.decoding import decode_each
+from trainers.data.columns import text_column, values_of
 from trainers.data.faults import RecordsError
-from trainers.data.own_images import (
+from trainers.data.own_images import load_parquet
+from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
+from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault
+from trainers.data.parquet_files import (
+    RowImages,
     base_folder,
     existing_parquet_files,
-    load_parquet,
+    has_all_bytes,
+    image_keys,
     parquet_files,
     parquet_header,
     parquet_read_errors,
     read_parquet,
+    scan_files,
+    scan_parquet,
     unpacked,
 )
-from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
-from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, stack_images
 from trainers.data.request import Request
 
 if TYPE_CHECKING:
-    import pyarrow.parquet as pq
+    import pyarrow as pa
 
 _END = "\x00end of file\x00"
 _ID = "id"
@@ -69,18 +72,24 @@ def load_csv_pairs(request: Request) -> LoadedData:
         index = None if name is None else header.index(name)
         return None if index is None else ["" if line is None else line[index] for line in sound]
 
-    keys, texts = column(names.image) or [], column(names.caption) or []
-    rows = PairRows(
-        keys=image_keys(keys, path.parent),
-        captions=[(text,) for text in texts],
-        faults=["malformed" if line is None else "" for line in sound],
-        units=column(names.unit),
-        splits=column(names.split),
-        labels=column(names.label),
-        names=column(_ID) if header.count(_ID) == 1 else _paths(keys),
-        max_pixels=request.max_image_pixels,
+    paths, texts = column(names.image) or [], column(names.caption) or []
+    keys = text_column(image_keys(paths, path.parent))
+    faults = [
+        "malformed" if line is None else caption_fault([text])
+        for line, text in zip(sound, texts, strict=True)
+    ]
+    units, splits, labels = map(column, (names.unit, names.split, names.label))
+    rows = _pair_rows(
+        scan_files(request, path.parent, keys, paths),
+        keys,
+        [(text,) for text in texts],
+        faults,
+        names=column(_ID) if header.count(_ID) == 1 else _normalised(paths),
+        units=units,
+        splits=splits,
+        labels=labels,
     )
-    return _decode_and_assemble(rows, [path.parent / key if key else None for key in keys], request)
+    return assemble(rows, skip_corrupt=options.skip_corrupt)
 
 
 def load_parquet_pairs(request: Request) -> LoadedData:
@@ -96,13 +105,59 @@ def load_parquet_pairs(request: Request) -> LoadedData:
     names = resolve_columns(request.pairs, header, "parquet")
     columns = (names.image, names.caption, names.unit, names.split, names.label)
     wanted = {name for name in columns if name is not None}
-    table = read_parquet(files, wanted | {_ID} if header.count(_ID) == 1 else wanted)
-    values = {name: unpacked(table.column(name)) for name in table.column_names}
-    base = base_folder(path)
-    rows = _parquet_rows(values, names, base, request.max_image_pixels)
-    images = values[names.image or ""]
-    return _decode_and_assemble(
-        rows, [base / image if isinstance(image, str) else image for image in images], request
+    images = scan_parquet(request, files, names.image or "")
+    table = read_parquet(files, (wanted | {_ID} if header.count(_ID) == 1 else wanted) - {names.image})
+    values = {name: table.column(name).to_pylist() for name in table.column_names}
+    captions = [entry if isinstance(entry, list) else [entry] for entry in values[names.caption or ""]]
+    if {type(text) for texts in captions for text in texts} - {str, type(None)}:
+        raise DataError(f"parquet column {names.caption} must hold strings or lists of strings")
+    if images.paths is not None:
+        keys = text_column(image_keys(images.paths, base_folder(path)))
+    else:
+        keys = text_column(digest.hex() for digest in values_of(images.digests))
+
+    def texts_of(name: str | None) -> list[str] | None:
+        # A table marks an empty cell with NaN, the only value that differs from itself.
+        return None if name is None else ["" if v is None or v != v else str(v) for v in values[name]]
+
+    units, splits, labels = map(texts_of, (names.unit, names.split, names.label))
+    texts = [tuple(text or "" for text in entry) for entry in captions]
+    rows = _pair_rows(
+        images,
+        keys,
+        texts,
+        list(map(caption_fault, texts)),
+        names=values.get(_ID) or _normalised(images.paths),
+        units=units,
+        splits=splits,
+        labels=labels,
+    )
+    return assemble(rows, skip_corrupt=request.pairs.skip_corrupt)
+
+
+def _pair_rows(
+    images: RowImages,
+    keys: pa.Array,
+    captions: Sequence[tuple[str, ...]],
+    faults: list[str],
+    **columns: Sequence[Any] | None,
+) -> PairRows:
+    """Return the rows of a table; a row without a fault of its own has the fault of its image."""
+    import pyarrow as pa
+
+    image_faults = images.scanned.facts["fault"].take(images.image_of)
+    faults = [
+        own if own == "malformed" or not image else f"{image} image"
+        for own, image in zip(faults, values_of(image_faults), strict=True)
+    ]
+    texts = [() if fault else row for row, fault in zip(captions, faults, strict=True)]
+    return PairRows(
+        keys=keys,
+        captions=pa.array(texts, pa.list_(pa.string())),
+        faults=pa.array(faults),
+        images=images.scanned,
+        image_of=images.image_of,
+        **cast(Any, {k: None if values is None else text_column(values) for k, values in columns.items()}),
     )
 
 
@@ -171,72 +226,16 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
             table_file = pq.ParquetFile(file)
             image = image_column(options, table_file.schema_arrow.names, "parquet")
             for number in range(table_file.num_row_groups):
-                if not _has_all_bytes(table_file.metadata.row_group(number), image):
+                if not has_all_bytes(table_file.metadata.row_group(number), image):
                     values = unpacked(table_file.read_row_group(number, columns=[image]).column(image))
                     yield from (os.path.join(base, v) for v in values if v and isinstance(v, str))
     except parquet_read_errors():
         return
 
 
-def _has_all_bytes(group: pq.RowGroupMetaData, image: str) -> bool:
-    """Whether every image of a row group is stored as bytes, by the group's statistics."""
-    columns = [group.column(number) for number in range(group.num_columns)]
-    statistics = [c.statistics for c in columns if c.path_in_schema in (image, f"{image}.bytes")]
-    return any(s and str(s.logical_type.type) == "NONE" and s.null_count == 0 for s in statistics)
-
-
-def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path, max_pixels: int) -> PairRows:
-    """Return the rows of a table; `values` are its columns, and `names` the column for each purpose."""
-    images, captions = values[names.image or ""], values[names.caption or ""]
-    kinds = {type(image) for image in images if image is not None}
-    texts = [text for entry in captions for text in (entry if isinstance(entry, list) else [entry])]
-    if not kinds <= {bytes} and not kinds <= {str}:
-        raise DataError(f"parquet column {names.image} must hold paths or encoded image bytes")
-    if {type(text) for text in texts} - {str, type(None)}:
-        raise DataError(f"parquet column {names.caption} must hold strings or lists of strings")
-
-    def texts_of(name: str | None) -> list[str] | None:
-        # A table marks an empty cell with NaN, the only value that differs from itself.
-        return None if name is None else ["" if v is None or v != v else str(v) for v in values[name]]
-
-    return PairRows(
-        keys=image_keys(images, base),
-        captions=[tuple(c or "" for c in (e if isinstance(e, list) else [e])) for e in captions],
-        faults=[""] * len(images),
-        units=texts_of(names.unit),
-        splits=texts_of(names.split),
-        labels=texts_of(names.label),
-        names=values.get(_ID) or _paths(images),
-        max_pixels=max_pixels,
-    )
-
-
-def _paths(images: Sequence[str | bytes | None]) -> list[str | None]:
-    """Return each image's path, normalised (no `..`); None for an image without a path."""
-    return [os.path.normpath(image) if image and isinstance(image, str) else None for image in images]
-
-
-def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
-    """Return the key of each image: a digest of its bytes, or its path, relative if in `base`, else absolute.
-
-    >>> image_keys(["a.png", "./b/../a.png", "/data/a.png", "../a.png", None], Path("/data"))
-    ['a.png', 'a.png', 'a.png', '/a.png', '']
-    """
-    # A folder that is reached through a link has two absolute paths; the file may contain either.
-    roots = [os.path.join(root, "") for root in (os.path.abspath(base), os.path.realpath(base))]
-
-    def key_of_path(path: str) -> str:
-        absolute = os.path.normpath(os.path.join(roots[0], path))
-        return next((absolute.removeprefix(root) for root in roots if absolute.startswith(root)), absolute)
-
-    return [
-        hashlib.blake2b(image, digest_size=16).hexdigest()
-        if isinstance(image, bytes)
-        else key_of_path(image)
-        if image
-        else ""
-        for image in images
-    ]
+def _normalised(paths: Sequence[str | None] | None) -> list[str | None] | None:
+    """Return each image's path without `..`; None for an image without a path."""
+    return None if paths is None else [os.path.normpath(path) if path else None for path in paths]
 
 
 def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
@@ -296,19 +295,3 @@ def _check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
             "may join rows. Write captions without line breaks, and double each quote in a caption",
             {"rows with line breaks": rows},
         )
-
-
-def _decode_and_assemble(rows: PairRows, sources: Sequence[Any], request: Request) -> LoadedData:
-    """Decode the images of `rows` from bytes or paths (None: missing), and return the records."""
-    distinct = {key: source for key, source in zip(rows.keys, sources, strict=True) if source is not None}
-    images, conversions = decode_each(distinct.values(), request.image_size, rows.max_pixels)
-    decoded = dict(zip(distinct, images, strict=True))
-    faults = []
-    for key, captions, fault in zip(rows.keys, rows.captions, rows.faults, strict=True):
-        image = decoded.get(key, "missing")
-        faults.append(fault or (f"{image} image" if isinstance(image, str) else caption_fault(captions)))
-    return assemble(
-        dataclasses.replace(rows, faults=faults, reading_counts=conversions),
-        lambda sound: stack_images([decoded[rows.keys[row]] for row in sound]),
-        skip_corrupt=request.pairs.skip_corrupt,
-    )

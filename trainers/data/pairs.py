@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,15 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import ids_from_names, keyed_uniform
 from trainers.data.class_names import ClassNames, class_indices, encodable
-from trainers.data.decoding import MAX_IMAGE_PIXELS, stacked
-from trainers.data.faults import RecordsError, check_one_size
+from trainers.data.columns import ArrowColumn, codes_of, combined, mask_of, values_of
+from trainers.data.faults import RecordsError
+from trainers.data.image_index import ScannedImages
 from trainers.data.records import Records, RecordsOfRows
 from trainers.data.rows import row_of_each
+from trainers.data.stored_images import Images
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_CAPTION_CHARACTERS = 100_000
 """Limit of one caption. A text model reads a few hundred, and its tokenizer takes quadratic time."""
@@ -38,24 +43,6 @@ SKIPPED = "corrupt rows, skipped (--skip-corrupt)"
 
 SPLITS = ("train", "test")
 """The values that a split column may hold."""
-
-
-class StoredImages(Protocol):
-    """Images that are read on access; an array has the same interface with all images in memory."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(number of images, channels, height, width)."""
-
-    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return the images at `rows`, `[n, channels, height, width]`."""
-
-    def select(self, rows: NDArray[np.int64]) -> StoredImages:
-        """Return the same store with only the images at `rows`, without reading any."""
-
-
-Images = NDArray[np.uint8] | StoredImages
-"""Images in memory, or images that are read on access."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +55,7 @@ class ImageTextRecords(RecordsOfRows):
     """
 
     images: Images
-    captions: tuple[tuple[str, ...], ...]
+    captions: Sequence[tuple[str, ...]]
 
     def __post_init__(self) -> None:
         num_rows = len(self.captions)
@@ -78,6 +65,8 @@ class ImageTextRecords(RecordsOfRows):
                 f"got {list(self.images.shape)} and captions for {num_rows} rows"
             )
         self._check_columns()
+        if isinstance(self.captions, ArrowColumn):  # its reader has checked each row
+            return
         empty = sum(not row or not all(caption.strip() for caption in row) for row in self.captions)
         if empty:
             raise RecordsError(
@@ -106,8 +95,10 @@ class ImageTextRecords(RecordsOfRows):
         return [caption for row in self.captions for caption in row], owners.astype(np.int64)
 
     def _columns_at(self, rows: NDArray[np.int64]) -> dict[str, Any]:
-        captions = tuple(self.captions[row] for row in rows.tolist())
-        return super()._columns_at(rows) | {"captions": captions}
+        captions = self.captions
+        if isinstance(captions, ArrowColumn):
+            return super()._columns_at(rows) | {"captions": captions.select(rows)}
+        return super()._columns_at(rows) | {"captions": tuple(captions[row] for row in rows.tolist())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,37 +124,38 @@ class LoadedData:
 
 @dataclass(frozen=True, kw_only=True)
 class PairRows:
-    """Rows as stored; every list has one entry for each row.
+    """Rows as stored, in columns with one entry for each row.
 
     Attributes:
       keys: the key of the row's image: its path, or a digest of its bytes.
-      captions: the row's captions.
+      captions: the row's captions, a list column.
       faults: the row's fault; "" for a sound row.
+      images: the images of the data set.
+      image_of: the row's image among `images`.
       units: the name of the row's privacy unit; None if each image is its own unit.
       splits: `train` or `test`; None if all rows are training rows.
       labels: the class of the row's image, by name or number; None if images have no labels.
-      names: the owner's name of the row's image, or None; None instead of a list if no image has a name.
-      max_pixels: the largest number of pixels that an image may have, for messages.
-      reading_counts: as in `LoadedData`, without the corrupt rows.
+      names: the owner's name of the row's image, or None; None instead of a column if no image has a name.
+      num_left_out: as in `LoadedData.reading_counts`, of rows and files that are not among these rows.
     """
 
-    keys: Sequence[str]
-    captions: Sequence[tuple[str, ...]]
-    faults: Sequence[str]
-    units: Sequence[str] | None = None
-    splits: Sequence[str] | None = None
-    labels: Sequence[str] | None = None
-    names: Sequence[str | None] | None = None
-    max_pixels: int = MAX_IMAGE_PIXELS
-    reading_counts: Counter[str] = field(default_factory=Counter)
+    keys: pa.Array
+    captions: pa.Array
+    faults: pa.Array
+    images: ScannedImages
+    image_of: NDArray[np.int64]
+    units: pa.Array | None = None
+    splits: pa.Array | None = None
+    labels: pa.Array | None = None
+    names: pa.Array | None = None
+    num_left_out: Counter[str] = field(default_factory=Counter)
 
 
-def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_corrupt: bool) -> LoadedData:
+def assemble(rows: PairRows, *, skip_corrupt: bool) -> LoadedData:
     """Return the records of `rows`: rows with the same key are one image, and images of one unit one record.
 
     Args:
       rows: the rows as stored; a corrupt row carries its fault.
-      images_of: function from sound rows, one per image, to their images `[n, channels, height, width]`.
       skip_corrupt: drop corrupt rows instead of rejecting the whole data set.
 
     Raises:
@@ -172,114 +164,167 @@ def assemble(rows: PairRows, images_of: Callable[[list[int]], Images], *, skip_c
       DataError: the splits differ in shape.
     """
     sound, faults = _sound_rows(rows, skip_corrupt)
-    splits = [[row for row in sound if rows.splits[row] == s] for s in SPLITS] if rows.splits else [sound]
-    if not all(splits):
+    splits = [sound]
+    if rows.splits is not None:
+        splits = [sound[mask_of(rows.splits.take(sound), split.__eq__)] for split in SPLITS]
+    if not all(map(len, splits)):
         raise RecordsError(
             f"every split must hold at least one valid row; {len(sound)} of {len(rows.keys)} rows are valid, "
             "and some split has none",
             faults,
         )
     names = rows.keys if rows.units is None else rows.units
-    shared = set.intersection(*({names[row] for row in part} for part in splits)) if len(splits) > 1 else ()
-    if shared:
+    unit_of = codes_of(names)
+    shared = np.intersect1d(unit_of[splits[0]], unit_of[splits[1]]) if len(splits) > 1 else ()
+    if len(shared):
         raise RecordsError(f"a record must be in one split only; {len(shared)} are in both train and test")
-    labels, class_names = _labels(rows, sound)
-    parts = [_images_by_unit(rows, part) for part in splits]
-    train, *test = (_records(rows, part, labels, images_of) for part in parts)
+    key_of = codes_of(rows.keys) if rows.units is not None else unit_of
+    labels, class_names = _labels(rows, sound, key_of)
+    parts = [_images_by_unit(part, unit_of, key_of) for part in splits]
+    train, *test = (_records(rows, part, names, labels) for part in parts)
     if test and train.images.shape[1:] != test[0].images.shape[1:]:
         raise DataError("training and test images must have the same size; they differ. Pass --image-size")
     return LoadedData(
         train=train,
         test=test[0] if test else None,
-        reading_counts=+Counter({SKIPPED: len(rows.keys) - len(sound)}) + Counter(rows.reading_counts),
+        reading_counts=+Counter({SKIPPED: len(rows.keys) - len(sound)})
+        + rows.images.reading_counts
+        + rows.num_left_out,
         class_names=class_names,
         names=_names(rows, parts),
     )
 
 
-def _names(rows: PairRows, parts: Sequence[_Units]) -> list[str] | None:
+class _Images(NamedTuple):
+    """The images of a split, those of one unit together.
+
+    Attributes:
+      rows: the rows in the order of their images.
+      starts: `[num_images + 1]`: image i has the rows from `starts[i]` up to `starts[i + 1]` in `rows`.
+      unit_starts: `[num_units + 1]`: unit u has the images from `unit_starts[u]` up to `unit_starts[u + 1]`.
+    """
+
+    rows: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    unit_starts: NDArray[np.int64]
+
+
+def _images_by_unit(
+    part: NDArray[np.int64], unit_of: NDArray[np.int64], key_of: NDArray[np.int64]
+) -> _Images:
+    """Return the images of the rows in `part`; units, and a unit's images, in order of first occurrence."""
+    units, keys = unit_of[part], key_of[part]
+    image_of = codes_of(units * (int(keys.max()) + 1) + keys)
+    unit_of_image = codes_of(units[np.unique(image_of, return_index=True)[1]])
+    order = np.argsort(unit_of_image, kind="stable")
+    place_of = np.argsort(order)[image_of]
+    return _Images(part[np.argsort(place_of, kind="stable")], _starts(place_of), _starts(unit_of_image))
+
+
+def _starts(number_of: NDArray[np.int64], num: int = 0) -> NDArray[np.int64]:
+    """Return where each number 0, 1, … begins if equal numbers lie together, and the end."""
+    return np.concatenate([[0], np.cumsum(np.bincount(number_of, minlength=num))]).astype(np.int64)
+
+
+def _names(rows: PairRows, parts: Sequence[_Images]) -> ArrowColumn | None:
     """Return each image's first name among its rows; None if some image has no name."""
-    names = rows.names or [None] * len(rows.keys)
-    images = [image_rows for part in parts for unit in part.values() for image_rows in unit.values()]
-    first_names = [
-        next((names[row] for row in image_rows if names[row] is not None), None) for image_rows in images
-    ]
-    return None if None in first_names else [encodable(str(name)) for name in first_names]
+    import pyarrow as pa
+
+    if rows.names is None:
+        return None
+    names: list[pa.Array] = []
+    for part in parts:
+        column = rows.names.take(part.rows)
+        image_of = np.repeat(np.arange(len(part.starts) - 1), np.diff(part.starts))
+        named = np.flatnonzero(column.is_valid())
+        images, firsts = np.unique(image_of[named], return_index=True)
+        if len(images) < len(part.starts) - 1:
+            return None
+        names.append(pa.array(map(encodable, values_of(column.take(named[firsts])))))
+    return ArrowColumn(pa.chunked_array(names))
 
 
-def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str, list[int]]]:
+def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[NDArray[np.int64], dict[str, list[int]]]:
     """Return the sound rows, and for each fault the rows that have it."""
-    faults: dict[str, list[int]] = {}
-    for row, fault in enumerate(rows.faults):
-        if not fault and rows.units is not None and not rows.units[row].strip():
-            fault = "missing unit"
-        if not fault and rows.splits is not None and rows.splits[row] not in SPLITS:
-            fault = "split neither train nor test"
-        if not fault and rows.labels is not None and not rows.labels[row].strip():
-            fault = "missing label"
-        faults.setdefault(fault, []).append(row)
-    sound = faults.pop("", [])
+    own_faults = rows.faults.dictionary_encode()
+    kinds, fault_of = own_faults.dictionary.to_pylist(), own_faults.indices.to_numpy().astype(np.int64)
+    rules: list[tuple[str, pa.Array | None, Callable[[str], bool]]] = [
+        ("missing unit", rows.units, _is_blank),
+        ("split neither train nor test", rows.splits, lambda split: split not in SPLITS),
+        ("missing label", rows.labels, _is_blank),
+    ]
+    is_sound = mask_of(rows.faults, "".__eq__)
+    for kind, column, is_broken in rules:
+        if column is not None:
+            broken = is_sound & mask_of(column, is_broken)
+            fault_of[broken], is_sound = len(kinds), is_sound & ~broken
+            kinds.append(kind)
+    faults = {kind: np.flatnonzero(fault_of == number).tolist() for number, kind in enumerate(kinds) if kind}
+    faults = {kind: positions for kind, positions in faults.items() if positions}
     if faults and not skip_corrupt:
         counts = ", ".join(f"{len(faults[fault])} {fault}" for fault in sorted(faults))
         raise RecordsError(
-            f"every row must have a readable image of at most {rows.max_pixels} pixels (--max-image-pixels), "
-            f"a caption of at most {MAX_CAPTION_CHARACTERS} characters and (if used) unit, split and label; "
-            f"faults among {len(rows.faults)} rows: {counts}. Repair or remove them, or pass --skip-corrupt",
+            f"every row must have a readable image of at most {rows.images.request.max_image_pixels} pixels "
+            f"(--max-image-pixels), a caption of at most {MAX_CAPTION_CHARACTERS} characters and (if used) "
+            f"unit, split and label; faults among {len(rows.faults)} rows: {counts}. Repair or remove them, "
+            "or pass --skip-corrupt",
             faults,
         )
-    return sound, faults
+    return np.flatnonzero(is_sound), faults
 
 
-def _labels(rows: PairRows, sound: list[int]) -> tuple[dict[int, int] | None, ClassNames]:
-    """Return the label of each sound row, and the class names, which are empty if all labels are numbers.
+def _is_blank(text: str) -> bool:
+    return not text.strip()
 
-    A step uses no labels; they only serve to score public records.
+
+def _labels(
+    rows: PairRows, sound: NDArray[np.int64], key_of: NDArray[np.int64]
+) -> tuple[NDArray[np.int64] | None, ClassNames]:
+    """Return the label of each row, and the class names, which are empty if all labels are numbers.
+
+    A step uses no labels; they only serve to score public records. Labels of rows that are not sound are 0.
     """
     if rows.labels is None:
         return None, ()
-    texts = [rows.labels[row].strip() for row in sound]
+    texts = [text.strip() for text in values_of(rows.labels.take(sound))]
     are_numbers = all(text.isdecimal() and len(text) <= 18 for text in texts)
-    values = np.array([int(text) for text in texts]) if are_numbers else np.array(texts)
-    (indices,), class_names = class_indices([values])
+    (indices,), class_names = class_indices([np.array(list(map(int, texts)) if are_numbers else texts)])
     assert indices is not None
-    labels_by_image: dict[str, set[int]] = {}
-    for row, label in zip(sound, indices.tolist(), strict=True):
-        labels_by_image.setdefault(rows.keys[row], set()).add(label)
-    num_ambiguous = sum(len(labels) > 1 for labels in labels_by_image.values())
+    labels = np.zeros(len(rows.keys), dtype=np.int64)
+    labels[sound] = indices
+    image_labels = np.unique(np.stack([key_of[sound], indices]), axis=1)
+    num_ambiguous = int((np.bincount(image_labels[0]) > 1).sum())
     if num_ambiguous:
         raise RecordsError(f"an image must have one label; {num_ambiguous} have several in their rows")
-    return dict(zip(sound, indices.tolist(), strict=True)), class_names
-
-
-_Units = dict[str, dict[str, list[int]]]
-
-
-def _images_by_unit(rows: PairRows, sound: list[int]) -> _Units:
-    """Return, for each unit, its images by key, each as the list of its rows."""
-    units: _Units = {}
-    for row in sound:
-        name = rows.keys[row] if rows.units is None else rows.units[row]
-        units.setdefault(name, {}).setdefault(rows.keys[row], []).append(row)
-    return units
+    return labels, class_names
 
 
 def _records(
-    rows: PairRows, units: _Units, labels: dict[int, int] | None, images_of: Callable[[list[int]], Images]
+    rows: PairRows, part: _Images, names: pa.Array, labels: NDArray[np.int64] | None
 ) -> ImageTextRecords:
     """Return one record per unit, each image with the distinct captions of its rows."""
-    images = [image_rows for unit_images in units.values() for image_rows in unit_images.values()]
-    sizes = np.array([len(unit_images) for unit_images in units.values()], dtype=np.int64)
+    first_rows = part.rows[part.starts[:-1]]
+    unit_names = names.take(first_rows[part.unit_starts[:-1]])
     return ImageTextRecords(
-        images=images_of([image_rows[0] for image_rows in images]),
-        captions=tuple(
-            tuple(dict.fromkeys(caption for row in image_rows for caption in rows.captions[row]))
-            for image_rows in images
-        ),
-        ids=ids_from_names(map(encodable, units)),
-        row_starts=None if rows.units is None else np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        labels=None
-        if labels is None
-        else np.array([labels[image_rows[0]] for image_rows in images], dtype=np.int64),
+        images=rows.images.images(rows.image_of[first_rows], 3),
+        captions=_captions(rows, part),
+        ids=ids_from_names(map(encodable, values_of(unit_names))),
+        row_starts=None if rows.units is None else part.unit_starts,
+        labels=None if labels is None else labels[first_rows],
+    )
+
+
+def _captions(rows: PairRows, part: _Images) -> ArrowColumn:
+    """Return the distinct captions of each image, in order of first occurrence."""
+    import pyarrow as pa
+
+    column = combined(rows.captions.take(part.rows))
+    rows_of_images = np.repeat(np.arange(len(part.starts) - 1), np.diff(part.starts))
+    owners = np.repeat(rows_of_images, column.value_lengths().to_numpy())
+    codes, texts = codes_of(column.flatten()), column.flatten()
+    kept = np.sort(np.unique(owners * (len(texts) + 1) + codes, return_index=True)[1])
+    return ArrowColumn(
+        pa.LargeListArray.from_arrays(_starts(owners[kept], len(part.starts) - 1), texts.take(kept))
     )
 
 
@@ -299,9 +344,3 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def stack_images(decoded: list[Any]) -> NDArray[np.uint8]:
-    """Stack images as RGB even if all are grey: towers take colour, and no record may decide the shape."""
-    check_one_size(Counter(image.shape[:2] for image in decoded))
-    return stacked(decoded, 3)

@@ -6,17 +6,15 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from dpgcl_core.errors import ConfigError
-from trainers.data.channels import with_channels
 from trainers.data.dataset import AnyRecords, Dataset, Probe
-from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import load_dataset, split_train_test
 from trainers.data.own_images import label_place
 from trainers.data.pair_options import PairOptions
 from trainers.data.records import Records
+from trainers.data.stored_images import in_channels
 
 
 def load_probes(
@@ -25,7 +23,7 @@ def load_probes(
     *,
     test_fraction: float,
     pairs: PairOptions | None = None,
-    max_image_pixels: int = MAX_IMAGE_PIXELS,
+    **reading: Any,
 ) -> tuple[Probe, ...]:
     """Return the probe data sets of these names, with images in the shape of `dataset`.
 
@@ -42,13 +40,7 @@ def load_probes(
             f"got {', '.join(short_names)}. Rename the files"
         )
     return tuple(
-        load_probe(
-            name,
-            image_shape=dataset.image_shape,
-            test_fraction=test_fraction,
-            pairs=pairs,
-            max_image_pixels=max_image_pixels,
-        )
+        load_probe(name, image_shape=dataset.image_shape, test_fraction=test_fraction, pairs=pairs, **reading)
         for name in names
     )
 
@@ -59,20 +51,20 @@ def load_probe(
     image_shape: tuple[int, int, int],
     test_fraction: float,
     pairs: PairOptions | None = None,
-    max_image_pixels: int = MAX_IMAGE_PIXELS,
+    **reading: Any,
 ) -> Probe:
     """Return a public labelled data set to score features on.
 
     Its images are resized to the training data's square, and converted to the training data's channels, see
     `with_channels`. Index and queries are its own training and test split, if it has one. For images with
-    captions, the images and labels are used, all in memory.
+    captions, the images and labels are used.
 
     Args:
       name: a name that `trainers.data.load_dataset` accepts.
       image_shape: (channels, height, width) of the training data.
       test_fraction: the share of its records that are scored, if it has no split of its own.
       pairs: how images with captions are read; options that do not apply to this data set are ignored.
-      max_image_pixels: as for `load_dataset`.
+      reading: `max_image_pixels`, `in_memory` and `index_folder` for `load_dataset`.
 
     Raises:
       ConfigError: its records have no labels, or the training images are not square.
@@ -85,7 +77,7 @@ def load_probe(
             f"{height} × {width} pixels. Pass --image-size"
         )
     fitting = None if pairs is None else pairs.fitting(name)
-    dataset = load_dataset(name, image_size=height, pairs=fitting, max_image_pixels=max_image_pixels)
+    dataset = load_dataset(name, image_size=height, pairs=fitting, **reading)
     index, queries = split_train_test(dataset, test_fraction)
     if index.labels is None or queries.labels is None:
         raise ConfigError(f"probe_datasets need labels, for k-NN and linear probe. Add {label_place(name)}")
@@ -105,7 +97,7 @@ def probe_name(dataset: str) -> str:
 
 def _image_records(records: AnyRecords, channels: int) -> Records:
     records = records.one_row_each()
+    images = in_channels(records.images, channels)
     if isinstance(records, Records):
-        return dataclasses.replace(records, images=with_channels(records.images, channels))
-    images = with_channels(records.images[np.arange(len(records))], channels)
+        return dataclasses.replace(records, images=images)
     return Records(images=images, ids=records.ids, labels=records.labels)

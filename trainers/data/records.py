@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import Ids
 from trainers.data.rows import check_row_starts, row_of_each, rows_of
+from trainers.data.stored_images import Images, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,14 +20,14 @@ class RecordsOfRows:
     """Records of any kind, each with contiguous rows; one record is one privacy unit.
 
     Attributes:
-      images: uint8 `[num_rows, channels, height, width]`; a record's rows lie together.
+      images: uint8 `[num_rows, channels, height, width]`, in memory or stored; a record's rows lie together.
       ids: uint64 `[num_records]`, stable under adding or removing other records.
       labels: int64 `[num_rows]`, or None.
       row_starts: int64 `[num_records + 1]`: record i has the rows from `row_starts[i]` up to, but not
         including, `row_starts[i + 1]`; None if every record has one row.
     """
 
-    images: Any
+    images: Images
     ids: Ids
     labels: NDArray[np.int64] | None = None
     row_starts: NDArray[np.int64] | None = None
@@ -48,10 +49,7 @@ class RecordsOfRows:
 
     def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
         """Return each record's image at `step`, chosen by the public seed, `[n, channels, height, width]`."""
-        images: NDArray[np.uint8] = self.images[
-            row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)
-        ]
-        return images
+        return self.images[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]
 
     def _check_columns(self) -> None:
         num_rows = self.images.shape[0]
@@ -63,30 +61,29 @@ class RecordsOfRows:
 
     def _columns_at(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """Return the per-row fields at `rows`; images that are stored on disk are not read."""
-        images = self.images
         return {
-            "images": images[rows] if isinstance(images, np.ndarray) else images.select(rows),
+            "images": select(self.images, rows),
             "labels": None if self.labels is None else self.labels[rows],
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Records(RecordsOfRows):
-    """Records in memory.
+    """Images, perhaps with labels.
 
     Attributes:
       classes_from_data: whether labels are indices in the list of this data set's own classes: adding one
         record can then change the labels of others.
     """
 
-    images: NDArray[np.uint8]
     classes_from_data: bool = False
 
     def __post_init__(self) -> None:
-        if self.images.dtype != np.uint8 or self.images.ndim != 4:
+        images = self.images
+        if isinstance(images, np.ndarray) and (images.dtype != np.uint8 or images.ndim != 4):
             raise DataError(
                 "images must be uint8 [num_rows, channels, height, width]; "
-                f"got {self.images.dtype} with {self.images.ndim} axes"
+                f"got {images.dtype} with {images.ndim} axes"
             )
         self._check_columns()
 

@@ -19,6 +19,8 @@ class Request:
       pairs: how images with captions are read.
       has_captions: whether these data have captions.
       max_image_pixels: largest allowed image as stored; a larger one is never decoded.
+      in_memory: whether pixels are kept in memory; None: if they take at most a quarter of what is free.
+      index_folder: the folder of the index of images that stay in files; None: a folder next to them.
     """
 
     name: str
@@ -27,6 +29,8 @@ class Request:
     pairs: PairOptions
     has_captions: bool
     max_image_pixels: int
+    in_memory: bool | None = None
+    index_folder: Path | None = None
 
     @property
     def path(self) -> Path:

@@ -1,11 +1,7 @@
 """`webdataset:PATH`: image-text pairs in tar shards, indexed once, then read by record.
 
-Poisson sampling draws each record independently, so a record must be readable without reading the records
-before it. A shuffled stream of shards, the usual way to read them, does not follow the sampling law that the
-accountant assumes. So every shard is read completely **once** to record each image's place, whether it can be
-decoded, and its captions. These are kept in one index file next to each shard, which is used as long as the
-shard has the same size and modification time. The index holds the captions: it is as private as the shard and
-gets the shard's permissions.
+Every shard is read completely once to record each image's place, whether it can be decoded, and its captions;
+`trainers.data.image_index` keeps these facts. The index holds the captions.
 
 A sample is the files of one name up to its first dot, as in webdataset: one image, captions in `txt` files
 (`txt`, or `0.txt`, `1.txt`, … for several) or in the list `captions` of a `json` file.
@@ -16,133 +12,43 @@ image's bytes and the unit (see `pairs`), not from the names, because writers co
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import itertools
 import json
-import logging
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
-from trainers.data.decoding import IMAGE_SUFFIXES, MAX_IMAGE_PIXELS, decode_each, in_threads
-from trainers.data.faults import RecordsError, check_one_size
-from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault, stack_images
+from trainers.data.columns import combined, values_of
+from trainers.data.decoding import IMAGE_SUFFIXES
+from trainers.data.image_index import IMAGES_AT_ONCE, ImageScan, schema_of, stamps_of
+from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault
 from trainers.data.request import Request
-from trainers.files.durable_files import replacing
 
-_FORMAT = 5
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _MAX_TEXT_BYTES = 2**23
-_IMAGES_AT_ONCE = 256
 _TAR_BLOCK_BYTES = 512
-_log = logging.getLogger(__name__)
+_FIRST_IMAGES = 64
+_LEFT_OUT = b"files left out"
 
 _Member = tuple[str, tuple[int, int]]
 """A file of a sample: its kind (its name after the sample's name), and its (offset, number of bytes)."""
 
 
-class _Sample(NamedTuple):
-    """One sample in a shard's index: its image's place, size and digest, its texts, and its fault if any."""
-
-    offset: int
-    num_bytes: int
-    height: int
-    width: int
-    key: str
-    captions: tuple[str, ...]
-    unit: str
-    fault: str
-
-
-class _ShardIndex(NamedTuple):
-    """A shard's size and modification time, its samples, and `LoadedData.reading_counts` of them."""
-
-    stamp: tuple[int, int]
-    samples: list[_Sample]
-    reading_counts: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardImages:
-    """Images in shards, decoded on access by several threads; see `StoredImages`.
-
-    Attributes:
-      files: the shards.
-      stamps: int64 `[num_shards, 2]`: size in bytes and modification time in nanoseconds when indexed.
-      places: int64 `[num_images, 3]`: shard, offset and number of bytes.
-      height, width: size of every image as returned.
-      image_size: images are resized to this many pixels square, or None.
-      max_pixels: largest allowed image as stored.
-    """
-
-    files: tuple[Path, ...]
-    stamps: NDArray[np.int64]
-    places: NDArray[np.int64]
-    height: int
-    width: int
-    image_size: int | None
-    max_pixels: int = MAX_IMAGE_PIXELS
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(number of images, 3, height, width)."""
-        return len(self.places), 3, self.height, self.width
-
-    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return the images at `rows`, uint8 `[n, 3, height, width]`.
-
-        Raises:
-          RecordsError: some images can no longer be read, or a shard has changed since it was indexed.
-        """
-        wanted = self.places[rows]
-        if len(wanted) == 0:
-            return np.empty((0, *self.shape[1:]), dtype=np.uint8)
-        decoded, _ = decode_each(in_threads(self._read, wanted.tolist()), self.image_size, self.max_pixels)
-        bad = [i for i, image in enumerate(decoded) if isinstance(image, str)]
-        if bad:
-            raise RecordsError(
-                # The message holds no count, which would disclose how many records a step has drawn.
-                "every image must stay readable; some sampled images no longer are. Restore the shards",
-                {"rows": bad},
-            )
-        return stack_images(decoded)
-
-    def select(self, rows: NDArray[np.int64]) -> ShardImages:
-        """Return the same store with only the images at `rows`, without reading any."""
-        return dataclasses.replace(self, places=self.places[rows])
-
-    def _read(self, place: list[int]) -> bytes:
-        # Opening the shard each time costs microseconds, and no handle outlives this call or a fork.
-        shard, offset, size = place
-        try:
-            with self.files[shard].open("rb", buffering=0) as opened:
-                state = os.fstat(opened.fileno())
-                is_same = (state.st_size, state.st_mtime_ns) == tuple(self.stamps[shard].tolist())
-                content = os.pread(opened.fileno(), size, offset) if is_same else None
-        except OSError:
-            content = None
-        if content is None:
-            # The shard's name would disclose information about the records that were drawn.
-            raise RecordsError(
-                "a shard must not change after it was indexed; one has changed. Load the data again",
-                {"shards": [shard]},
-            )
-        return content
-
-
 def load_webdataset(request: Request) -> LoadedData:
-    """Return the pairs of tar shards; the images stay in the shards and are read by record.
+    """Return the pairs of tar shards.
 
     The path is a shard, a folder with shards, or a name with ranges such as `train-{000..011}.tar`. The unit
     is a field of each sample's json file.
@@ -151,40 +57,44 @@ def load_webdataset(request: Request) -> LoadedData:
       RecordsError: some samples are corrupt (their positions are in `details`), or images differ in size.
       DataError: there are no shards, or one cannot be read as a whole.
     """
-    image_size, max_pixels, unit_field = request.image_size, request.max_image_pixels, request.pairs.unit
-    files = _shards(request.path)
-    indices = [_read_or_build_index(file, unit_field, max_pixels) for file in files]
-    samples = [sample for index in indices for sample in index.samples]
-    shard_of = np.repeat(np.arange(len(files)), [len(index.samples) for index in indices])
-    stamps = np.array([index.stamp for index in indices], dtype=np.int64)
-    rows = PairRows(
-        keys=[sample.key for sample in samples],
-        captions=[sample.captions for sample in samples],
-        faults=[sample.fault for sample in samples],
-        units=None if unit_field is None else [sample.unit for sample in samples],
-        max_pixels=max_pixels,
-        reading_counts=sum((Counter(index.reading_counts) for index in indices), Counter[str]()),
-    )
+    import pyarrow as pa
 
-    def images_of(sound: list[int]) -> ShardImages:
-        height, width = (image_size, image_size) if image_size else _common_size([samples[i] for i in sound])
-        places = [(shard_of[row], samples[row].offset, samples[row].num_bytes) for row in sound]
-        return ShardImages(
-            files=tuple(files),
-            stamps=stamps,
-            places=np.array(places, dtype=np.int64),
-            height=height,
-            width=width,
-            image_size=image_size,
-            max_pixels=max_pixels,
+    files, unit_field = _shards(request.path), request.pairs.unit
+    base, stamps = files[0].parent, stamps_of(files)
+    scan = ImageScan(request, *_first_images(files), folder=base)
+    tables = [
+        scan.part(
+            os.path.relpath(file, base),
+            file,
+            ["webdataset", unit_field],
+            partial(_read_shard, file, unit_field, scan),
         )
+        for file in files
+    ]
+    images = scan.parts(tables, files, stamps)
+    rows = PairRows(
+        keys=pa.array(key.hex() for key in values_of(images.facts["key"])),
+        captions=combined(images.facts["captions"]),
+        faults=combined(images.facts["fault"]),
+        images=images,
+        image_of=np.arange(len(images.facts)),
+        units=None if unit_field is None else combined(images.facts["unit"]),
+        num_left_out=sum(
+            (Counter(json.loads(table.schema.metadata[_LEFT_OUT])) for table in tables), Counter[str]()
+        ),
+    )
+    return assemble(rows, skip_corrupt=request.pairs.skip_corrupt)
 
-    return assemble(rows, images_of, skip_corrupt=request.pairs.skip_corrupt)
 
-
-def _common_size(samples: list[_Sample]) -> tuple[int, int]:
-    check_one_size(Counter((sample.height, sample.width) for sample in samples))
-    return samples[0].height, samples[0].width
+def _first_images(files: Sequence[Path]) -> tuple[int, list[bytes]]:
+    """Return about the number of images in the shards, and the first images; a damaged shard is no error."""
+    images, num_bytes = list[bytes](), 1
+    with suppress(tarfile.TarError, OSError), tarfile.open(files[0], "r:") as archive:
+        for member in itertools.takewhile(lambda _: len(images) < _FIRST_IMAGES, archive):
+            num_bytes = archive.offset
+            if member.name.rpartition(".")[2].lower() in IMAGE_SUFFIXES:
+                images.append(cast(Any, archive.extractfile(member)).read())
+    return len(images) * sum(file.stat().st_size for file in files) // num_bytes, images
 
 
 def _shards(path: Path) -> list[Path]:
@@ -198,60 +108,65 @@ def _shards(path: Path) -> list[Path]:
     return files
 
 
-def _read_or_build_index(file: Path, unit_field: str | None, max_pixels: int) -> _ShardIndex:
-    """Return a shard's stored index if the shard has not changed since, else build and store it."""
-    state = file.stat()
-    stamp = (state.st_size, state.st_mtime_ns)
-    index_file = file.with_name(f".{file.name}.pairs.json")
-    header = [_FORMAT, *stamp, unit_field, max_pixels]
-    with suppress(OSError, ValueError, TypeError):  # absent or damaged: built again
-        stored_header, rows, counts = json.loads(index_file.read_bytes())
-        if stored_header == header:
-            samples = [_Sample(*row) for row in rows]
-            samples = [sample._replace(captions=tuple(sample.captions)) for sample in samples]
-            return _ShardIndex(stamp, samples, counts)
-    samples, counts = _read_shard(file, unit_field, max_pixels)
-    try:
-        with replacing(index_file) as out:
-            os.fchmod(out.fileno(), state.st_mode & 0o666)
-            out.write(json.dumps([header, samples, counts]).encode())
-    except OSError:
-        _log.warning("a shard's index could not be saved, so it is built each time. Make its folder writable")
-    return _ShardIndex(stamp, samples, counts)
+def _read_shard(
+    file: Path, unit_field: str | None, scan: ImageScan
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Return the columns of a shard's samples, with the number of left-out files, and its samples."""
+    import pyarrow as pa
+
+    members, left_out = _members(file)
+    texts = {"captions": pa.list_(pa.string()), "unit": pa.string()}
+    schema = schema_of(offset=pa.uint64(), num_bytes=pa.uint32(), key=pa.binary(16), **texts)
+    schema = schema.with_metadata({_LEFT_OUT: json.dumps(left_out)})
+    return schema, _samples(file, members, unit_field, scan, schema)
 
 
-def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> tuple[list[_Sample], Counter[str]]:
-    """Return a shard's samples in the order of their first files, and its `LoadedData.reading_counts`."""
-    members, counts = _members(file)
-    samples = []
+def _samples(
+    file: Path,
+    members: dict[str, list[_Member]],
+    unit_field: str | None,
+    scan: ImageScan,
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """Yield a shard's samples in the order of their first files."""
+    import pyarrow as pa
+
+    names = iter(members)
     with file.open("rb", buffering=0) as opened:
 
         def read(place: tuple[int, int]) -> bytes:
             return os.pread(opened.fileno(), place[1], place[0])
 
-        names = iter(members)
-        while chunk := list(itertools.islice(names, _IMAGES_AT_ONCE)):
+        while chunk := list(itertools.islice(names, IMAGES_AT_ONCE)):
             images = [[place for kind, place in members[n] if kind in IMAGE_SUFFIXES] for n in chunk]
             encoded = [read(places[0]) if len(places) == 1 else b"" for places in images]
-            decoded, conversions = decode_each(encoded, None, max_pixels)
-            counts += conversions
-            for name, places, content, image in zip(chunk, images, encoded, decoded, strict=True):
-                places_of_texts = [(kind, place) for kind, place in members[name] if _is_text(kind)]
-                is_large = any(size > _MAX_TEXT_BYTES for _, (_, size) in places_of_texts)
-                texts = {} if is_large else {kind: read(place) for kind, place in places_of_texts}
-                captions, unit, fault = _parse_texts(texts, unit_field)
-                fault = "text too large" if is_large else fault
+            columns = scan.facts(encoded)
+            texts = [_texts(members[name], read, unit_field) for name in chunk]
+            for row, (name, places) in enumerate(zip(chunk, images, strict=True)):
                 kinds = [kind for kind, _ in members[name]]
+                fault = texts[row][2]
                 if len(places) != 1:
                     fault = "several images" if places else "missing image"
                 elif len(set(kinds)) < len(kinds):  # one would silently replace the other
                     fault = "several files of one kind"
-                fault = fault or (f"{image} image" if isinstance(image, str) else "")
-                offset, num_bytes = places[0] if places else (0, 0)
-                height, width = (0, 0) if isinstance(image, str) else image.shape[:2]
-                key = hashlib.blake2b(content, digest_size=16).hexdigest()
-                samples.append(_Sample(offset, num_bytes, height, width, key, captions, unit, fault))
-    return samples, counts
+                image_fault = columns["fault"][row]
+                columns["fault"][row] = fault or (f"{image_fault} image" if image_fault else "")
+            columns["offset"] = [places[0][0] if places else 0 for places in images]
+            columns["num_bytes"] = [places[0][1] if places else 0 for places in images]
+            columns["key"] = [hashlib.blake2b(content, digest_size=16).digest() for content in encoded]
+            columns["captions"] = [captions for captions, _, _ in texts]
+            columns["unit"] = [unit for _, unit, _ in texts]
+            yield pa.RecordBatch.from_pydict(columns, schema)
+
+
+def _texts(
+    files: list[_Member], read: Callable[[tuple[int, int]], bytes], unit_field: str | None
+) -> tuple[tuple[str, ...], str, str]:
+    """Return a sample's captions and unit, and the fault of its texts, "" if there is none."""
+    places = [(kind, place) for kind, place in files if _is_text(kind)]
+    if any(size > _MAX_TEXT_BYTES for _, (_, size) in places):
+        return (), "", "text too large"
+    return _parse_texts({kind: read(place) for kind, place in places}, unit_field)
 
 
 def _members(file: Path) -> tuple[dict[str, list[_Member]], Counter[str]]:

@@ -22,7 +22,8 @@ from trainers.data.dataset import AnyRecords, Dataset, captions_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import load_dataset
 from trainers.data.pair_options import PairOptions
-from trainers.data.pairs import Images, caption_fault
+from trainers.data.pairs import caption_fault
+from trainers.data.stored_images import Images
 from trainers.evaluation.features import read_images
 from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pair_scores import PAIRS_AT_ONCE

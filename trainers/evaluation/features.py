@@ -24,7 +24,7 @@ from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import Ids, keyed_uniform
 from trainers.config.nodes import POOLED, EvaluationConfig
 from trainers.data.dataset import AnyRecords
-from trainers.data.pairs import Images
+from trainers.data.stored_images import Images
 from trainers.evaluation.linear_probe import Features, Labels, fit_linear_probe
 from trainers.evaluation.outcomes import Score, auc_score, balanced_score, mean_score, needs_balance
 from trainers.evaluation.readout import read_out
@@ -305,12 +305,11 @@ def view_retrieval(encoder: AnyEncoder, records: AnyRecords, scoring: Scoring) -
       scoring: augmentation and seed of the views, device and batch size; its own records are not used.
     """
     firsts, seconds = [], []
-    images = torch.as_tensor(records.images)
     with frozen(encoder):
         for start in range(0, len(records), scoring.batch_size):
             batch = slice(start, start + scoring.batch_size)
             views = make_views(
-                images[batch].to(scoring.device),
+                read_images(records.images, batch).to(scoring.device),
                 records.ids[batch],
                 config=scoring.view_config,
                 seed=scoring.seed,

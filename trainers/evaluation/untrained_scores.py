@@ -22,7 +22,7 @@ from torch import Tensor
 from dpgcl_core.release.metrics import visible
 from trainers.config.nodes import EvaluationConfig
 from trainers.data.dataset import AnyRecords, TrainingData
-from trainers.data.pairs import Images
+from trainers.data.stored_images import Images
 from trainers.evaluation.features import (
     check_not_empty,
     first_records,

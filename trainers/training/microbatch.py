@@ -7,15 +7,13 @@ result of a training does not depend on it (tested).
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.training import TrainingConfig
+from trainers.files import machine_memory
 from trainers.models.task_networks import AnyEncoder
 from trainers.tasks.task import AnyTask, task_of
 
@@ -109,31 +107,4 @@ def free_memory(device: torch.device) -> int:
     """Return the free bytes of the GPU, or of this machine and container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limits = [_available_on_machine()]
-    limits += [free for free in (_free_in_cgroup(*files) for files in _CGROUP_FILES) if free is not None]
-    return max(0, min(limits))
-
-
-_CGROUP_FILES = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
-
-
-def _available_on_machine() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    except (OSError, StopIteration, ValueError):  # not Linux
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _free_in_cgroup(limit: Path, usage: Path) -> int | None:
-    """Return the free bytes of a control group; None without a control group or a limit."""
-    try:
-        return int(limit.read_text()) - int(usage.read_text())
-    except (OSError, ValueError):  # "max" is no number
-        return None
+    return machine_memory.free_memory()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dpgcl_core.errors import ConfigError
 from trainers.config.tree import leaves
@@ -42,6 +42,10 @@ class DataOptions:
     """Resize images to this square, in pixels."""
     max_image_pixels: int = MAX_IMAGE_PIXELS
     """Maximum pixels of one stored image of your own data, 1 to 178000000; larger ones are not decoded."""
+    in_memory: bool | None = None
+    """Decode your own images into memory; by default if they take at most a quarter of the free memory."""
+    index_folder: Path | None = None
+    """Folder for the index of images that stay in their files; by default .dpgcl-index beside them."""
     test_fraction: float = 0.2
     """Share of public data without a test split that is held out for scoring, by record id. If
     --evaluate-on has no labels, all its records are scored."""
@@ -68,6 +72,12 @@ class DataOptions:
     def modality(self) -> Modality:
         """The kind of a record, as far as the options determine it before the data are loaded."""
         return modality_of_name(self.dataset, self.pairs_of(self.dataset))
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How images are read, as arguments of `load_dataset`; results do not depend on it."""
+        names = ("max_image_pixels", "in_memory", "index_folder")
+        return {name: getattr(self, name) for name in names}
 
     def pairs_of(self, name: str) -> PairOptions:
         """Return the options to read a data set as images with captions: its own ones or class captions."""

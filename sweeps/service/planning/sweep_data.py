@@ -76,7 +76,7 @@ def _load_own(options: DataOptions) -> Dataset:
             image_size=options.image_size,
             unit_column=options.unit_column,
             pairs=options.pairs_of_training,
-            max_image_pixels=options.max_image_pixels,
+            **options.reading,
         )
     except RecordsError as error:
         if not options.are_private:
@@ -109,7 +109,7 @@ def _load(
             options.evaluate_on,
             image_size=options.image_size,
             pairs=options.pairs_of(options.evaluate_on),
-            max_image_pixels=options.max_image_pixels,
+            **options.reading,
         )
         _check_same_kind(dataset, scored_set)
         if scored_set.modality == "image" and scored_set.train.labels is None:
@@ -132,7 +132,7 @@ def _load(
         dataset,
         test_fraction=options.test_fraction,
         pairs=options.pairs,
-        max_image_pixels=options.max_image_pixels,
+        **options.reading,
     )
     if private:
         public = {}

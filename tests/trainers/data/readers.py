@@ -11,7 +11,9 @@ from trainers.data.pairs import LoadedData
 from trainers.data.request import Request
 
 
-def _request(path: Path, options: PairOptions | None, image_size: int | None) -> Request:
+def _request(
+    path: Path, options: PairOptions | None, image_size: int | None, in_memory: bool | None = None
+) -> Request:
     return Request(
         name=f"own:{path}",
         image_size=image_size,
@@ -19,6 +21,7 @@ def _request(path: Path, options: PairOptions | None, image_size: int | None) ->
         pairs=options or PairOptions(),
         has_captions=True,
         max_image_pixels=MAX_IMAGE_PIXELS,
+        in_memory=in_memory,
     )
 
 
@@ -38,4 +41,4 @@ def load_webdataset(
     path: Path, *, unit_field: str | None = None, skip_corrupt: bool = False, image_size: int | None = None
 ) -> LoadedData:
     options = PairOptions(unit=unit_field, skip_corrupt=skip_corrupt)
-    return webdataset.load_webdataset(_request(path, options, image_size))
+    return webdataset.load_webdataset(_request(path, options, image_size, in_memory=False))

@@ -32,7 +32,7 @@ from trainers.data.pair_tables import image_folders
 from trainers.data.pairs import SKIPPED, ImageTextRecords
 from trainers.data.probes import load_probe
 from trainers.data.records import Records
-from trainers.data.webdataset import ShardImages
+from trainers.data.stored_images import StoredImages
 from trainers.training.release import check_release
 
 CAPTIONS = ("one", "two", "three", "four")
@@ -248,9 +248,10 @@ def test_shapes_of_another_form_are_refused(name):
 @pytest.fixture
 def stored(tmp_path, monkeypatch) -> Dataset:
     """Pairs in a shard, of which no image may be read any more."""
-    loaded = load_dataset(write("webdataset", tmp_path, tuple(f"caption {i}" for i in range(40))))
-    assert isinstance(loaded.train.images, ShardImages)
-    monkeypatch.setattr(ShardImages, "__getitem__", lambda *_: pytest.fail("images were read"))
+    name = write("webdataset", tmp_path, tuple(f"caption {i}" for i in range(40)))
+    loaded = load_dataset(name, in_memory=False)
+    assert isinstance(loaded.train.images, StoredImages)
+    monkeypatch.setattr(StoredImages, "__getitem__", lambda *_: pytest.fail("images were read"))
     return loaded
 
 

@@ -18,6 +18,7 @@ from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import ids_from_names
 from tests.trainers.data.readers import load_webdataset
 from trainers.data.faults import RecordsError
+from trainers.data.image_index import INDEX_FOLDER
 from trainers.data.pairs import SKIPPED, ImageTextRecords
 
 SECRET = "secret-words"
@@ -67,7 +68,12 @@ def contents(records: ImageTextRecords) -> dict[int, tuple[bytes, tuple[str, ...
 
 
 def index_of(shard: Path) -> Path:
-    return shard.with_name(f".{shard.name}.pairs.json")
+    return shard.parent / INDEX_FOLDER / f"{shard.name}.arrow"
+
+
+def replace_in_index(shard: Path, old: bytes, new: bytes) -> None:
+    index = index_of(shard)
+    index.write_bytes(index.read_bytes().replace(old, new))
 
 
 def test_every_sample_is_read_with_its_captions(tmp_path):
@@ -97,7 +103,7 @@ def test_reading_one_record_touches_no_other(tmp_path):
     records, state = load_webdataset(shard).train, shard.stat()
     with shard.open("r+b") as opened:
         for row in (0, 1, 3, 4):
-            opened.seek(int(records.images.places[row, 1]))
+            opened.seek(int(records.images.places["offset"][row]))
             opened.write(bytes(40))
     os.utime(shard, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert (records.images[np.array([2])][0] == picture(2).transpose(2, 0, 1)).all()
@@ -168,23 +174,22 @@ def test_another_unit_field_is_not_answered_from_the_index(tmp_path):
 def test_an_index_that_fits_is_used(tmp_path):
     shard = write_shard(tmp_path / "s.tar", [sample(1, "one")])
     load_webdataset(shard)
-    index = index_of(shard)
-    index.write_text(index.read_text().replace('"one"', '"from the index"'))
-    assert load_webdataset(shard).train.captions == (("from the index",),)
+    replace_in_index(shard, b"one", b"ONE")
+    assert load_webdataset(shard).train.captions == (("ONE",),)
 
 
 @pytest.mark.parametrize("change", ["content", "time", "damage", "format"])
 def test_an_index_that_does_not_fit_is_built_again(change, tmp_path):
     shard = write_shard(tmp_path / "s.tar", [sample(1, "one")])
     load_webdataset(shard)
+    replace_in_index(shard, b"one", b"ONE")
     index = index_of(shard)
-    index.write_text(index.read_text().replace('"one"', '"stale"'))
     if change == "content":
         write_shard(shard, [sample(1, "one"), sample(2, "two")])
     elif change == "time":
         os.utime(shard, ns=(0, 12345))
     else:
-        index.write_text(index.read_text()[:-5] if change == "damage" else "[[0], []]")
+        index.write_bytes(index.read_bytes()[:-5] if change == "damage" else b"no index")
     assert load_webdataset(shard).train.captions[0] == ("one",)
 
 
@@ -197,9 +202,9 @@ def test_an_index_is_no_more_readable_than_its_shard(tmp_path):
 
 def test_an_index_that_cannot_be_kept_is_no_error(tmp_path, caplog):
     shard = write_shard(tmp_path / "s.tar", [sample(1, "one")])
-    index_of(shard).mkdir()  # in the place of the file
+    index_of(shard).parent.write_text("in the place of the folder")
     assert len(load_webdataset(shard).train) == 1
-    assert "Make its folder writable" in caplog.text
+    assert "Make the folder of the data writable" in caplog.text
 
 
 def test_a_shard_that_changed_after_loading_is_refused(tmp_path):
@@ -208,7 +213,7 @@ def test_a_shard_that_changed_after_loading_is_refused(tmp_path):
     write_shard(shard, [sample(2, "two"), sample(1, "one")])
     with pytest.raises(RecordsError, match="must not change after it was indexed") as caught:
         records.images[np.array([0])]
-    assert caught.value.details == {"shards": [0]}
+    assert caught.value.details == {"files": [0]}
     assert not re.search(r"\d", str(caught.value)), "which shard tells which records were drawn"
 
 

@@ -14,6 +14,7 @@ from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.tasks import IMAGES
+from trainers.files import machine_memory
 from trainers.training import microbatch
 from trainers.training.loop import train
 from trainers.training.microbatch import activation_bytes, free_memory, max_views
@@ -116,7 +117,7 @@ def test_free_memory_is_at_most_what_the_control_group_leaves(
 ) -> None:
     (tmp_path / "max").write_text("1000\n")
     (tmp_path / "current").write_text("400\n")
-    monkeypatch.setattr(microbatch, "_CGROUP_FILES", ((tmp_path / "max", tmp_path / "current"),))
+    monkeypatch.setattr(machine_memory, "_CGROUP_FILES", ((tmp_path / "max", tmp_path / "current"),))
     assert free_memory(CPU) == 600
 
 
@@ -124,13 +125,13 @@ def test_free_memory_without_a_limit_is_the_machines(monkeypatch: pytest.MonkeyP
     (tmp_path / "max").write_text("max\n")
     (tmp_path / "current").write_text("400\n")
     files = ((tmp_path / "max", tmp_path / "current"), (tmp_path / "gone", tmp_path / "gone"))
-    monkeypatch.setattr(microbatch, "_CGROUP_FILES", files)
-    monkeypatch.setattr(microbatch, "_available_on_machine", lambda: 12345)
+    monkeypatch.setattr(machine_memory, "_CGROUP_FILES", files)
+    monkeypatch.setattr(machine_memory, "_available_on_machine", lambda: 12345)
     assert free_memory(CPU) == 12345
 
 
 def test_free_memory_is_never_negative(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "max").write_text("400")
     (tmp_path / "current").write_text("1000")
-    monkeypatch.setattr(microbatch, "_CGROUP_FILES", ((tmp_path / "max", tmp_path / "current"),))
+    monkeypatch.setattr(machine_memory, "_CGROUP_FILES", ((tmp_path / "max", tmp_path / "current"),))
     assert free_memory(CPU) == 0

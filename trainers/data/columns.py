@@ -1,0 +1,92 @@
+"""Columns of text as Arrow arrays: a million captions take the bytes of their text, not a million objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS_AT_ONCE = 65_536
+
+
+class ArrowColumn(Sequence[Any]):
+    """An Arrow array as a sequence of Python values, in which a list is a tuple.
+
+    >>> import pyarrow as pa
+    >>> captions = ArrowColumn(pa.array([["a cat", "it sleeps"], ["a dog"]]))
+    >>> captions[0], captions.select(np.array([1])) == (("a dog",),)
+    (('a cat', 'it sleeps'), True)
+    """
+
+    def __init__(self, array: pa.Array | pa.ChunkedArray) -> None:
+        self.array = combined(array)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, row: Any) -> Any:
+        value = self.array[row].as_py()
+        return tuple(value) if isinstance(value, list) else value
+
+    def __iter__(self) -> Iterator[Any]:
+        return (tuple(value) if isinstance(value, list) else value for value in values_of(self.array))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_equal, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def select(self, rows: NDArray[np.int64]) -> ArrowColumn:
+        """Return the values at `rows`."""
+        return ArrowColumn(self.array.take(rows))
+
+
+def _equal(first: Any, second: Any) -> bool:
+    return bool(first == second)
+
+
+def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, with 64-bit offsets so that it may exceed 2 GB."""
+    import pyarrow as pa
+
+    kinds = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    kinds[pa.list_(pa.string())] = pa.large_list(pa.large_string())
+    column = column.cast(kinds.get(column.type, column.type))
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def text_column(values: Iterable[Any]) -> pa.Array:
+    """Return values as text, or None, in a column that also holds text that is not valid Unicode."""
+    import pyarrow as pa
+
+    return pa.array(
+        (None if value is None else str(value).encode("utf-8", "surrogatepass") for value in values),
+        pa.large_binary(),
+    )
+
+
+def values_of(column: pa.Array | pa.ChunkedArray) -> Iterator[Any]:
+    """Yield a column's values; values of a `text_column` as text."""
+    is_text = str(column.type) == "large_binary"
+    for start in range(0, len(column), _ROWS_AT_ONCE):
+        for value in column.slice(start, _ROWS_AT_ONCE).to_pylist():
+            yield value.decode("utf-8", "surrogatepass") if is_text and value is not None else value
+
+
+def codes_of(column: pa.Array | pa.ChunkedArray | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a number for each value, equal for equal values, in the order of first occurrence."""
+    import pyarrow as pa
+
+    array = pa.array(column) if isinstance(column, np.ndarray) else combined(column)
+    codes: NDArray[np.int64] = array.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return codes
+
+
+def mask_of(column: pa.Array | pa.ChunkedArray, predicate: Callable[[Any], bool]) -> NDArray[np.bool_]:
+    """Return whether each value of a column satisfies a predicate."""
+    return np.fromiter(map(predicate, values_of(column)), dtype=np.bool_, count=len(column))

@@ -1,0 +1,425 @@
+"""The index of images that stay in their files: built once, by decoding every image once.
+
+Images are decoded into memory if all of them take at most a quarter of the free memory, or if the user says
+so. Otherwise only facts are kept: each image's place, size and fault. They are written to an index, in one
+Arrow file for each shard or table, or for some thousand image files, so that an interrupted reading goes on
+and a data set that grows is not read again. An index is used as long as the files have the same size and
+modification time. It is as private as the data, and has their permissions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import DataError
+from trainers.data.columns import combined
+from trainers.data.decoding import (
+    CONVERSIONS,
+    decode_image,
+    header_size,
+    in_threads,
+    prepare_decoders,
+    stacked,
+)
+from trainers.data.faults import check_one_size
+from trainers.data.request import Request
+from trainers.data.stored_images import PLACE, Images, StoredImages
+from trainers.files.durable_files import replacing
+from trainers.files.machine_memory import free_memory
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+INDEX_FOLDER = ".dpgcl-index"
+IMAGES_AT_ONCE = 256
+_FORMAT = 1
+_FILES_PER_PART = 8192
+_SAMPLE = 64
+_SECONDS_BETWEEN_LINES = 10.0
+_NO_FILE = (-1, -1)
+_log = logging.getLogger(__name__)
+
+Source = bytes | Path | None
+"""An encoded image, its file, or None if it is missing."""
+
+
+def schema_of(**columns: pa.DataType) -> pa.Schema:
+    """Return the schema of an index with the facts of each image and further columns."""
+    import pyarrow as pa
+
+    facts = {"height": pa.uint32(), "width": pa.uint32(), "is_grey": pa.bool_()}
+    return pa.schema(facts | {"conversions": pa.uint8(), "fault": pa.string()} | columns)
+
+
+class ImageScan:
+    """One pass over all images of a data set, each decoded once.
+
+    Attributes:
+      request: the data to read.
+      keeps_pixels: whether the pixels stay in memory; else the index is read or built.
+      decoded: each image in the order of the scan, or the name of its fault; empty without pixels.
+    """
+
+    def __init__(self, request: Request, num_images: int, first: Iterable[Source], folder: Path) -> None:
+        """Choose where the pixels stay.
+
+        Args:
+          request: the data to read.
+          num_images: the number of images, at least approximately.
+          first: some images; the size of the first readable one is taken as the size of all.
+          folder: the folder of the data, which the index goes into.
+        """
+        self.request = request
+        self.keeps_pixels = request.in_memory
+        self.decoded: list[Any] = []
+        self._folder = request.index_folder or folder / INDEX_FOLDER
+        self._num_images, self._num_read, self._started = num_images, 0, time.monotonic()
+        self._printed = self._started
+        if self.keeps_pixels is None:
+            size = request.image_size
+            sizes = (header_size(source) for source in first if source is not None)
+            pixels = size * size if size else next((h * w for h, w in sizes if h), 0)
+            self.keeps_pixels = 3 * pixels * num_images <= free_memory() // 4
+
+    def facts(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """Decode images in several threads, and return the facts of each by column; see `schema_of`."""
+        limit, size = self.request.max_image_pixels, self.request.image_size if self.keeps_pixels else None
+        prepare_decoders()
+        results = in_threads(lambda source: decode_image(source, size, limit), sources)
+        if self.keeps_pixels:
+            self.decoded += [image for image, _ in results]
+        self._show_progress(len(results))
+        shapes = [(0, 0, 0) if isinstance(image, str) else image.shape for image, _ in results]
+        return {
+            "height": np.array([shape[0] for shape in shapes], dtype=np.uint32),
+            "width": np.array([shape[1] for shape in shapes], dtype=np.uint32),
+            "is_grey": [len(shape) == 2 for shape in shapes],
+            "conversions": np.array(
+                [sum(1 << CONVERSIONS.index(kind) for kind in kinds) for _, kinds in results], dtype=np.uint8
+            ),
+            "fault": [image if isinstance(image, str) else "" for image, _ in results],
+        }
+
+    def part(
+        self,
+        name: str,
+        file: Path,
+        key: Sequence[Any],
+        read: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch]]],
+    ) -> pa.Table:
+        """Return the rows of one shard or table, from its index if the file has not changed since.
+
+        Args:
+          name: a name for the index file, different for each part.
+          file: the file that the rows come from.
+          key: the options that decide what `read` returns.
+          read: function that reads the file, and returns the columns and the rows. Rows come from `facts`.
+            With a column `content` the index holds the encoded images.
+
+        Raises:
+          DataError: the index would hold the encoded images, and cannot be written.
+        """
+        import pyarrow as pa
+
+        state = file.stat()
+        header = json.dumps([_FORMAT, state.st_size, state.st_mtime_ns, self.request.max_image_pixels, *key])
+        path = self.index_file(name)
+        with self._locked(path):
+            table = None if self.keeps_pixels else _read_index(path, header)
+            if table is not None:
+                self._num_read += len(table)
+                return table
+            schema, rows = read()
+            if not self.keeps_pixels:
+                named = schema.with_metadata({**(schema.metadata or {}), "header": header})
+                if self._write(path, named, rows, state.st_mode) and (table := _read_index(path, header)):
+                    return table
+                _, rows = read()  # anew: some rows may have been taken before the disk was full
+            return pa.Table.from_batches(rows, schema)
+
+    def index_file(self, name: str) -> Path:
+        """Return the index file of a part with this name, or with the relative path of its file as name."""
+        return self._folder / f"{quote(name, safe='')}.arrow"
+
+    def _locked(self, path: Path) -> AbstractContextManager[Any]:
+        """Return a lock on a part, so that two sweeps do not build it at once."""
+        if self.keeps_pixels:
+            return nullcontext()
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        is_writable = path.parent.is_dir() and os.access(path.parent, os.W_OK)
+        return FileLock(f"{path}.lock") if is_writable else nullcontext()
+
+    def files(self, base: Path, names: pa.Array) -> ScannedImages:
+        """Return the images in files; `names` is a `file_column` of paths, relative to `base` or absolute."""
+        import pyarrow as pa
+
+        schema = schema_of(name=pa.large_binary(), num_bytes=pa.int64(), modified=pa.int64())
+        num_parts = 1 << (0 if self.keeps_pixels else (len(names) // _FILES_PER_PART).bit_length())
+        # A file's part is a function of its name, so that a new file changes one part of the index.
+        part_of = np.fromiter((zlib.crc32(n) % num_parts for n in _raw(names)), np.int64, len(names))
+        order = np.argsort(part_of, kind="stable")
+        bounds = np.searchsorted(part_of[order], np.arange(num_parts + 1))
+        tables = [
+            self._files_part(f"files-{num_parts:x}-{part:x}", base, names.take(order[first:end]), schema)
+            for part, (first, end) in enumerate(itertools.pairwise(bounds))
+        ]
+        inverse = np.empty_like(order)
+        inverse[order] = np.arange(len(order))
+        facts = pa.concat_tables(tables)
+        facts = facts if num_parts == 1 else facts.take(inverse)
+        facts = facts.combine_chunks()
+        stamps = np.stack([_array(facts, "num_bytes"), _array(facts, "modified")], axis=1)
+        places = np.zeros(len(names), dtype=PLACE)
+        places["file"], places["num_bytes"] = np.arange(len(names)), np.maximum(stamps[:, 0], 0)
+        return self._scanned(facts, FileNames(os.fsencode(base), combined(facts["name"])), stamps, places)
+
+    def parts(
+        self, tables: Sequence[pa.Table], files: Sequence[Path], stamps: NDArray[np.int64]
+    ) -> ScannedImages:
+        """Return the images of all parts; `files` hold the encoded images of each part.
+
+        Args:
+          tables: the parts, as `part` returns them.
+          files: the file of each part that holds its encoded images.
+          stamps: the `stamps_of` the files, taken before they were read.
+        """
+        import pyarrow as pa
+
+        facts = pa.concat_tables(table.replace_schema_metadata() for table in tables)
+        places = np.zeros(len(facts), dtype=PLACE)
+        places["file"] = np.repeat(np.arange(len(files)), list(map(len, tables)))
+        if not self.keeps_pixels:
+            places["offset"], places["num_bytes"] = _array(facts, "offset"), _array(facts, "num_bytes")
+        return self._scanned(facts, list(map(os.fsencode, files)), stamps, places)
+
+    def _scanned(
+        self, facts: pa.Table, files: Sequence[bytes], stamps: NDArray[np.int64], places: NDArray[np.void]
+    ) -> ScannedImages:
+        """Return the images with these facts, in the order of the scan."""
+        decoded = self.decoded if self.keeps_pixels else None
+        return ScannedImages(self.request, facts, decoded, files, stamps, places)
+
+    def _files_part(self, part: str, base: Path, names: pa.Array, schema: pa.Schema) -> pa.Table:
+        """Return the facts of files, from the index for those that have not changed since."""
+        import pyarrow as pa
+
+        paths = [base / os.fsdecode(name) for name in _raw(names)]
+        stamps = [_stamp(path) for path in paths]
+        header = json.dumps([_FORMAT, "files", self.request.max_image_pixels])
+        file, row_of = self.index_file(part), dict[Any, int]()
+        stored = None if self.keeps_pixels else _read_index(file, header)
+        if stored is not None:
+            columns = (_raw(stored["name"]), stored["num_bytes"].to_pylist(), stored["modified"].to_pylist())
+            row_of = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+        keys = [(name, *stamp) for name, stamp in zip(_raw(names), stamps, strict=True)]
+        rows = np.array([row_of.get(key, -1) for key in keys], dtype=np.int64)
+        new = np.flatnonzero(rows < 0)
+        self._num_read += len(rows) - len(new)
+
+        def read_new() -> Iterator[pa.RecordBatch]:
+            for start in range(0, len(new), IMAGES_AT_ONCE):
+                chunk = new[start : start + IMAGES_AT_ONCE]
+                columns = self.facts([paths[row] for row in chunk])
+                columns["name"] = names.take(chunk)
+                columns["num_bytes"] = [stamps[row][0] for row in chunk]
+                columns["modified"] = [stamps[row][1] for row in chunk]
+                yield pa.RecordBatch.from_pydict(columns, schema)
+
+        scanned = pa.Table.from_batches(read_new(), schema)
+        if stored is None or len(new) == len(rows):
+            table = scanned
+        else:
+            rows[new] = len(stored) + np.arange(len(new))
+            table = pa.concat_tables([stored.replace_schema_metadata(), scanned]).take(rows)
+        if not self.keeps_pixels and (len(new) or stored is None or len(stored) > len(rows)):
+            table = table.replace_schema_metadata({"header": header})
+            self._write(file, table.schema, iter(table.to_batches()), base.stat().st_mode)
+        return table.replace_schema_metadata()
+
+    def _write(self, path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], mode: int) -> bool:
+        """Write an index with the permissions of the data, and return whether that was possible."""
+        import pyarrow as pa
+
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as out:
+                os.fchmod(out.fileno(), mode & 0o666)
+                with pa.ipc.new_file(out, schema) as writer:
+                    for batch in batches:
+                        writer.write_batch(batch)
+        except OSError:
+            if "content" in schema.names:
+                raise DataError(
+                    "data that do not fit into memory need an index, which cannot be written next to them. "
+                    "Pass --index-folder, or --in-memory True"
+                ) from None
+            _log.warning(
+                "the index of the images could not be saved, so it is built each time. Make the folder of "
+                "the data writable, or pass --index-folder"
+            )
+            return False
+        return True
+
+    def _show_progress(self, number: int) -> None:
+        """Print the progress on a terminal alone: the number of records may be private."""
+        self._num_read += number
+        now = time.monotonic()
+        if self.keeps_pixels or now - self._printed < _SECONDS_BETWEEN_LINES or not sys.stderr.isatty():
+            return
+        self._printed, rate = now, self._num_read / (now - self._started)
+        left = max(0, self._num_images - self._num_read) / rate
+        print(
+            f"Indexing: {self._num_read:,} of about {self._num_images:,} images, {rate:,.0f} a second, about "
+            f"{left / 60:.0f} min left",
+            file=sys.stderr,
+        )
+
+
+@dataclass(frozen=True)
+class ScannedImages:
+    """Images after a scan, in its order.
+
+    Attributes:
+      request: the data to read.
+      facts: the columns of `schema_of`, one row for each image.
+      decoded: each image or the name of its fault, or None if the images stay in their files.
+      files, stamps, places: as in `StoredImages`.
+    """
+
+    request: Request
+    facts: pa.Table
+    decoded: list[Any] | None
+    files: Sequence[bytes]
+    stamps: NDArray[np.int64]
+    places: NDArray[np.void]
+
+    @property
+    def reading_counts(self) -> Counter[str]:
+        """How many images were converted, by kind."""
+        flags = _array(self.facts, "conversions")
+        return +Counter({kind: int((flags >> bit & 1).sum()) for bit, kind in enumerate(CONVERSIONS)})
+
+    def images(self, rows: NDArray[np.int64], channels: int) -> Images:
+        """Return the images at `rows`, none of them faulty, with this number of channels.
+
+        The pixels in `decoded` are released.
+
+        Raises:
+          RecordsError: the images differ in size.
+        """
+        size = self.request.image_size
+        heights, widths = _array(self.facts, "height")[rows], _array(self.facts, "width")[rows]
+        if not size or self.decoded is not None:
+            sizes, counts = np.unique(np.stack([heights, widths]), axis=1, return_counts=True)
+            check_one_size(
+                Counter({(int(h), int(w)): int(n) for h, w, n in zip(*sizes, counts, strict=True)})
+            )
+        if self.decoded is not None:
+            return stacked([self.decoded[row] for row in rows], channels)
+        return StoredImages(
+            files=self.files,
+            stamps=self.stamps,
+            places=self.places[rows],
+            channels=channels,
+            height=size or int(heights[0]),
+            width=size or int(widths[0]),
+            image_size=size,
+            max_pixels=self.request.max_image_pixels,
+        )
+
+
+@dataclass(frozen=True)
+class FileNames(Sequence[bytes]):
+    """The paths of files as bytes: their folder, and a column of names, relative to it or absolute."""
+
+    folder: bytes
+    names: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, number: Any) -> Any:
+        return os.path.join(self.folder, self.names[number].as_py())
+
+
+def file_column(names: Iterable[str]) -> pa.Array:
+    """Return paths of files as the bytes that the operating system knows them by."""
+    import pyarrow as pa
+
+    def encoded(name: str) -> bytes:
+        try:
+            return os.fsencode(name)
+        except UnicodeEncodeError:  # no file can have this name
+            return name.encode("utf-8", "surrogatepass")
+
+    return pa.array(map(encoded, names), pa.large_binary())
+
+
+def stamps_of(files: Iterable[Path]) -> NDArray[np.int64]:
+    """Return the size in bytes and modification time in nanoseconds of files, `[num_files, 2]`."""
+    return np.array([_stamp(file) for file in files], dtype=np.int64).reshape(-1, 2)
+
+
+def _array(table: pa.Table, column: str) -> NDArray[Any]:
+    values: NDArray[Any] = table[column].to_numpy()
+    return values
+
+
+def _raw(names: pa.Array) -> Iterator[bytes]:
+    return (name for start in range(0, len(names), 65_536) for name in names.slice(start, 65_536).to_pylist())
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        state = path.stat()
+    except (OSError, ValueError):
+        return _NO_FILE
+    return state.st_size, state.st_mtime_ns
+
+
+def _read_index(path: Path, header: str) -> pa.Table | None:
+    """Return an index by memory map; None if it is absent, damaged, or of other files or options."""
+    import pyarrow as pa
+
+    with suppress(OSError, pa.ArrowException):
+        content = pa.memory_map(str(path)).read_buffer()
+        table = pa.ipc.open_file(content).read_all()
+        if (table.schema.metadata or {}).get(b"header") == header.encode():
+            table.validate(full=True)
+            return _with_places(table, content.address) if "content" in table.column_names else table
+    return None
+
+
+def _with_places(table: pa.Table, start: int) -> pa.Table:
+    """Return a mapped index with the places of the encoded images in it, instead of the images.
+
+    Args:
+      table: the index; its column `content` holds the images.
+      start: the address that the file is mapped at.
+    """
+    offsets, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
+    for chunk in table["content"].chunks:
+        _, bounds, data = chunk.buffers()
+        ends = np.frombuffer(bounds, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+        offsets.append((ends[:-1] + (data.address - start)).astype(np.uint64))
+        sizes.append(np.diff(ends).astype(np.uint32))
+    table = table.drop_columns("content").append_column("offset", [np.concatenate(offsets)])
+    return table.append_column("num_bytes", [np.concatenate(sizes)])

@@ -1,0 +1,305 @@
+"""Parquet files of images or pairs: their columns, and their images, which are encoded bytes or paths."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import DataError, DpgclError
+from trainers.data.columns import codes_of, text_column, values_of
+from trainers.data.decoding import content_digest, in_threads
+from trainers.data.faults import RecordsError
+from trainers.data.image_index import (
+    IMAGES_AT_ONCE,
+    ImageScan,
+    ScannedImages,
+    file_column,
+    schema_of,
+    stamps_of,
+)
+from trainers.data.request import Request
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_FIRST_IMAGES = 64
+
+
+@dataclass(frozen=True)
+class RowImages:
+    """The images of rows.
+
+    Attributes:
+      scanned: the images.
+      image_of: the image of each row.
+      digests: of each row the digest of its image or, of images alone, of image and label; None if the rows
+        hold paths.
+      paths: the path of each row's image; None if some rows hold bytes.
+    """
+
+    scanned: ScannedImages
+    image_of: NDArray[np.int64]
+    digests: pa.Array | None = None
+    paths: Sequence[str | None] | None = None
+
+
+def scan_files(request: Request, base: Path, keys: pa.Array, paths: Sequence[str | None]) -> RowImages:
+    """Return the images at `paths`, relative to `base` or absolute; rows with one key have one image."""
+    image_of = codes_of(keys)
+    rows = np.unique(image_of, return_index=True)[1].tolist()
+    first = (base / path for path in (paths[row] for row in rows[:_FIRST_IMAGES]) if path)
+    scan = ImageScan(request, len(rows), first, base)
+    return RowImages(scan.files(base, file_column(paths[row] or "" for row in rows)), image_of, paths=paths)
+
+
+def scan_parquet(request: Request, files: Sequence[Path], column: str, label: str | None = None) -> RowImages:
+    """Return the images in a column of parquet files.
+
+    If there are no captions, some rows may hold bytes and others paths.
+
+    Args:
+      request: the data to read.
+      files: all files.
+      column: the column of the images.
+      label: the column of the labels that digests include.
+
+    Raises:
+      RecordsError: some files cannot be read; their positions are in the error's details.
+      DataError: the column holds something else, or pairs mix bytes and paths.
+    """
+    base = base_folder(request.path)
+    if _hold_only_paths(files, column):
+        paths = [v or None for v in values_of(read_parquet(files, {column}).column(column))]
+        paths = [v["path"] if isinstance(v, dict) else v for v in paths]
+        keys = image_keys(paths, base) if request.has_captions else paths
+        return scan_files(request, base, text_column(key or "" for key in keys), paths)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    num_images = sum(pq.read_metadata(file).num_rows for file in files)
+    scan = ImageScan(request, num_images, _first_contents(files[0], column, base), base)
+    content = {} if scan.keeps_pixels else {"content": pa.large_binary()}
+    schema, names = schema_of(digest=pa.binary(), **content), [os.path.relpath(file, base) for file in files]
+    key = ["parquet", request.has_captions, column, label]
+    tables, unreadable = [], []
+    for position, (name, file) in enumerate(zip(names, files, strict=True)):
+        rows = partial(_read_images, file, column, label, request.has_captions, base, scan, schema)
+        try:
+            tables.append(scan.part(name, file, key, lambda rows=rows: (schema, rows())))  # type: ignore[misc]
+        except DpgclError:
+            raise
+        except parquet_read_errors():
+            unreadable.append(position)
+    _refuse_unreadable(unreadable, len(files))
+    holders = files if scan.keeps_pixels else [scan.index_file(name) for name in names]
+    scanned = scan.parts(tables, holders, stamps_of(holders))
+    return RowImages(scanned, np.arange(len(scanned.facts)), digests=scanned.facts["digest"])
+
+
+def _hold_only_paths(files: Sequence[Path], column: str) -> bool:
+    """Whether no row of the files holds an encoded image."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for file in files:
+        with suppress(*parquet_read_errors()), pq.ParquetFile(file) as table:
+            kind = table.schema_arrow.field(column).type
+            if kind in (pa.string(), pa.large_string()):
+                continue
+            if not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
+                return False
+            for number in range(table.num_row_groups):
+                if has_all_bytes(table.metadata.row_group(number), column):
+                    return False
+                values = table.read_row_group(number, columns=[f"{column}.bytes"])
+                if any(value["bytes"] for name in values.column_names for value in values[name].to_pylist()):
+                    return False
+    return True
+
+
+def _first_contents(file: Path, column: str, base: Path) -> Iterator[bytes | Path | None]:
+    """Yield the first images of a file."""
+    import pyarrow.parquet as pq
+
+    with suppress(*parquet_read_errors()), pq.ParquetFile(file) as table:
+        for batch in table.iter_batches(batch_size=_FIRST_IMAGES, columns=[column]):
+            yield from (base / v if isinstance(v, str) else v for v in unpacked(batch.column(column)))
+            return
+
+
+def _read_images(
+    file: Path,
+    column: str,
+    label: str | None,
+    are_pairs: bool,
+    base: Path,
+    scan: ImageScan,
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the facts of the images in one file, and the images if the schema has a column for them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file) as table:
+        wanted = [column] if label is None else [column, label]
+        for batch in table.iter_batches(batch_size=IMAGES_AT_ONCE, columns=wanted):
+            values = unpacked(batch.column(column))
+            kinds = {type(value) for value in values} - {type(None)}
+            if kinds - {bytes, str} or (are_pairs and len(kinds) > 1):
+                if are_pairs:
+                    raise DataError(f"parquet column {column} must hold paths or encoded image bytes")
+                raise DataError(
+                    "parquet column image must hold encoded image bytes or paths, plain or as {bytes, path}; "
+                    f"got {batch.column(column).type}"
+                )
+            contents = in_threads(lambda v: _read_or_none(base / v) if isinstance(v, str) else v, values)
+            columns = scan.facts(contents)
+            if are_pairs:
+                columns["digest"] = [
+                    b"" if v is None else hashlib.blake2b(v, digest_size=16).digest() for v in contents
+                ]
+            else:
+                labels = [None] * len(values) if label is None else batch.column(label).to_pylist()
+                columns["digest"] = list(map(content_digest, contents, labels))
+            if "content" in schema.names:
+                columns["content"] = contents
+            yield pa.RecordBatch.from_pydict(columns, schema)
+
+
+def _read_or_none(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except (OSError, ValueError):
+        return None
+
+
+def has_all_bytes(group: pq.RowGroupMetaData, image: str) -> bool:
+    """Whether every image of a row group is stored as bytes, by the group's statistics."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    statistics = [c.statistics for c in columns if c.path_in_schema in (image, f"{image}.bytes")]
+    return any(s and str(s.logical_type.type) == "NONE" and s.null_count == 0 for s in statistics)
+
+
+def base_folder(path: Path) -> Path:
+    """Return the folder that image paths in parquet data are relative to: the given one, or the file's."""
+    return path.parent if path.is_file() else path
+
+
+def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
+    """Return the key of each image: a digest of its bytes, or its path, relative if in `base`, else absolute.
+
+    >>> image_keys(["a.png", "./b/../a.png", "/data/a.png", "../a.png", None], Path("/data"))
+    ['a.png', 'a.png', 'a.png', '/a.png', '']
+    """
+    # A folder that is reached through a link has two absolute paths; the file may contain either.
+    roots = [os.path.join(root, "") for root in (os.path.abspath(base), os.path.realpath(base))]
+
+    def key_of_path(path: str) -> str:
+        absolute = os.path.normpath(os.path.join(roots[0], path))
+        return next((absolute.removeprefix(root) for root in roots if absolute.startswith(root)), absolute)
+
+    return [
+        hashlib.blake2b(image, digest_size=16).hexdigest()
+        if isinstance(image, bytes)
+        else key_of_path(image)
+        if image
+        else ""
+        for image in images
+    ]
+
+
+def parquet_files(path: Path) -> list[Path]:
+    """Return the path itself if it is a parquet file, or the parquet files below a folder in order."""
+    return [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+
+
+def existing_parquet_files(path: Path) -> list[Path]:
+    """Return the parquet files at a path, as `parquet_files` does, but at least one.
+
+    Raises:
+      DataError: there are none.
+    """
+    files = parquet_files(path)
+    if not files:
+        raise DataError(f"parquet:PATH must be a .parquet file or a folder of them; got {str(path)!r}")
+    return files
+
+
+def parquet_read_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that pyarrow raises for a file that is damaged or of an unknown format."""
+    import pyarrow as pa
+
+    return (OSError, ValueError, NotImplementedError, KeyError, pa.ArrowException)
+
+
+def parquet_header(file: Path) -> list[str]:
+    """Return the names of a file's columns.
+
+    Raises:
+      DataError: the file cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    header = None
+    with suppress(*parquet_read_errors()):
+        header = pq.read_schema(file).names
+    if header is None:  # raised outside `with`: the reader's own message could quote the file's content
+        raise DataError("parquet files must be readable; the first one is not")
+    return list(header)
+
+
+def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
+    """Return the rows of all parquet files in order, with the columns among `columns` that the files have.
+
+    Raises:
+      RecordsError: some files cannot be read; their positions are in the error's details.
+      DataError: files differ in these columns or their types, or have a column twice.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables, unreadable = [], []
+    for position, file in enumerate(files):
+        try:
+            with pq.ParquetFile(file) as opened:
+                tables.append(opened.read(columns=sorted({*columns} & {*opened.schema_arrow.names})))
+        except parquet_read_errors():
+            unreadable.append(position)
+    _refuse_unreadable(unreadable, len(files))
+    names = sorted(tables[0].column_names)
+    with suppress(pa.ArrowException):  # files may differ in 32- or 64-bit offsets of a column
+        if all(sorted(table.column_names) == names for table in tables) and len({*names}) == len(names):
+            return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
+    raise DataError(
+        "parquet files must have the same columns of the same types, each only once; check the columns "
+        f"{join_names(list(columns))}"
+    )
+
+
+def unpacked(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column; of a `{bytes, path}` structure the bytes or, without bytes, the path."""
+    values = column.to_pylist()
+    parts = {"bytes", "path"}  # one of them may be missing; other structures are not images
+    return [v.get("bytes") or v.get("path") if isinstance(v, dict) and parts & {*v} else v for v in values]
+
+
+def _refuse_unreadable(unreadable: list[int], num_files: int) -> None:
+    if unreadable:
+        raise RecordsError(
+            f"parquet files must be readable; {len(unreadable)} of {num_files} are not", {"files": unreadable}
+        )
+
+
+def join_names(names: list[str]) -> str:
+    """Return names in order, separated by commas, or `none`."""
+    return ", ".join(sorted(names)) or "none"
