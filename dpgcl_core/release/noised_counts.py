@@ -10,7 +10,7 @@ moves a count by at most 1. This is false for a private index (one record can ch
 first 10,000 records by hash" (a new record displaces another record) and for classes numbered by their
 position in the data set's own list (a new class renumbers the others).
 
-**One trial, disjoint split.** A keyed hash of its id assigns every record, in the same way in all trials,
+**One trial, disjoint split.** Its slot in the slot table assigns every record, in the same way in all trials,
 either to training or to scoring. Guarantee: the trial costs max(ε of training, ε of scoring) at δ. Sketch: if
 the differing record is trained on, the counts are post-processing of the model. If it is scored, the model
 has the same distribution on both data sets, and the k counts are dominated by a Gaussian with noise
