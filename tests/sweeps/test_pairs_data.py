@@ -20,6 +20,7 @@ from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning import sweep_data as service_data
 from tests.sweeps.support import check_ledger, loaded, write_npz
 from trainers.config.tree import replace_options
+from trainers.data import stored_images
 from trainers.data.faults import RecordsError
 from trainers.data.loading import load_dataset
 from trainers.data.pairs import ImageTextRecords
@@ -225,8 +226,9 @@ def test_stored_pictures_are_compared_a_few_at_a_time(
         return read(images, rows)
 
     monkeypatch.setattr(StoredImages, "__getitem__", reading)
-    monkeypatch.setattr(service_data, "_IMAGES_AT_ONCE", 4)
-    load(write_shard(tmp_path / "own" / "own.tar", random_images(10)), evaluate_on="shapes:10")
+    monkeypatch.setattr(stored_images, "_IMAGES_AT_ONCE", 4)
+    own = write_shard(tmp_path / "own" / "own.tar", random_images(10))
+    load(own, evaluate_on="shapes:10", in_memory=False)
     assert (max(asked), sum(asked)) == (4, 10)
 
 

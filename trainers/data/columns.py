@@ -43,7 +43,7 @@ class ArrowColumn(Sequence[Any]):
 
     def select(self, rows: NDArray[np.int64]) -> ArrowColumn:
         """Return the values at `rows`."""
-        return ArrowColumn(self.array.take(rows))
+        return ArrowColumn(taken(self.array, rows))
 
 
 def _equal(first: Any, second: Any) -> bool:
@@ -60,6 +60,12 @@ def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
+def taken(column: pa.Array | pa.ChunkedArray, rows: NDArray[np.int64]) -> pa.Array | pa.ChunkedArray:
+    """Return the values at `rows`; the column itself, without a copy, if these are all rows in order."""
+    are_all = len(rows) == len(column) and bool((rows == np.arange(len(rows))).all())
+    return column if are_all else column.take(rows)
+
+
 def text_column(values: Iterable[Any]) -> pa.Array:
     """Return values as text, or None, in a column that also holds text that is not valid Unicode."""
     import pyarrow as pa
@@ -71,11 +77,14 @@ def text_column(values: Iterable[Any]) -> pa.Array:
 
 
 def values_of(column: pa.Array | pa.ChunkedArray) -> Iterator[Any]:
-    """Yield a column's values; values of a `text_column` as text."""
-    is_text = str(column.type) == "large_binary"
+    """Yield a column's values; values of a `text_column` as text, and digests in hexadecimal."""
+    kind = str(column.type)
     for start in range(0, len(column), _ROWS_AT_ONCE):
         for value in column.slice(start, _ROWS_AT_ONCE).to_pylist():
-            yield value.decode("utf-8", "surrogatepass") if is_text and value is not None else value
+            if value is not None and kind == "large_binary":
+                yield value.decode("utf-8", "surrogatepass")
+            else:
+                yield value.hex() if kind == "fixed_size_binary[16]" else value
 
 
 def codes_of(column: pa.Array | pa.ChunkedArray | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -84,6 +93,7 @@ def codes_of(column: pa.Array | pa.ChunkedArray | NDArray[np.int64]) -> NDArray[
 
     array = pa.array(column) if isinstance(column, np.ndarray) else combined(column)
     codes: NDArray[np.int64] = array.dictionary_encode().indices.to_numpy().astype(np.int64)
+    pa.default_memory_pool().release_unused()  # the dictionary, which can be as large as the column
     return codes
 
 

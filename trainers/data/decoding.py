@@ -289,8 +289,11 @@ def resize_images(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     """Return the results of `function` for all items, in order, computed by several threads."""
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(function, items))
+    all_items, num_threads = list(items), min(16, os.cpu_count() or 1)
+    size = max(1, min(64, len(all_items) // (4 * num_threads)))  # single items would wait for each other
+    parts = [all_items[start : start + size] for start in range(0, len(all_items), size)]
+    with ThreadPoolExecutor(max_workers=num_threads) as pool:
+        return [result for part in pool.map(lambda part: list(map(function, part)), parts) for result in part]
 
 
 def content_ids(images: Iterable[bytes | None], labels: NDArray[Any] | None) -> Ids:

@@ -40,7 +40,7 @@ from trainers.data.decoding import (
 )
 from trainers.data.faults import check_one_size
 from trainers.data.request import Request
-from trainers.data.stored_images import PLACE, Images, StoredImages
+from trainers.data.stored_images import PLACE, Images, StoredImages, stamp_of
 from trainers.files.durable_files import replacing
 from trainers.files.machine_memory import free_memory
 
@@ -53,7 +53,6 @@ _FORMAT = 1
 _FILES_PER_PART = 8192
 _SAMPLE = 64
 _SECONDS_BETWEEN_LINES = 10.0
-_NO_FILE = (-1, -1)
 _log = logging.getLogger(__name__)
 
 Source = bytes | Path | None
@@ -177,10 +176,11 @@ class ImageScan:
         part_of = np.fromiter((zlib.crc32(n) % num_parts for n in _raw(names)), np.int64, len(names))
         order = np.argsort(part_of, kind="stable")
         bounds = np.searchsorted(part_of[order], np.arange(num_parts + 1))
-        tables = [
-            self._files_part(f"files-{num_parts:x}-{part:x}", base, names.take(order[first:end]), schema)
-            for part, (first, end) in enumerate(itertools.pairwise(bounds))
-        ]
+        tables = []
+        for part, (first, end) in enumerate(itertools.pairwise(bounds)):
+            index = self.index_file(f"files-{num_parts:x}-{part:x}")
+            with self._locked(index):
+                tables.append(self._files_part(index, base, names.take(order[first:end]), schema))
         inverse = np.empty_like(order)
         inverse[order] = np.arange(len(order))
         facts = pa.concat_tables(tables)
@@ -217,14 +217,14 @@ class ImageScan:
         decoded = self.decoded if self.keeps_pixels else None
         return ScannedImages(self.request, facts, decoded, files, stamps, places)
 
-    def _files_part(self, part: str, base: Path, names: pa.Array, schema: pa.Schema) -> pa.Table:
+    def _files_part(self, file: Path, base: Path, names: pa.Array, schema: pa.Schema) -> pa.Table:
         """Return the facts of files, from the index for those that have not changed since."""
         import pyarrow as pa
 
         paths = [base / os.fsdecode(name) for name in _raw(names)]
-        stamps = [_stamp(path) for path in paths]
+        stamps = [stamp_of(path) for path in paths]
         header = json.dumps([_FORMAT, "files", self.request.max_image_pixels])
-        file, row_of = self.index_file(part), dict[Any, int]()
+        row_of = dict[Any, int]()
         stored = None if self.keeps_pixels else _read_index(file, header)
         if stored is not None:
             columns = (_raw(stored["name"]), stored["num_bytes"].to_pylist(), stored["modified"].to_pylist())
@@ -375,7 +375,7 @@ def file_column(names: Iterable[str]) -> pa.Array:
 
 def stamps_of(files: Iterable[Path]) -> NDArray[np.int64]:
     """Return the size in bytes and modification time in nanoseconds of files, `[num_files, 2]`."""
-    return np.array([_stamp(file) for file in files], dtype=np.int64).reshape(-1, 2)
+    return np.array([stamp_of(file) for file in files], dtype=np.int64).reshape(-1, 2)
 
 
 def _array(table: pa.Table, column: str) -> NDArray[Any]:
@@ -385,14 +385,6 @@ def _array(table: pa.Table, column: str) -> NDArray[Any]:
 
 def _raw(names: pa.Array) -> Iterator[bytes]:
     return (name for start in range(0, len(names), 65_536) for name in names.slice(start, 65_536).to_pylist())
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        state = path.stat()
-    except (OSError, ValueError):
-        return _NO_FILE
-    return state.st_size, state.st_mtime_ns
 
 
 def _read_index(path: Path, header: str) -> pa.Table | None:

@@ -44,12 +44,14 @@ from trainers.data.parquet_files import (
 )
 from trainers.data.records import Records
 from trainers.data.request import Request
-from trainers.data.stored_images import Images, select
+from trainers.data.stored_images import Images, MappedImages, channels_first, in_parts, select, stamp_of
+from trainers.files.machine_memory import free_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _SPLIT_NAMES = frozenset(("train", "test", "val", "valid", "validation"))
+_ZIP_NAME_SIZES, _ZIP_HEADER_SIZE = 26, 30  # APPNOTE.TXT of PKWARE, 4.3.7: the local header of a file
 _UNREADABLE_NPZ = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
@@ -114,15 +116,18 @@ def load_npz(request: Request) -> LoadedData:
     Raises:
       DataError: the file cannot be read, or its arrays break one of these rules.
     """
-    unit_column = request.unit_column
-    arrays = _read_npz(request.path, unit_column, request.max_image_pixels)
+    arrays = _read_npz(request)
     prefixes = ("train_", "test_") if "train_images" in arrays else ("",)
-    parts = [_npz_part(arrays, prefix, unit_column) for prefix in prefixes if f"{prefix}images" in arrays]
+    parts = [_npz_part(arrays, prefix, request) for prefix in prefixes if f"{prefix}images" in arrays]
     return _to_splits(parts, request.image_size)
 
 
-def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str, NDArray[Any]]:
-    """Return the file's images, labels, ids and units by array name, after checks of size and prefix."""
+def _read_npz(request: Request) -> dict[str, NDArray[Any]]:
+    """Return the file's images, labels, ids and units by array name, after checks of size and prefix.
+
+    Images that do not fit into memory are mapped.
+    """
+    path, unit_column, max_pixels = request.path, request.unit_column, request.max_image_pixels
     if not path.is_file():
         raise DataError(f"npz:PATH must be an existing file; got {str(path)!r}")
     columns = ["images", "labels", "ids", *([unit_column] if unit_column else [])]
@@ -141,7 +146,7 @@ def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str,
                     f"images of npz:PATH must have at most {max_pixels} pixels; got {pixels}. "
                     "Resize them, or raise --max-image-pixels"
                 )
-            arrays = {name: archive[name] for name in member_names if name in names}
+            arrays = {name: _member(archive, name, request) for name in member_names if name in names}
     except DataError:
         raise
     except MemoryError:
@@ -168,6 +173,14 @@ def _pixels_per_image(archive: np.lib.npyio.NpzFile, name: str) -> int:
 
     Raises ValueError if the header declares more values than are stored, since reading would allocate all.
     """
+    shape, _, dtype, member, _ = _header(archive, name)
+    if math.prod(shape) * dtype.itemsize > member.file_size:
+        raise ValueError
+    return math.prod(sorted(shape[1:])[-2:]) if len(shape) in (3, 4) else 0
+
+
+def _header(archive: np.lib.npyio.NpzFile, name: str) -> tuple[Any, bool, Any, zipfile.ZipInfo, int]:
+    """Return an array's shape, whether it is in Fortran order, its type, its member and its header's size."""
     packed = archive.zip
     if packed is None:
         raise ValueError
@@ -175,22 +188,43 @@ def _pixels_per_image(archive: np.lib.npyio.NpzFile, name: str) -> int:
     with packed.open(member) as opened:
         major, _ = np.lib.format.read_magic(opened)
         read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(opened)
-    if math.prod(shape) * dtype.itemsize > member.file_size:
-        raise ValueError
-    return math.prod(sorted(shape[1:])[-2:]) if len(shape) in (3, 4) else 0
+        return *read(opened), member, opened.tell()
 
 
-def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | None) -> _Part:
+def _member(archive: np.lib.npyio.NpzFile, name: str, request: Request) -> NDArray[Any]:
+    """Return an array of the file, mapped if it holds images that do not fit into memory.
+
+    Raises:
+      DataError: images shall stay in their file, and the file is compressed.
+    """
+    shape, is_fortran, dtype, member, header_size = _header(archive, name)
+    fits = request.in_memory
+    if fits is None:
+        fits = member.file_size <= free_memory() // 4
+    if fits or not name.endswith("images"):
+        return archive[name]
+    if member.compress_type != zipfile.ZIP_STORED or is_fortran or dtype != np.uint8:
+        if request.in_memory is None:
+            return archive[name]
+        raise DataError("images stay only in an .npz that is not compressed. Write it with np.savez")
+    with request.path.open("rb") as opened:
+        opened.seek(member.header_offset + _ZIP_NAME_SIZES)
+        sizes_of_name_and_extra = np.frombuffer(opened.read(4), "<u2")
+    start = member.header_offset + _ZIP_HEADER_SIZE + int(sizes_of_name_and_extra.sum()) + header_size
+    return np.memmap(request.path, np.uint8, "r", offset=start, shape=shape)
+
+
+def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, request: Request) -> _Part:
     """Return the split of this prefix; ids come from the units, else from `ids`, else from the content."""
-    images = _channels_first(arrays[f"{prefix}images"], f"{prefix}images")
+    images = _stored_or_array(arrays[f"{prefix}images"], f"{prefix}images", request)
+    unit_column = request.unit_column
     labels, names = arrays.get(f"{prefix}labels"), arrays.get(f"{prefix}ids")
     for column in ("labels", "ids", *([unit_column] if unit_column else [])):
         values = arrays.get(prefix + column)
-        if values is not None and values.shape != (len(images),):
+        if values is not None and values.shape != images.shape[:1]:
             raise RecordsError(
                 f"{prefix}{column} must have one entry per image; got shape {values.shape} for "
-                f"{len(images)} images"
+                f"{images.shape[0]} images"
             )
     if unit_column is not None:
         units = arrays.get(prefix + unit_column)
@@ -201,26 +235,27 @@ def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | N
             )
         return _by_unit(_Part(images=images, labels=labels), text_column(as_text(units)))
     if names is None:
-        return _Part(images=images, labels=labels, ids=content_ids((i.tobytes() for i in images), labels))
+        contents = (image.tobytes() for part in in_parts(images) for image in part)
+        return _Part(images=images, labels=labels, ids=content_ids(contents, labels))
     if names.dtype.kind not in "iuUS":
         raise DataError(f"{prefix}ids must be strings or integers; got {names.dtype}")
     return _Part(images=images, labels=labels, ids=_name_ids(as_text(names)), names=names.tolist())
 
 
-def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
-    if images.dtype != np.uint8:
-        raise DataError(f"{name} must be uint8, 0 to 255; got {images.dtype}")
-    if images.ndim == 3:
-        return images[:, None]
-    if images.ndim != 4:
-        raise DataError(f"{name} must be [N, H, W], [N, H, W, C] or [N, C, H, W]; got {images.ndim} axes")
-    is_channels_first, is_channels_last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
-    if is_channels_first == is_channels_last:
-        raise DataError(
-            f"{name} must have exactly one channel axis, of size 1 or 3, as second or last axis; got "
-            f"the shape {images.shape[1:]} per image"
-        )
-    return images if is_channels_first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+def _stored_or_array(array: NDArray[Any], name: str, request: Request) -> Images:
+    """Return images as `[N, C, H, W]`; images of a mapped array stay in their file."""
+    if not isinstance(array, np.memmap):
+        return channels_first(array, name)
+    channels = channels_first(array[:0], name).shape[1]
+    return MappedImages(
+        file=os.fsencode(request.path),
+        stamp=stamp_of(request.path),
+        offset=array.offset,
+        stored_shape=array.shape,
+        rows=np.arange(len(array)),
+        channels=channels,
+        image_size=None,
+    )
 
 
 def load_parquet(request: Request) -> LoadedData:
@@ -376,10 +411,14 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
 
 
 def _resized(images: Images, image_size: int | None) -> Images:
-    """Return arrays in this size; stored images are resized when they are read."""
-    if image_size is None or not isinstance(images, np.ndarray):
-        return images
-    return resize_images(images, image_size)
+    """Return images in this size; stored images are resized when they are read."""
+    if isinstance(images, MappedImages):
+        return dataclasses.replace(images, image_size=image_size)
+    return (
+        images
+        if image_size is None or not isinstance(images, np.ndarray)
+        else resize_images(images, image_size)
+    )
 
 
 def _name_ids(names: Iterable[str]) -> Ids:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import ids_from_names, keyed_uniform
 from trainers.data.class_names import ClassNames, class_indices, encodable
-from trainers.data.columns import ArrowColumn, codes_of, combined, mask_of, values_of
+from trainers.data.columns import ArrowColumn, codes_of, combined, mask_of, taken, values_of
 from trainers.data.faults import RecordsError
 from trainers.data.image_index import ScannedImages
 from trainers.data.records import Records, RecordsOfRows
@@ -166,7 +166,7 @@ def assemble(rows: PairRows, *, skip_corrupt: bool) -> LoadedData:
     sound, faults = _sound_rows(rows, skip_corrupt)
     splits = [sound]
     if rows.splits is not None:
-        splits = [sound[mask_of(rows.splits.take(sound), split.__eq__)] for split in SPLITS]
+        splits = [sound[mask_of(taken(rows.splits, sound), split.__eq__)] for split in SPLITS]
     if not all(map(len, splits)):
         raise RecordsError(
             f"every split must hold at least one valid row; {len(sound)} of {len(rows.keys)} rows are valid, "
@@ -234,7 +234,7 @@ def _names(rows: PairRows, parts: Sequence[_Images]) -> ArrowColumn | None:
         return None
     names: list[pa.Array] = []
     for part in parts:
-        column = rows.names.take(part.rows)
+        column = taken(rows.names, part.rows)
         image_of = np.repeat(np.arange(len(part.starts) - 1), np.diff(part.starts))
         named = np.flatnonzero(column.is_valid())
         images, firsts = np.unique(image_of[named], return_index=True)
@@ -286,7 +286,7 @@ def _labels(
     """
     if rows.labels is None:
         return None, ()
-    texts = [text.strip() for text in values_of(rows.labels.take(sound))]
+    texts = [text.strip() for text in values_of(taken(rows.labels, sound))]
     are_numbers = all(text.isdecimal() and len(text) <= 18 for text in texts)
     (indices,), class_names = class_indices([np.array(list(map(int, texts)) if are_numbers else texts)])
     assert indices is not None
@@ -304,7 +304,7 @@ def _records(
 ) -> ImageTextRecords:
     """Return one record per unit, each image with the distinct captions of its rows."""
     first_rows = part.rows[part.starts[:-1]]
-    unit_names = names.take(first_rows[part.unit_starts[:-1]])
+    unit_names = taken(names, first_rows[part.unit_starts[:-1]])
     return ImageTextRecords(
         images=rows.images.images(rows.image_of[first_rows], 3),
         captions=_captions(rows, part),
@@ -318,14 +318,14 @@ def _captions(rows: PairRows, part: _Images) -> ArrowColumn:
     """Return the distinct captions of each image, in order of first occurrence."""
     import pyarrow as pa
 
-    column = combined(rows.captions.take(part.rows))
+    column = combined(taken(rows.captions, part.rows))
     rows_of_images = np.repeat(np.arange(len(part.starts) - 1), np.diff(part.starts))
     owners = np.repeat(rows_of_images, column.value_lengths().to_numpy())
-    codes, texts = codes_of(column.flatten()), column.flatten()
-    kept = np.sort(np.unique(owners * (len(texts) + 1) + codes, return_index=True)[1])
-    return ArrowColumn(
-        pa.LargeListArray.from_arrays(_starts(owners[kept], len(part.starts) - 1), texts.take(kept))
-    )
+    texts = column.flatten()
+    if len(owners) > len(part.starts) - 1:  # some image has several captions
+        kept = np.sort(np.unique(owners * (len(texts) + 1) + codes_of(texts), return_index=True)[1])
+        owners, texts = owners[kept], texts.take(kept)
+    return ArrowColumn(pa.LargeListArray.from_arrays(_starts(owners, len(part.starts) - 1), texts))
 
 
 def caption_fault(captions: Iterable[str]) -> str:

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpgcl_core.errors import DataError
 from trainers.data.channels import with_channels
-from trainers.data.decoding import decode_each, in_threads, stacked
+from trainers.data.decoding import decode_image, in_threads, prepare_decoders, resize_images
 from trainers.data.faults import RecordsError
 
 PLACE = np.dtype([("file", np.uint32), ("offset", np.uint64), ("num_bytes", np.uint32)])
 """Where an image is stored: 16 bytes."""
+
+
+_IMAGES_AT_ONCE = 256
+_CHANGED = "a file must not change after it was indexed; one has changed. Load the data again"
 
 
 class ReadOnAccess(Protocol):
@@ -78,20 +84,26 @@ class StoredImages:
         Raises:
           RecordsError: some images can no longer be read, or a file has changed since it was indexed.
         """
-        places = self.places[rows]
-        if len(places) == 0:
-            return np.empty((0, *self.shape[1:]), dtype=np.uint8)
-        decoded, _ = decode_each(in_threads(self._read, places.tolist()), self.image_size, self.max_pixels)
-        size = self.height, self.width
-        bad = [i for i, image in enumerate(decoded) if isinstance(image, str) or image.shape[:2] != size]
+        places = self.places[rows].tolist()
+        images = np.empty((len(places), *self.shape[1:]), dtype=np.uint8)
+
+        def read(row: int) -> bool:
+            pixels = decode_image(self._content(places[row]), self.image_size, self.max_pixels)[0]
+            if isinstance(pixels, str) or pixels.shape[:2] != images.shape[2:]:
+                return False
+            image = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+            images[row] = with_channels(image[None], self.channels)[0]
+            return True
+
+        prepare_decoders()
+        bad = [row for row, is_read in enumerate(in_threads(read, range(len(places)))) if not is_read]
         if bad:
             raise RecordsError(
                 # The message holds no count, which would disclose how many records a step has drawn.
                 "every image must stay readable; some sampled images no longer are. Restore the files",
                 {"rows": bad},
             )
-        are_grey = all(image.ndim == 2 for image in decoded)
-        return with_channels(stacked(decoded, 1 if are_grey else 3), self.channels)
+        return images
 
     def select(self, rows: NDArray[np.int64]) -> StoredImages:
         """Return the same store with only the images at `rows`, without reading any."""
@@ -101,7 +113,7 @@ class StoredImages:
         """Return the same images as grey (one channel) or colour (three), without reading any."""
         return dataclasses.replace(self, channels=channels)
 
-    def _read(self, place: tuple[int, int, int]) -> bytes:
+    def _content(self, place: tuple[int, int, int]) -> bytes:
         # Opening the file each time costs microseconds, and no handle outlives this call or a fork.
         number, offset, num_bytes = place
         content = None
@@ -118,10 +130,103 @@ class StoredImages:
         if content is None:
             # The file's name would disclose information about the records that were drawn.
             raise RecordsError(
-                "a file must not change after it was indexed; one has changed. Load the data again",
+                _CHANGED,
                 {"files": [number]},
             )
         return content
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedImages:
+    """Pixels of an array in an uncompressed `.npz`, mapped into memory; see `ReadOnAccess`.
+
+    Attributes:
+      file: the path of the file.
+      stamp: its size in bytes and modification time in nanoseconds when it was opened.
+      offset: where the array begins in the file.
+      stored_shape: the array's shape, uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]`.
+      rows: int64 `[num_images]`, the rows of the array.
+      channels: channels of the images as returned.
+      image_size: images are resized to this many pixels square, or None.
+    """
+
+    file: bytes
+    stamp: tuple[int, int]
+    offset: int
+    stored_shape: tuple[int, ...]
+    rows: NDArray[np.int64]
+    channels: int
+    image_size: int | None
+
+    @property
+    def files(self) -> tuple[bytes]:
+        """The file."""
+        return (self.file,)
+
+    @property
+    def stamps(self) -> NDArray[np.int64]:
+        """Its stamp, `[1, 2]`."""
+        return np.array([self.stamp], dtype=np.int64)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(number of images, channels, height, width)."""
+        _, _, height, width = channels_first(np.empty((0, *self.stored_shape[1:]), np.uint8), "images").shape
+        size = self.image_size
+        return len(self.rows), self.channels, size or height, size or width
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the images at `rows`, uint8 `[n, channels, height, width]`.
+
+        Raises:
+          RecordsError: the file has changed since it was opened.
+        """
+        file = Path(os.fsdecode(self.file))
+        if stamp_of(file) != self.stamp:
+            raise RecordsError(_CHANGED, {"files": [0]})
+        stored = np.memmap(file, np.uint8, "r", offset=self.offset, shape=self.stored_shape)
+        images = channels_first(np.asarray(stored[self.rows[rows]]), "images")
+        if self.image_size is not None and len(images):
+            images = resize_images(images, self.image_size)
+        return with_channels(images, self.channels).reshape(len(images), *self.shape[1:])
+
+    def select(self, rows: NDArray[np.int64]) -> MappedImages:
+        """Return the same store with only the images at `rows`, without reading any."""
+        return dataclasses.replace(self, rows=self.rows[rows])
+
+    def in_channels(self, channels: int) -> MappedImages:
+        """Return the same images as grey (one channel) or colour (three), without reading any."""
+        return dataclasses.replace(self, channels=channels)
+
+
+def stamp_of(file: Path) -> tuple[int, int]:
+    """Return a file's size in bytes and modification time in nanoseconds; (-1, -1) if there is no file."""
+    try:
+        state = file.stat()
+    except (OSError, ValueError):
+        return -1, -1
+    return state.st_size, state.st_mtime_ns
+
+
+def channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    """Return the images of an `.npz` as `[N, C, H, W]`.
+
+    Raises:
+      DataError: they have another type or shape.
+    """
+    if images.dtype != np.uint8:
+        raise DataError(f"{name} must be uint8, 0 to 255; got {images.dtype}")
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim != 4:
+        raise DataError(f"{name} must be [N, H, W], [N, H, W, C] or [N, C, H, W]; got {images.ndim} axes")
+    is_channels_first, is_channels_last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
+    if is_channels_first == is_channels_last:
+        raise DataError(
+            f"{name} must have exactly one channel axis, of size 1 or 3, as second or last axis; got "
+            f"the shape {images.shape[1:]} per image"
+        )
+    return images if is_channels_first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
 def in_channels(images: Images, channels: int) -> Images:
@@ -132,3 +237,9 @@ def in_channels(images: Images, channels: int) -> Images:
 def select(images: Images, rows: NDArray[np.int64]) -> Images:
     """Return the images at `rows`; stored ones stay stored."""
     return images[rows] if isinstance(images, np.ndarray) else images.select(rows)
+
+
+def in_parts(images: Images) -> Iterator[NDArray[np.uint8]]:
+    """Yield all images in order, some hundred at a time."""
+    for start in range(0, images.shape[0], _IMAGES_AT_ONCE):
+        yield images[np.arange(start, min(start + _IMAGES_AT_ONCE, images.shape[0]))]

@@ -29,7 +29,7 @@ import numpy as np
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
-from trainers.data.columns import combined, values_of
+from trainers.data.columns import combined
 from trainers.data.decoding import IMAGE_SUFFIXES
 from trainers.data.image_index import IMAGES_AT_ONCE, ImageScan, schema_of, stamps_of
 from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault
@@ -57,7 +57,6 @@ def load_webdataset(request: Request) -> LoadedData:
       RecordsError: some samples are corrupt (their positions are in `details`), or images differ in size.
       DataError: there are no shards, or one cannot be read as a whole.
     """
-    import pyarrow as pa
 
     files, unit_field = _shards(request.path), request.pairs.unit
     base, stamps = files[0].parent, stamps_of(files)
@@ -73,12 +72,12 @@ def load_webdataset(request: Request) -> LoadedData:
     ]
     images = scan.parts(tables, files, stamps)
     rows = PairRows(
-        keys=pa.array(key.hex() for key in values_of(images.facts["key"])),
-        captions=combined(images.facts["captions"]),
+        keys=images.facts["key"],
+        captions=images.facts["captions"],
         faults=combined(images.facts["fault"]),
         images=images,
         image_of=np.arange(len(images.facts)),
-        units=None if unit_field is None else combined(images.facts["unit"]),
+        units=None if unit_field is None else images.facts["unit"],
         num_left_out=sum(
             (Counter(json.loads(table.schema.metadata[_LEFT_OUT])) for table in tables), Counter[str]()
         ),

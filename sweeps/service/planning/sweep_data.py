@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,8 @@ from trainers.data.loading import load_dataset, split_held_out, split_train_test
 from trainers.data.own_images import label_place
 from trainers.data.probes import load_probes
 from trainers.data.shapes import shapes_name
+from trainers.data.stored_images import in_parts
 from trainers.failures import describe_error
-
-_IMAGES_AT_ONCE = 1024
-
 
 SlotsFor = Callable[[int, Ids], SlotTable]
 """A function of a capacity and record ids that returns the slots of the records."""
@@ -279,16 +277,10 @@ def _image_digests(parts: Sequence[AnyRecords]) -> NDArray[np.uint64]:
     digests = (
         hashlib.blake2b(image.tobytes(), digest_size=8, key=str(image.shape).encode()).digest()
         for part in parts
-        for images in _image_parts(part)
+        for images in in_parts(part.images)
         for image in images
     )
     return np.frombuffer(b"".join(digests), dtype=np.uint64)
-
-
-def _image_parts(records: AnyRecords) -> Iterator[NDArray[np.uint8]]:
-    num_images = records.images.shape[0]
-    for start in range(0, num_images, _IMAGES_AT_ONCE):
-        yield records.images[np.arange(start, min(start + _IMAGES_AT_ONCE, num_images))]
 
 
 def _same_source(first: str, second: str) -> bool:

@@ -12,9 +12,9 @@ from torch import nn
 from dpgcl_core.clipping.types import trainable_parameters
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig
+from trainers.files import machine_memory
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.tasks import IMAGES
-from trainers.files import machine_memory
 from trainers.training import microbatch
 from trainers.training.loop import train
 from trainers.training.microbatch import activation_bytes, free_memory, max_views

@@ -1,0 +1,485 @@
+"""Own images that stay in their files: the same records, the same training, an index that can be trusted."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from dpgcl_core.errors import DataError
+from tests.trainers.conftest import make_config
+from trainers.config.networks import ClipNetworkConfig
+from trainers.config.training import TrainingConfig
+from trainers.data import image_index, own_images
+from trainers.data.dataset import Dataset, TrainingData
+from trainers.data.dataset_registry import DATA_SOURCES
+from trainers.data.faults import RecordsError
+from trainers.data.image_index import INDEX_FOLDER
+from trainers.data.loading import load_dataset
+from trainers.data.pair_options import PairOptions
+from trainers.data.stored_images import MappedImages, StoredImages
+from trainers.training.loop import train
+from trainers.views.caption_views import TextViewConfig
+
+NUM = 24
+
+
+def encoded(row: int, *, grey: bool = False, size: int = 8, kind: str = "PNG") -> bytes:
+    pixels = np.random.default_rng(row).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if grey else pixels).save(out, kind)
+    return out.getvalue()
+
+
+def write_folder(folder: Path, num: int = NUM) -> str:
+    for row in range(num):
+        file = folder / f"class{row % 3}" / f"{row:03d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            file.write_bytes(encoded(row, grey=row % 5 == 1))
+    return f"folder:{folder}"
+
+
+def write_npz(folder: Path, num: int = NUM, **columns: Any) -> str:
+    images = np.random.default_rng(0).integers(0, 256, (num, 8, 8, 3), dtype=np.uint8)
+    np.savez(folder / "own.npz", images=images, labels=np.arange(num) % 3, **columns)
+    return f"npz:{folder / 'own.npz'}"
+
+
+def write_parquet(folder: Path, num: int = NUM, **columns: Any) -> str:
+    for part, rows in enumerate(np.array_split(np.arange(num), 2)):
+        images = [encoded(row, grey=row % 5 == 1) for row in rows]
+        table = pa.table(
+            {"image": images, "label": rows % 3} | {k: [v(r) for r in rows] for k, v in columns.items()}
+        )
+        pq.write_table(table, folder / f"{part}.parquet")
+    return f"parquet:{folder}"
+
+
+def write_parquet_pairs(folder: Path) -> str:
+    return write_parquet(folder, title=lambda row: [f"caption {row}", "another"][: 1 + row % 2])
+
+
+def write_parquet_of_paths(folder: Path) -> str:
+    write_folder(folder / "images")
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.png"))
+    pq.write_table(
+        pa.table({"image": names, "label": [row % 3 for row in range(NUM)]}), folder / "own.parquet"
+    )
+    return f"parquet:{folder / 'own.parquet'}"
+
+
+def write_csv(folder: Path) -> str:
+    write_folder(folder / "images")
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.png"))
+    lines = [f"{name}\tcaption {row}\tperson {row // 2}" for row, name in enumerate(names)]
+    (folder / "own.csv").write_text(
+        "\n".join(["filepath\ttitle\tperson", *lines, f"{names[0]}\tmore\tperson 0"])
+    )
+    return f"csv:{folder / 'own.csv'}"
+
+
+def write_shards(folder: Path, num: int = NUM) -> str:
+    for part, rows in enumerate(np.array_split(np.arange(num), 3)):
+        with tarfile.open(folder / f"{part}.tar", "w") as shard:
+            for row in rows.tolist():
+                for kind, content in (("png", encoded(row)), ("txt", f"caption {row}".encode())):
+                    member = tarfile.TarInfo(f"{row:03d}.{kind}")
+                    member.size = len(content)
+                    shard.addfile(member, io.BytesIO(content))
+    return f"webdataset:{folder}"
+
+
+WRITERS: dict[str, Callable[[Path], str]] = {
+    "folder": write_folder,
+    "npz": write_npz,
+    "parquet": write_parquet,
+    "parquet pairs": write_parquet_pairs,
+    "parquet paths": write_parquet_of_paths,
+    "csv": write_csv,
+    "webdataset": write_shards,
+}
+SOURCES = pytest.mark.parametrize("source", WRITERS)
+
+
+def content_of(dataset: Dataset) -> dict[str, Any]:
+    records, rows = dataset.train, np.arange(dataset.train.images.shape[0])
+    images = records.images[rows]
+    return {
+        "images": (images.shape, images.tobytes()),
+        "ids": records.ids.tolist(),
+        "labels": None if records.labels is None else records.labels.tolist(),
+        "starts": None if records.row_starts is None else records.row_starts.tolist(),
+        "captions": list(getattr(records, "captions", ())),
+        "counts": dataset.reading_counts,
+        "classes": dataset.class_names,
+        "names": None if dataset.names is None else list(dataset.names),
+    }
+
+
+def count_decoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    decoded, decode = [], image_index.decode_image
+
+    def counting(*arguments: Any) -> Any:
+        decoded.append(arguments)
+        return decode(*arguments)
+
+    monkeypatch.setattr(image_index, "decode_image", counting)
+    return decoded
+
+
+def test_every_own_source_is_covered() -> None:
+    own = {name for name, source in DATA_SOURCES.items() if not source.is_builtin}
+    assert own == {source.partition(" ")[0] for source in WRITERS}
+
+
+# The same records and the same training
+
+
+@SOURCES
+@pytest.mark.parametrize("image_size", [None, 5])
+def test_stored_images_give_the_records_of_decoded_ones(
+    source: str, image_size: int | None, tmp_path: Path
+) -> None:
+    name = WRITERS[source](tmp_path)
+    decoded = content_of(load_dataset(name, image_size=image_size, in_memory=True))
+    for _ in ("the index is built", "the index is read"):
+        stored = load_dataset(name, image_size=image_size, in_memory=False)
+        assert isinstance(stored.train.images, StoredImages | MappedImages)
+        assert content_of(stored) == decoded
+
+
+@pytest.mark.parametrize("source", ["npz", "parquet", "csv"])
+def test_units_of_stored_images_are_those_of_decoded_ones(source: str, tmp_path: Path) -> None:
+    persons = {"person": lambda row: f"person {row // 2}"}
+    name = {
+        "npz": lambda: write_npz(tmp_path, person=np.array([f"person {row // 2}" for row in range(NUM)])),
+        "parquet": lambda: write_parquet(tmp_path, **persons),
+        "csv": lambda: write_csv(tmp_path),
+    }[source]()
+    stored, decoded = (load_dataset(name, unit_column="person", in_memory=kept) for kept in (False, True))
+    assert content_of(stored) == content_of(decoded)
+    assert len(stored.train) == NUM // 2
+
+
+@SOURCES
+def test_training_is_the_same_bit_for_bit(source: str, tmp_path: Path) -> None:
+    name = WRITERS[source](tmp_path)
+
+    def weights(in_memory: bool) -> dict[str, torch.Tensor]:
+        records = load_dataset(name, in_memory=in_memory, image_size=32).train
+        data = TrainingData(
+            train=records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
+        )
+        return train(config_for(records), data).encoder.state_dict()
+
+    decoded, stored = weights(True), weights(False)
+    assert all(torch.equal(decoded[key], stored[key]) for key in decoded)
+
+
+def config_for(records: Any) -> TrainingConfig:
+    options: dict[str, Any] = {"num_records_public": len(records), "num_steps": 2, "seeded_non_private": True}
+    if hasattr(records, "captions"):
+        options |= {"network": ClipNetworkConfig(lora_rank=2, lora_alpha=4), "text_views": TextViewConfig()}
+    return make_config(**options)
+
+
+@pytest.mark.parametrize(
+    ("free", "kind"), [(4 * 3 * 64 * NUM, np.ndarray), (4 * 3 * 64 * NUM - 4, StoredImages)]
+)
+def test_images_are_decoded_if_they_take_a_quarter_of_the_free_memory(
+    free: int, kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = write_folder(tmp_path)
+    monkeypatch.setattr(image_index, "free_memory", lambda: free)
+    assert isinstance(load_dataset(name).train.images, kind)
+    assert (tmp_path / INDEX_FOLDER).exists() == (kind is StoredImages)
+
+
+def test_an_npz_stays_in_its_file_if_it_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = write_npz(tmp_path)
+    monkeypatch.setattr(own_images, "free_memory", lambda: 4 * 3 * 64 * NUM)
+    assert isinstance(load_dataset(name).train.images, MappedImages)
+
+
+def test_a_compressed_npz_cannot_stay_in_its_file(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "own.npz", images=np.zeros((3, 8, 8), np.uint8))
+    with pytest.raises(DataError, match=r"not compressed.*np\.savez"):
+        load_dataset(f"npz:{tmp_path / 'own.npz'}", in_memory=False)
+
+
+def test_images_as_channels_first_and_grey_stay_in_an_npz(tmp_path: Path) -> None:
+    for shape in ((5, 3, 8, 7), (5, 8, 7), (5, 8, 7, 1)):
+        pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        np.savez(tmp_path / "own.npz", images=pixels)
+        stored, decoded = (
+            load_dataset(f"npz:{tmp_path / 'own.npz'}", in_memory=kept) for kept in (False, True)
+        )
+        assert content_of(stored) == content_of(decoded)
+
+
+@SOURCES
+def test_an_empty_draw_has_the_shape_of_the_images(source: str, tmp_path: Path) -> None:
+    images = load_dataset(WRITERS[source](tmp_path), in_memory=False).train.images
+    assert images[np.zeros(0, dtype=np.int64)].shape == (0, 3, 8, 8)
+
+
+@SOURCES
+def test_workers_get_no_pixels(source: str, tmp_path: Path) -> None:
+    records = load_dataset(WRITERS[source](tmp_path), image_size=100, in_memory=False).train
+    sent = pickle.dumps(records)
+    assert len(sent) < 10_000
+    rows = np.array([3, 1])
+    assert (pickle.loads(sent).images[rows] == records.images[rows]).all()
+
+
+def test_grey_records_in_colour_and_colour_records_in_grey(tmp_path: Path) -> None:
+    images = load_dataset(write_folder(tmp_path), in_memory=False).train.images
+    colour = images[np.arange(NUM)]
+    grey = images.in_channels(1)[np.arange(NUM)]
+    first_grey = next(row for row in range(NUM) if (colour[row, 0] == colour[row, 2]).all())
+    assert (grey[first_grey, 0] == colour[first_grey, 0]).all()
+    assert grey.shape == (NUM, 1, 8, 8)
+
+
+def test_reading_one_image_opens_no_other_file(tmp_path: Path) -> None:
+    records = load_dataset(write_folder(tmp_path), in_memory=False).train
+    for file in sorted(tmp_path.rglob("*.png"))[1:]:
+        file.unlink()
+    assert records.images[np.array([0])].shape == (1, 3, 8, 8)
+    assert records.take(np.array([0])).images[np.array([0])].shape == (1, 3, 8, 8)
+
+
+# Files that change
+
+
+@pytest.mark.parametrize("change", ["other", "shorter", "gone"])
+@SOURCES
+def test_a_file_that_changed_is_refused_without_its_name(source: str, change: str, tmp_path: Path) -> None:
+    records = load_dataset(WRITERS[source](tmp_path), in_memory=False).train
+    for file in (file for file in tmp_path.rglob("*") if file.suffix in (".png", ".npz", ".tar", ".arrow")):
+        if change == "gone":
+            file.unlink()
+        elif change == "shorter":
+            os.truncate(file, file.stat().st_size - 1)
+        else:
+            os.utime(file, ns=(0, 12345))
+    with pytest.raises(RecordsError, match="must not change after it was indexed") as caught:
+        records.images[np.array([0, 1])]
+    assert not any(character.isdigit() for character in str(caught.value)), "a number tells what was drawn"
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_a_changed_image_is_read_again_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = write_folder(tmp_path)
+    load_dataset(name, in_memory=False)
+    (tmp_path / "class0/000.png").write_bytes(encoded(77))
+    decoded = count_decoded(monkeypatch)
+    stored = load_dataset(name, in_memory=False)
+    assert len(decoded) == 1
+    assert content_of(stored) == content_of(load_dataset(name, in_memory=True))
+
+
+def test_a_folder_that_grows_is_read_only_where_it_grew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_index, "_FILES_PER_PART", 8)
+    before = load_dataset(write_folder(tmp_path, NUM), in_memory=False).train
+    decoded = count_decoded(monkeypatch)
+    for added in (1, 2):
+        stored = load_dataset(write_folder(tmp_path, NUM + added), in_memory=False)
+        assert len(decoded) == added
+    assert set(before.ids.tolist()) < set(stored.train.ids.tolist())
+    assert content_of(stored) == content_of(load_dataset(f"folder:{tmp_path}", in_memory=True))
+
+
+def test_a_folder_that_shrinks_loses_only_its_records(tmp_path: Path) -> None:
+    name = write_folder(tmp_path)
+    load_dataset(name, in_memory=False)
+    (tmp_path / "class0/000.png").unlink()
+    for _ in range(2):
+        assert content_of(load_dataset(name, in_memory=False)) == content_of(
+            load_dataset(name, in_memory=True)
+        )
+
+
+def test_a_new_shard_is_read_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = write_shards(tmp_path)
+    load_dataset(name, in_memory=False)
+    (tmp_path / "more").mkdir()
+    write_shards(tmp_path / "more", 3)
+    (tmp_path / "more/2.tar").rename(tmp_path / "3.tar")
+    decoded = count_decoded(monkeypatch)
+    load_dataset(name, in_memory=False)
+    assert len(decoded) == 1
+
+
+# The index
+
+
+class Stopped(BaseException):
+    """A kill, as far as Python code can see one."""
+
+
+@pytest.mark.parametrize("source", ["folder", "parquet", "webdataset", "csv"])
+def test_an_interrupted_index_goes_on_where_it_stopped(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = WRITERS[source](tmp_path)
+    monkeypatch.setattr(image_index, "_FILES_PER_PART", 8)
+    decoded, decode = [], image_index.decode_image
+
+    def stopping(*arguments: Any) -> Any:
+        decoded.append(arguments)
+        if len(decoded) == NUM - 1:
+            raise Stopped
+        return decode(*arguments)
+
+    monkeypatch.setattr(image_index, "decode_image", stopping)
+    with pytest.raises(Stopped):
+        load_dataset(name, in_memory=False)
+    monkeypatch.setattr(image_index, "decode_image", decode)
+    decoded = count_decoded(monkeypatch)
+    stored = load_dataset(name, in_memory=False)
+    assert 0 < len(decoded) < NUM
+    assert content_of(stored) == content_of(load_dataset(name, in_memory=True))
+
+
+@pytest.mark.parametrize("source", ["folder", "parquet", "webdataset", "csv"])
+@pytest.mark.parametrize("damage", ["cut", "other", "empty"])
+def test_a_damaged_index_is_built_again(source: str, damage: str, tmp_path: Path) -> None:
+    name = WRITERS[source](tmp_path)
+    first = content_of(load_dataset(name, in_memory=False))
+    for index in tmp_path.rglob("*.arrow"):
+        content = {"cut": index.read_bytes()[:-9], "other": b"ARROW1" * 9, "empty": b""}[damage]
+        index.write_bytes(content)
+    assert content_of(load_dataset(name, in_memory=False)) == first
+
+
+@pytest.mark.parametrize("source", ["folder", "parquet", "webdataset", "csv"])
+def test_two_sweeps_build_one_index(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = WRITERS[source](tmp_path)
+    decoded = count_decoded(monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: load_dataset(name, in_memory=False), range(2))
+    assert len(decoded) == NUM
+    assert content_of(first) == content_of(second)
+
+
+@pytest.mark.parametrize("source", ["folder", "parquet", "webdataset", "csv"])
+def test_an_index_is_no_more_readable_than_its_data(source: str, tmp_path: Path) -> None:
+    name = WRITERS[source](tmp_path)
+    tmp_path.chmod(0o700)
+    for file in tmp_path.rglob("*"):
+        file.chmod(0o700 if file.is_dir() else 0o600)
+    load_dataset(name, in_memory=False)
+    written = list(tmp_path.rglob("*.arrow"))
+    assert written
+    assert {file.stat().st_mode & 0o777 for file in written} == {0o600}
+
+
+def test_an_index_in_a_folder_of_its_own_leaves_the_data_as_they_are(tmp_path: Path) -> None:
+    name = write_folder(tmp_path / "data")
+    before = sorted((tmp_path / "data").rglob("*"))
+    stored = load_dataset(name, in_memory=False, index_folder=tmp_path / "index")
+    assert sorted((tmp_path / "data").rglob("*")) == before
+    assert list((tmp_path / "index").glob("*.arrow"))
+    assert content_of(stored) == content_of(load_dataset(name))
+
+
+def test_an_index_is_no_image_of_its_folder(tmp_path: Path) -> None:
+    name = write_folder(tmp_path)
+    assert (
+        len(load_dataset(name, in_memory=False).train)
+        == len(load_dataset(name, in_memory=False).train)
+        == NUM
+    )
+
+
+@pytest.mark.parametrize("source", ["folder", "webdataset", "csv"])
+def test_an_index_that_cannot_be_written_is_built_each_time(
+    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = WRITERS[source](tmp_path)
+    (tmp_path / INDEX_FOLDER).write_text("a file in the place of the folder")
+    stored = load_dataset(name, in_memory=False)
+    assert "Make the folder of the data writable, or pass --index-folder" in caplog.text
+    assert content_of(stored) == content_of(load_dataset(name, in_memory=True))
+
+
+def test_images_in_parquet_need_an_index_that_can_be_written(tmp_path: Path) -> None:
+    name = write_parquet(tmp_path)
+    (tmp_path / INDEX_FOLDER).write_text("a file in the place of the folder")
+    with pytest.raises(DataError, match="Pass --index-folder, or --in-memory True"):
+        load_dataset(name, in_memory=False)
+
+
+def test_a_full_disk_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = write_shards(tmp_path)
+    written, write = [], pa.ipc.new_file
+
+    class Full:
+        def __init__(self, *arguments: Any) -> None:
+            self.writer = write(*arguments)
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def write_batch(self, batch: pa.RecordBatch) -> None:
+            written.append(batch)
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pa.ipc, "new_file", Full)
+    stored = load_dataset(name, in_memory=False)
+    assert written
+    assert content_of(stored) == content_of(load_dataset(name, in_memory=True))
+
+
+def test_other_options_are_not_answered_from_the_index(tmp_path: Path) -> None:
+    name = write_parquet_pairs(tmp_path)
+    load_dataset(name, in_memory=False)
+    with pytest.raises(RecordsError, match="at most 10 pixels"):
+        load_dataset(name, in_memory=False, max_image_pixels=10)
+    other = load_dataset(name, in_memory=False, pairs=PairOptions(caption="title"))
+    assert len(other.train) == NUM
+
+
+@pytest.mark.parametrize("source", ["folder", "parquet", "parquet pairs", "csv"])
+def test_faults_are_counted_alike(source: str, tmp_path: Path) -> None:
+    name = WRITERS[source](tmp_path)
+    if "parquet" in source:
+        table = pq.read_table(tmp_path / "0.parquet")
+        images = [b"no image", None, *table["image"].to_pylist()[2:]]
+        pq.write_table(table.set_column(0, "image", pa.array(images)), tmp_path / "0.parquet")
+    else:
+        next(iter(sorted(tmp_path.rglob("*.png")))).write_bytes(b"no image")
+    messages = []
+    for kept in (True, False, False):
+        with pytest.raises(RecordsError) as caught:
+            load_dataset(name, in_memory=kept)
+        messages.append((str(caught.value), caught.value.details))
+    assert messages[0] == messages[1] == messages[2]
+    assert "unreadable" in messages[0][0]
+
+
+def test_images_of_several_sizes_are_refused_alike(tmp_path: Path) -> None:
+    name = write_folder(tmp_path)
+    (tmp_path / "class0/000.png").write_bytes(encoded(0, size=9))
+    for kept in (True, False):
+        with pytest.raises(RecordsError, match="2 different sizes"):
+            load_dataset(name, in_memory=kept)
+    assert load_dataset(name, image_size=4, in_memory=False).image_shape == (3, 4, 4)
