@@ -141,7 +141,12 @@ class MeasurementError(DpgclError):
 
 
 def number_of_fresh_process(module: str, order: Row, *, of: str) -> int:
-    """Return the number that `python -m MODULE ORDER` prints last, in a process with `MALLOC`.
+    """Return the number that `result_of_fresh_process` returns."""
+    return int(result_of_fresh_process(module, order, of=of))
+
+
+def result_of_fresh_process(module: str, order: Row, *, of: str) -> Any:
+    """Return what `python -m MODULE ORDER` prints last, as JSON, in a process with `MALLOC`.
 
     Args:
       module: a module of this repository.
@@ -162,7 +167,7 @@ def number_of_fresh_process(module: str, order: Row, *, of: str) -> int:
     if process.returncode:
         last = process.stderr.strip().splitlines()[-1:] or [f"signal {-process.returncode}"]
         raise MeasurementError(f"measuring the memory of {of} failed: {last[0]}")
-    return int(process.stdout.strip().splitlines()[-1])
+    return json.loads(process.stdout.strip().splitlines()[-1])
 
 
 def or_warning(measure: Callable[[], int]) -> int | None:

@@ -234,7 +234,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
     config = training_config(base, num_records=len(members), public_seed=options.public_seed)
     assert isinstance(config.network, NetworkConfig)  # only images are allowed
     encoders = {
-        "untrained": build_encoder(config.network, members.images.shape[1:], options.public_seed),
+        "untrained": build_encoder(config.network, image_shape_of(members), options.public_seed),
         "private": _train_encoder(base, members, options),
         "non-private": _train_encoder(replace_options(base, epsilon=math.inf), members, options),
     }
@@ -262,7 +262,7 @@ def _members_and_others(options: MembershipOptions) -> tuple[Records, Records]:
     """Return members and non-members: the distinct training images, split by a keyed hash."""
     records = load_dataset(options.dataset).train
     assert isinstance(records, Records)  # as the name says
-    _, firsts = np.unique([image.tobytes() for image in records.images], return_index=True)
+    _, firsts = np.unique([image.tobytes() for image in np.asarray(records.images)], return_index=True)
     records = records.take(np.sort(firsts))
     order = first_by_hash(records.ids, len(records), seed=options.public_seed)
     if len(records) < options.num_members + 100:

@@ -104,17 +104,17 @@ _SOURCES = (
     ),
     DataSource(
         name="csv",
-        reader="trainers.data.pair_tables:load_csv_pairs",
-        captions="always",
+        reader="trainers.data.pair_tables:load_csv",
+        captions=IN_A_COLUMN,
         has_columns=True,
-        options=(*_COLUMNS, "separator"),
+        options=(*_COLUMNS, "separator", CLASS_CAPTIONS),
     ),
     DataSource(
         name="webdataset",
         reader="trainers.data.webdataset:load_webdataset",
-        captions="always",
+        captions=IN_A_COLUMN,
         has_columns=True,
-        options=("unit", "skip_corrupt"),
+        options=("unit", "skip_corrupt", CLASS_CAPTIONS),
     ),
 )
 DATA_SOURCES: dict[str, DataSource] = {source.name: source for source in _SOURCES}

@@ -317,6 +317,10 @@ class ScannedImages:
         flags = _array(self.facts, "conversions")
         return +Counter({kind: int((flags >> bit & 1).sum()) for bit, kind in enumerate(CONVERSIONS)})
 
+    def are_grey(self, rows: NDArray[np.int64]) -> bool:
+        """Return whether all images at `rows` are grey."""
+        return bool(_array(self.facts, "is_grey")[rows].all())
+
     def images(self, rows: NDArray[np.int64], channels: int) -> Images:
         """Return the images at `rows`, none of them faulty, with this number of channels.
 

@@ -26,11 +26,12 @@ from trainers.data.dataset_registry import (
 )
 from trainers.data.decoding import MAX_IMAGE_PIXELS, PILLOW_MAX_PIXELS
 from trainers.data.pair_options import PairOptions
-from trainers.data.pair_tables import has_captions
+from trainers.data.pair_tables import csv_has_captions, has_captions
 from trainers.data.pairs import ImageTextRecords, LoadedData
 from trainers.data.records import Records
 from trainers.data.request import Request
 from trainers.data.shapes import shapes_name
+from trainers.data.webdataset import shards_have_captions
 
 MAX_IMAGE_SIZE = 1024
 """Largest `image_size`, in pixels."""
@@ -97,7 +98,8 @@ def _holds_pairs(name: str, pairs: PairOptions | None) -> bool:
     """Whether the data set has its own captions; at most a parquet file's schema is read."""
     source, path = source_of(name), name.partition(":")[2]
     if source is not None and source.captions == IN_A_COLUMN and path:
-        return has_captions(Path(path).expanduser(), pairs)
+        checks = {"csv": csv_has_captions, "parquet": has_captions, "webdataset": shards_have_captions}
+        return checks[source.name](Path(path).expanduser(), pairs)
     return source is not None and source.captions == "always"
 
 
@@ -151,7 +153,7 @@ def load_dataset(
         name=name,
         image_size=image_size,
         unit_column=unit_column,
-        pairs=dataclasses.replace(pairs, unit=unit_column or pairs.unit) if holds_pairs else pairs,
+        pairs=dataclasses.replace(pairs, unit=unit_column or pairs.unit),
         has_captions=holds_pairs,
         max_image_pixels=max_image_pixels,
         in_memory=in_memory,
@@ -196,8 +198,10 @@ def _check_unit_column(name: str, unit_column: str | None) -> None:
 def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
     """Raise ConfigError if an option is set that does not apply to this data set."""
     fitting = pairs.fitting(name).changed_fields
-    applicable = [field for field in fitting if has_pairs != (field == CLASS_CAPTIONS)]
-    unused = [field for field in pairs.changed_fields if field not in applicable]
+    own = set(fitting) - {CLASS_CAPTIONS if has_pairs else "caption"}
+    if not has_pairs and name.partition(":")[0] == "parquet":  # images alone have columns with fixed names
+        own &= {CLASS_CAPTIONS}
+    unused = [field for field in pairs.changed_fields if field not in own]
     if unused:
         raise ConfigError(
             f"{name.partition(':')[0]} data {'with' if has_pairs else 'without'} captions do not use "

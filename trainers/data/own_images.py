@@ -100,9 +100,9 @@ def _scanned_part(
         raise DataError("a data set must hold at least one image; found none")
     faults = scanned.facts["fault"].to_numpy()[image_of]
     refuse_faults(faults, scanned.request.max_image_pixels, sources)
-    is_grey = scanned.facts["is_grey"].to_numpy()[image_of]
-    channels = 1 if is_grey.all() else 3
-    counts = scanned.reading_counts + Counter({GREY: int(is_grey.sum()) if channels == 3 else 0})
+    channels = 1 if scanned.are_grey(image_of) else 3
+    num_grey = int(scanned.facts["is_grey"].to_numpy()[image_of].sum())
+    counts = scanned.reading_counts + Counter({GREY: num_grey if channels == 3 else 0})
     return _Part(images=scanned.images(image_of, channels), labels=labels, reading_counts=counts)
 
 

@@ -70,7 +70,9 @@ class PairOptions:
         )
 
 
-def resolve_columns(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> PairOptions:
+def resolve_columns(
+    options: PairOptions, header: list[str], scheme: str, separator: str = "", *, has_captions: bool = True
+) -> PairOptions:
     """Return `options` with the name of every column to read, as it is in the header.
 
     `scheme` (csv or parquet) and a csv file's separator are for the error message.
@@ -85,7 +87,7 @@ def resolve_columns(options: PairOptions, header: list[str], scheme: str, separa
     return dataclasses.replace(
         options,
         image=image_column(options, header, scheme, separator),
-        caption=find(options.caption, CAPTION_COLUMNS, "captions"),
+        caption=find(options.caption, CAPTION_COLUMNS, "captions") if has_captions else None,
         unit=options.unit and find(options.unit, (), "privacy unit"),
         split=options.split and find(options.split, (), "split"),
         label=options.label and find(options.label, (), "labels"),

@@ -15,6 +15,7 @@ file uses another separator.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,13 @@ from dpgcl_core.errors import ConfigError, DataError
 from trainers.data.columns import text_column, values_of
 from trainers.data.faults import RecordsError
 from trainers.data.own_images import load_parquet
-from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
+from trainers.data.pair_options import (
+    CAPTION_COLUMNS,
+    IMAGE_COLUMNS,
+    PairOptions,
+    image_column,
+    resolve_columns,
+)
 from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault
 from trainers.data.parquet_files import (
     RowImages,
@@ -48,16 +55,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _END = "\x00end of file\x00"
-_ID = "id"
+_ID, _LABEL = "id", "label"
 # Of UTF-32 first: the one of little endian begins as that of UTF-16.
 _BYTE_ORDER_MARKS = {"utf-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "utf-16": (b"\xff\xfe", b"\xfe\xff")}
 
 
-def load_csv_pairs(request: Request) -> LoadedData:
-    """Return the pairs of a csv file whose first line names the columns.
+def load_csv(request: Request) -> LoadedData:
+    """Return the pairs, or the images alone, of a csv file whose first line names the columns.
 
     Its text is UTF-8, or UTF-16 or UTF-32 with a byte order mark. Relative image paths start from the file's
-    folder.
+    folder. Images alone have the labels of the column `label`, if there is one.
 
     Raises:
       RecordsError: some rows are corrupt (their positions are in `details`), or images differ in size.
@@ -65,25 +72,25 @@ def load_csv_pairs(request: Request) -> LoadedData:
     """
     path, options = request.path, request.pairs
     header, lines = _read_csv(path, options.separator)
-    names = resolve_columns(options, header, "csv", options.separator)
+    if not request.has_captions:
+        options = dataclasses.replace(options, label=options.label or (_LABEL if _LABEL in header else None))
+    names = resolve_columns(options, header, "csv", options.separator, has_captions=request.has_captions)
     sound = [line if len(line) == len(header) else None for line in lines]
 
     def column(name: str | None) -> list[str] | None:
         index = None if name is None else header.index(name)
         return None if index is None else ["" if line is None else line[index] for line in sound]
 
-    paths, texts = column(names.image) or [], column(names.caption) or []
+    paths, texts = column(names.image) or [], column(names.caption)
     keys = text_column(image_keys(paths, path.parent))
-    faults = [
-        "malformed" if line is None else caption_fault([text])
-        for line, text in zip(sound, texts, strict=True)
-    ]
+    captions = None if texts is None else [(text,) for text in texts]
+    faults = [caption_fault(row) for row in captions] if captions is not None else [""] * len(sound)
     units, splits, labels = map(column, (names.unit, names.split, names.label))
     rows = _pair_rows(
         scan_files(request, path.parent, keys, paths),
         keys,
-        [(text,) for text in texts],
-        faults,
+        captions,
+        ["malformed" if line is None else fault for line, fault in zip(sound, faults, strict=True)],
         names=column(_ID) if header.count(_ID) == 1 else _normalised(paths),
         units=units,
         splits=splits,
@@ -138,7 +145,7 @@ def load_parquet_pairs(request: Request) -> LoadedData:
 def _pair_rows(
     images: RowImages,
     keys: pa.Array,
-    captions: Sequence[tuple[str, ...]],
+    captions: Sequence[tuple[str, ...]] | None,
     faults: list[str],
     **columns: Sequence[Any] | None,
 ) -> PairRows:
@@ -150,10 +157,11 @@ def _pair_rows(
         own if own == "malformed" or not image else f"{image} image"
         for own, image in zip(faults, values_of(image_faults), strict=True)
     ]
-    texts = [() if fault else row for row, fault in zip(captions, faults, strict=True)]
+    if captions is not None:
+        captions = [() if fault else row for row, fault in zip(captions, faults, strict=True)]
     return PairRows(
         keys=keys,
-        captions=pa.array(texts, pa.list_(pa.string())),
+        captions=None if captions is None else pa.array(captions, pa.list_(pa.string())),
         faults=pa.array(faults),
         images=images.scanned,
         image_of=images.image_of,
@@ -178,6 +186,22 @@ def has_captions(path: Path, options: PairOptions | None = None) -> bool:
         return any(not set(usual).isdisjoint(pq.read_schema(f).names) for f in parquet_files(path)[:1])
     except parquet_read_errors():
         return False
+
+
+def csv_has_captions(path: Path, options: PairOptions | None = None) -> bool:
+    """Whether a csv file has captions: unless it has a column of images and no usual column of captions.
+
+    Only its first line is read. The result is True if it cannot be read; loading then reports why.
+    """
+    options = options or PairOptions()
+    header: list[str] = []
+    with (
+        suppress(OSError, csv.Error, UnicodeError, DataError),
+        path.open(encoding=_encoding(path), errors="surrogateescape", newline="") as opened,
+    ):
+        header = next(csv.reader(opened, delimiter=options.separator), [])
+    has_images = header.count(options.image or IMAGE_COLUMNS[0]) == 1
+    return not has_images or options.caption is not None or not set(CAPTION_COLUMNS).isdisjoint(header)
 
 
 def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:

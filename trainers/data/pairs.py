@@ -128,7 +128,7 @@ class PairRows:
 
     Attributes:
       keys: the key of the row's image: its path, or a digest of its bytes.
-      captions: the row's captions, a list column.
+      captions: the row's captions, a list column; None for images alone.
       faults: the row's fault; "" for a sound row.
       images: the images of the data set.
       image_of: the row's image among `images`.
@@ -140,7 +140,7 @@ class PairRows:
     """
 
     keys: pa.Array
-    captions: pa.Array
+    captions: pa.Array | None
     faults: pa.Array
     images: ScannedImages
     image_of: NDArray[np.int64]
@@ -181,7 +181,11 @@ def assemble(rows: PairRows, *, skip_corrupt: bool) -> LoadedData:
     key_of = codes_of(rows.keys) if rows.units is not None else unit_of
     labels, class_names = _labels(rows, sound, key_of)
     parts = [_images_by_unit(part, unit_of, key_of) for part in splits]
-    train, *test = (_records(rows, part, names, labels) for part in parts)
+    has_colour = rows.captions is not None or not rows.images.are_grey(rows.image_of[sound])
+    train, *test = (
+        _records(rows, part, names, labels, channels=3 if has_colour else 1, class_names=class_names)
+        for part in parts
+    )
     if test and train.images.shape[1:] != test[0].images.shape[1:]:
         raise DataError("training and test images must have the same size; they differ. Pass --image-size")
     return LoadedData(
@@ -263,11 +267,12 @@ def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[NDArray[np.int64], 
     faults = {kind: positions for kind, positions in faults.items() if positions}
     if faults and not skip_corrupt:
         counts = ", ".join(f"{len(faults[fault])} {fault}" for fault in sorted(faults))
+        has_captions = rows.captions is not None
+        caption = f"a caption of at most {MAX_CAPTION_CHARACTERS} characters " if has_captions else ""
         raise RecordsError(
             f"every row must have a readable image of at most {rows.images.request.max_image_pixels} pixels "
-            f"(--max-image-pixels), a caption of at most {MAX_CAPTION_CHARACTERS} characters and (if used) "
-            f"unit, split and label; faults among {len(rows.faults)} rows: {counts}. Repair or remove them, "
-            "or pass --skip-corrupt",
+            f"(--max-image-pixels), {caption}and (if used) unit, split and label; faults among "
+            f"{len(rows.faults)} rows: {counts}. Repair or remove them, or pass --skip-corrupt",
             faults,
         )
     return np.flatnonzero(is_sound), faults
@@ -300,25 +305,33 @@ def _labels(
 
 
 def _records(
-    rows: PairRows, part: _Images, names: pa.Array, labels: NDArray[np.int64] | None
-) -> ImageTextRecords:
-    """Return one record per unit, each image with the distinct captions of its rows."""
+    rows: PairRows,
+    part: _Images,
+    names: pa.Array,
+    labels: NDArray[np.int64] | None,
+    *,
+    channels: int,
+    class_names: ClassNames,
+) -> Records | ImageTextRecords:
+    """Return one record per unit; each image has the distinct captions of its rows, if there are captions."""
     first_rows = part.rows[part.starts[:-1]]
     unit_names = taken(names, first_rows[part.unit_starts[:-1]])
-    return ImageTextRecords(
-        images=rows.images.images(rows.image_of[first_rows], 3),
-        captions=_captions(rows, part),
-        ids=ids_from_names(map(encodable, values_of(unit_names))),
-        row_starts=None if rows.units is None else part.unit_starts,
-        labels=None if labels is None else labels[first_rows],
-    )
+    columns: dict[str, Any] = {
+        "images": rows.images.images(rows.image_of[first_rows], channels),
+        "ids": ids_from_names(map(encodable, values_of(unit_names))),
+        "row_starts": None if rows.units is None else part.unit_starts,
+        "labels": None if labels is None else labels[first_rows],
+    }
+    if rows.captions is None:
+        return Records(**columns, classes_from_data=bool(class_names))
+    return ImageTextRecords(**columns, captions=_captions(rows.captions, part))
 
 
-def _captions(rows: PairRows, part: _Images) -> ArrowColumn:
+def _captions(captions: pa.Array, part: _Images) -> ArrowColumn:
     """Return the distinct captions of each image, in order of first occurrence."""
     import pyarrow as pa
 
-    column = combined(taken(rows.captions, part.rows))
+    column = combined(taken(captions, part.rows))
     rows_of_images = np.repeat(np.arange(len(part.starts) - 1), np.diff(part.starts))
     owners = np.repeat(rows_of_images, column.value_lengths().to_numpy())
     texts = column.flatten()

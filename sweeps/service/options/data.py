@@ -91,7 +91,7 @@ class DataOptions:
         """The options to read training images with captions; labels only if these data are scored, too."""
         fitting = self.pairs_of(self.dataset)
         scored = self.evaluate_on is None and not self.are_private
-        return fitting if scored else dataclasses.replace(fitting, label=None)
+        return fitting if scored or self.modality == "image" else dataclasses.replace(fitting, label=None)
 
 
 def data_path(dataset: str) -> Path | None:

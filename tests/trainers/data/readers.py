@@ -28,7 +28,7 @@ def _request(
 def load_csv_pairs(
     path: Path, options: PairOptions | None = None, image_size: int | None = None
 ) -> LoadedData:
-    return pair_tables.load_csv_pairs(_request(path, options, image_size))
+    return pair_tables.load_csv(_request(path, options, image_size))
 
 
 def load_parquet_pairs(

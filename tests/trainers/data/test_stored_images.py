@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dpgcl_core.errors import DataError
+from dpgcl_core.errors import ConfigError, DataError
 from tests.trainers.conftest import make_config
 from trainers.config.networks import ClipNetworkConfig
 from trainers.config.training import TrainingConfig
@@ -29,6 +29,8 @@ from trainers.data.faults import RecordsError
 from trainers.data.image_index import INDEX_FOLDER
 from trainers.data.loading import load_dataset
 from trainers.data.pair_options import PairOptions
+from trainers.data.pairs import ImageTextRecords
+from trainers.data.records import Records
 from trainers.data.stored_images import MappedImages, StoredImages
 from trainers.training.loop import train
 from trainers.views.caption_views import TextViewConfig
@@ -93,13 +95,44 @@ def write_csv(folder: Path) -> str:
 
 def write_shards(folder: Path, num: int = NUM) -> str:
     for part, rows in enumerate(np.array_split(np.arange(num), 3)):
-        with tarfile.open(folder / f"{part}.tar", "w") as shard:
-            for row in rows.tolist():
-                for kind, content in (("png", encoded(row)), ("txt", f"caption {row}".encode())):
-                    member = tarfile.TarInfo(f"{row:03d}.{kind}")
-                    member.size = len(content)
-                    shard.addfile(member, io.BytesIO(content))
+        images = {f"{row:03d}.png": encoded(row) for row in rows.tolist()}
+        texts = {f"{row:03d}.txt": f"caption {row}".encode() for row in rows.tolist()}
+        write_tar(folder / f"{part}.tar", images | texts)
     return f"webdataset:{folder}"
+
+
+def write_table(folder: Path, separator: str = "\t") -> str:
+    write_folder(folder / "images")
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.png"))
+    rows = [(name, f"class {row % 3}", f"person {row // 2}") for row, name in enumerate(names)]
+    lines = [separator.join(row) for row in (("filepath", "label", "person"), *rows)]
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return f"csv:{folder / 'labels.csv'}"
+
+
+def write_classes(folder: Path, num: int = NUM) -> str:
+    for part, rows in enumerate(np.array_split(np.arange(num), 3)):
+        write_tar(
+            folder / f"{part}.tar",
+            {
+                f"{row:03d}.{kind}": content
+                for row in rows.tolist()
+                for kind, content in {
+                    "jpg": encoded(row, grey=row % 5 == 1, kind="JPEG"),
+                    "cls": f"{row % 3}\n".encode(),
+                    "json": f'{{"person": "person {row // 2}"}}'.encode(),
+                }.items()
+            },
+        )
+    return f"webdataset:{folder}"
+
+
+def write_tar(file: Path, contents: dict[str, bytes]) -> None:
+    with tarfile.open(file, "w") as shard:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            shard.addfile(member, io.BytesIO(content))
 
 
 WRITERS: dict[str, Callable[[Path], str]] = {
@@ -109,7 +142,9 @@ WRITERS: dict[str, Callable[[Path], str]] = {
     "parquet pairs": write_parquet_pairs,
     "parquet paths": write_parquet_of_paths,
     "csv": write_csv,
+    "csv of images": write_table,
     "webdataset": write_shards,
+    "webdataset of images": write_classes,
 }
 SOURCES = pytest.mark.parametrize("source", WRITERS)
 
@@ -161,13 +196,15 @@ def test_stored_images_give_the_records_of_decoded_ones(
         assert content_of(stored) == decoded
 
 
-@pytest.mark.parametrize("source", ["npz", "parquet", "csv"])
+@pytest.mark.parametrize("source", ["npz", "parquet", "csv", "csv of images", "webdataset of images"])
 def test_units_of_stored_images_are_those_of_decoded_ones(source: str, tmp_path: Path) -> None:
     persons = {"person": lambda row: f"person {row // 2}"}
     name = {
         "npz": lambda: write_npz(tmp_path, person=np.array([f"person {row // 2}" for row in range(NUM)])),
         "parquet": lambda: write_parquet(tmp_path, **persons),
         "csv": lambda: write_csv(tmp_path),
+        "csv of images": lambda: write_table(tmp_path),
+        "webdataset of images": lambda: write_classes(tmp_path),
     }[source]()
     stored, decoded = (load_dataset(name, unit_column="person", in_memory=kept) for kept in (False, True))
     assert content_of(stored) == content_of(decoded)
@@ -483,3 +520,92 @@ def test_images_of_several_sizes_are_refused_alike(tmp_path: Path) -> None:
         with pytest.raises(RecordsError, match="2 different sizes"):
             load_dataset(name, in_memory=kept)
     assert load_dataset(name, image_size=4, in_memory=False).image_shape == (3, 4, 4)
+
+
+# Tables and shards of images alone
+
+
+def test_a_table_gives_classes_and_units_to_a_folder(tmp_path: Path) -> None:
+    loaded = load_dataset(write_table(tmp_path))
+    assert isinstance(loaded.train, Records)
+    assert loaded.class_names == ("class 0", "class 1", "class 2")
+    assert loaded.train.labels is not None
+    assert loaded.train.labels.tolist() == [row % 3 for row in range(NUM)]
+    assert loaded.train.classes_from_data
+    assert loaded.names is not None
+    assert loaded.names[0] == "images/class0/000.png"
+
+
+def test_an_image_in_a_table_keeps_its_id_whatever_its_class(tmp_path: Path) -> None:
+    name = write_table(tmp_path)
+    before = load_dataset(name).train.ids
+    table = tmp_path / "labels.csv"
+    table.write_text(table.read_text().replace("class 0", "class 9"))
+    assert load_dataset(name).train.ids.tolist() == before.tolist()
+
+
+def test_a_table_without_labels_has_images_alone(tmp_path: Path) -> None:
+    name = write_table(tmp_path)
+    table = tmp_path / "labels.csv"
+    table.write_text(table.read_text().replace("label", "ward", 1))
+    assert load_dataset(name).train.labels is None
+    labelled = load_dataset(name, pairs=PairOptions(label="ward"))
+    assert len(labelled.class_names) == 3
+
+
+def test_a_table_with_another_separator(tmp_path: Path) -> None:
+    name = write_table(tmp_path, ",")
+    assert len(load_dataset(name, pairs=PairOptions(separator=",")).train) == NUM
+    with pytest.raises(DataError, match="none has such a name"):
+        load_dataset(name)
+
+
+def test_rows_of_a_table_without_image_or_class_are_dropped_if_asked(tmp_path: Path) -> None:
+    name = write_table(tmp_path)
+    table = tmp_path / "labels.csv"
+    table.write_text(table.read_text() + "\nnowhere.png\tclass 0\tsomeone\nimages/class0/000.png\t\tsomeone")
+    with pytest.raises(RecordsError, match="1 missing image, 1 missing label"):
+        load_dataset(name)
+    assert len(load_dataset(name, pairs=PairOptions(skip_corrupt=True)).train) == NUM
+
+
+def test_shards_of_classes_give_labels(tmp_path: Path) -> None:
+    loaded = load_dataset(write_classes(tmp_path))
+    assert isinstance(loaded.train, Records)
+    assert loaded.train.labels is not None
+    assert loaded.train.labels.tolist() == [row % 3 for row in range(NUM)]
+    assert loaded.class_names == ()
+
+
+def test_shards_of_images_alone_have_no_labels(tmp_path: Path) -> None:
+    write_tar(tmp_path / "own.tar", {f"{row}.png": encoded(row) for row in range(5)} | {"4.wav": b"x"})
+    loaded = load_dataset(f"webdataset:{tmp_path}")
+    assert isinstance(loaded.train, Records)
+    assert loaded.train.labels is None
+    assert sum(loaded.reading_counts.values()) == 1
+
+
+def test_a_sample_without_a_class_among_classes_is_refused(tmp_path: Path) -> None:
+    write_tar(tmp_path / "own.tar", {"a.png": encoded(0), "a.cls": b"1", "b.png": encoded(1)})
+    with pytest.raises(RecordsError, match="1 missing label"):
+        load_dataset(f"webdataset:{tmp_path}")
+
+
+@pytest.mark.parametrize("write", [write_table, write_classes])
+def test_images_of_tables_and_shards_get_captions_from_their_classes(
+    write: Callable[[Path], str], tmp_path: Path
+) -> None:
+    name = write(tmp_path)
+    if write is write_classes:
+        with pytest.raises(ConfigError, match="class names"):
+            load_dataset(name, pairs=PairOptions(class_captions="a {}"))
+        return
+    loaded = load_dataset(name, pairs=PairOptions(class_captions="a {}"), in_memory=False)
+    assert isinstance(loaded.train, ImageTextRecords)
+    assert loaded.train.captions[1] == ("a class 1",)
+    assert loaded.train.images[np.array([0])].shape == (1, 3, 8, 8)
+
+
+def test_a_caption_column_is_no_option_of_images_alone(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="captions"):
+        load_dataset(write_table(tmp_path), pairs=PairOptions(caption="text"))
