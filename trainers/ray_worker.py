@@ -39,6 +39,7 @@ from trainers.files.checkpoint import CheckpointFolder
 from trainers.files.outcome_file import write_outcomes
 from trainers.files.oversight import Oversight, TrainingStopped
 from trainers.files.progress import ProgressWriter
+from trainers.files.storage import details_kept
 from trainers.ray_internals import TorchBackend, set_torch_distributed_env_vars, setup_torch_process_group
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class RayTrial:
       checkpoint_folder: the folder where the training saves and resumes; visible to all nodes.
       count_file: the file, outside `checkpoint_folder`, in which steps are counted before they are drawn;
         visible to all nodes.
+      storage_root: the storage folder; details of an error on records are written below it.
       ray_folder: the folder where Ray Train keeps its own state; visible to all nodes.
       code_root: the folder of the driver's copy of the code, which every process must import, too; None if
         nodes have their own copies.
@@ -80,6 +82,7 @@ class RayTrial:
     config: TrainingConfig
     checkpoint_folder: Path
     count_file: Path
+    storage_root: Path
     ray_folder: Path
     code_root: Path | None
     gpus_per_worker: float
@@ -308,15 +311,16 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         train,  # imports torch and scikit-learn, which the processes that only wait do not need
     )
 
-    result = train(
-        trial.config,
-        data,
-        workers=current_workers(),
-        checkpoints=_checkpoint_folder(trial),
-        oversight=trial.oversight,
-        memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
-        progress=_progress_writer(trial),
-    )
+    with details_kept(trial.storage_root):
+        result = train(
+            trial.config,
+            data,
+            workers=current_workers(),
+            checkpoints=_checkpoint_folder(trial),
+            oversight=trial.oversight,
+            memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
+            progress=_progress_writer(trial),
+        )
     if result.outcomes is not None:  # written before the result, so that every finished training has them
         write_outcomes(trial.checkpoint_folder, result.outcomes)
     return {"metrics": result.metrics, "series": result.series}

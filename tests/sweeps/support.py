@@ -143,6 +143,7 @@ def _train_here(
             config=trial.config,
             checkpoint_folder=folder.checkpoint_folder(trial.name),
             count_file=folder.count_file(trial.name),
+            storage_root=folder.root,
             ray_folder=folder.path / "ray",
             code_root=ROOT,
             gpus_per_worker=0,

@@ -320,6 +320,8 @@ CHANGES = {
 }
 FLAGS = ("--no-non-private", "--seeded-non-private", "--no-also-untrained", "--secure-noise")
 NO_CHANGES = {
+    "--in-memory": "False",
+    "--index-folder": "elsewhere",
     "--num-workers": "2",
     "--threads-per-worker": "2",
     "--max-views-per-microbatch": "64",

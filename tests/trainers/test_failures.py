@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError
 from tests.trainers.conftest import make_config, make_records
 from trainers import failures, ray_worker
 from trainers.data.dataset import TrainingData
+from trainers.data.loading import load_dataset
 from trainers.failures import Stage, describe_error
 from trainers.files.checkpoint import CheckpointFolder, Grant, write_grant
+from trainers.training.step import Training
 
 SECRET = "Ombrelune"
 WITHHELD = "(its message is withheld: the training data are private)"
@@ -87,6 +91,7 @@ def trial(tmp_path: Path) -> ray_worker.RayTrial:
         checkpoint_folder=tmp_path / "checkpoints",
         count_file=tmp_path / "drawn.json",
         ray_folder=tmp_path / "ray",
+        storage_root=tmp_path,
         code_root=None,
         gpus_per_worker=0,
         memory_share=0.5,
@@ -108,6 +113,34 @@ def worked(trial: ray_worker.RayTrial, monkeypatch: pytest.MonkeyPatch, *, publi
 
     monkeypatch.setattr(ray_worker, "ray", SimpleNamespace(get=get))
     return ray_worker.train_worker({"trial": trial, "records": [0]}), len(fetched)
+
+
+def test_file_that_changes_is_named_only_on_the_trusted_side_and_the_training_goes_on_once_it_is_back(
+    trial: ray_worker.RayTrial, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    images = tmp_path / "images.npz"
+    np.savez(images, images=make_records(40).images)
+    records, state = load_dataset(f"npz:{images}", in_memory=False).train, images.stat()
+    monkeypatch.setattr("tests.trainers.test_failures.make_records", lambda _: records)
+    config = make_config(num_records_public=40, num_steps=6, secure_noise=True)
+    trial = dataclasses.replace(trial, config=config, is_paid=False)
+    take_step = Training.take_step
+
+    def change_after_two_steps(run: Training) -> None:
+        if run.num_steps_done == 3:
+            os.utime(images, ns=(0, 12345))
+        take_step(run)
+
+    monkeypatch.setattr(Training, "take_step", change_after_two_steps)
+    result, _ = worked(trial, monkeypatch)
+    assert result == {"error": f"an error {WITHHELD}"}
+    (trusted,) = (tmp_path / "trusted").iterdir()
+    assert str(images) in trusted.read_text()
+    assert trusted.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(Training, "take_step", take_step)
+    os.utime(images, ns=(state.st_atime_ns, state.st_mtime_ns))
+    result, _ = worked(trial, monkeypatch)
+    assert result["metrics"]["num_steps_charged"] >= 7, "the step that failed is charged, and taken again"
 
 
 def test_worker_without_a_grant_says_so_and_fetches_no_record(

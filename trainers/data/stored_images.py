@@ -131,7 +131,7 @@ class StoredImages:
             # The file's name would disclose information about the records that were drawn.
             raise RecordsError(
                 _CHANGED,
-                {"files": [number]},
+                {"files": [os.fsdecode(self.files[number])]},
             )
         return content
 
@@ -183,7 +183,7 @@ class MappedImages:
         """
         file = Path(os.fsdecode(self.file))
         if stamp_of(file) != self.stamp:
-            raise RecordsError(_CHANGED, {"files": [0]})
+            raise RecordsError(_CHANGED, {"files": [str(file)]})
         stored = np.memmap(file, np.uint8, "r", offset=self.offset, shape=self.stored_shape)
         images = channels_first(np.asarray(stored[self.rows[rows]]), "images")
         if self.image_size is not None and len(images):

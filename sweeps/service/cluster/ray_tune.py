@@ -201,6 +201,7 @@ def ray_trial(execution: Execution, session: RaySession, trial: Trial, *, data_a
         config=trial.config,
         checkpoint_folder=folder.checkpoint_folder(trial.name),
         count_file=folder.count_file(trial.name),
+        storage_root=folder.root,
         ray_folder=folder.path / "ray"
         if trial.config.performance.num_workers > 1
         else session.scratch / "train",

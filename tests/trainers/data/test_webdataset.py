@@ -213,7 +213,7 @@ def test_a_shard_that_changed_after_loading_is_refused(tmp_path):
     write_shard(shard, [sample(2, "two"), sample(1, "one")])
     with pytest.raises(RecordsError, match="must not change after it was indexed") as caught:
         records.images[np.array([0])]
-    assert caught.value.details == {"files": [0]}
+    assert caught.value.details == {"files": [str(shard)]}
     assert not re.search(r"\d", str(caught.value)), "which shard tells which records were drawn"
 
 

@@ -448,6 +448,7 @@ def test_exception_with_a_private_number_is_told_without_it(
             checkpoint_folder=tmp_path / str(public),
             count_file=tmp_path / f"{public}.json",
             ray_folder=tmp_path,
+            storage_root=tmp_path,
             code_root=None,
             gpus_per_worker=0.0,
             memory_share=1.0,
