@@ -20,7 +20,6 @@ from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning import sweep_data as service_data
 from tests.sweeps.support import check_ledger, loaded, write_npz
 from trainers.config.tree import replace_options
-from trainers.data import stored_images
 from trainers.data.faults import RecordsError
 from trainers.data.loading import load_dataset
 from trainers.data.pairs import ImageTextRecords
@@ -216,20 +215,14 @@ def test_private_pictures_among_probes_are_refused(tmp_path: Path) -> None:
     assert message == "probe_datasets must be public; it holds images of the private training data"
 
 
-def test_stored_pictures_are_compared_a_few_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, read = [], StoredImages.__getitem__
-
-    def reading(images: StoredImages, rows: np.ndarray) -> np.ndarray:
-        asked.append(len(rows))
-        return read(images, rows)
-
-    monkeypatch.setattr(StoredImages, "__getitem__", reading)
-    monkeypatch.setattr(stored_images, "_IMAGES_AT_ONCE", 4)
+def test_stored_pictures_are_compared_by_their_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = write_shard(tmp_path / "own" / "own.tar", random_images(10))
+    other = write_csv(tmp_path / "other", random_images(12, seed=1)[:11] + random_images(10)[3:4])
+    monkeypatch.setattr(StoredImages, "__getitem__", lambda *_: pytest.fail("images were read"))
     load(own, evaluate_on="shapes:10", in_memory=False)
-    assert (max(asked), sum(asked)) == (4, 10)
+    with pytest.raises(ConfigError, match="it holds images of the private training data") as caught:
+        load(own, evaluate_on=other, in_memory=False)
+    assert caught.value.details == {"private images in evaluate_on": [11]}
 
 
 @pytest.mark.parametrize("evaluate_on", ["shapes", "shapes:7", "shapes:20:0"])

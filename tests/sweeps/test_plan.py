@@ -320,7 +320,6 @@ CHANGES = {
 }
 FLAGS = ("--no-non-private", "--seeded-non-private", "--no-also-untrained", "--secure-noise")
 NO_CHANGES = {
-    "--in-memory": "False",
     "--index-folder": "elsewhere",
     "--num-workers": "2",
     "--threads-per-worker": "2",
@@ -379,6 +378,7 @@ PAIRS_ALONE = {
     *("--csv-label-key", "--skip-corrupt"),
 }
 NO_CHANGE_FLAGS = (
+    "--in-memory",
     "--no-secure-noise",
     "--worker-processes",
     "--prefetch",

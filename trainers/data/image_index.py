@@ -40,7 +40,7 @@ from trainers.data.decoding import (
 )
 from trainers.data.faults import check_one_size
 from trainers.data.request import Request
-from trainers.data.stored_images import PLACE, Images, StoredImages, stamp_of
+from trainers.data.stored_images import PLACE, Images, StoredImages, pixel_digest, stamp_of
 from trainers.files.durable_files import replacing
 from trainers.files.machine_memory import free_memory
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 INDEX_FOLDER = ".dpgcl-index"
 IMAGES_AT_ONCE = 256
-_FORMAT = 1
+_FORMAT = 2
 _FILES_PER_PART = 8192
 _SAMPLE = 64
 _SECONDS_BETWEEN_LINES = 10.0
@@ -63,7 +63,7 @@ def schema_of(**columns: pa.DataType) -> pa.Schema:
     """Return the schema of an index with the facts of each image and further columns."""
     import pyarrow as pa
 
-    facts = {"height": pa.uint32(), "width": pa.uint32(), "is_grey": pa.bool_()}
+    facts = {"height": pa.uint32(), "width": pa.uint32(), "is_grey": pa.bool_(), "pixels": pa.uint64()}
     return pa.schema(facts | {"conversions": pa.uint8(), "fault": pa.string()} | columns)
 
 
@@ -99,21 +99,30 @@ class ImageScan:
 
     def facts(self, sources: Sequence[Source]) -> dict[str, Any]:
         """Decode images in several threads, and return the facts of each by column; see `schema_of`."""
-        limit, size = self.request.max_image_pixels, self.request.image_size if self.keeps_pixels else None
+        limit, size = self.request.max_image_pixels, self.request.image_size
+
+        def decode(source: Source) -> tuple[Any, tuple[str, ...], int]:
+            image, conversions = decode_image(source, size, limit)
+            if self.keeps_pixels or isinstance(image, str):
+                return image, conversions, 0
+            return image, conversions, pixel_digest(np.atleast_3d(image).transpose(2, 0, 1))
+
         prepare_decoders()
-        results = in_threads(lambda source: decode_image(source, size, limit), sources)
+        results = in_threads(decode, sources)
         if self.keeps_pixels:
-            self.decoded += [image for image, _ in results]
+            self.decoded += [image for image, _, _ in results]
         self._show_progress(len(results))
-        shapes = [(0, 0, 0) if isinstance(image, str) else image.shape for image, _ in results]
+        shapes = [(0, 0, 0) if isinstance(image, str) else image.shape for image, _, _ in results]
         return {
+            "pixels": np.array([digest for _, _, digest in results], dtype=np.uint64),
             "height": np.array([shape[0] for shape in shapes], dtype=np.uint32),
             "width": np.array([shape[1] for shape in shapes], dtype=np.uint32),
             "is_grey": [len(shape) == 2 for shape in shapes],
             "conversions": np.array(
-                [sum(1 << CONVERSIONS.index(kind) for kind in kinds) for _, kinds in results], dtype=np.uint8
+                [sum(1 << CONVERSIONS.index(kind) for kind in kinds) for _, kinds, _ in results],
+                dtype=np.uint8,
             ),
-            "fault": [image if isinstance(image, str) else "" for image, _ in results],
+            "fault": [image if isinstance(image, str) else "" for image, _, _ in results],
         }
 
     def part(
@@ -138,7 +147,7 @@ class ImageScan:
         import pyarrow as pa
 
         state = file.stat()
-        header = json.dumps([_FORMAT, state.st_size, state.st_mtime_ns, self.request.max_image_pixels, *key])
+        header = self._header(state.st_size, state.st_mtime_ns, *key)
         path = self.index_file(name)
         with self._locked(path):
             table = None if self.keeps_pixels else _read_index(path, header)
@@ -152,6 +161,10 @@ class ImageScan:
                     return table
                 _, rows = read()  # anew: some rows may have been taken before the disk was full
             return pa.Table.from_batches(rows, schema)
+
+    def _header(self, *key: Any) -> str:
+        """Return what an index must begin with to be used."""
+        return json.dumps([_FORMAT, self.request.max_image_pixels, self.request.image_size, *key])
 
     def index_file(self, name: str) -> Path:
         """Return the index file of a part with this name, or with the relative path of its file as name."""
@@ -223,7 +236,7 @@ class ImageScan:
 
         paths = [base / os.fsdecode(name) for name in _raw(names)]
         stamps = [stamp_of(path) for path in paths]
-        header = json.dumps([_FORMAT, "files", self.request.max_image_pixels])
+        header = self._header("files")
         row_of = dict[Any, int]()
         stored = None if self.keeps_pixels else _read_index(file, header)
         if stored is not None:
@@ -269,7 +282,7 @@ class ImageScan:
             if "content" in schema.names:
                 raise DataError(
                     "data that do not fit into memory need an index, which cannot be written next to them. "
-                    "Pass --index-folder, or --in-memory True"
+                    "Pass --index-folder, or --in-memory"
                 ) from None
             _log.warning(
                 "the index of the images could not be saved, so it is built each time. Make the folder of "
@@ -329,13 +342,9 @@ class ScannedImages:
         Raises:
           RecordsError: the images differ in size.
         """
-        size = self.request.image_size
         heights, widths = _array(self.facts, "height")[rows], _array(self.facts, "width")[rows]
-        if not size or self.decoded is not None:
-            sizes, counts = np.unique(np.stack([heights, widths]), axis=1, return_counts=True)
-            check_one_size(
-                Counter({(int(h), int(w)): int(n) for h, w, n in zip(*sizes, counts, strict=True)})
-            )
+        if (heights != heights[0]).any() or (widths != widths[0]).any():
+            check_one_size(Counter(zip(heights.tolist(), widths.tolist(), strict=True)))
         if self.decoded is not None:
             return stacked([self.decoded[row] for row in rows], channels)
         return StoredImages(
@@ -343,9 +352,10 @@ class ScannedImages:
             stamps=self.stamps,
             places=self.places[rows],
             channels=channels,
-            height=size or int(heights[0]),
-            width=size or int(widths[0]),
-            image_size=size,
+            digests=_array(self.facts, "pixels")[rows],
+            height=int(heights[0]),
+            width=int(widths[0]),
+            image_size=self.request.image_size,
             max_pixels=self.request.max_image_pixels,
         )
 
@@ -362,6 +372,10 @@ class FileNames(Sequence[bytes]):
 
     def __getitem__(self, number: Any) -> Any:
         return os.path.join(self.folder, self.names[number].as_py())
+
+
+def _flags(conversions: Iterable[str]) -> int:
+    return sum(1 << CONVERSIONS.index(kind) for kind in conversions)
 
 
 def file_column(names: Iterable[str]) -> pa.Array:

@@ -8,6 +8,7 @@ accountant assumes.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ class StoredImages:
       files: the path of every file, as bytes.
       stamps: int64 `[num_files, 2]`: size in bytes and modification time in nanoseconds when indexed.
       places: `[num_images]` of type `PLACE`.
+      digests: uint64 `[num_images]`, the `pixel_digest` of each image; None if it is not known.
       channels, height, width: shape of every image as returned.
       image_size: images are resized to this many pixels square, or None.
       max_pixels: largest allowed image as stored.
@@ -67,6 +69,7 @@ class StoredImages:
     files: Sequence[bytes]
     stamps: NDArray[np.int64]
     places: NDArray[np.void]
+    digests: NDArray[np.uint64] | None
     channels: int
     height: int
     width: int
@@ -107,11 +110,13 @@ class StoredImages:
 
     def select(self, rows: NDArray[np.int64]) -> StoredImages:
         """Return the same store with only the images at `rows`, without reading any."""
-        return dataclasses.replace(self, places=self.places[rows])
+        digests = None if self.digests is None else self.digests[rows]
+        return dataclasses.replace(self, places=self.places[rows], digests=digests)
 
     def in_channels(self, channels: int) -> StoredImages:
         """Return the same images as grey (one channel) or colour (three), without reading any."""
-        return dataclasses.replace(self, channels=channels)
+        digests = self.digests if channels == 3 else None
+        return dataclasses.replace(self, channels=channels, digests=digests)
 
     def _content(self, place: tuple[int, int, int]) -> bytes:
         # Opening the file each time costs microseconds, and no handle outlives this call or a fork.
@@ -232,6 +237,20 @@ def channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
 def in_channels(images: Images, channels: int) -> Images:
     """Return images as grey (one channel) or colour (three), see `with_channels`; stored ones stay stored."""
     return with_channels(images, channels) if isinstance(images, np.ndarray) else images.in_channels(channels)
+
+
+def pixel_digest(image: NDArray[np.uint8]) -> int:
+    """Return a digest of the size and the colours of an image `[channels, height, width]`."""
+    colour = with_channels(image[None], 3)
+    digest = hashlib.blake2b(colour.tobytes(), digest_size=8, key=str(colour.shape).encode())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def digests_of(images: Images) -> NDArray[np.uint64]:
+    """Return the `pixel_digest` of all images; they are read in parts, unless their index has the digests."""
+    if isinstance(images, StoredImages) and images.digests is not None:
+        return images.digests
+    return np.fromiter((pixel_digest(image) for part in in_parts(images) for image in part), dtype=np.uint64)
 
 
 def select(images: Images, rows: NDArray[np.int64]) -> Images:

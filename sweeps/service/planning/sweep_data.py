@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from trainers.data.loading import load_dataset, split_held_out, split_train_test
 from trainers.data.own_images import label_place
 from trainers.data.probes import load_probes
 from trainers.data.shapes import shapes_name
-from trainers.data.stored_images import in_parts
+from trainers.data.stored_images import digests_of
 from trainers.failures import describe_error
 
 SlotsFor = Callable[[int, Ids], SlotTable]
@@ -261,26 +260,24 @@ def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRec
 
     Private test records, which no training uses, are as private as the others.
 
-    Stored images are read in parts, once. Two different images have the same digest with a probability of
-    2^-64; in that case public data are refused.
+    Images are compared as they are after resizing, in colour. Two different images have the same digest with
+    a probability of 2^-64; in that case public data are refused. Which images are shared is in the error's
+    details, as it says which records are in the private data.
     """
     if not any(public.values()):
         return
     private_digests = _image_digests([private.train, *([private.test] if private.test else [])])
     for option, records in public.items():
-        if np.isin(_image_digests(records), private_digests).any():
-            raise ConfigError(f"{option} must be public; it holds images of the private training data")
+        shared = np.flatnonzero(np.isin(_image_digests(records), private_digests))
+        if len(shared):
+            error = ConfigError(f"{option} must be public; it holds images of the private training data")
+            error.details = {f"private images in {option}": shared.tolist()}
+            raise error
 
 
 def _image_digests(parts: Sequence[AnyRecords]) -> NDArray[np.uint64]:
-    """Return a digest of each image's shape and pixels, `[num_images of all parts]`."""
-    digests = (
-        hashlib.blake2b(image.tobytes(), digest_size=8, key=str(image.shape).encode()).digest()
-        for part in parts
-        for images in in_parts(part.images)
-        for image in images
-    )
-    return np.frombuffer(b"".join(digests), dtype=np.uint64)
+    """Return a digest of each image, `[num_images of all parts]`."""
+    return np.concatenate([digests_of(part.images) for part in parts])
 
 
 def _same_source(first: str, second: str) -> bool:

@@ -31,7 +31,7 @@ from trainers.data.loading import load_dataset
 from trainers.data.pair_options import PairOptions
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
-from trainers.data.stored_images import MappedImages, StoredImages
+from trainers.data.stored_images import MappedImages, StoredImages, digests_of, in_channels
 from trainers.training.loop import train
 from trainers.views.caption_views import TextViewConfig
 
@@ -194,6 +194,20 @@ def test_stored_images_give_the_records_of_decoded_ones(
         stored = load_dataset(name, image_size=image_size, in_memory=False)
         assert isinstance(stored.train.images, StoredImages | MappedImages)
         assert content_of(stored) == decoded
+
+
+@SOURCES
+def test_digests_of_stored_images_are_those_of_their_pixels(source: str, tmp_path: Path) -> None:
+    name = WRITERS[source](tmp_path)
+    stored, decoded = (
+        load_dataset(name, image_size=5, in_memory=kept).train.images for kept in (False, True)
+    )
+    rows = np.array([4, 1, 9])
+    for channels in (3, 1):
+        expected = digests_of(in_channels(decoded, channels))
+        assert len(set(expected.tolist())) == NUM
+        assert digests_of(in_channels(stored, channels)).tolist() == expected.tolist()
+        assert digests_of(in_channels(stored, channels).select(rows)).tolist() == expected[rows].tolist()
 
 
 @pytest.mark.parametrize("source", ["npz", "parquet", "csv", "csv of images", "webdataset of images"])
@@ -459,7 +473,7 @@ def test_an_index_that_cannot_be_written_is_built_each_time(
 def test_images_in_parquet_need_an_index_that_can_be_written(tmp_path: Path) -> None:
     name = write_parquet(tmp_path)
     (tmp_path / INDEX_FOLDER).write_text("a file in the place of the folder")
-    with pytest.raises(DataError, match="Pass --index-folder, or --in-memory True"):
+    with pytest.raises(DataError, match="Pass --index-folder, or --in-memory"):
         load_dataset(name, in_memory=False)
 
 
