@@ -21,7 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from trainers.data.decoding import content_ids, decode_images, resize_images
+from trainers.data.decoding import (
+    MAX_IMAGE_PIXELS,
+    content_ids,
+    decode_image,
+    in_threads,
+    prepare_decoders,
+    refuse_faults,
+    resize_images,
+    stacked,
+)
 from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download
 from trainers.data.pairs import LoadedData
 from trainers.data.records import Records
@@ -161,8 +170,10 @@ def _decode_eurosat(path: Path, size: int) -> Records:
         encoded = [archive.read(name) for name in names]
     _, labels = np.unique([PurePosixPath(name).parent.name for name in names], return_inverse=True)
     labels = labels.astype(np.int64)
-    images, _ = decode_images(encoded, size)
-    return Records(images=images, labels=labels, ids=content_ids(encoded, labels))
+    prepare_decoders()
+    decoded: list[Any] = in_threads(lambda content: decode_image(content, size)[0], encoded)
+    refuse_faults([image if isinstance(image, str) else "" for image in decoded], MAX_IMAGE_PIXELS)
+    return Records(images=stacked(decoded, 3), labels=labels, ids=content_ids(encoded, labels))
 
 
 def _fashion_file(name: str, md5: str) -> RemoteFile:

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,9 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import Ids, digest_of_content, ids_from_digests
-from trainers.data.faults import RecordsError, check_one_size
+from trainers.data.faults import RecordsError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -85,47 +83,6 @@ GREY = "grey images converted to colour like the rest"
 CONVERSIONS = (ANIMATED, TRANSPARENT, TURNED)
 
 
-def decode_images(
-    sources: Sequence[bytes | Path | None],
-    image_size: int | None = None,
-    *,
-    max_pixels: int = MAX_IMAGE_PIXELS,
-) -> tuple[NDArray[np.uint8], Counter[str]]:
-    """Return the images, uint8 `[num_records, channels, height, width]`, and conversion counts by kind.
-
-    There is one channel if every image is grayscale, else RGB.
-
-    Args:
-      sources: encoded bytes or a file for each image; None for a missing image.
-      image_size: resize every image to this many pixels square.
-      max_pixels: largest allowed image as stored; a larger one is rejected by its header, before decoding.
-
-    Raises:
-      DataError: there are no images, some cannot be used, or their sizes differ and `image_size` is None.
-    """
-    if not sources:
-        raise DataError("a data set must hold at least one image; found none")
-    decoded, conversions = decode_each(sources, image_size, max_pixels)
-    refuse_faults([image if isinstance(image, str) else "" for image in decoded], max_pixels)
-    check_one_size(Counter(image.shape[:2] for image in decoded))
-    num_grey = sum(image.ndim == 2 for image in decoded)
-    channels = 1 if num_grey == len(decoded) else 3
-    conversions[GREY] = num_grey if channels == 3 else 0
-    return stacked(decoded, channels), +conversions
-
-
-def decode_each(
-    sources: Iterable[bytes | Path | None], image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
-) -> tuple[list[Any], Counter[str]]:
-    """Return each image, decoded and resized, or the name of its fault; and conversion counts by kind.
-
-    Several threads decode. An image may have several conversions. The arguments are as in `decode_images`.
-    """
-    prepare_decoders()
-    results = in_threads(lambda source: decode_image(source, image_size, max_pixels), sources)
-    return [image for image, _ in results], Counter(kind for _, kinds in results for kind in kinds)
-
-
 def refuse_faults(image_faults: Sequence[str], max_pixels: int, files: Sequence[bytes] | None = None) -> None:
     """Raise RecordsError if images have faults; the details hold their files, else their positions."""
     faults: dict[str, list[Any]] = {kind: [] for kind in ("missing", "unreadable", "not 8-bit", TOO_LARGE)}
@@ -154,7 +111,7 @@ def stacked(decoded: Sequence[NDArray[np.uint8]], channels: int) -> NDArray[np.u
 def decode_image(
     source: bytes | Path | None, image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
 ) -> tuple[Decoded, tuple[str, ...]]:
-    """Return one image as uint8 `[height, width]` or `[height, width, 3]`, and its conversions.
+    """Return one image as uint8 `[height, width]` or `[height, width, 3]`, and the kinds of its conversions.
 
     The pixels are those that a viewer shows on a white page: the EXIF orientation is applied, and transparent
     parts are white. More than 8 bits a channel are a fault, since Pillow would drop the low ones. Only the
@@ -162,6 +119,11 @@ def decode_image(
 
     A file of some kilobytes may declare gigabytes of pixels, so only its header is read until its size is
     known to be allowed.
+
+    Args:
+      source: encoded bytes or a file; None for a missing image.
+      image_size: resize the image to this many pixels square; None keeps its size.
+      max_pixels: largest allowed image as stored; a larger one is rejected by its header, before decoding.
     """
     if source is None or (isinstance(source, Path) and not os.path.isfile(source)):
         return "missing", ()

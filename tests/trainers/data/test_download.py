@@ -474,7 +474,7 @@ def test_eurosat_is_decoded_to_32_pixels(data, monkeypatch):
 def test_eurosat_is_decoded_only_once(data, monkeypatch):
     first = load_eurosat(monkeypatch, data, eurosat_zip())
     (data / "eurosat" / "EuroSAT.zip").unlink()
-    monkeypatch.setattr(builtin_datasets, "decode_images", None)
+    monkeypatch.setattr(builtin_datasets, "decode_image", None)
     assert pairs(load_dataset("eurosat").train) == pairs(first.train)
 
 
