@@ -9,6 +9,7 @@ modification time. It is as private as the data, and has their permissions.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import logging
@@ -18,14 +19,14 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
@@ -51,7 +52,6 @@ INDEX_FOLDER = ".dpgcl-index"
 IMAGES_AT_ONCE = 256
 _FORMAT = 2
 _FILES_PER_PART = 8192
-_SAMPLE = 64
 _SECONDS_BETWEEN_LINES = 10.0
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,10 @@ class ImageScan:
         self.request = request
         self.keeps_pixels = request.in_memory
         self.decoded: list[Any] = []
-        self._folder = request.index_folder or folder / INDEX_FOLDER
+        self._folder = folder / INDEX_FOLDER
+        if request.index_folder is not None:  # which may hold the indices of several data sets
+            place = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
+            self._folder = request.index_folder / place
         self._num_images, self._num_read, self._started = num_images, 0, time.monotonic()
         self._printed = self._started
         if self.keeps_pixels is None:
@@ -118,10 +121,7 @@ class ImageScan:
             "height": np.array([shape[0] for shape in shapes], dtype=np.uint32),
             "width": np.array([shape[1] for shape in shapes], dtype=np.uint32),
             "is_grey": [len(shape) == 2 for shape in shapes],
-            "conversions": np.array(
-                [sum(1 << CONVERSIONS.index(kind) for kind in kinds) for _, kinds, _ in results],
-                dtype=np.uint8,
-            ),
+            "conversions": np.array([_flags(kinds) for _, kinds, _ in results], dtype=np.uint8),
             "fault": [image if isinstance(image, str) else "" for image, _, _ in results],
         }
 
@@ -170,14 +170,22 @@ class ImageScan:
         """Return the index file of a part with this name, or with the relative path of its file as name."""
         return self._folder / f"{quote(name, safe='')}.arrow"
 
-    def _locked(self, path: Path) -> AbstractContextManager[Any]:
-        """Return a lock on a part, so that two sweeps do not build it at once."""
-        if self.keeps_pixels:
-            return nullcontext()
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        is_writable = path.parent.is_dir() and os.access(path.parent, os.W_OK)
-        return FileLock(f"{path}.lock") if is_writable else nullcontext()
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Lock a part, so that two sweeps do not build it at once; without a lock if the folder has none."""
+        lock = FileLock(f"{path}.lock", fallback_to_soft=False)
+        with suppress(OSError, NotImplementedError):
+            if not self.keeps_pixels:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    lock.acquire(timeout=0)
+                except Timeout:
+                    _log.warning("another process indexes the same images; waiting for it to finish")
+                    lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def files(self, base: Path, names: pa.Array) -> ScannedImages:
         """Return the images in files; `names` is a `file_column` of paths, relative to `base` or absolute."""
@@ -191,9 +199,13 @@ class ImageScan:
         bounds = np.searchsorted(part_of[order], np.arange(num_parts + 1))
         tables = []
         for part, (first, end) in enumerate(itertools.pairwise(bounds)):
-            index = self.index_file(f"files-{num_parts:x}-{part:x}")
+            # With half as many files there were half as many parts, and this part's files were in `former`.
+            index, former = (
+                self.index_file(f"{self.request.path.name}-{num:x}-{part % num:x}")
+                for num in (num_parts, max(1, num_parts // 2))
+            )
             with self._locked(index):
-                tables.append(self._files_part(index, base, names.take(order[first:end]), schema))
+                tables.append(self._files_part([index, former], base, names.take(order[first:end]), schema))
         inverse = np.empty_like(order)
         inverse[order] = np.arange(len(order))
         facts = pa.concat_tables(tables)
@@ -230,15 +242,21 @@ class ImageScan:
         decoded = self.decoded if self.keeps_pixels else None
         return ScannedImages(self.request, facts, decoded, files, stamps, places)
 
-    def _files_part(self, file: Path, base: Path, names: pa.Array, schema: pa.Schema) -> pa.Table:
-        """Return the facts of files, from the index for those that have not changed since."""
+    def _files_part(
+        self, indices: Sequence[Path], base: Path, names: pa.Array, schema: pa.Schema
+    ) -> pa.Table:
+        """Return the facts of files; those that have not changed are read from the first index that exists."""
         import pyarrow as pa
 
         paths = [base / os.fsdecode(name) for name in _raw(names)]
         stamps = [stamp_of(path) for path in paths]
         header = self._header("files")
         row_of = dict[Any, int]()
-        stored = None if self.keeps_pixels else _read_index(file, header)
+        stored = None
+        if not self.keeps_pixels:
+            stored = next(
+                (t for t in (_read_index(index, header) for index in indices) if t is not None), None
+            )
         if stored is not None:
             columns = (_raw(stored["name"]), stored["num_bytes"].to_pylist(), stored["modified"].to_pylist())
             row_of = {key: row for row, key in enumerate(zip(*columns, strict=True))}
@@ -264,21 +282,29 @@ class ImageScan:
             table = pa.concat_tables([stored.replace_schema_metadata(), scanned]).take(rows)
         if not self.keeps_pixels and (len(new) or stored is None or len(stored) > len(rows)):
             table = table.replace_schema_metadata({"header": header})
-            self._write(file, table.schema, iter(table.to_batches()), base.stat().st_mode)
+            mode = base.stat().st_mode & next((p.stat().st_mode for p in paths if p.exists()), 0)
+            self._write(indices[0], table.schema, iter(table.to_batches()), mode)
         return table.replace_schema_metadata()
 
     def _write(self, path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], mode: int) -> bool:
         """Write an index with the permissions of the data, and return whether that was possible."""
         import pyarrow as pa
 
+        is_reading = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as out:
                 os.fchmod(out.fileno(), mode & 0o666)
                 with pa.ipc.new_file(out, schema) as writer:
+                    is_reading = True
                     for batch in batches:
+                        is_reading = False
                         writer.write_batch(batch)
+                        is_reading = True
+                    is_reading = False
         except OSError:
+            if is_reading:  # the data, not the index
+                raise
             if "content" in schema.names:
                 raise DataError(
                     "data that do not fit into memory need an index, which cannot be written next to them. "
@@ -336,8 +362,6 @@ class ScannedImages:
 
     def images(self, rows: NDArray[np.int64], channels: int) -> Images:
         """Return the images at `rows`, none of them faulty, with this number of channels.
-
-        The pixels in `decoded` are released.
 
         Raises:
           RecordsError: the images differ in size.

@@ -343,14 +343,15 @@ def test_a_changed_image_is_read_again_and_no_other(tmp_path: Path, monkeypatch:
     assert content_of(stored) == content_of(load_dataset(name, in_memory=True))
 
 
+@pytest.mark.parametrize("num", [7, NUM])  # one more than 7 makes two parts of one
 def test_a_folder_that_grows_is_read_only_where_it_grew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image_index, "_FILES_PER_PART", 8)
-    before = load_dataset(write_folder(tmp_path, NUM), in_memory=False).train
+    before = load_dataset(write_folder(tmp_path, num), in_memory=False).train
     decoded = count_decoded(monkeypatch)
     for added in (1, 2):
-        stored = load_dataset(write_folder(tmp_path, NUM + added), in_memory=False)
+        stored = load_dataset(write_folder(tmp_path, num + added), in_memory=False)
         assert len(decoded) == added
     assert set(before.ids.tolist()) < set(stored.train.ids.tolist())
     assert content_of(stored) == content_of(load_dataset(f"folder:{tmp_path}", in_memory=True))
@@ -375,6 +376,21 @@ def test_a_new_shard_is_read_and_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     decoded = count_decoded(monkeypatch)
     load_dataset(name, in_memory=False)
     assert len(decoded) == 1
+
+
+def test_data_sets_with_the_same_names_share_an_index_folder(tmp_path: Path) -> None:
+    names = []
+    for place in ("one", "other"):
+        for row in range(3):
+            file = tmp_path / place / f"{row}.bmp"
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(encoded(row if place == "one" else row + 10, kind="BMP"))
+            os.utime(file, ns=(0, 12345))
+        names.append(f"folder:{tmp_path / place}")
+    for name in (*names, *names):
+        stored = load_dataset(name, in_memory=False, index_folder=tmp_path / "index")
+        expected = digests_of(load_dataset(name, in_memory=True).train.images)
+        assert digests_of(stored.train.images).tolist() == expected.tolist()
 
 
 # The index
@@ -446,7 +462,7 @@ def test_an_index_in_a_folder_of_its_own_leaves_the_data_as_they_are(tmp_path: P
     before = sorted((tmp_path / "data").rglob("*"))
     stored = load_dataset(name, in_memory=False, index_folder=tmp_path / "index")
     assert sorted((tmp_path / "data").rglob("*")) == before
-    assert list((tmp_path / "index").glob("*.arrow"))
+    assert list((tmp_path / "index").rglob("*.arrow"))
     assert content_of(stored) == content_of(load_dataset(name))
 
 
