@@ -245,7 +245,7 @@ class ImageScan:
     def _files_part(
         self, indices: Sequence[Path], base: Path, names: pa.Array, schema: pa.Schema
     ) -> pa.Table:
-        """Return the facts of files; those that have not changed are read from the first index that exists."""
+        """Return the facts of files; for those that have not changed from the first index that exists."""
         import pyarrow as pa
 
         paths = [base / os.fsdecode(name) for name in _raw(names)]
@@ -253,10 +253,8 @@ class ImageScan:
         header = self._header("files")
         row_of = dict[Any, int]()
         stored = None
-        if not self.keeps_pixels:
-            stored = next(
-                (t for t in (_read_index(index, header) for index in indices) if t is not None), None
-            )
+        for index in indices if not self.keeps_pixels else ():
+            stored = _read_index(index, header) if stored is None else stored
         if stored is not None:
             columns = (_raw(stored["name"]), stored["num_bytes"].to_pylist(), stored["modified"].to_pylist())
             row_of = {key: row for row, key in enumerate(zip(*columns, strict=True))}
