@@ -43,11 +43,12 @@ def ids_from_digests(digests: Iterable[bytes]) -> Ids:
     """Return what `ids_from_contents` returns, from the `digest_of_content` of each record's content."""
     num_copies: Counter[bytes] = Counter()
 
-    def digest64(digest: bytes) -> int:
+    def id_of(digest: bytes) -> int:
+        copy = num_copies[digest]
         num_copies[digest] += 1
-        return _digest64(digest + (num_copies[digest] - 1).to_bytes(8, "little"))
+        return _digest64(digest + copy.to_bytes(8, "little"))
 
-    return np.fromiter(map(digest64, digests), dtype=np.uint64)
+    return np.fromiter(map(id_of, digests), dtype=np.uint64)
 
 
 def ids_from_names(names: Iterable[str]) -> Ids:
