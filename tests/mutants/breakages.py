@@ -203,7 +203,7 @@ BREAKAGES = (
         name="id of a record depends on its position",
         file="dpgcl_core/sampling/record_ids.py",
         before='_digest64(digest + copy.to_bytes(8, "little"))',
-        after='_digest64(digest + len(ids).to_bytes(8, "little"))',
+        after='_digest64(digest + sum(num_copies.values()).to_bytes(8, "little"))',
         tests=(
             "tests/dpgcl_core/sampling/test_record_ids.py::test_content_ids_of_others_survive_removal_of_any_copy",
         ),
@@ -1684,6 +1684,29 @@ BREAKAGES = (
         tests=(
             "tests/trainers/tasks/test_class_task.py::test_views_and_labels_of_a_record_follow_neither_its_companions_nor_its_place",
         ),
+    ),
+    Breakage(
+        name="a changed file is read as if it were the indexed one",
+        file="trainers/data/stored_images.py",
+        before="if (state.st_size, state.st_mtime_ns) == tuple(self.stamps[number].tolist()):",
+        after="if True:",
+        tests=(
+            "tests/trainers/data/test_stored_images.py::test_a_file_that_changed_is_refused_without_its_name",
+        ),
+    ),
+    Breakage(
+        name="an index answers for images of another size",
+        file="trainers/data/image_index.py",
+        before="json.dumps([_FORMAT, self.request.max_image_pixels, self.request.image_size, *key])",
+        after="json.dumps([_FORMAT, self.request.max_image_pixels, *key])",
+        tests=("tests/trainers/data/test_stored_images.py::test_an_index_answers_for_its_image_size_alone",),
+    ),
+    Breakage(
+        name="images of units are in another order than their labels",
+        file="trainers/data/own_images.py",
+        before="images=select(part.images, order),",
+        after="images=part.images,",
+        tests=("tests/trainers/data/test_units.py::test_rows_of_one_unit_are_one_record",),
     ),
     Breakage(
         name="labels are of another row than the image",

@@ -525,6 +525,17 @@ def test_other_options_are_not_answered_from_the_index(tmp_path: Path) -> None:
     assert len(other.train) == NUM
 
 
+@SOURCES
+def test_an_index_answers_for_its_image_size_alone(source: str, tmp_path: Path) -> None:
+    name = WRITERS[source](tmp_path)
+    for image_size in (4, None, 5, 4):
+        stored, decoded = (
+            load_dataset(name, image_size=image_size, in_memory=kept) for kept in (False, True)
+        )
+        assert digests_of(stored.train.images).tolist() == digests_of(decoded.train.images).tolist()
+        assert content_of(stored) == content_of(decoded)
+
+
 @pytest.mark.parametrize("source", ["folder", "parquet", "parquet pairs", "csv"])
 def test_faults_are_counted_alike(source: str, tmp_path: Path) -> None:
     name = WRITERS[source](tmp_path)
