@@ -112,9 +112,15 @@ _SOURCES = (
     DataSource(
         name="webdataset",
         reader="trainers.data.webdataset:load_webdataset",
-        captions=IN_A_COLUMN,
+        captions="always",
         has_columns=True,
-        options=("unit", "skip_corrupt", CLASS_CAPTIONS),
+        options=("unit", "skip_corrupt"),
+    ),
+    DataSource(
+        name="shards",
+        reader="trainers.data.webdataset:load_webdataset",
+        has_columns=True,
+        options=("unit", "label", "skip_corrupt", CLASS_CAPTIONS),
     ),
 )
 DATA_SOURCES: dict[str, DataSource] = {source.name: source for source in _SOURCES}

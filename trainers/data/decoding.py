@@ -154,6 +154,11 @@ def decode_image(
     return pixels, tuple(kind for kind, is_of_kind in kinds.items() if is_of_kind)
 
 
+def supported_formats() -> list[str]:
+    """Return the names of the image formats that this machine decodes."""
+    return list(_formats())
+
+
 def header_size(source: bytes | Path) -> tuple[int, int]:
     """Return the height and width that an image's header states, (0, 0) if it cannot be read."""
     from PIL import Image

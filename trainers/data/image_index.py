@@ -4,7 +4,7 @@ Images are decoded into memory if all of them take at most a quarter of the free
 so. Otherwise only facts are kept: each image's place, size and fault. They are written to an index, in one
 Arrow file for each shard or table, or for some thousand image files, so that an interrupted reading goes on
 and a data set that grows is not read again. An index is used as long as the files have the same size and
-modification time. It is as private as the data, and has their permissions.
+modification time. It is as private as the data, and only its user can read it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -38,6 +37,7 @@ from trainers.data.decoding import (
     in_threads,
     prepare_decoders,
     stacked,
+    supported_formats,
 )
 from trainers.data.faults import check_one_size
 from trainers.data.request import Request
@@ -74,6 +74,7 @@ class ImageScan:
       request: the data to read.
       keeps_pixels: whether the pixels stay in memory; else the index is read or built.
       decoded: each image in the order of the scan, or the name of its fault; empty without pixels.
+      stamps: the `stamp_of` each index file, taken before it was read.
     """
 
     def __init__(self, request: Request, num_images: int, first: Iterable[Source], folder: Path) -> None:
@@ -88,17 +89,18 @@ class ImageScan:
         self.request = request
         self.keeps_pixels = request.in_memory
         self.decoded: list[Any] = []
+        self.stamps: dict[Path, tuple[int, int]] = {}
         self._folder = folder / INDEX_FOLDER
         if request.index_folder is not None:  # which may hold the indices of several data sets
-            place = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
-            self._folder = request.index_folder / place
-        self._num_images, self._num_read, self._started = num_images, 0, time.monotonic()
-        self._printed = self._started
+            self._folder = request.index_folder.expanduser() / _digest(os.fsencode(folder.resolve()))
+        self._num_images, self._num_read, self._start_time = num_images, 0, time.monotonic()
+        self._print_time = self._start_time
         if self.keeps_pixels is None:
             size = request.image_size
             sizes = (header_size(source) for source in first if source is not None)
             pixels = size * size if size else next((h * w for h, w in sizes if h), 0)
-            self.keeps_pixels = 3 * pixels * num_images <= free_memory() // 4
+            # Without a readable image nothing is known, and nothing is kept.
+            self.keeps_pixels = pixels > 0 and 3 * pixels * num_images <= free_memory() // 4
 
     def facts(self, sources: Sequence[Source]) -> dict[str, Any]:
         """Decode images in several threads, and return the facts of each by column; see `schema_of`."""
@@ -135,7 +137,7 @@ class ImageScan:
         """Return the rows of one shard or table, from its index if the file has not changed since.
 
         Args:
-          name: a name for the index file, different for each part.
+          name: the part's name, different for each part of the data set.
           file: the file that the rows come from.
           key: the options that decide what `read` returns.
           read: function that reads the file, and returns the columns and the rows. Rows come from `facts`.
@@ -146,37 +148,41 @@ class ImageScan:
         """
         import pyarrow as pa
 
-        state = file.stat()
-        header = self._header(state.st_size, state.st_mtime_ns, *key)
-        path = self.index_file(name)
+        header, path = self._header(stamp_of(file), *key), self.index_file(name, *key)
         with self._locked(path):
-            table = None if self.keeps_pixels else _read_index(path, header)
+            table = None if self.keeps_pixels else self._read_index(path, header)
             if table is not None:
                 self._num_read += len(table)
                 return table
             schema, rows = read()
             if not self.keeps_pixels:
-                named = schema.with_metadata({**(schema.metadata or {}), "header": header})
-                if self._write(path, named, rows, state.st_mode) and (table := _read_index(path, header)):
+                full_schema = schema.with_metadata({**(schema.metadata or {}), "header": header})
+                if self._write(path, full_schema, rows):
+                    table = self._read_index(path, header)
+                if table is not None:
                     return table
-                _, rows = read()  # anew: some rows may have been taken before the disk was full
+                _, rows = read()  # anew: some rows may have been read before the disk was full
             return pa.Table.from_batches(rows, schema)
 
     def _header(self, *key: Any) -> str:
         """Return what an index must begin with to be used."""
-        return json.dumps([_FORMAT, self.request.max_image_pixels, self.request.image_size, *key])
+        limits = self.request.max_image_pixels, self.request.image_size
+        return json.dumps([_FORMAT, supported_formats(), *limits, *key])
 
-    def index_file(self, name: str) -> Path:
-        """Return the index file of a part with this name, or with the relative path of its file as name."""
-        return self._folder / f"{quote(name, safe='')}.arrow"
+    def index_file(self, name: str, *key: Any) -> Path:
+        """Return the index file of a part of this name, for these options.
+
+        Other options have another file, so that no sweep replaces the index that another one reads from.
+        """
+        return self._folder / f"{_digest(os.fsencode(self._header(os.fsencode(name).hex(), *key)))}.arrow"
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
         """Lock a part, so that two sweeps do not build it at once; without a lock if the folder has none."""
-        lock = FileLock(f"{path}.lock", fallback_to_soft=False)
+        lock = FileLock(f"{path}.lock", mode=0o600, fallback_to_soft=False)
         with suppress(OSError, NotImplementedError):
             if not self.keeps_pixels:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 try:
                     lock.acquire(timeout=0)
                 except Timeout:
@@ -201,7 +207,7 @@ class ImageScan:
         for part, (first, end) in enumerate(itertools.pairwise(bounds)):
             # With half as many files there were half as many parts, and this part's files were in `former`.
             index, former = (
-                self.index_file(f"{self.request.path.name}-{num:x}-{part % num:x}")
+                self.index_file(f"{self.request.path.name}/{num:x}/{part % num:x}")
                 for num in (num_parts, max(1, num_parts // 2))
             )
             with self._locked(index):
@@ -214,7 +220,8 @@ class ImageScan:
         stamps = np.stack([_array(facts, "num_bytes"), _array(facts, "modified")], axis=1)
         places = np.zeros(len(names), dtype=PLACE)
         places["file"], places["num_bytes"] = np.arange(len(names)), np.maximum(stamps[:, 0], 0)
-        return self._scanned(facts, FileNames(os.fsencode(base), combined(facts["name"])), stamps, places)
+        names = FileNames(os.fsencode(os.path.abspath(base)), combined(facts["name"]))
+        return self._scanned(facts, names, stamps, places)
 
     def parts(
         self, tables: Sequence[pa.Table], files: Sequence[Path], stamps: NDArray[np.int64]
@@ -233,7 +240,7 @@ class ImageScan:
         places["file"] = np.repeat(np.arange(len(files)), list(map(len, tables)))
         if not self.keeps_pixels:
             places["offset"], places["num_bytes"] = _array(facts, "offset"), _array(facts, "num_bytes")
-        return self._scanned(facts, list(map(os.fsencode, files)), stamps, places)
+        return self._scanned(facts, [os.fsencode(os.path.abspath(file)) for file in files], stamps, places)
 
     def _scanned(
         self, facts: pa.Table, files: Sequence[bytes], stamps: NDArray[np.int64], places: NDArray[np.void]
@@ -254,10 +261,13 @@ class ImageScan:
         row_of = dict[Any, int]()
         stored = None
         for index in indices if not self.keeps_pixels else ():
-            stored = _read_index(index, header) if stored is None else stored
+            stored = self._read_index(index, header) if stored is None else stored
         if stored is not None:
-            columns = (_raw(stored["name"]), stored["num_bytes"].to_pylist(), stored["modified"].to_pylist())
-            row_of = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+            columns = [stored[name].to_pylist() for name in ("name", "num_bytes", "modified", "fault")]
+            # A faulty file is read again: it may have been unreadable for a reason that has passed.
+            row_of = {
+                tuple(key): row for row, (*key, fault) in enumerate(zip(*columns, strict=True)) if not fault
+            }
         keys = [(name, *stamp) for name, stamp in zip(_raw(names), stamps, strict=True)]
         rows = np.array([row_of.get(key, -1) for key in keys], dtype=np.int64)
         new = np.flatnonzero(rows < 0)
@@ -280,26 +290,25 @@ class ImageScan:
             table = pa.concat_tables([stored.replace_schema_metadata(), scanned]).take(rows)
         if not self.keeps_pixels and (len(new) or stored is None or len(stored) > len(rows)):
             table = table.replace_schema_metadata({"header": header})
-            mode = base.stat().st_mode & next((p.stat().st_mode for p in paths if p.exists()), 0)
-            self._write(indices[0], table.schema, iter(table.to_batches()), mode)
+            self._write(indices[0], table.schema, iter(table.to_batches()))
         return table.replace_schema_metadata()
 
-    def _write(self, path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], mode: int) -> bool:
-        """Write an index with the permissions of the data, and return whether that was possible."""
+    def _write(self, path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> bool:
+        """Write an index that only this user can read, and return whether that was possible."""
         import pyarrow as pa
 
         is_reading = False
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as out:
-                os.fchmod(out.fileno(), mode & 0o666)
-                with pa.ipc.new_file(out, schema) as writer:
-                    is_reading = True
-                    for batch in batches:
-                        is_reading = False
-                        writer.write_batch(batch)
-                        is_reading = True
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for unfinished in path.parent.glob(f"{path.stem}.*.tmp"):  # of a process that was killed
+                unfinished.unlink()
+            with replacing(path, mode=0o600) as out, pa.ipc.new_file(out, schema) as writer:
+                is_reading = True
+                for batch in batches:
                     is_reading = False
+                    writer.write_batch(batch)
+                    is_reading = True
+                is_reading = False
         except OSError:
             if is_reading:  # the data, not the index
                 raise
@@ -319,15 +328,35 @@ class ImageScan:
         """Print the progress on a terminal alone: the number of records may be private."""
         self._num_read += number
         now = time.monotonic()
-        if self.keeps_pixels or now - self._printed < _SECONDS_BETWEEN_LINES or not sys.stderr.isatty():
+        if self.keeps_pixels or now - self._print_time < _SECONDS_BETWEEN_LINES or not sys.stderr.isatty():
             return
-        self._printed, rate = now, self._num_read / (now - self._started)
+        self._print_time, rate = now, self._num_read / (now - self._start_time)
         left = max(0, self._num_images - self._num_read) / rate
         print(
             f"Indexing: {self._num_read:,} of about {self._num_images:,} images, {rate:,.0f} a second, about "
             f"{left / 60:.0f} min left",
             file=sys.stderr,
         )
+
+    def _read_index(self, path: Path, header: str) -> pa.Table | None:
+        """Return an index by memory map; None if it is absent, unreadable, or of other files or options.
+
+        An index is trusted as the data are. So it is used only if no other user can have written it.
+        """
+        import pyarrow as pa
+
+        self.stamps[path] = stamp_of(path)
+        try:
+            if any(p.stat().st_uid != os.geteuid() or p.stat().st_mode & 0o022 for p in (path, path.parent)):
+                return None
+            content = pa.memory_map(str(path)).read_buffer()
+            table = pa.ipc.open_file(content).read_all()
+            if (table.schema.metadata or {}).get(b"header") == header.encode():
+                table.validate(full=True)
+                return _with_places(table, content.address) if "content" in table.column_names else table
+        except Exception:  # a damaged file raises nearly anything
+            return None
+        return None
 
 
 @dataclass(frozen=True)
@@ -387,7 +416,7 @@ class FileNames(Sequence[bytes]):
     """The paths of files as bytes: their folder, and a column of names, relative to it or absolute."""
 
     folder: bytes
-    names: pa.Array
+    names: pa.Array = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -418,6 +447,10 @@ def stamps_of(files: Iterable[Path]) -> NDArray[np.int64]:
     return np.array([stamp_of(file) for file in files], dtype=np.int64).reshape(-1, 2)
 
 
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=12).hexdigest()
+
+
 def _array(table: pa.Table, column: str) -> NDArray[Any]:
     values: NDArray[Any] = table[column].to_numpy()
     return values
@@ -427,19 +460,6 @@ def _raw(names: pa.Array) -> Iterator[bytes]:
     return (name for start in range(0, len(names), 65_536) for name in names.slice(start, 65_536).to_pylist())
 
 
-def _read_index(path: Path, header: str) -> pa.Table | None:
-    """Return an index by memory map; None if it is absent, damaged, or of other files or options."""
-    import pyarrow as pa
-
-    with suppress(OSError, pa.ArrowException):
-        content = pa.memory_map(str(path)).read_buffer()
-        table = pa.ipc.open_file(content).read_all()
-        if (table.schema.metadata or {}).get(b"header") == header.encode():
-            table.validate(full=True)
-            return _with_places(table, content.address) if "content" in table.column_names else table
-    return None
-
-
 def _with_places(table: pa.Table, start: int) -> pa.Table:
     """Return a mapped index with the places of the encoded images in it, instead of the images.
 
@@ -447,11 +467,11 @@ def _with_places(table: pa.Table, start: int) -> pa.Table:
       table: the index; its column `content` holds the images.
       start: the address that the file is mapped at.
     """
-    offsets, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
+    offsets, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     for chunk in table["content"].chunks:
         _, bounds, data = chunk.buffers()
         ends = np.frombuffer(bounds, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
         offsets.append((ends[:-1] + (data.address - start)).astype(np.uint64))
-        sizes.append(np.diff(ends).astype(np.uint32))
+        sizes.append(np.diff(ends).astype(np.uint64))
     table = table.drop_columns("content").append_column("offset", [np.concatenate(offsets)])
     return table.append_column("num_bytes", [np.concatenate(sizes)])

@@ -31,7 +31,6 @@ from trainers.data.pairs import ImageTextRecords, LoadedData
 from trainers.data.records import Records
 from trainers.data.request import Request
 from trainers.data.shapes import shapes_name
-from trainers.data.webdataset import shards_have_captions
 
 MAX_IMAGE_SIZE = 1024
 """Largest `image_size`, in pixels."""
@@ -98,7 +97,7 @@ def _holds_pairs(name: str, pairs: PairOptions | None) -> bool:
     """Whether the data set has its own captions; at most a parquet file's schema is read."""
     source, path = source_of(name), name.partition(":")[2]
     if source is not None and source.captions == IN_A_COLUMN and path:
-        checks = {"csv": csv_has_captions, "parquet": has_captions, "webdataset": shards_have_captions}
+        checks = {"csv": csv_has_captions, "parquet": has_captions}
         return checks[source.name](Path(path).expanduser(), pairs)
     return source is not None and source.captions == "always"
 

@@ -44,7 +44,15 @@ from trainers.data.parquet_files import (
 )
 from trainers.data.records import Records
 from trainers.data.request import Request
-from trainers.data.stored_images import Images, MappedImages, channels_first, in_parts, select, stamp_of
+from trainers.data.stored_images import (
+    ArrayImages,
+    Images,
+    channels_first,
+    in_parts,
+    select,
+    stamp_of,
+    unchanged,
+)
 from trainers.files.machine_memory import free_memory
 
 if TYPE_CHECKING:
@@ -116,9 +124,11 @@ def load_npz(request: Request) -> LoadedData:
     Raises:
       DataError: the file cannot be read, or its arrays break one of these rules.
     """
-    arrays = _read_npz(request)
-    prefixes = ("train_", "test_") if "train_images" in arrays else ("",)
-    parts = [_npz_part(arrays, prefix, request) for prefix in prefixes if f"{prefix}images" in arrays]
+    stamp = stamp_of(request.path)
+    with unchanged([request.path]):
+        arrays = _read_npz(request)
+        prefixes = ("train_", "test_") if "train_images" in arrays else ("",)
+        parts = [_npz_part(arrays, p, stamp, request) for p in prefixes if f"{p}images" in arrays]
     return _to_splits(parts, request.image_size)
 
 
@@ -214,9 +224,11 @@ def _member(archive: np.lib.npyio.NpzFile, name: str, request: Request) -> NDArr
     return np.memmap(request.path, np.uint8, "r", offset=start, shape=shape)
 
 
-def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, request: Request) -> _Part:
+def _npz_part(
+    arrays: dict[str, NDArray[Any]], prefix: str, stamp: tuple[int, int], request: Request
+) -> _Part:
     """Return the split of this prefix; ids come from the units, else from `ids`, else from the content."""
-    images = _stored_or_array(arrays[f"{prefix}images"], f"{prefix}images", request)
+    images = _stored_or_array(arrays[f"{prefix}images"], f"{prefix}images", stamp, request.path)
     unit_column = request.unit_column
     labels, names = arrays.get(f"{prefix}labels"), arrays.get(f"{prefix}ids")
     for column in ("labels", "ids", *([unit_column] if unit_column else [])):
@@ -242,14 +254,14 @@ def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, request: Request) ->
     return _Part(images=images, labels=labels, ids=_name_ids(as_text(names)), names=names.tolist())
 
 
-def _stored_or_array(array: NDArray[Any], name: str, request: Request) -> Images:
+def _stored_or_array(array: NDArray[Any], name: str, stamp: tuple[int, int], file: Path) -> Images:
     """Return images as `[N, C, H, W]`; images of a mapped array stay in their file."""
     if not isinstance(array, np.memmap):
         return channels_first(array, name)
     channels = channels_first(array[:0], name).shape[1]
-    return MappedImages(
-        file=os.fsencode(request.path),
-        stamp=stamp_of(request.path),
+    return ArrayImages(
+        file=os.fsencode(os.path.abspath(file)),
+        stamp=stamp,
         offset=array.offset,
         stored_shape=array.shape,
         rows=np.arange(len(array)),
@@ -275,10 +287,11 @@ def load_parquet(request: Request) -> LoadedData:
     for name, rule in (("image", "parquet data must have one column named image"), (unit_column, unit_rule)):
         if name is not None and header.count(name) != 1:
             raise DataError(f"{rule}. Columns found: {join_names(header)}")
-    table = read_parquet(files, {"label", unit_column or "id"})
-    labels, names = _column(table, "label"), _column(table, unit_column or "id")
-    label_name = "label" if names is None and labels is not None else None
-    images = scan_parquet(request, files, "image", label_name)
+    with unchanged(files):
+        table = read_parquet(files, {"label", unit_column or "id"})
+        labels, names = _column(table, "label"), _column(table, unit_column or "id")
+        label_name = "label" if names is None and labels is not None else None
+        images = scan_parquet(request, files, "image", label_name)
     part = _scanned_part(images.scanned, images.image_of, labels)
     if names is not None and unit_column is not None:
         part = _by_unit(part, text_column(as_text(names)))
@@ -405,14 +418,18 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
         train=records[0],
         test=records[1] if len(records) > 1 else None,
         class_names=class_names,
-        names=None if None in names else [name for part in names for name in part or ()],
+        names=parts[0].names if len(parts) == 1 else _joined(names),
         reading_counts=sum((part.reading_counts for part in parts), Counter[str]()),
     )
 
 
+def _joined(names: Sequence[Sequence[str | int] | None]) -> list[str | int] | None:
+    return None if None in names else [name for part in names for name in part or ()]
+
+
 def _resized(images: Images, image_size: int | None) -> Images:
     """Return images in this size; stored images are resized when they are read."""
-    if isinstance(images, MappedImages):
+    if isinstance(images, ArrayImages):
         return dataclasses.replace(images, image_size=image_size)
     return (
         images

@@ -28,7 +28,7 @@ class PairOptions:
     split: str | None = field(default=None, metadata=option("csv_split_key"))
     """Column of csv or parquet that holds train or test; by default all rows are training rows."""
     label: str | None = field(default=None, metadata=option("csv_label_key"))
-    """Column of csv or parquet with captions that holds the images' classes, for scores by label."""
+    """Column of csv or parquet that holds the images' classes; for shards:PATH their kind of file: cls."""
     class_captions: str | None = field(default=None, metadata=option(None))
     """Caption template with {} for the class's name, for labelled images without captions."""
     skip_corrupt: bool = False

@@ -50,6 +50,7 @@ from trainers.data.parquet_files import (
     unpacked,
 )
 from trainers.data.request import Request
+from trainers.data.stored_images import unchanged
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,8 +113,9 @@ def load_parquet_pairs(request: Request) -> LoadedData:
     names = resolve_columns(request.pairs, header, "parquet")
     columns = (names.image, names.caption, names.unit, names.split, names.label)
     wanted = {name for name in columns if name is not None}
-    images = scan_parquet(request, files, names.image or "")
-    table = read_parquet(files, (wanted | {_ID} if header.count(_ID) == 1 else wanted) - {names.image})
+    with unchanged(files):
+        images = scan_parquet(request, files, names.image or "")
+        table = read_parquet(files, (wanted | {_ID} if header.count(_ID) == 1 else wanted) - {names.image})
     values = {name: table.column(name).to_pylist() for name in table.column_names}
     captions = [entry if isinstance(entry, list) else [entry] for entry in values[names.caption or ""]]
     if {type(text) for texts in captions for text in texts} - {str, type(None)}:
@@ -161,7 +163,7 @@ def _pair_rows(
         captions = [() if fault else row for row, fault in zip(captions, faults, strict=True)]
     return PairRows(
         keys=keys,
-        captions=None if captions is None else pa.array(captions, pa.list_(pa.string())),
+        captions=None if captions is None else pa.array(captions, pa.large_list(pa.large_string())),
         faults=pa.array(faults),
         images=images.scanned,
         image_of=images.image_of,

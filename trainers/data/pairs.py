@@ -292,7 +292,8 @@ def _labels(
     if rows.labels is None:
         return None, ()
     texts = [text.strip() for text in values_of(taken(rows.labels, sound))]
-    are_numbers = all(text.isdecimal() and len(text) <= 18 for text in texts)
+    # Classes of images alone are names, even if they look like numbers: one record must not decide which.
+    are_numbers = rows.captions is not None and all(t.isdecimal() and len(t) <= 18 for t in texts)
     (indices,), class_names = class_indices([np.array(list(map(int, texts)) if are_numbers else texts)])
     assert indices is not None
     labels = np.zeros(len(rows.keys), dtype=np.int64)

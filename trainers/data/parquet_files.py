@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError, DpgclError
-from trainers.data.columns import codes_of, text_column, values_of
+from trainers.data.columns import codes_of, text_column
 from trainers.data.decoding import content_digest, in_threads
 from trainers.data.faults import RecordsError
 from trainers.data.image_index import (
@@ -24,7 +25,6 @@ from trainers.data.image_index import (
     ScannedImages,
     file_column,
     schema_of,
-    stamps_of,
 )
 from trainers.data.request import Request
 
@@ -78,22 +78,26 @@ def scan_parquet(request: Request, files: Sequence[Path], column: str, label: st
       DataError: the column holds something else, or pairs mix bytes and paths.
     """
     base = base_folder(request.path)
-    if _hold_only_paths(files, column):
-        paths = [v or None for v in values_of(read_parquet(files, {column}).column(column))]
-        paths = [v["path"] if isinstance(v, dict) else v for v in paths]
+    paths = _paths_in(files, column, request)
+    if paths is not None:
         keys = image_keys(paths, base) if request.has_captions else paths
         return scan_files(request, base, text_column(key or "" for key in keys), paths)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    num_images = sum(pq.read_metadata(file).num_rows for file in files)
-    scan = ImageScan(request, num_images, _first_contents(files[0], column, base), base)
+    key, unreadable, num_images = ["parquet", request.has_captions, column, label], list[int](), 0
+    for position, file in enumerate(files):
+        try:
+            num_images += pq.read_metadata(file).num_rows
+        except parquet_read_errors():
+            unreadable.append(position)
+    _refuse_unreadable(unreadable, len(files))
+    scan = ImageScan(request, num_images, _first_images(files, column, base), base)
     content = {} if scan.keeps_pixels else {"content": pa.large_binary()}
     schema, names = schema_of(digest=pa.binary(), **content), [os.path.relpath(file, base) for file in files]
-    key = ["parquet", request.has_captions, column, label]
-    tables, unreadable = [], []
+    tables = []
     for position, (name, file) in enumerate(zip(names, files, strict=True)):
-        rows = partial(_read_images, file, column, label, request.has_captions, base, scan, schema)
+        rows = partial(_read_images, file, column, label, base, scan, schema)
         try:
             tables.append(scan.part(name, file, key, lambda rows=rows: (schema, rows())))  # type: ignore[misc]
         except DpgclError:
@@ -101,63 +105,68 @@ def scan_parquet(request: Request, files: Sequence[Path], column: str, label: st
         except parquet_read_errors():
             unreadable.append(position)
     _refuse_unreadable(unreadable, len(files))
-    holders = files if scan.keeps_pixels else [scan.index_file(name) for name in names]
-    scanned = scan.parts(tables, holders, stamps_of(holders))
+    holders = files if scan.keeps_pixels else [scan.index_file(name, *key) for name in names]
+    stamps = np.array([scan.stamps.get(holder, (0, 0)) for holder in holders], dtype=np.int64)
+    scanned = scan.parts(tables, holders, stamps.reshape(-1, 2))
     return RowImages(scanned, np.arange(len(scanned.facts)), digests=scanned.facts["digest"])
 
 
-def _hold_only_paths(files: Sequence[Path], column: str) -> bool:
-    """Whether no row of the files holds an encoded image."""
-    import pyarrow as pa
+def _paths_in(files: Sequence[Path], column: str, request: Request) -> list[str | None] | None:
+    """Return each row's path, None for a row without; None if some row holds bytes.
+
+    Only the rows up to the first image are read if that image is bytes.
+
+    Raises:
+      DataError: the data are pairs, and some rows hold paths and others bytes.
+    """
+    first = next((value for value in _values(files, column) if value is not None), None)
+    if not isinstance(first, str):
+        return None
+    values = unpacked(read_parquet(files, {column}).column(column))
+    if all(value is None or isinstance(value, str) for value in values):
+        return [value or None for value in values]
+    if request.has_captions:
+        raise DataError(f"parquet column {column} must hold paths or encoded image bytes")
+    return None
+
+
+def _values(files: Sequence[Path], column: str) -> Iterator[Any]:
+    """Yield the values of the images' column, as far as files can be read."""
     import pyarrow.parquet as pq
 
     for file in files:
         with suppress(*parquet_read_errors()), pq.ParquetFile(file) as table:
-            kind = table.schema_arrow.field(column).type
-            if kind in (pa.string(), pa.large_string()):
-                continue
-            if not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
-                return False
-            for number in range(table.num_row_groups):
-                if has_all_bytes(table.metadata.row_group(number), column):
-                    return False
-                values = table.read_row_group(number, columns=[f"{column}.bytes"])
-                if any(value["bytes"] for name in values.column_names for value in values[name].to_pylist()):
-                    return False
-    return True
+            for batch in table.iter_batches(batch_size=_FIRST_IMAGES, columns=[column]):
+                yield from unpacked(batch.column(column))
 
 
-def _first_contents(file: Path, column: str, base: Path) -> Iterator[bytes | Path | None]:
-    """Yield the first images of a file."""
-    import pyarrow.parquet as pq
-
-    with suppress(*parquet_read_errors()), pq.ParquetFile(file) as table:
-        for batch in table.iter_batches(batch_size=_FIRST_IMAGES, columns=[column]):
-            yield from (base / v if isinstance(v, str) else v for v in unpacked(batch.column(column)))
-            return
+def _first_images(files: Sequence[Path], column: str, base: Path) -> Iterator[bytes | Path | None]:
+    """Yield the first images."""
+    for value in itertools.islice(_values(files, column), _FIRST_IMAGES):
+        yield base / value if isinstance(value, str) else value
 
 
 def _read_images(
-    file: Path,
-    column: str,
-    label: str | None,
-    are_pairs: bool,
-    base: Path,
-    scan: ImageScan,
-    schema: pa.Schema,
+    file: Path, column: str, label: str | None, base: Path, scan: ImageScan, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the facts of the images in one file, and the images if the schema has a column for them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    are_pairs = scan.request.has_captions
     with pq.ParquetFile(file) as table:
         wanted = [column] if label is None else [column, label]
         for batch in table.iter_batches(batch_size=IMAGES_AT_ONCE, columns=wanted):
             values = unpacked(batch.column(column))
             kinds = {type(value) for value in values} - {type(None)}
-            if kinds - {bytes, str} or (are_pairs and len(kinds) > 1):
-                if are_pairs:
-                    raise DataError(f"parquet column {column} must hold paths or encoded image bytes")
+            if are_pairs and kinds - {bytes}:
+                raise DataError(f"parquet column {column} must hold paths or encoded image bytes")
+            if str in kinds and "content" in schema.names:  # whose files would not be noticed if they change
+                raise DataError(
+                    "images that do not fit into memory must all be paths, or all bytes; parquet column "
+                    "image holds both. Split the data, or pass --in-memory"
+                )
+            if kinds - {bytes, str}:
                 raise DataError(
                     "parquet column image must hold encoded image bytes or paths, plain or as {bytes, path}; "
                     f"got {batch.column(column).type}"

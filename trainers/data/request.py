@@ -33,6 +33,11 @@ class Request:
     index_folder: Path | None = None
 
     @property
+    def scheme(self) -> str:
+        """The name of the data source."""
+        return self.name.partition(":")[0]
+
+    @property
     def path(self) -> Path:
         """The file or folder."""
         return Path(self.name.partition(":")[2]).expanduser()

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,8 +25,8 @@ from trainers.data.channels import with_channels
 from trainers.data.decoding import decode_image, in_threads, prepare_decoders, resize_images
 from trainers.data.faults import RecordsError
 
-PLACE = np.dtype([("file", np.uint32), ("offset", np.uint64), ("num_bytes", np.uint32)])
-"""Where an image is stored: 16 bytes."""
+PLACE = np.dtype([("file", np.uint32), ("offset", np.uint64), ("num_bytes", np.uint64)])
+"""Where an image is stored: 20 bytes."""
 
 
 _IMAGES_AT_ONCE = 256
@@ -66,7 +68,7 @@ class StoredImages:
       max_pixels: largest allowed image as stored.
     """
 
-    files: Sequence[bytes]
+    files: Sequence[bytes] = field(repr=False)
     stamps: NDArray[np.int64]
     places: NDArray[np.void]
     digests: NDArray[np.uint64] | None
@@ -99,12 +101,13 @@ class StoredImages:
             return True
 
         prepare_decoders()
-        bad = [row for row, is_read in enumerate(in_threads(read, range(len(places)))) if not is_read]
+        is_read = in_threads(read, range(len(places)))
+        bad = [place for place, is_sound in zip(places, is_read, strict=True) if not is_sound]
         if bad:
             raise RecordsError(
                 # The message holds no count, which would disclose how many records a step has drawn.
                 "every image must stay readable; some sampled images no longer are. Restore the files",
-                {"rows": bad},
+                {"files and offsets": [f"{os.fsdecode(self.files[n])}, {offset}" for n, offset, _ in bad]},
             )
         return images
 
@@ -142,8 +145,8 @@ class StoredImages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MappedImages:
-    """Pixels of an array in an uncompressed `.npz`, mapped into memory; see `ReadOnAccess`.
+class ArrayImages:
+    """Pixels of an array that stays in an uncompressed `.npz`; see `ReadOnAccess`.
 
     Attributes:
       file: the path of the file.
@@ -186,20 +189,25 @@ class MappedImages:
         Raises:
           RecordsError: the file has changed since it was opened.
         """
-        file = Path(os.fsdecode(self.file))
-        if stamp_of(file) != self.stamp:
-            raise RecordsError(_CHANGED, {"files": [str(file)]})
-        stored = np.memmap(file, np.uint8, "r", offset=self.offset, shape=self.stored_shape)
-        images = channels_first(np.asarray(stored[self.rows[rows]]), "images")
+        num_bytes, contents = math.prod(self.stored_shape[1:]), list[bytes]()
+        with suppress(OSError), open(self.file, "rb", buffering=0) as file:
+            state = os.fstat(file.fileno())
+            if (state.st_size, state.st_mtime_ns) == self.stamp:
+                places = self.offset + num_bytes * self.rows[rows]
+                contents = [os.pread(file.fileno(), num_bytes, place) for place in places.tolist()]
+        pixels = np.frombuffer(b"".join(contents), dtype=np.uint8)
+        if len(contents) != len(rows) or len(pixels) != num_bytes * len(rows):
+            raise RecordsError(_CHANGED, {"files": [os.fsdecode(self.file)]})
+        images = channels_first(pixels.reshape(len(rows), *self.stored_shape[1:]), "images")
         if self.image_size is not None and len(images):
             images = resize_images(images, self.image_size)
         return with_channels(images, self.channels).reshape(len(images), *self.shape[1:])
 
-    def select(self, rows: NDArray[np.int64]) -> MappedImages:
+    def select(self, rows: NDArray[np.int64]) -> ArrayImages:
         """Return the same store with only the images at `rows`, without reading any."""
         return dataclasses.replace(self, rows=self.rows[rows])
 
-    def in_channels(self, channels: int) -> MappedImages:
+    def in_channels(self, channels: int) -> ArrayImages:
         """Return the same images as grey (one channel) or colour (three), without reading any."""
         return dataclasses.replace(self, channels=channels)
 
@@ -262,3 +270,16 @@ def in_parts(images: Images) -> Iterator[NDArray[np.uint8]]:
     """Yield all images in order, some hundred at a time."""
     for start in range(0, images.shape[0], _IMAGES_AT_ONCE):
         yield images[np.arange(start, min(start + _IMAGES_AT_ONCE, images.shape[0]))]
+
+
+@contextmanager
+def unchanged(files: Sequence[Path]) -> Iterator[None]:
+    """Refuse files that change while they are read, because rows and images could then be of two versions.
+
+    Raises:
+      DataError: a file has changed.
+    """
+    stamps = list(map(stamp_of, files))
+    yield
+    if list(map(stamp_of, files)) != stamps:
+        raise DataError("data must not change while they are read; a file has changed. Load the data again")

@@ -17,7 +17,7 @@ from typing import Any
 from dpgcl_core.errors import DataError
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.storage.cluster_nodes import answers_of_nodes, living_nodes
-from trainers.data.stored_images import MappedImages, StoredImages
+from trainers.data.stored_images import ArrayImages, StoredImages
 
 _ANSWER_SECONDS = 60.0
 _FILES_CHECKED = 1000
@@ -62,9 +62,9 @@ def check_files_visible(files: Sequence[NeededFile]) -> None:
         )
 
 
-def _stored_images(value: Any) -> Iterator[StoredImages | MappedImages]:
+def _stored_images(value: Any) -> Iterator[StoredImages | ArrayImages]:
     """Yield all images that are read on access in nested tuples and dataclasses."""
-    if isinstance(value, StoredImages | MappedImages):
+    if isinstance(value, StoredImages | ArrayImages):
         yield value
     elif isinstance(value, tuple):
         for part in value:

@@ -25,7 +25,8 @@ class DataOptions:
     """Training and evaluation data."""
 
     dataset: str = "digits"
-    """digits, fashion-mnist, cifar10, eurosat, shapes; your own: {npz,parquet,folder,csv,webdataset}:PATH."""
+    """digits, fashion-mnist, cifar10, eurosat or shapes; or your own: folder:PATH, csv:, npz:, parquet:,
+    webdataset: or shards:."""
     data_is: Literal["auto", "public", "private"] = "auto"
     """Whether the training data are public; auto: built-in data sets are public, your own are private."""
     evaluate_on: str | None = None

@@ -18,11 +18,11 @@ import pytest
 import torch
 from PIL import Image
 
-from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.errors import DataError
 from tests.trainers.conftest import make_config
 from trainers.config.networks import ClipNetworkConfig
 from trainers.config.training import TrainingConfig
-from trainers.data import image_index, own_images
+from trainers.data import image_index, own_images, parquet_files
 from trainers.data.dataset import Dataset, TrainingData
 from trainers.data.dataset_registry import DATA_SOURCES
 from trainers.data.faults import RecordsError
@@ -31,7 +31,7 @@ from trainers.data.loading import load_dataset
 from trainers.data.pair_options import PairOptions
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
-from trainers.data.stored_images import MappedImages, StoredImages, digests_of, in_channels
+from trainers.data.stored_images import ArrayImages, StoredImages, digests_of, in_channels
 from trainers.training.loop import train
 from trainers.views.caption_views import TextViewConfig
 
@@ -124,7 +124,7 @@ def write_classes(folder: Path, num: int = NUM) -> str:
                 }.items()
             },
         )
-    return f"webdataset:{folder}"
+    return f"shards:{folder}"
 
 
 def write_tar(file: Path, contents: dict[str, bytes]) -> None:
@@ -144,7 +144,7 @@ WRITERS: dict[str, Callable[[Path], str]] = {
     "csv": write_csv,
     "csv of images": write_table,
     "webdataset": write_shards,
-    "webdataset of images": write_classes,
+    "shards": write_classes,
 }
 SOURCES = pytest.mark.parametrize("source", WRITERS)
 
@@ -192,7 +192,7 @@ def test_stored_images_give_the_records_of_decoded_ones(
     decoded = content_of(load_dataset(name, image_size=image_size, in_memory=True))
     for _ in ("the index is built", "the index is read"):
         stored = load_dataset(name, image_size=image_size, in_memory=False)
-        assert isinstance(stored.train.images, StoredImages | MappedImages)
+        assert isinstance(stored.train.images, StoredImages | ArrayImages)
         assert content_of(stored) == decoded
 
 
@@ -210,7 +210,7 @@ def test_digests_of_stored_images_are_those_of_their_pixels(source: str, tmp_pat
         assert digests_of(in_channels(stored, channels).select(rows)).tolist() == expected[rows].tolist()
 
 
-@pytest.mark.parametrize("source", ["npz", "parquet", "csv", "csv of images", "webdataset of images"])
+@pytest.mark.parametrize("source", ["npz", "parquet", "csv", "csv of images", "shards"])
 def test_units_of_stored_images_are_those_of_decoded_ones(source: str, tmp_path: Path) -> None:
     persons = {"person": lambda row: f"person {row // 2}"}
     name = {
@@ -218,7 +218,7 @@ def test_units_of_stored_images_are_those_of_decoded_ones(source: str, tmp_path:
         "parquet": lambda: write_parquet(tmp_path, **persons),
         "csv": lambda: write_csv(tmp_path),
         "csv of images": lambda: write_table(tmp_path),
-        "webdataset of images": lambda: write_classes(tmp_path),
+        "shards": lambda: write_classes(tmp_path),
     }[source]()
     stored, decoded = (load_dataset(name, unit_column="person", in_memory=kept) for kept in (False, True))
     assert content_of(stored) == content_of(decoded)
@@ -262,7 +262,7 @@ def test_images_are_decoded_if_they_take_a_quarter_of_the_free_memory(
 def test_an_npz_stays_in_its_file_if_it_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = write_npz(tmp_path)
     monkeypatch.setattr(own_images, "free_memory", lambda: 4 * 3 * 64 * NUM)
-    assert isinstance(load_dataset(name).train.images, MappedImages)
+    assert isinstance(load_dataset(name).train.images, ArrayImages)
 
 
 def test_a_compressed_npz_cannot_stay_in_its_file(tmp_path: Path) -> None:
@@ -446,15 +446,140 @@ def test_two_sweeps_build_one_index(source: str, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("source", ["folder", "parquet", "webdataset", "csv"])
-def test_an_index_is_no_more_readable_than_its_data(source: str, tmp_path: Path) -> None:
-    name = WRITERS[source](tmp_path)
-    tmp_path.chmod(0o700)
-    for file in tmp_path.rglob("*"):
-        file.chmod(0o700 if file.is_dir() else 0o600)
+@pytest.mark.parametrize("has_own_folder", [False, True])
+def test_an_index_is_readable_by_its_user_alone(source: str, has_own_folder: bool, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    index = tmp_path / "index" if has_own_folder else None
+    name = WRITERS[source](tmp_path / "data")
+    before = os.umask(0)
+    try:
+        load_dataset(name, in_memory=False, index_folder=index)
+    finally:
+        os.umask(before)
+    files = [
+        file
+        for file in tmp_path.rglob("*")
+        if (file.is_file() and INDEX_FOLDER in str(file)) or index in file.parents
+    ]
+    assert files
+    assert {file.stat().st_mode & 0o777 for file in files if file.is_file()} == {0o600}
+    assert {file.parent.stat().st_mode & 0o777 for file in files if file.is_file()} == {0o700}
+
+
+def test_an_index_that_others_could_write_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = write_shards(tmp_path)
     load_dataset(name, in_memory=False)
-    written = list(tmp_path.rglob("*.arrow"))
-    assert written
-    assert {file.stat().st_mode & 0o777 for file in written} == {0o600}
+    (tmp_path / INDEX_FOLDER).chmod(0o777)
+    decoded = count_decoded(monkeypatch)
+    load_dataset(name, in_memory=False)
+    assert len(decoded) >= NUM
+
+
+@pytest.mark.parametrize("source", ["folder", "csv"])
+def test_a_file_that_could_not_be_read_is_read_again(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = WRITERS[source](tmp_path)
+    decode = image_index.decode_image
+    monkeypatch.setattr(image_index, "decode_image", lambda *_: ("unreadable", ()))
+    with pytest.raises(RecordsError, match="unreadable"):
+        load_dataset(name, in_memory=False)
+    monkeypatch.setattr(image_index, "decode_image", decode)
+    assert content_of(load_dataset(name, in_memory=False)) == content_of(load_dataset(name, in_memory=True))
+
+
+@SOURCES
+def test_another_sweep_with_other_options_leaves_the_images_of_the_first(source: str, tmp_path: Path) -> None:
+    name = WRITERS[source](tmp_path)
+    first = load_dataset(name, in_memory=False)
+    before = content_of(first)
+    for options in ({"image_size": 4}, {"max_image_pixels": 100}):
+        load_dataset(name, in_memory=False, **options)
+    assert content_of(first) == before
+
+
+@SOURCES
+def test_relative_paths_are_read_from_any_working_folder(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheme, _, path = WRITERS[source](tmp_path).partition(":")
+    monkeypatch.chdir(tmp_path)
+    images = load_dataset(f"{scheme}:{os.path.relpath(path)}", in_memory=False).train.images
+    monkeypatch.chdir("/")
+    assert images[np.array([0])].shape == (1, 3, 8, 8)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("write", [write_parquet, write_parquet_pairs, write_npz])
+def test_files_that_change_while_they_are_read_are_refused(
+    write: Callable[[Path], str], kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = write(tmp_path)
+    module = own_images if write is write_npz else parquet_files
+    step = "_npz_part" if write is write_npz else "read_parquet" if write is write_parquet else "_read_images"
+    called, change = getattr(module, step), [file for file in tmp_path.iterdir() if file.is_file()]
+
+    def changing(*arguments: Any, **options: Any) -> Any:
+        os.utime(change[0], ns=(0, 12345))
+        return called(*arguments, **options)
+
+    monkeypatch.setattr(module if step != "read_parquet" else own_images, step, changing)
+    with pytest.raises(DataError, match="must not change"):
+        load_dataset(name, in_memory=kept)
+
+
+def test_parquet_with_an_empty_file_is_read(tmp_path: Path) -> None:
+    name = write_parquet(tmp_path)
+    pq.write_table(pq.read_table(tmp_path / "0.parquet").slice(0, 0), tmp_path / "-empty.parquet")
+    assert content_of(load_dataset(name, in_memory=False)) == content_of(load_dataset(name, in_memory=True))
+
+
+def test_pairs_with_paths_and_bytes_in_different_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    for row in range(3):
+        (tmp_path / f"images/{row}.png").write_bytes(encoded(row))
+    paths = [{"bytes": None, "path": f"images/{row}.png"} for row in range(3)]
+    for name, values in (("a", paths), ("b", [{"bytes": encoded(9), "path": None}])):
+        table = pa.table({"image": pa.array(values, kind), "title": ["words"] * len(values)})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    for kept in (True, False):
+        with pytest.raises(DataError, match="must hold paths or encoded image bytes"):
+            load_dataset(f"parquet:{tmp_path}", in_memory=kept)
+
+
+@pytest.mark.parametrize("encode", [lambda p: p.dictionary_encode(), lambda p: p.cast(pa.large_string())])
+def test_paths_in_other_encodings_of_parquet_keep_their_ids(
+    encode: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "images", 4)
+    names = pa.array(sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.png")))
+    ids = []
+    for column in (names, encode(names)):
+        pq.write_table(pa.table({"image": column, "title": ["words"] * 4}), tmp_path / "own.parquet")
+        ids.append(load_dataset(f"parquet:{tmp_path / 'own.parquet'}").train.ids.tolist())
+    assert ids[0] == ids[1]
+
+
+def test_a_null_structure_is_a_missing_image(tmp_path: Path) -> None:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    values = pa.array([None, {"bytes": encoded(1), "path": None}], kind)
+    pq.write_table(pa.table({"image": values, "title": ["one", "two"]}), tmp_path / "own.parquet")
+    for kept in (True, False):
+        with pytest.raises(RecordsError, match="1 missing image"):
+            load_dataset(f"parquet:{tmp_path / 'own.parquet'}", in_memory=kept)
+
+
+@pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.SYMTYPE])
+def test_what_is_no_file_in_a_shard_is_left_out(kind: bytes, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    with tarfile.open(tmp_path / "-first.tar", "w") as shard:
+        member = tarfile.TarInfo("folder.jpg")
+        member.type, member.linkname = kind, "nowhere.jpg"
+        shard.addfile(member)
+    assert len(load_dataset(f"webdataset:{tmp_path}").train) == NUM
 
 
 def test_an_index_in_a_folder_of_its_own_leaves_the_data_as_they_are(tmp_path: Path) -> None:
@@ -610,40 +735,51 @@ def test_rows_of_a_table_without_image_or_class_are_dropped_if_asked(tmp_path: P
     assert len(load_dataset(name, pairs=PairOptions(skip_corrupt=True)).train) == NUM
 
 
+CLASSES = PairOptions(label="cls")
+
+
 def test_shards_of_classes_give_labels(tmp_path: Path) -> None:
-    loaded = load_dataset(write_classes(tmp_path))
+    loaded = load_dataset(write_classes(tmp_path), pairs=CLASSES)
     assert isinstance(loaded.train, Records)
     assert loaded.train.labels is not None
     assert loaded.train.labels.tolist() == [row % 3 for row in range(NUM)]
-    assert loaded.class_names == ()
+    assert loaded.class_names == ("0", "1", "2")
+    assert loaded.train.classes_from_data
 
 
-def test_shards_of_images_alone_have_no_labels(tmp_path: Path) -> None:
-    write_tar(tmp_path / "own.tar", {f"{row}.png": encoded(row) for row in range(5)} | {"4.wav": b"x"})
-    loaded = load_dataset(f"webdataset:{tmp_path}")
+def test_classes_are_not_read_unless_they_are_asked_for(tmp_path: Path) -> None:
+    loaded = load_dataset(write_classes(tmp_path))
     assert isinstance(loaded.train, Records)
     assert loaded.train.labels is None
-    assert sum(loaded.reading_counts.values()) == 1
+    assert sum(loaded.reading_counts.values()) == NUM
+
+
+@pytest.mark.parametrize("extra", [{"9.cls": b"1"}, {"9.txt": b"a caption"}, {"9.json": b"{}"}])
+def test_no_record_decides_what_shards_hold(extra: dict[str, bytes], tmp_path: Path) -> None:
+    images = {f"{row}.png": encoded(row) for row in range(5)}
+    write_tar(tmp_path / "own.tar", images)
+    ids = load_dataset(f"shards:{tmp_path}", pairs=PairOptions(skip_corrupt=True)).train.ids
+    write_tar(tmp_path / "own.tar", images | {"9.png": encoded(9)} | extra)
+    more = load_dataset(f"shards:{tmp_path}", pairs=PairOptions(skip_corrupt=True)).train
+    assert isinstance(more, Records)
+    assert set(ids.tolist()) < set(more.ids.tolist())
 
 
 def test_a_sample_without_a_class_among_classes_is_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "own.tar", {"a.png": encoded(0), "a.cls": b"1", "b.png": encoded(1)})
     with pytest.raises(RecordsError, match="1 missing label"):
-        load_dataset(f"webdataset:{tmp_path}")
+        load_dataset(f"shards:{tmp_path}", pairs=CLASSES)
 
 
 @pytest.mark.parametrize("write", [write_table, write_classes])
 def test_images_of_tables_and_shards_get_captions_from_their_classes(
     write: Callable[[Path], str], tmp_path: Path
 ) -> None:
-    name = write(tmp_path)
-    if write is write_classes:
-        with pytest.raises(ConfigError, match="class names"):
-            load_dataset(name, pairs=PairOptions(class_captions="a {}"))
-        return
-    loaded = load_dataset(name, pairs=PairOptions(class_captions="a {}"), in_memory=False)
+    label = "cls" if write is write_classes else None
+    options = PairOptions(class_captions="a {}", label=label)
+    loaded = load_dataset(write(tmp_path), pairs=options, in_memory=False)
     assert isinstance(loaded.train, ImageTextRecords)
-    assert loaded.train.captions[1] == ("a class 1",)
+    assert loaded.train.captions[1] == ("a 1" if write is write_classes else "a class 1",)
     assert loaded.train.images[np.array([0])].shape == (1, 3, 8, 8)
 
 
