@@ -47,7 +47,7 @@ from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import replace_options
-from trainers.data.dataset import TrainingData
+from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.data.dataset_registry import BUILTIN_DATASETS
 from trainers.data.loading import check_dataset_name, load_dataset, modality_of_name
 from trainers.data.records import Records
@@ -152,7 +152,7 @@ def view_alignment(encoder: Encoder, records: Records, config: TrainingConfig, *
     scores = [np.zeros(0)]
     with frozen(encoder):
         for start in range(0, len(records), _RECORDS_AT_ONCE):
-            rows = slice(start, start + _RECORDS_AT_ONCE)
+            rows = np.arange(start, min(start + _RECORDS_AT_ONCE, len(records)))
             pixels, ids = records.images[rows], records.ids[rows]
             views = image_views(config, encoder, pixels, ids, step=ATTACK_STEP, num_views=num_views)
             embedded = encoder(views.flatten(0, 1)).double().nan_to_num(0, 0, 0)

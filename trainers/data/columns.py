@@ -36,14 +36,14 @@ class ArrowColumn(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return (tuple(value) if isinstance(value, list) else value for value in values_of(self.array))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_equal, self, other))
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Sequence) and len(self) == len(value) and all(map(_equal, self, value))
 
     __hash__ = None  # type: ignore[assignment]
 
     def select(self, rows: NDArray[np.int64]) -> ArrowColumn:
         """Return the values at `rows`."""
-        return ArrowColumn(taken(self.array, rows))
+        return ArrowColumn(take_rows(self.array, rows))
 
 
 def _equal(first: Any, second: Any) -> bool:
@@ -60,7 +60,7 @@ def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def taken(column: pa.Array | pa.ChunkedArray, rows: NDArray[np.int64]) -> pa.Array | pa.ChunkedArray:
+def take_rows(column: pa.Array | pa.ChunkedArray, rows: NDArray[np.int64]) -> pa.Array | pa.ChunkedArray:
     """Return the values at `rows`; the column itself, without a copy, if these are all rows in order."""
     are_all = len(rows) == len(column) and bool((rows == np.arange(len(rows))).all())
     return column if are_all else column.take(rows)

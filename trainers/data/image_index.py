@@ -259,11 +259,11 @@ class ImageScan:
         stamps = [stamp_of(path) for path in paths]
         header = self._header("files")
         row_of = dict[Any, int]()
-        stored = None
+        index_table = None
         for index in indices if not self.keeps_pixels else ():
-            stored = self._read_index(index, header) if stored is None else stored
-        if stored is not None:
-            columns = [stored[name].to_pylist() for name in ("name", "num_bytes", "modified", "fault")]
+            index_table = self._read_index(index, header) if index_table is None else index_table
+        if index_table is not None:
+            columns = [index_table[name].to_pylist() for name in ("name", "num_bytes", "modified", "fault")]
             # A faulty file is read again: it may have been unreadable for a reason that has passed.
             row_of = {
                 tuple(key): row for row, (*key, fault) in enumerate(zip(*columns, strict=True)) if not fault
@@ -283,12 +283,12 @@ class ImageScan:
                 yield pa.RecordBatch.from_pydict(columns, schema)
 
         scanned = pa.Table.from_batches(read_new(), schema)
-        if stored is None or len(new) == len(rows):
+        if index_table is None or len(new) == len(rows):
             table = scanned
         else:
-            rows[new] = len(stored) + np.arange(len(new))
-            table = pa.concat_tables([stored.replace_schema_metadata(), scanned]).take(rows)
-        if not self.keeps_pixels and (len(new) or stored is None or len(stored) > len(rows)):
+            rows[new] = len(index_table) + np.arange(len(new))
+            table = pa.concat_tables([index_table.replace_schema_metadata(), scanned]).take(rows)
+        if not self.keeps_pixels and (len(new) or index_table is None or len(index_table) > len(rows)):
             table = table.replace_schema_metadata({"header": header})
             self._write(indices[0], table.schema, iter(table.to_batches()))
         return table.replace_schema_metadata()

@@ -418,12 +418,12 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> LoadedData:
         train=records[0],
         test=records[1] if len(records) > 1 else None,
         class_names=class_names,
-        names=parts[0].names if len(parts) == 1 else _joined(names),
+        names=parts[0].names if len(parts) == 1 else _join_parts(names),
         reading_counts=sum((part.reading_counts for part in parts), Counter[str]()),
     )
 
 
-def _joined(names: Sequence[Sequence[str | int] | None]) -> list[str | int] | None:
+def _join_parts(names: Sequence[Sequence[str | int] | None]) -> list[str | int] | None:
     return None if None in names else [name for part in names for name in part or ()]
 
 

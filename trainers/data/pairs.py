@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import ids_from_names, keyed_uniform
 from trainers.data.class_names import ClassNames, class_indices, encodable
-from trainers.data.columns import ArrowColumn, codes_of, combined, mask_of, taken, values_of
+from trainers.data.columns import ArrowColumn, codes_of, combined, mask_of, take_rows, values_of
 from trainers.data.faults import RecordsError
 from trainers.data.image_index import ScannedImages
 from trainers.data.records import Records, RecordsOfRows
@@ -166,7 +166,7 @@ def assemble(rows: PairRows, *, skip_corrupt: bool) -> LoadedData:
     sound, faults = _sound_rows(rows, skip_corrupt)
     splits = [sound]
     if rows.splits is not None:
-        splits = [sound[mask_of(taken(rows.splits, sound), split.__eq__)] for split in SPLITS]
+        splits = [sound[mask_of(take_rows(rows.splits, sound), split.__eq__)] for split in SPLITS]
     if not all(map(len, splits)):
         raise RecordsError(
             f"every split must hold at least one valid row; {len(sound)} of {len(rows.keys)} rows are valid, "
@@ -238,13 +238,13 @@ def _names(rows: PairRows, parts: Sequence[_Images]) -> ArrowColumn | None:
         return None
     names: list[pa.Array] = []
     for part in parts:
-        column = taken(rows.names, part.rows)
+        column = take_rows(rows.names, part.rows)
         image_of = np.repeat(np.arange(len(part.starts) - 1), np.diff(part.starts))
-        named = np.flatnonzero(column.is_valid())
-        images, firsts = np.unique(image_of[named], return_index=True)
+        rows_with_names = np.flatnonzero(column.is_valid())
+        images, firsts = np.unique(image_of[rows_with_names], return_index=True)
         if len(images) < len(part.starts) - 1:
             return None
-        names.append(pa.array(map(encodable, values_of(column.take(named[firsts])))))
+        names.append(pa.array(map(encodable, values_of(column.take(rows_with_names[firsts])))))
     return ArrowColumn(pa.chunked_array(names))
 
 
@@ -291,7 +291,7 @@ def _labels(
     """
     if rows.labels is None:
         return None, ()
-    texts = [text.strip() for text in values_of(taken(rows.labels, sound))]
+    texts = [text.strip() for text in values_of(take_rows(rows.labels, sound))]
     # Classes of images alone are names, even if they look like numbers: one record must not decide which.
     are_numbers = rows.captions is not None and all(t.isdecimal() and len(t) <= 18 for t in texts)
     (indices,), class_names = class_indices([np.array(list(map(int, texts)) if are_numbers else texts)])
@@ -316,7 +316,7 @@ def _records(
 ) -> Records | ImageTextRecords:
     """Return one record per unit; each image has the distinct captions of its rows, if there are captions."""
     first_rows = part.rows[part.starts[:-1]]
-    unit_names = taken(names, first_rows[part.unit_starts[:-1]])
+    unit_names = take_rows(names, first_rows[part.unit_starts[:-1]])
     columns: dict[str, Any] = {
         "images": rows.images.images(rows.image_of[first_rows], channels),
         "ids": ids_from_names(map(encodable, values_of(unit_names))),
@@ -332,7 +332,7 @@ def _captions(captions: pa.Array, part: _Images) -> ArrowColumn:
     """Return the distinct captions of each image, in order of first occurrence."""
     import pyarrow as pa
 
-    column = combined(taken(captions, part.rows))
+    column = combined(take_rows(captions, part.rows))
     rows_of_images = np.repeat(np.arange(len(part.starts) - 1), np.diff(part.starts))
     owners = np.repeat(rows_of_images, column.value_lengths().to_numpy())
     texts = column.flatten()
