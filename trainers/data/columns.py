@@ -15,7 +15,7 @@ _ROWS_AT_ONCE = 65_536
 
 
 class ArrowColumn(Sequence[Any]):
-    """An Arrow array as a sequence of Python values, in which a list is a tuple.
+    """An Arrow column as a sequence of Python values, in which a list is a tuple.
 
     >>> import pyarrow as pa
     >>> captions = ArrowColumn(pa.array([["a cat", "it sleeps"], ["a dog"]]))
@@ -24,7 +24,7 @@ class ArrowColumn(Sequence[Any]):
     """
 
     def __init__(self, array: pa.Array | pa.ChunkedArray) -> None:
-        self.array = combined(array)
+        self.array = array
 
     def __len__(self) -> int:
         return len(self.array)
@@ -60,10 +60,14 @@ def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
+def are_all(rows: NDArray[np.int64], num_rows: int) -> bool:
+    """Whether `rows` are all rows in order."""
+    return len(rows) == num_rows and bool((rows[1:] > rows[:-1]).all())
+
+
 def take_rows(column: pa.Array | pa.ChunkedArray, rows: NDArray[np.int64]) -> pa.Array | pa.ChunkedArray:
     """Return the values at `rows`; the column itself, without a copy, if these are all rows in order."""
-    are_all = len(rows) == len(column) and bool((rows == np.arange(len(rows))).all())
-    return column if are_all else column.take(rows)
+    return column if are_all(rows, len(column)) else column.take(rows)
 
 
 def text_column(values: Iterable[Any]) -> pa.Array:
@@ -91,10 +95,22 @@ def codes_of(column: pa.Array | pa.ChunkedArray | NDArray[np.int64]) -> NDArray[
     """Return a number for each value, equal for equal values, in the order of first occurrence."""
     import pyarrow as pa
 
-    array = pa.array(column) if isinstance(column, np.ndarray) else combined(column)
-    codes: NDArray[np.int64] = array.dictionary_encode().indices.to_numpy().astype(np.int64)
+    if isinstance(column, np.ndarray) and (column[1:] > column[:-1]).all():
+        return np.arange(len(column))
+    array: Any = pa.array(column) if isinstance(column, np.ndarray) else column
+    codes = _codes_of_different(array) if array.type == pa.binary(16) else None
+    if codes is None:
+        codes = combined(array).dictionary_encode().indices.to_numpy().astype(np.int64)
     pa.default_memory_pool().release_unused()  # the dictionary, which can be as large as the column
     return codes
+
+
+def _codes_of_different(column: pa.Array | pa.ChunkedArray) -> NDArray[np.int64] | None:
+    """Return the codes of digests whose first halves differ, in less memory than a dictionary; else None."""
+    halves = [np.frombuffer(chunk.buffers()[1], np.uint64)[2 * chunk.offset :][: 2 * len(chunk) : 2]
+              for chunk in getattr(column, "chunks", [column]) if len(chunk)]  # fmt: skip
+    ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *halves]))
+    return np.arange(len(column)) if (ordered[1:] != ordered[:-1]).all() else None
 
 
 def mask_of(column: pa.Array | pa.ChunkedArray, predicate: Callable[[Any], bool]) -> NDArray[np.bool_]:

@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from trainers.data.columns import combined
+from trainers.data.columns import are_all, combined
 from trainers.data.decoding import (
     CONVERSIONS,
     decode_image,
@@ -393,7 +393,8 @@ class ScannedImages:
         Raises:
           RecordsError: the images differ in size.
         """
-        heights, widths = _array(self.facts, "height")[rows], _array(self.facts, "width")[rows]
+        rows_or_all = slice(None) if are_all(rows, len(self.facts)) else rows  # a slice makes no copy
+        heights, widths = (_array(self.facts, name)[rows_or_all] for name in ("height", "width"))
         if (heights != heights[0]).any() or (widths != widths[0]).any():
             check_one_size(Counter(zip(heights.tolist(), widths.tolist(), strict=True)))
         if self.decoded is not None:
@@ -401,9 +402,9 @@ class ScannedImages:
         return StoredImages(
             files=self.files,
             stamps=self.stamps,
-            places=self.places[rows],
+            places=self.places[rows_or_all],
             channels=channels,
-            digests=_array(self.facts, "pixels")[rows],
+            digests=_array(self.facts, "pixels")[rows_or_all],
             height=int(heights[0]),
             width=int(widths[0]),
             image_size=self.request.image_size,

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.record_ids import ids_from_names, keyed_uniform
 from trainers.data.class_names import ClassNames, class_indices, encodable
-from trainers.data.columns import ArrowColumn, codes_of, combined, mask_of, take_rows, values_of
+from trainers.data.columns import ArrowColumn, are_all, codes_of, combined, mask_of, take_rows, values_of
 from trainers.data.faults import RecordsError
 from trainers.data.image_index import ScannedImages
 from trainers.data.records import Records, RecordsOfRows
@@ -178,9 +178,10 @@ def assemble(rows: PairRows, *, skip_corrupt: bool) -> LoadedData:
     shared = np.intersect1d(unit_of[splits[0]], unit_of[splits[1]]) if len(splits) > 1 else ()
     if len(shared):
         raise RecordsError(f"a record must be in one split only; {len(shared)} are in both train and test")
-    key_of = codes_of(rows.keys) if rows.units is not None else unit_of
-    labels, class_names = _labels(rows, sound, key_of)
+    key_of = None if rows.units is None else codes_of(rows.keys)
+    labels, class_names = _labels(rows, sound, unit_of if key_of is None else key_of)
     parts = [_images_by_unit(part, unit_of, key_of) for part in splits]
+    del unit_of, key_of  # as large as the ids
     has_colour = rows.captions is not None or not rows.images.are_grey(rows.image_of[sound])
     train, *test = (
         _records(rows, part, names, labels, channels=3 if has_colour else 1, class_names=class_names)
@@ -214,9 +215,16 @@ class _Images(NamedTuple):
 
 
 def _images_by_unit(
-    part: NDArray[np.int64], unit_of: NDArray[np.int64], key_of: NDArray[np.int64]
+    part: NDArray[np.int64], unit_of: NDArray[np.int64], key_of: NDArray[np.int64] | None
 ) -> _Images:
-    """Return the images of the rows in `part`; units, and a unit's images, in order of first occurrence."""
+    """Return the images of the rows in `part`; units, and a unit's images, in order of first occurrence.
+
+    Without `key_of` each unit is one image.
+    """
+    if key_of is None:
+        place_of = codes_of(unit_of[part])
+        rows = part if are_all(place_of, len(part)) else part[np.argsort(place_of, kind="stable")]
+        return _Images(rows, _starts(place_of), np.arange(int(place_of.max()) + 2))
     units, keys = unit_of[part], key_of[part]
     image_of = codes_of(units * (int(keys.max()) + 1) + keys)
     unit_of_image = codes_of(units[np.unique(image_of, return_index=True)[1]])
@@ -331,15 +339,19 @@ def _records(
 def _captions(captions: pa.Array, part: _Images) -> ArrowColumn:
     """Return the distinct captions of each image, in order of first occurrence."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    column = combined(take_rows(captions, part.rows))
-    rows_of_images = np.repeat(np.arange(len(part.starts) - 1), np.diff(part.starts))
+    column, num_images = take_rows(captions, part.rows), len(part.starts) - 1
+    if len(column) == num_images and pc.max(pc.list_value_length(column)).as_py() == 1:
+        return ArrowColumn(column)
+    column = combined(column)
+    rows_of_images = np.repeat(np.arange(num_images), np.diff(part.starts))
     owners = np.repeat(rows_of_images, column.value_lengths().to_numpy())
     texts = column.flatten()
-    if len(owners) > len(part.starts) - 1:  # some image has several captions
+    if len(owners) > num_images:  # some image has several captions
         kept = np.sort(np.unique(owners * (len(texts) + 1) + codes_of(texts), return_index=True)[1])
         owners, texts = owners[kept], texts.take(kept)
-    return ArrowColumn(pa.LargeListArray.from_arrays(_starts(owners, len(part.starts) - 1), texts))
+    return ArrowColumn(pa.LargeListArray.from_arrays(_starts(owners, num_images), texts))
 
 
 def caption_fault(captions: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ from tests.trainers.conftest import make_config
 from trainers.config.networks import ClipNetworkConfig
 from trainers.config.training import TrainingConfig
 from trainers.data import image_index, own_images, parquet_files
+from trainers.data.columns import codes_of, combined, text_column
 from trainers.data.dataset import Dataset, TrainingData
 from trainers.data.dataset_registry import DATA_SOURCES
 from trainers.data.faults import RecordsError
@@ -786,3 +787,19 @@ def test_images_of_tables_and_shards_get_captions_from_their_classes(
 def test_a_caption_column_is_no_option_of_images_alone(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="captions"):
         load_dataset(write_table(tmp_path), pairs=PairOptions(caption="text"))
+
+
+@pytest.mark.parametrize(
+    "digests", [[], [b"a" * 16], [b"b" * 16, b"a" * 16, b"b" * 16], [b"a" * 15 + b"b", b"a" * 16]]
+)
+def test_codes_of_digests_are_those_of_their_first_occurrence(digests: list[bytes]) -> None:
+    column = pa.chunked_array(
+        [pa.array([b"x" * 16, *digests], pa.binary(16)).slice(1), pa.array([], pa.binary(16))]
+    )
+    expected = [list(dict.fromkeys(digests)).index(digest) for digest in digests]
+    assert codes_of(column).tolist() == codes_of(combined(column)).tolist() == expected
+    assert codes_of(text_column(digest.hex() for digest in digests)).tolist() == expected
+    assert (
+        codes_of(np.array([int(digest.hex(), 16) % 97 for digest in digests], dtype=np.int64)).tolist()
+        == expected
+    )
