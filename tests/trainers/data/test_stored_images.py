@@ -789,17 +789,16 @@ def test_a_caption_column_is_no_option_of_images_alone(tmp_path: Path) -> None:
         load_dataset(write_table(tmp_path), pairs=PairOptions(caption="text"))
 
 
-@pytest.mark.parametrize(
-    "digests", [[], [b"a" * 16], [b"b" * 16, b"a" * 16, b"b" * 16], [b"a" * 15 + b"b", b"a" * 16]]
-)
+A, B, C = b"a" * 16, b"b" * 16, b"a" * 15 + b"c"
+
+
+@pytest.mark.parametrize("digests", [[], [A], [B, A, B], [C, A]])
 def test_codes_of_digests_are_those_of_their_first_occurrence(digests: list[bytes]) -> None:
-    column = pa.chunked_array(
-        [pa.array([b"x" * 16, *digests], pa.binary(16)).slice(1), pa.array([], pa.binary(16))]
-    )
+    kind = pa.binary(16)
+    column = pa.chunked_array([pa.array([b"x" * 16, *digests], kind).slice(1), pa.array([], kind)])
     expected = [list(dict.fromkeys(digests)).index(digest) for digest in digests]
     assert codes_of(column).tolist() == codes_of(combined(column)).tolist() == expected
     assert codes_of(text_column(digest.hex() for digest in digests)).tolist() == expected
     assert (
-        codes_of(np.array([int(digest.hex(), 16) % 97 for digest in digests], dtype=np.int64)).tolist()
-        == expected
+        codes_of(np.array([int(digest.hex(), 16) % 97 for digest in digests], np.int64)).tolist() == expected
     )
