@@ -6,8 +6,9 @@
 
 Small JPEG files with captions are generated in tar shards. For each number of records, a fresh process that
 has imported what a sweep's driver imports reads them and pickles the records, first without an index and then
-with one. Another process unpickles them as a worker does, draws a step of 2,048 records and decodes it. Memory
-is the peak of what a process owns (RssAnon and RssShmem): pages of mapped files belong to the machine's cache.
+with one. Another process unpickles them as a worker does, draws a step of 2,048 records and decodes it.
+Memory is the peak of what a process owns (RssAnon and RssShmem), without pages of mapped files, which belong
+to the machine's cache.
 
 Then images of 224 pixels are read one by one in random order by every side in turn: this store, a plain loop
 in the order of the files with the same decoder, torchvision's ImageFolder behind a DataLoader with a random

@@ -207,7 +207,7 @@ class ImageScan:
         for part, (first, end) in enumerate(itertools.pairwise(bounds)):
             # With half as many files there were half as many parts, and this part's files were in `former`.
             index, former = (
-                self.index_file(f"{self.request.path.name}/{num:x}/{part % num:x}")
+                self.index_file(f"{self.request.path.resolve().name}/{num:x}/{part % num:x}")
                 for num in (num_parts, max(1, num_parts // 2))
             )
             with self._locked(index):

@@ -351,7 +351,8 @@ def load_folder(request: Request) -> LoadedData:
         show_on_a_terminal({"classes, named after the sub-folders directly below PATH": shown_classes})
     labels = np.array(classes, dtype=object) if any(classes) else None
     column = file_column(names)
-    scan = ImageScan(request, len(names), (path / name for name in names), path)
+    # The index is beside the folder, in which other programs would take it for a class.
+    scan = ImageScan(request, len(names), (path / name for name in names), path.resolve().parent)
     del classes, names
     scanned = scan.files(path, column)
     part = _scanned_part(scanned, np.arange(len(column)), labels, scanned.files)

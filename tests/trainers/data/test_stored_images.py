@@ -137,7 +137,7 @@ def write_tar(file: Path, contents: dict[str, bytes]) -> None:
 
 
 WRITERS: dict[str, Callable[[Path], str]] = {
-    "folder": write_folder,
+    "folder": lambda folder: write_folder(folder / "photos"),
     "npz": write_npz,
     "parquet": write_parquet,
     "parquet pairs": write_parquet_pairs,
@@ -254,7 +254,7 @@ def config_for(records: Any) -> TrainingConfig:
 def test_images_are_decoded_if_they_take_a_quarter_of_the_free_memory(
     free: int, kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = write_folder(tmp_path)
+    name = write_folder(tmp_path / "photos")
     monkeypatch.setattr(image_index, "free_memory", lambda: free)
     assert isinstance(load_dataset(name).train.images, kind)
     assert (tmp_path / INDEX_FOLDER).exists() == (kind is StoredImages)
@@ -592,13 +592,14 @@ def test_an_index_in_a_folder_of_its_own_leaves_the_data_as_they_are(tmp_path: P
     assert content_of(stored) == content_of(load_dataset(name))
 
 
-def test_an_index_is_no_image_of_its_folder(tmp_path: Path) -> None:
-    name = write_folder(tmp_path)
+def test_an_index_is_no_part_of_its_folder(tmp_path: Path) -> None:
+    name = write_folder(tmp_path / "photos")
     assert (
         len(load_dataset(name, in_memory=False).train)
         == len(load_dataset(name, in_memory=False).train)
         == NUM
     )
+    assert sorted(folder.name for folder in (tmp_path / "photos").iterdir()) == ["class0", "class1", "class2"]
 
 
 @pytest.mark.parametrize("source", ["folder", "webdataset", "csv"])
