@@ -31,7 +31,7 @@ import numpy as np
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
-from trainers.data.columns import combined, text_column
+from trainers.data.columns import combined
 from trainers.data.decoding import IMAGE_SUFFIXES
 from trainers.data.image_index import IMAGES_AT_ONCE, ImageScan, schema_of, stamps_of
 from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault
@@ -110,7 +110,7 @@ def _read_shard(file: Path, scan: ImageScan) -> tuple[pa.Schema, Iterator[pa.Rec
     import pyarrow as pa
 
     members, left_out = _members(file, scan.request)
-    texts = {"captions": pa.list_(pa.string()), "unit": pa.large_binary(), "label": pa.large_binary()}
+    texts = {"captions": pa.list_(pa.string()), "unit": pa.binary(), "label": pa.binary()}
     schema = schema_of(offset=pa.uint64(), num_bytes=pa.uint64(), key=pa.binary(16), **texts)
     schema = schema.with_metadata({_LEFT_OUT: json.dumps(left_out)})
     return schema, _samples(file, members, scan, schema)
@@ -146,8 +146,8 @@ def _samples(
             columns["num_bytes"] = [places[0][1] if places else 0 for places in images]
             columns["key"] = [hashlib.blake2b(content, digest_size=16).digest() for content in encoded]
             columns["captions"] = [text.captions for text in texts]
-            columns["unit"] = text_column(text.unit for text in texts)
-            columns["label"] = text_column(text.label for text in texts)
+            columns["unit"] = [text.unit.encode("utf-8", "surrogatepass") for text in texts]
+            columns["label"] = [text.label.encode("utf-8", "surrogatepass") for text in texts]
             yield pa.RecordBatch.from_pydict(columns, schema)
 
 
