@@ -1697,8 +1697,8 @@ BREAKAGES = (
     Breakage(
         name="an index answers for images of another size",
         file="trainers/data/image_index.py",
-        before="json.dumps([_FORMAT, self.request.max_image_pixels, self.request.image_size, *key])",
-        after="json.dumps([_FORMAT, self.request.max_image_pixels, *key])",
+        before="limits = self.request.max_image_pixels, self.request.image_size",
+        after="limits = (self.request.max_image_pixels,)",
         tests=("tests/trainers/data/test_stored_images.py::test_an_index_answers_for_its_image_size_alone",),
     ),
     Breakage(
