@@ -53,7 +53,7 @@ def check_dataset_name(name: str) -> None:
     ...
     dpgcl_core.errors.ConfigError: unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, \
 csv:PATH, digits, eurosat, fashion-mnist, folder:PATH, npz:PATH, parquet:PATH, shapes, shapes:NUM:SEED, \
-webdataset:PATH
+shards:PATH, webdataset:PATH
     """
     source, path = source_of(name), name.partition(":")[2]
     if is_builtin_name(name):
@@ -115,9 +115,9 @@ def load_dataset(
     """Return a data set; your own images are decoded into memory, or stay in their files and are indexed.
 
     Args:
-      name: one of `BUILTIN_DATASETS` or `shapes:NUM[:SEED[:common|short]]`; or your own: `npz:PATH` and
-        `folder:PATH` of images, `csv:PATH` and `webdataset:PATH` of images with captions, `parquet:PATH` of
-        either: it holds captions if it has a caption column.
+      name: one of `BUILTIN_DATASETS` or `shapes:NUM[:SEED[:common|short]]`; or your own: `npz:PATH`,
+        `folder:PATH` and `shards:PATH` of images, `webdataset:PATH` of images with captions, `csv:PATH` and
+        `parquet:PATH` of either: they hold captions if they have a caption column.
       image_size: resize every image to this many pixels square; None keeps the images' own size
         (EuroSAT, shapes: 32) and rejects data of several sizes.
       unit_column: the column (npz: array, webdataset: json field) that names the privacy unit: for example,
@@ -189,7 +189,7 @@ def _check_unit_column(name: str, unit_column: str | None) -> None:
     has_columns = source is not None and source.has_columns
     if unit_column is not None and (not has_columns or unit_column in _RESERVED_COLUMNS):
         raise ConfigError(
-            "unit_column must name a column of npz:PATH, parquet:PATH, csv:PATH or webdataset:PATH other "
+            "unit_column must name a column of npz:PATH, parquet:PATH, csv:PATH or tar shards other "
             f"than image, label and caption; got {unit_column!r} for {name.partition(':')[0]}"
         )
 
