@@ -83,12 +83,17 @@ def text_column(values: Iterable[Any]) -> pa.Array:
 def values_of(column: pa.Array | pa.ChunkedArray) -> Iterator[Any]:
     """Yield a column's values; binary values as the text of a `text_column`, and digests in hexadecimal."""
     kind = str(column.type)
+    for value in raw_values(column):
+        if value is not None and kind in ("binary", "large_binary"):
+            yield value.decode("utf-8", "surrogatepass")
+        else:
+            yield value.hex() if kind == "fixed_size_binary[16]" else value
+
+
+def raw_values(column: pa.Array | pa.ChunkedArray) -> Iterator[Any]:
+    """Yield a column's values as Arrow holds them, some thousand at a time."""
     for start in range(0, len(column), _ROWS_AT_ONCE):
-        for value in column.slice(start, _ROWS_AT_ONCE).to_pylist():
-            if value is not None and kind in ("binary", "large_binary"):
-                yield value.decode("utf-8", "surrogatepass")
-            else:
-                yield value.hex() if kind == "fixed_size_binary[16]" else value
+        yield from column.slice(start, _ROWS_AT_ONCE).to_pylist()
 
 
 def codes_of(column: pa.Array | pa.ChunkedArray | NDArray[np.int64]) -> NDArray[np.int64]:

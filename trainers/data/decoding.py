@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 import re
@@ -45,7 +46,7 @@ def prepare_decoders() -> None:
 
 
 @cache
-def _formats() -> list[str]:
+def supported_formats() -> list[str]:
     """The formats of `_FORMATS` that Pillow decodes on this machine."""
     from PIL import Image
 
@@ -131,7 +132,7 @@ def decode_image(
 
     try:
         file = io.BytesIO(source) if isinstance(source, bytes) else source
-        with Image.open(file, formats=_formats()) as image:
+        with Image.open(file, formats=supported_formats()) as image:
             if image.width * image.height > max_pixels or _pixels_of_tile(image) > max_pixels:
                 return TOO_LARGE, ()
             if image.mode[0] in "IF" or _is_deep(image):
@@ -154,11 +155,6 @@ def decode_image(
     return pixels, tuple(kind for kind, is_of_kind in kinds.items() if is_of_kind)
 
 
-def supported_formats() -> list[str]:
-    """Return the names of the image formats that this machine decodes."""
-    return list(_formats())
-
-
 def header_size(source: bytes | Path) -> tuple[int, int]:
     """Return the height and width that an image's header states, (0, 0) if it cannot be read."""
     from PIL import Image
@@ -166,7 +162,7 @@ def header_size(source: bytes | Path) -> tuple[int, int]:
     prepare_decoders()
     try:
         with Image.open(
-            io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()
+            io.BytesIO(source) if isinstance(source, bytes) else source, formats=supported_formats()
         ) as image:
             return image.height, image.width
     except Exception:  # decoders raise nearly anything on damaged bytes
@@ -209,7 +205,7 @@ def is_image(file: str) -> bool:
     if suffix in IMAGE_SUFFIXES or suffix in _RAW_SUFFIXES:
         return suffix in IMAGE_SUFFIXES
     try:
-        with Image.open(file, formats=_formats()):
+        with Image.open(file, formats=supported_formats()):
             return True
     except Exception as error:  # decoders raise nearly anything on damaged bytes
         return isinstance(error, Image.DecompressionBombError)
@@ -273,20 +269,17 @@ def content_ids(images: Iterable[bytes | None], labels: NDArray[Any] | None) -> 
     >>> bool((a[[0, 2]] == b).all())
     True
     """
-    keys: Iterable[bytes] = iter(lambda: b"", None) if labels is None else map(_label_key, labels.tolist())
-    return ids_from_digests(
-        _digest(image or b"", key) for image, key in zip(images, keys, strict=labels is not None)
-    )
+    values = itertools.repeat(None) if labels is None else labels.tolist()
+    pairs = zip(images, values, strict=labels is not None)
+    return ids_from_digests(content_digest(image, label) for image, label in pairs)
 
 
 def content_digest(image: bytes | None, label: int | str | bytes | None = None) -> bytes:
     """Return the digest that a record's id comes from, of its image and its label, both as stored."""
-    return _digest(image or b"", b"" if label is None else _label_key(label))
-
-
-def _digest(image: bytes, label_key: bytes) -> bytes:
+    content = image or b""
     # The length separates image and label: without it, two different records could have the same bytes.
-    return digest_of_content(len(image).to_bytes(8, "little") + image + label_key)
+    key = b"" if label is None else _label_key(label)
+    return digest_of_content(len(content).to_bytes(8, "little") + content + key)
 
 
 def _label_key(label: int | str | bytes) -> bytes:

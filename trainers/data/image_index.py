@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from trainers.data.columns import are_all, combined
+from trainers.data.columns import are_all, combined, raw_values
 from trainers.data.decoding import (
     CONVERSIONS,
     decode_image,
@@ -200,7 +200,7 @@ class ImageScan:
         schema = schema_of(name=pa.large_binary(), num_bytes=pa.int64(), modified=pa.int64())
         num_parts = 1 << (0 if self.keeps_pixels else (len(names) // _FILES_PER_PART).bit_length())
         # A file's part is a function of its name, so that a new file changes one part of the index.
-        part_of = np.fromiter((zlib.crc32(n) % num_parts for n in _raw(names)), np.int64, len(names))
+        part_of = np.fromiter((zlib.crc32(n) % num_parts for n in raw_values(names)), np.int64, len(names))
         order = np.argsort(part_of, kind="stable")
         bounds = np.searchsorted(part_of[order], np.arange(num_parts + 1))
         tables = []
@@ -255,7 +255,7 @@ class ImageScan:
         """Return the facts of files; for those that have not changed from the first index that exists."""
         import pyarrow as pa
 
-        paths = [base / os.fsdecode(name) for name in _raw(names)]
+        paths = [base / os.fsdecode(name) for name in raw_values(names)]
         stamps = [stamp_of(path) for path in paths]
         header = self._header("files")
         row_of = dict[Any, int]()
@@ -268,7 +268,7 @@ class ImageScan:
             row_of = {
                 tuple(key): row for row, (*key, fault) in enumerate(zip(*columns, strict=True)) if not fault
             }
-        keys = [(name, *stamp) for name, stamp in zip(_raw(names), stamps, strict=True)]
+        keys = [(name, *stamp) for name, stamp in zip(raw_values(names), stamps, strict=True)]
         rows = np.array([row_of.get(key, -1) for key in keys], dtype=np.int64)
         new = np.flatnonzero(rows < 0)
         self._num_read += len(rows) - len(new)
@@ -455,10 +455,6 @@ def _digest(content: bytes) -> str:
 def _array(table: pa.Table, column: str) -> NDArray[Any]:
     values: NDArray[Any] = table[column].to_numpy()
     return values
-
-
-def _raw(names: pa.Array) -> Iterator[bytes]:
-    return (name for start in range(0, len(names), 65_536) for name in names.slice(start, 65_536).to_pylist())
 
 
 def _with_places(table: pa.Table, start: int) -> pa.Table:

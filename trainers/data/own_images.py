@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError, show_on_a_terminal
 from dpgcl_core.sampling.record_ids import Ids, ids_from_digests, ids_from_names
 from trainers.data.class_names import as_text, class_indices, encodable
-from trainers.data.columns import ArrowColumn, codes_of, text_column, values_of
+from trainers.data.columns import ArrowColumn, codes_of, raw_values, text_column, values_of
 from trainers.data.decoding import GREY, content_ids, is_image, refuse_faults, resize_images
 from trainers.data.faults import RecordsError
 from trainers.data.image_index import ImageScan, ScannedImages, file_column
@@ -356,7 +356,7 @@ def load_folder(request: Request) -> LoadedData:
     del classes, names
     scanned = scan.files(path, column)
     part = _scanned_part(scanned, np.arange(len(column)), labels, scanned.files)
-    shown = ArrowColumn(pa.array(encodable(os.fsdecode(name)) for name in column.to_pylist()))
+    shown = ArrowColumn(pa.array(encodable(os.fsdecode(name)) for name in raw_values(column)))
     counts = part.reading_counts + ignored
     part = dataclasses.replace(part, ids=_name_ids(shown), names=shown, reading_counts=counts)
     return _to_splits([part], request.image_size)

@@ -120,9 +120,8 @@ def load_parquet_pairs(request: Request) -> LoadedData:
     captions = [entry if isinstance(entry, list) else [entry] for entry in values[names.caption or ""]]
     if {type(text) for texts in captions for text in texts} - {str, type(None)}:
         raise DataError(f"parquet column {names.caption} must hold strings or lists of strings")
-    if images.digests is None:
-        keys = text_column(image_keys(images.paths or [], base_folder(path)))
-    else:
+    keys = images.keys
+    if images.digests is not None:
         keys = text_column(digest.hex() for digest in images.digests.to_pylist())
 
     def texts_of(name: str | None) -> list[str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError, DpgclError
+from dpgcl_core.sampling.record_ids import digest_of_content
 from trainers.data.columns import codes_of, text_column
 from trainers.data.decoding import content_digest, in_threads
 from trainers.data.faults import RecordsError
@@ -42,15 +42,17 @@ class RowImages:
     Attributes:
       scanned: the images.
       image_of: the image of each row.
+      keys: the key of each row's image by its path; None if some rows hold bytes.
+      paths: the path of each row's image; None if some rows hold bytes.
       digests: of each row the digest of its image or, of images alone, of image and label; None if the rows
         hold paths.
-      paths: the path of each row's image; None if some rows hold bytes.
     """
 
     scanned: ScannedImages
     image_of: NDArray[np.int64]
-    digests: pa.Array | None = None
+    keys: pa.Array | None = None
     paths: Sequence[str | None] | None = None
+    digests: pa.Array | None = None
 
 
 def scan_files(request: Request, base: Path, keys: pa.Array, paths: Sequence[str | None]) -> RowImages:
@@ -59,7 +61,7 @@ def scan_files(request: Request, base: Path, keys: pa.Array, paths: Sequence[str
     rows = np.unique(image_of, return_index=True)[1].tolist()
     first = (base / path for path in (paths[row] for row in rows[:_FIRST_IMAGES]) if path)
     scan = ImageScan(request, len(rows), first, base)
-    return RowImages(scan.files(base, file_column(paths[row] or "" for row in rows)), image_of, paths=paths)
+    return RowImages(scan.files(base, file_column(paths[row] or "" for row in rows)), image_of, keys, paths)
 
 
 def scan_parquet(request: Request, files: Sequence[Path], column: str, label: str | None = None) -> RowImages:
@@ -174,9 +176,7 @@ def _read_images(
             contents = in_threads(lambda v: _read_or_none(base / v) if isinstance(v, str) else v, values)
             columns = scan.facts(contents)
             if are_pairs:
-                columns["digest"] = [
-                    b"" if v is None else hashlib.blake2b(v, digest_size=16).digest() for v in contents
-                ]
+                columns["digest"] = [b"" if v is None else digest_of_content(v) for v in contents]
             else:
                 labels = [None] * len(values) if label is None else batch.column(label).to_pylist()
                 columns["digest"] = list(map(content_digest, contents, labels))
@@ -204,8 +204,8 @@ def base_folder(path: Path) -> Path:
     return path.parent if path.is_file() else path
 
 
-def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
-    """Return the key of each image: a digest of its bytes, or its path, relative if in `base`, else absolute.
+def image_keys(paths: Sequence[str | None], base: Path) -> list[str]:
+    """Return the key of each image that is given by its path: relative if in `base`, else absolute.
 
     >>> image_keys(["a.png", "./b/../a.png", "/data/a.png", "../a.png", None], Path("/data"))
     ['a.png', 'a.png', 'a.png', '/a.png', '']
@@ -217,14 +217,7 @@ def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
         absolute = os.path.normpath(os.path.join(roots[0], path))
         return next((absolute.removeprefix(root) for root in roots if absolute.startswith(root)), absolute)
 
-    return [
-        hashlib.blake2b(image, digest_size=16).hexdigest()
-        if isinstance(image, bytes)
-        else key_of_path(image)
-        if image
-        else ""
-        for image in images
-    ]
+    return [key_of_path(path) if path else "" for path in paths]
 
 
 def parquet_files(path: Path) -> list[Path]:

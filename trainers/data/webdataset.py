@@ -14,7 +14,6 @@ image's bytes and the unit (see `pairs`), not from the names, because writers co
 
 from __future__ import annotations
 
-import hashlib
 import io
 import itertools
 import json
@@ -31,6 +30,7 @@ import numpy as np
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
+from dpgcl_core.sampling.record_ids import digest_of_content
 from trainers.data.columns import combined
 from trainers.data.decoding import IMAGE_SUFFIXES
 from trainers.data.image_index import IMAGES_AT_ONCE, ImageScan, schema_of, stamps_of
@@ -144,7 +144,7 @@ def _samples(
                 columns["fault"][row] = fault or (f"{image_fault} image" if image_fault else "")
             columns["offset"] = [places[0][0] if places else 0 for places in images]
             columns["num_bytes"] = [places[0][1] if places else 0 for places in images]
-            columns["key"] = [hashlib.blake2b(content, digest_size=16).digest() for content in encoded]
+            columns["key"] = list(map(digest_of_content, encoded))
             columns["captions"] = [text.captions for text in texts]
             columns["unit"] = [text.unit.encode("utf-8", "surrogatepass") for text in texts]
             columns["label"] = [text.label.encode("utf-8", "surrogatepass") for text in texts]

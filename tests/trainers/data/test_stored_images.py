@@ -20,6 +20,7 @@ from PIL import Image
 
 from dpgcl_core.errors import DataError
 from tests.trainers.conftest import make_config
+from tests.trainers.data.test_webdataset import write_files
 from trainers.config.networks import ClipNetworkConfig
 from trainers.config.training import TrainingConfig
 from trainers.data import image_index, own_images, parquet_files
@@ -98,7 +99,7 @@ def write_shards(folder: Path, num: int = NUM) -> str:
     for part, rows in enumerate(np.array_split(np.arange(num), 3)):
         images = {f"{row:03d}.png": encoded(row) for row in rows.tolist()}
         texts = {f"{row:03d}.txt": f"caption {row}".encode() for row in rows.tolist()}
-        write_tar(folder / f"{part}.tar", images | texts)
+        write_files(folder / f"{part}.tar", images | texts)
     return f"webdataset:{folder}"
 
 
@@ -113,7 +114,7 @@ def write_table(folder: Path, separator: str = "\t") -> str:
 
 def write_classes(folder: Path, num: int = NUM) -> str:
     for part, rows in enumerate(np.array_split(np.arange(num), 3)):
-        write_tar(
+        write_files(
             folder / f"{part}.tar",
             {
                 f"{row:03d}.{kind}": content
@@ -126,14 +127,6 @@ def write_classes(folder: Path, num: int = NUM) -> str:
             },
         )
     return f"shards:{folder}"
-
-
-def write_tar(file: Path, contents: dict[str, bytes]) -> None:
-    with tarfile.open(file, "w") as shard:
-        for name, content in contents.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            shard.addfile(member, io.BytesIO(content))
 
 
 WRITERS: dict[str, Callable[[Path], str]] = {
@@ -759,16 +752,16 @@ def test_classes_are_not_read_unless_they_are_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra", [{"9.cls": b"1"}, {"9.txt": b"a caption"}, {"9.json": b"{}"}])
 def test_no_record_decides_what_shards_hold(extra: dict[str, bytes], tmp_path: Path) -> None:
     images = {f"{row}.png": encoded(row) for row in range(5)}
-    write_tar(tmp_path / "own.tar", images)
+    write_files(tmp_path / "own.tar", images)
     ids = load_dataset(f"shards:{tmp_path}", pairs=PairOptions(skip_corrupt=True)).train.ids
-    write_tar(tmp_path / "own.tar", images | {"9.png": encoded(9)} | extra)
+    write_files(tmp_path / "own.tar", images | {"9.png": encoded(9)} | extra)
     more = load_dataset(f"shards:{tmp_path}", pairs=PairOptions(skip_corrupt=True)).train
     assert isinstance(more, Records)
     assert set(ids.tolist()) < set(more.ids.tolist())
 
 
 def test_a_sample_without_a_class_among_classes_is_refused(tmp_path: Path) -> None:
-    write_tar(tmp_path / "own.tar", {"a.png": encoded(0), "a.cls": b"1", "b.png": encoded(1)})
+    write_files(tmp_path / "own.tar", {"a.png": encoded(0), "a.cls": b"1", "b.png": encoded(1)})
     with pytest.raises(RecordsError, match="1 missing label"):
         load_dataset(f"shards:{tmp_path}", pairs=CLASSES)
 
