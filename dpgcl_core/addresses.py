@@ -29,7 +29,7 @@ HIDDEN = "***"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _DATABASES = frozenset(("postgresql", "postgres", "mysql", "mssql", "sqlite"))
 _FILES = frozenset(("sqlite", "file"))
-_OWN_FILES = frozenset(("npz", "parquet", "folder", "csv", "webdataset", "shapes"))
+_OWN_FILES = frozenset(("npz", "parquet", "folder", "csv", "webdataset", "shards", "shapes"))
 """The prefixes of the path of a user's own data set (`trainers.data.loading`)."""
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::\d{1,5})?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
@@ -111,6 +111,7 @@ def masked_text(text: str) -> str:
     def mask_bare(match: re.Match[str]) -> str:
         return match[0] if match[1].lower() in _OWN_FILES else f"{match[1]}:{HIDDEN}"
 
+    text = text.replace("s3:/", "s3://").replace("s3:///", "s3://")  # pathlib omits a slash
     text = _KEY_AND_VALUE.sub(lambda match: f"{match[1]}{match[2]}{HIDDEN}", text)
     # `_BARE` is also applied first: the second colon of `me:password:/@host` looks like the end of a scheme.
     return _BARE.sub(mask_bare, _IN_TEXT.sub(mask_address, _BARE.sub(mask_bare, text)))

@@ -12,6 +12,10 @@ files, each with its own mark.
 If the folder of the data cannot be written, the mark is stored with the ledger instead (`trusted_marks`). It
 is found by the data's path and by the content of their files, whatever the files' names.
 
+Data in a bucket have their mark in the bucket, if it can be written: one object, also for a name with ranges.
+The service replaces a mark only if it is still the one that was read, so two writers on two machines cannot
+both succeed. In the ledger's own folder a mark of a bucket is found by the address and by its objects' tags.
+
 Not recognised: a copy, a hard link, or data that were moved without their mark. A ledger could only compare
 such data with the data that it knows: one changed pixel defeats that, and another ledger does not know them.
 """
@@ -33,11 +37,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.errors import LedgerError
+from dpgcl_core.errors import DataError, LedgerError
 from dpgcl_core.ledger.chain import Head
+from dpgcl_core.object_store import (
+    address_of,
+    can_write,
+    find_object,
+    folder_of,
+    list_objects,
+    read_object,
+    write_object,
+)
 
 _UNREACHABLE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG))
 _UNSUPPORTED = frozenset((errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL))
+_WRITES_TRIED = 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 MARK = ".dpgcl-ledger.json"
@@ -156,8 +170,30 @@ def _check_no_mark(data: Path, mark: tuple[str, Head] | None) -> None:
 
 def _marks_on(data: Path) -> Iterator[tuple[str, Head]]:
     """Yield the marks on the data, on the folders above and on everything in the data, maybe repeatedly."""
+    if address := address_of(data):
+        with _bucket_errors():
+            yield from _marks_in_bucket(address)
+        return
     for file in expand_ranges(data):
         yield from _marks_on_one(file)
+
+
+def _marks_in_bucket(address: str) -> Iterator[tuple[str, Head]]:
+    """Yield the marks on the folders above, on everything in a folder, and on files that share a name."""
+    path = Path(address)
+    names = {*expand_ranges(path)}
+    inside, beside = list_objects(address), list_objects(folder_of(address), below=False)
+    marks = [Path(file.address) for file in (*inside, *beside) if file.address.endswith(MARK)]
+    shared = [mark for mark in marks if path in mark.parents or not names.isdisjoint(_marked_names(mark))]
+    folders = [folder for folder in path.parents if address_of(folder)]
+    for mark_file in (*(folder / MARK for folder in folders), *shared):
+        mark = _read(mark_file)
+        if mark is not None:
+            yield mark
+
+
+def _marked_names(mark: Path) -> list[Path]:
+    return expand_ranges(mark.with_name(mark.name.removesuffix(MARK))) if mark.name != MARK else []
 
 
 def _marks_on_one(data: Path) -> Iterator[tuple[str, Head]]:
@@ -190,6 +226,10 @@ def _read(path: Path) -> tuple[str, Head] | None:
 
 def _read_values(path: Path) -> dict[str, Any] | None:
     try:
+        if address := address_of(path):
+            with _bucket_errors():
+                found = read_object(address)
+            return None if found is None else dict(json.loads(found[0]))
         return dict(json.loads(path.read_text()))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -205,10 +245,22 @@ def _parse_mark(path: Path, values: dict[str, Any]) -> tuple[str, Head]:
 
 
 def _mark_beside(path: Path) -> Path:
-    return path / MARK if path.is_dir() else path.with_name(path.name + MARK)
+    address = address_of(path)
+    is_folder = path.is_dir() if address is None else "{" not in address and not find_object(address)
+    return path / MARK if is_folder else path.with_name(path.name + MARK)
+
+
+@contextmanager
+def _bucket_errors() -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise LedgerError(f"the marks in a bucket must be readable: {error}") from None
 
 
 def _resolve(path: Path) -> Path:
+    if address_of(path):
+        return path
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:
@@ -232,7 +284,13 @@ class Place:
 
 
 def is_read_only(data: Path) -> bool:
-    """Return whether any folder in which the data need a mark is not writable."""
+    """Return whether any folder in which the data need a mark is not writable.
+
+    In a bucket this is tried, by an object that is removed again.
+    """
+    if address := address_of(data):
+        with _bucket_errors():
+            return not can_write(folder_of(address_of(mark_path(data)) or address))
     return not all(os.access(mark_path(file).parent, os.W_OK) for file in expand_ranges(data))
 
 
@@ -243,8 +301,9 @@ def place_of(data: Path, trusted: Path) -> Place:
       LedgerError: no mark can be written next to the data, and the data cannot be read.
     """
     if not is_read_only(data):
-        return Place(data, tuple(mark_path(file) for file in expand_ranges(data)))
-    real_path = os.path.realpath(data)
+        files = [data] if address_of(data) else expand_ranges(data)
+        return Place(data, tuple(mark_path(file) for file in files))
+    real_path = _real_path(data)
     path = trusted / f"{hashlib.sha256(real_path.encode()).hexdigest()[:32]}{MARK}"
     known = _read_values(path)
     if known is None:
@@ -266,7 +325,7 @@ def trusted_marks(trusted: Path, data: Path, *, by_content: bool) -> list[tuple[
       LedgerError: a mark or the data cannot be read.
     """
     marks = [(path, values) for path in sorted(trusted.glob(f"*{MARK}")) if (values := _read_values(path))]
-    found = [each for each in marks if each[1].get("path") == os.path.realpath(data)]
+    found = [each for each in marks if each[1].get("path") == _real_path(data)]
     if marks and not found and by_content:
         digest = _digest(data)
         found = [
@@ -275,8 +334,19 @@ def trusted_marks(trusted: Path, data: Path, *, by_content: bool) -> list[tuple[
     return [_parse_mark(*each) for each in found]
 
 
+def _real_path(data: Path) -> str:
+    return address_of(data) or os.path.realpath(data)
+
+
 def _digest(data: Path) -> str:
     """Return a hash of the data's file contents that does not depend on the files' order and names."""
+    if address := address_of(data):
+        with _bucket_errors():
+            listed = list_objects(address) or list(
+                filter(None, (find_object(address_of(file) or "") for file in expand_ranges(data)))
+            )
+        stamps = sorted(str(file.stamp) for file in listed if not file.address.endswith(MARK))
+        return hashlib.sha256(" ".join(stamps).encode()).hexdigest()
     files: list[Path] = []
     for each in expand_ranges(data):
         if not each.is_dir():
@@ -320,6 +390,9 @@ def _advance(
     path: Path, place: Place, dataset_id: str, successor: Callable[[Head], Head | None], new: Head
 ) -> bool:
     """Create or update one mark as `advance_marks` does; return whether it is new."""
+    if address := address_of(path):
+        with _bucket_errors():
+            return _advance_in_bucket(address, place, dataset_id, successor, new)
     try:
         if place.found_by:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -338,6 +411,23 @@ def _advance(
             f"the mark on {place.data} cannot be written ({error.strerror}); make its folder writable"
         ) from None
     return False
+
+
+def _advance_in_bucket(
+    address: str, place: Place, dataset_id: str, successor: Callable[[Head], Head | None], new: Head
+) -> bool:
+    for _ in range(_WRITES_TRIED):
+        found = read_object(address)
+        if found is None:
+            if write_object(address, _content(dataset_id, new, place).encode(), tag=None):
+                return True
+            continue
+        mark = _parse_mark(Path(address), json.loads(found[0]))
+        check_owner(place.data, mark, dataset_id)
+        later = successor(mark[1])
+        if later is None or write_object(address, _content(dataset_id, later, place).encode(), tag=found[1]):
+            return False
+    raise LedgerError(f"the mark {address} is changed by others all the time; let one sweep charge the data")
 
 
 def check_owner(data: Path, mark: tuple[str, Head], dataset_id: str) -> None:
@@ -371,7 +461,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _write(path: Path, dataset_id: str, head: Head, place: Place, *, exclusively: bool = False) -> bool:
     """Write a mark atomically and durably; with `exclusively`, return False if there is a mark already."""
-    content = json.dumps({"dataset_id": dataset_id, **asdict(head), **dict(place.found_by)})
+    content = _content(dataset_id, head, place)
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         _write_new(temporary, content)
@@ -397,6 +487,10 @@ def _write(path: Path, dataset_id: str, head: Head, place: Place, *, exclusively
     finally:
         os.close(descriptor)
     return True
+
+
+def _content(dataset_id: str, head: Head, place: Place) -> str:
+    return json.dumps({"dataset_id": dataset_id, **asdict(head), **dict(place.found_by)})
 
 
 def _write_new(path: Path, content: str) -> None:

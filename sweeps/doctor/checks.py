@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.object_store import address_of, folder_of, list_objects
 from sweeps.doctor.facts import NodeFacts, facts_of_nodes, this_machine
 from sweeps.doctor.findings import Finding
 from sweeps.service.cluster.ray_session import connected_ray
@@ -89,7 +90,12 @@ def check_data(data_path: str | None) -> Finding:
     """Report data that the driver cannot read; the nodes get the records from the driver."""
     if data_path is None:
         return Finding("data", "skipped", "built-in data need no check; set --dataset to check others")
-    if not os.access(data_path, os.R_OK):
+    address = address_of(data_path)
+    try:
+        is_readable = bool(list_objects(folder_of(address))) if address else os.access(data_path, os.R_OK)
+    except DpgclError:
+        is_readable = False
+    if not is_readable:
         fix = "pass the path as the driver's machine sees it: a job's driver runs on the head node"
         return Finding("data", "wrong", "this machine cannot read the data", fix)
     return Finding("data", "ok", "this machine can read the data")

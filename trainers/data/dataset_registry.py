@@ -29,6 +29,7 @@ class DataSource:
       class_names: the class names of a built-in data set, one for every label 0, 1, …
       captions: whether images have captions: "always", "never" or "in a column" of the file, if it exists.
       has_columns: whether a column may name the privacy unit.
+      is_in_buckets: whether the data may be at an address, see `dpgcl_core.object_store`.
       options: the fields of `PairOptions` that apply to this source.
     """
 
@@ -40,6 +41,7 @@ class DataSource:
     class_names: tuple[str, ...] = ()
     captions: Captions = "never"
     has_columns: bool = False
+    is_in_buckets: bool = False
     options: tuple[str, ...] = (CLASS_CAPTIONS,)
 
 
@@ -114,12 +116,14 @@ _SOURCES = (
         reader="trainers.data.webdataset:load_webdataset",
         captions="always",
         has_columns=True,
+        is_in_buckets=True,
         options=("unit", "skip_corrupt"),
     ),
     DataSource(
         name="shards",
         reader="trainers.data.webdataset:load_webdataset",
         has_columns=True,
+        is_in_buckets=True,
         options=("unit", "label", "skip_corrupt", CLASS_CAPTIONS),
     ),
 )

@@ -29,6 +29,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
+from dpgcl_core.object_store import RemoteFile, address_of
 from trainers.data.columns import are_all, combined, raw_values
 from trainers.data.decoding import (
     CONVERSIONS,
@@ -39,6 +40,7 @@ from trainers.data.decoding import (
     stacked,
     supported_formats,
 )
+from trainers.data.download import cache_folder
 from trainers.data.faults import check_one_size
 from trainers.data.request import Request
 from trainers.data.stored_images import PLACE, Images, StoredImages, pixel_digest, stamp_of
@@ -84,15 +86,18 @@ class ImageScan:
           request: the data to read.
           num_images: the number of images, at least approximately.
           first: some images; the size of the first readable one is taken as the size of all.
-          folder: the folder of the data, which the index goes into.
+          folder: the folder of the data, which the index goes into; for an address the user's cache.
         """
         self.request = request
         self.keeps_pixels = request.in_memory
         self.decoded: list[Any] = []
         self.stamps: dict[Path, tuple[int, int]] = {}
+        address, parent = address_of(folder), request.index_folder
+        if address and parent is None:
+            parent = cache_folder() / "indices"
         self._folder = folder / INDEX_FOLDER
-        if request.index_folder is not None:  # which may hold the indices of several data sets
-            self._folder = request.index_folder.expanduser() / _digest(os.fsencode(folder.resolve()))
+        if parent is not None:  # which may hold the indices of several data sets
+            self._folder = parent.expanduser() / _digest(os.fsencode(address or folder.resolve()))
         self._num_images, self._num_read, self._start_time = num_images, 0, time.monotonic()
         self._print_time = self._start_time
         if self.keeps_pixels is None:
@@ -130,7 +135,7 @@ class ImageScan:
     def part(
         self,
         name: str,
-        file: Path,
+        file: Path | RemoteFile,
         key: Sequence[Any],
         read: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch]]],
     ) -> pa.Table:
@@ -224,7 +229,7 @@ class ImageScan:
         return self._scanned(facts, names, stamps, places)
 
     def parts(
-        self, tables: Sequence[pa.Table], files: Sequence[Path], stamps: NDArray[np.int64]
+        self, tables: Sequence[pa.Table], files: Sequence[Path | RemoteFile], stamps: NDArray[np.int64]
     ) -> ScannedImages:
         """Return the images of all parts; `files` hold the encoded images of each part.
 
@@ -240,7 +245,8 @@ class ImageScan:
         places["file"] = np.repeat(np.arange(len(files)), list(map(len, tables)))
         if not self.keeps_pixels:
             places["offset"], places["num_bytes"] = _array(facts, "offset"), _array(facts, "num_bytes")
-        return self._scanned(facts, [os.fsencode(os.path.abspath(file)) for file in files], stamps, places)
+        names = [f.address if isinstance(f, RemoteFile) else os.path.abspath(f) for f in files]
+        return self._scanned(facts, list(map(os.fsencode, names)), stamps, places)
 
     def _scanned(
         self, facts: pa.Table, files: Sequence[bytes], stamps: NDArray[np.int64], places: NDArray[np.void]
@@ -443,8 +449,8 @@ def file_column(names: Iterable[str]) -> pa.Array:
     return pa.array(map(encoded, names), pa.large_binary())
 
 
-def stamps_of(files: Iterable[Path]) -> NDArray[np.int64]:
-    """Return the size in bytes and modification time in nanoseconds of files, `[num_files, 2]`."""
+def stamps_of(files: Iterable[Path | RemoteFile]) -> NDArray[np.int64]:
+    """Return the `stamp_of` files, `[num_files, 2]`."""
     return np.array([stamp_of(file) for file in files], dtype=np.int64).reshape(-1, 2)
 
 

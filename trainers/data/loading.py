@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError, DataError, unknown_choice
+from dpgcl_core.object_store import address_of
 from dpgcl_core.sampling.record_ids import held_out
 from dpgcl_core.sampling.slot_table import SlotTable
 from trainers.data.class_captions import with_class_captions
@@ -64,10 +65,11 @@ shards:PATH, webdataset:PATH
         shown = masked(name) if set("/@=") & set(name) else name
         choices = [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]
         raise ConfigError(unknown_choice("data set", shown, choices))
-    elif _REMOTE.match(path):
+    elif _REMOTE.match(path) and not (source.is_in_buckets and address_of(path)):
+        in_buckets = " and ".join(entry.name for entry in DATA_SOURCES.values() if entry.is_in_buckets)
         raise ConfigError(
-            f"PATH must be a local file or folder, not an address; got {masked(name)!r}. Download the data, "
-            "or mount them"
+            f"PATH must be a local file or folder; only {in_buckets} may be at s3://BUCKET/PATH; got "
+            f"{masked(name)!r}. Write the data as tar shards, download them, or mount them"
         )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
+from dpgcl_core.object_store import RemoteFile, address_of, read_ranges
 from trainers.data.channels import with_channels
 from trainers.data.decoding import decode_image, in_threads, prepare_decoders, resize_images
 from trainers.data.faults import RecordsError
@@ -59,8 +60,8 @@ class StoredImages:
     """Encoded images in files, decoded on access by several threads; see `ReadOnAccess`.
 
     Attributes:
-      files: the path of every file, as bytes.
-      stamps: int64 `[num_files, 2]`: size in bytes and modification time in nanoseconds when indexed.
+      files: the path of every file, or its address in a bucket, as bytes.
+      stamps: int64 `[num_files, 2]`, the `stamp_of` each file when indexed.
       places: `[num_images]` of type `PLACE`.
       digests: uint64 `[num_images]`, the `pixel_digest` of each image; None if it is not known.
       channels, height, width: shape of every image as returned.
@@ -91,9 +92,11 @@ class StoredImages:
         """
         places = self.places[rows].tolist()
         images = np.empty((len(places), *self.shape[1:]), dtype=np.uint8)
+        remote = self._remote_contents(places)
 
         def read(row: int) -> bool:
-            pixels = decode_image(self._content(places[row]), self.image_size, self.max_pixels)[0]
+            content = remote[row] if remote else self._content(places[row])
+            pixels = decode_image(content, self.image_size, self.max_pixels)[0]
             if isinstance(pixels, str) or pixels.shape[:2] != images.shape[2:]:
                 return False
             image = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
@@ -120,6 +123,25 @@ class StoredImages:
         """Return the same images as grey (one channel) or colour (three), without reading any."""
         digests = self.digests if channels == 3 else None
         return dataclasses.replace(self, channels=channels, digests=digests)
+
+    def _remote_contents(self, places: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        """Return the encoded images if they are in a bucket; empty if they are in local files."""
+        if not places or address_of(os.fsdecode(self.files[places[0][0]])) is None:
+            return []
+        files = [RemoteFile(os.fsdecode(self.files[n]), *self.stamps[n].tolist()) for n, _, _ in places]
+        failure = ""
+        contents: list[bytes | None] = []
+        try:
+            contents = read_ranges([(file, *place[1:]) for file, place in zip(files, places, strict=True)])
+        except DataError as error:
+            failure = str(error)
+        if failure:  # the address would disclose information about the records that were drawn
+            raise RecordsError("a bucket must answer while its images are used", {"failure": failure})
+        sound = [content for content in contents if content is not None]
+        if len(sound) < len(places):
+            changed = {f.address for f, content in zip(files, contents, strict=True) if content is None}
+            raise RecordsError(_CHANGED, {"files": sorted(changed)})
+        return sound
 
     def _content(self, place: tuple[int, int, int]) -> bytes:
         # Opening the file each time costs microseconds, and no handle outlives this call or a fork.
@@ -212,8 +234,13 @@ class ArrayImages:
         return dataclasses.replace(self, channels=channels)
 
 
-def stamp_of(file: Path) -> tuple[int, int]:
-    """Return a file's size in bytes and modification time in nanoseconds; (-1, -1) if there is no file."""
+def stamp_of(file: Path | RemoteFile) -> tuple[int, int]:
+    """Return a file's size in bytes and modification time in nanoseconds; (-1, -1) if there is no file.
+
+    Of an object in a bucket, the second number is a digest of its version.
+    """
+    if isinstance(file, RemoteFile):
+        return file.stamp
     try:
         state = file.stat()
     except (OSError, ValueError):

@@ -24,18 +24,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
+from dpgcl_core.object_store import RemoteFile, address_of, download, find_object, list_objects, read_ranges
 from dpgcl_core.sampling.record_ids import digest_of_content
 from trainers.data.columns import combined
 from trainers.data.decoding import IMAGE_SUFFIXES
 from trainers.data.image_index import IMAGES_AT_ONCE, ImageScan, schema_of, stamps_of
 from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault
 from trainers.data.request import Request
+from trainers.data.stored_images import stamp_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 _MAX_TEXT_BYTES = 2**23
 _TAR_BLOCK_BYTES = 512
 _FIRST_IMAGES = 64
+_FIRST_BYTES = 2**22
 _LEFT_OUT = b"files left out"
 
 _Member = tuple[str, tuple[int, int]]
@@ -52,19 +55,22 @@ _Member = tuple[str, tuple[int, int]]
 def load_webdataset(request: Request) -> LoadedData:
     """Return the pairs, or the images alone, of tar shards.
 
-    The path is a shard, a folder with shards, or a name with ranges such as `train-{000..011}.tar`. The unit
-    is a field of each sample's json file.
+    The path is a shard, a folder with shards, or a name with ranges such as `train-{000..011}.tar`, on this
+    machine or in a bucket. From a bucket each shard is read once, into a temporary file. The unit is a field
+    of each sample's json file.
 
     Raises:
       RecordsError: some samples are corrupt (their positions are in `details`), or images differ in size.
       DataError: there are no shards, or one cannot be read as a whole.
     """
     files, options = _shards(request), request.pairs
-    base, stamps = files[0].parent, stamps_of(files)
+    names = [Path(f.address if isinstance(f, RemoteFile) else f) for f in files]
+    base, stamps = names[0].parent, stamps_of(files)
     scan = ImageScan(request, *_first_images(files), folder=base)
     key = ["shards", request.has_captions, options.unit, options.label]
     tables = [
-        scan.part(os.path.relpath(file, base), file, key, partial(_read_shard, file, scan)) for file in files
+        scan.part(os.path.relpath(name, base), file, key, partial(_read_shard, file, scan))
+        for name, file in zip(names, files, strict=True)
     ]
     images = scan.parts(tables, files, stamps)
     left_out = (Counter(json.loads(table.schema.metadata[_LEFT_OUT])) for table in tables)
@@ -81,49 +87,71 @@ def load_webdataset(request: Request) -> LoadedData:
     return assemble(rows, skip_corrupt=options.skip_corrupt)
 
 
-def _first_images(files: Sequence[Path]) -> tuple[int, list[bytes]]:
+def _first_images(files: Sequence[Path | RemoteFile]) -> tuple[int, list[bytes]]:
     """Return about the number of images in the shards, and the first images; a damaged shard is no error."""
     images, num_bytes = list[bytes](), 1
     for file in itertools.takewhile(lambda _: not images, files):
-        with suppress(tarfile.TarError, OSError), tarfile.open(file, "r:") as archive:
+        with (
+            suppress(tarfile.TarError, OSError),
+            _opened(file, _FIRST_BYTES) as opened,
+            tarfile.open(fileobj=opened, mode="r:") as archive,
+        ):
             for member in itertools.takewhile(lambda _: len(images) < _FIRST_IMAGES, archive):
                 num_bytes = archive.offset
                 if member.isreg() and member.name.rpartition(".")[2].lower() in IMAGE_SUFFIXES:
                     images.append(cast(Any, archive.extractfile(member)).read())
-    return len(images) * sum(file.stat().st_size for file in files) // num_bytes, images
+    return len(images) * sum(stamp_of(file)[0] for file in files) // num_bytes, images
 
 
-def _shards(request: Request) -> list[Path]:
-    path = request.path
-    files = sorted(path.glob("*.tar")) if path.is_dir() else expand_ranges(path)
-    missing = sum(not file.is_file() for file in files)
+def _opened(file: Path | RemoteFile, num_bytes: int | None = None) -> IO[bytes]:
+    """Return the shard, opened; of one in a bucket a copy, or only of its first bytes."""
+    if isinstance(file, Path):
+        return file.open("rb", buffering=0)
+    if num_bytes is None:
+        return download(file)
+    return io.BytesIO(read_ranges([(file, 0, min(num_bytes, file.num_bytes))])[0] or b"")
+
+
+def _shards(request: Request) -> list[Path | RemoteFile]:
+    path, address = request.path, address_of(request.path)
+    files: list[Path | RemoteFile]
+    if address is None:
+        names = sorted(path.glob("*.tar")) if path.is_dir() else expand_ranges(path)
+        files = [name for name in names if name.is_file()]
+    else:
+        files = [file for file in list_objects(address, below=False) if file.address.endswith(".tar")]
+        names = [] if files else expand_ranges(path)
+        files += [file for name in names if (file := find_object(address_of(name) or ""))]
+    missing = max(0, len(names) - len(files))
     if not files or missing:
         raise DataError(
             f"{request.scheme}:PATH must be a .tar file, a folder of .tar files, or a name with ranges such "
-            f"as {{000..011}}; got {str(path)!r}, where {missing} of {len(files)} shards are missing"
+            f"as {{000..011}}; got {address or str(path)!r}, where {missing} of {len(names)} shards "
+            "are missing"
         )
     return files
 
 
-def _read_shard(file: Path, scan: ImageScan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _read_shard(file: Path | RemoteFile, scan: ImageScan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the columns of a shard's samples, with the number of left-out files, and its samples."""
     import pyarrow as pa
 
-    members, left_out = _members(file, scan.request)
+    opened = _opened(file)
+    members, left_out = _members(opened, file, scan.request)
     texts = {"captions": pa.list_(pa.string()), "unit": pa.binary(), "label": pa.binary()}
     schema = schema_of(offset=pa.uint64(), num_bytes=pa.uint64(), key=pa.binary(16), **texts)
     schema = schema.with_metadata({_LEFT_OUT: json.dumps(left_out)})
-    return schema, _samples(file, members, scan, schema)
+    return schema, _samples(opened, members, scan, schema)
 
 
 def _samples(
-    file: Path, members: dict[str, list[_Member]], scan: ImageScan, schema: pa.Schema
+    opened: IO[bytes], members: dict[str, list[_Member]], scan: ImageScan, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield a shard's samples in the order of their first files."""
     import pyarrow as pa
 
     names = iter(members)
-    with file.open("rb", buffering=0) as opened:
+    with opened:
 
         def read(place: tuple[int, int]) -> bytes:
             return os.pread(opened.fileno(), place[1], place[0])
@@ -168,7 +196,9 @@ def _texts(files: list[_Member], read: Callable[[tuple[int, int]], bytes], reque
     return _parse_texts({kind: read(place) for kind, place in places}, request)
 
 
-def _members(file: Path, request: Request) -> tuple[dict[str, list[_Member]], Counter[str]]:
+def _members(
+    opened: IO[bytes], file: Path | RemoteFile, request: Request
+) -> tuple[dict[str, list[_Member]], Counter[str]]:
     """Return the images and texts of each sample, and the number of files that are neither.
 
     Raises:
@@ -177,7 +207,7 @@ def _members(file: Path, request: Request) -> tuple[dict[str, list[_Member]], Co
     files_by_stem: dict[str, list[_Member]] = {}
     ignored = Counter[str]()
     is_whole = False
-    with suppress(tarfile.TarError, OSError), tarfile.open(file, "r:") as archive:
+    with suppress(tarfile.TarError, OSError), tarfile.open(fileobj=opened, mode="r:") as archive:
         for member in archive:
             name = PurePosixPath(member.name)
             stem, _, kind = name.name.partition(".")
@@ -187,13 +217,12 @@ def _members(file: Path, request: Request) -> tuple[dict[str, list[_Member]], Co
             elif not member.isdir():
                 ignored["no suffix" if member.isreg() else "links"] += 1
         # A truncation inside the last file is visible at the end of its content, not in the next header.
-        is_whole = os.pread(cast(Any, archive.fileobj).fileno(), _TAR_BLOCK_BYTES, archive.offset) == bytes(
-            _TAR_BLOCK_BYTES
-        )
+        is_whole = os.pread(opened.fileno(), _TAR_BLOCK_BYTES, archive.offset) == bytes(_TAR_BLOCK_BYTES)
     if not is_whole:
         raise DataError(
             f"{request.scheme}:PATH must be complete, readable, uncompressed tar shards; "
-            f"{str(file)!r} is not, or it is truncated. Download it again"
+            f"{file.address if isinstance(file, RemoteFile) else str(file)!r} is not, or it is truncated. "
+            "Write it again"
         )
     samples: dict[str, list[_Member]] = {}
     for stem, files in files_by_stem.items():

@@ -15,24 +15,28 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import DataError
+from dpgcl_core.object_store import address_of
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.storage.cluster_nodes import answers_of_nodes, living_nodes
 from trainers.data.stored_images import ArrayImages, StoredImages
 
 _ANSWER_SECONDS = 60.0
-_FILES_CHECKED = 1000
+_FILES_CHECKED, _OBJECTS_CHECKED = 1000, 20
 
 
 NeededFile = tuple[str, int, int | None]
-"""A file as the driver sees it: absolute path, size in bytes, time of last change (None if irrelevant)."""
+"""A file as the driver sees it: absolute path or address, and its stamp; of weights only the size."""
 
 
 def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
     """Return the files that the trainings of a plan read directly; of very many files, evenly spaced ones."""
     files: dict[str, NeededFile] = {}
     for images in _stored_images(plan.data):
-        for number in range(0, len(images.files), 1 + len(images.files) // _FILES_CHECKED):
-            absolute_path = os.path.abspath(os.fsdecode(images.files[number]))
+        is_remote = len(images.files) > 0 and address_of(os.fsdecode(images.files[0]))
+        limit = _OBJECTS_CHECKED if is_remote else _FILES_CHECKED
+        for number in range(0, len(images.files), 1 + len(images.files) // limit):
+            name = os.fsdecode(images.files[number])
+            absolute_path = name if address_of(name) else os.path.abspath(name)
             size, modified_ns = images.stamps[number].tolist()
             files[absolute_path] = (absolute_path, size, modified_ns)
     starts = [trial.config.warm_start for trial in plan.trials]
@@ -94,6 +98,15 @@ def file_check_function() -> Callable[[list[NeededFile]], int]:
 
         number = 0
         for path, size, modified_ns in files:
+            if path.startswith("s3://"):
+                from dpgcl_core.object_store import find_object
+
+                try:
+                    file = find_object(path)
+                except ValueError:  # a DpgclError
+                    file = None
+                number += file is None or file.stamp != (size, modified_ns)
+                continue
             try:
                 state = os.stat(path)
             except OSError:

@@ -1,9 +1,9 @@
 """The files of slot tables, which decide which records of a data set are held out for scoring.
 
-They are next to the ledger's mark on the data, else in the storage folder. A record must be trained on by all
-trials of a sweep or scored by all, also after a resume. So a table is written before the first trial of
-the first sweep that holds records out, and all later sweeps read it. It reveals who is in the data set, so
-only its owner may read the file.
+They are next to the ledger's mark on the data, else (also for data in a bucket) in the storage folder. A
+record must be trained on by all trials of a sweep or scored by all, also after a resume. So a table is
+written before the first trial of the first sweep that holds records out, and all later sweeps read it. It
+reveals who is in the data set, so only its owner may read the file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from filelock import FileLock
 from dpgcl_core.errors import DataError, StorageError
 from dpgcl_core.ledger.marks import MARK, expand_ranges, mark_path
 from dpgcl_core.noise.chacha20 import SecureGenerator
+from dpgcl_core.object_store import address_of
 from dpgcl_core.sampling.record_ids import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.options.data import DataOptions, data_path
@@ -48,11 +49,12 @@ class SlotFiles:
           has_ledger: whether the data set is charged to a ledger, which marks it.
         """
         path = data_path(data.dataset)
-        if has_ledger and path is not None:
+        if has_ledger and path is not None and not address_of(path):
             mark = mark_path(expand_ranges(path)[0])
             if os.access(mark.parent, os.W_OK):
                 return cls(base_path=mark.with_name(mark.name.removesuffix(MARK) + SLOTS))
-        identity = repr((data.dataset if path is None else str(path.resolve()), data.unit_column))
+        place = data.dataset if path is None else address_of(path) or str(path.resolve())
+        identity = repr((place, data.unit_column))
         return cls(base_path=root / _FOLDER / hashlib.blake2b(identity.encode(), digest_size=12).hexdigest())
 
     def path(self, capacity: int) -> Path:
