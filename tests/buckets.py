@@ -91,7 +91,7 @@ class Bucket:
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=self.name, Key=key)
 
-    def keys(self) -> list[str]:
+    def list_keys(self) -> list[str]:
         listed = self.client.list_objects_v2(Bucket=self.name)
         return [entry["Key"] for entry in listed.get("Contents", ())]
 

@@ -120,6 +120,6 @@ def test_only_one_of_two_writers_succeeds(bucket: Bucket) -> None:
 
 def test_writing_is_tried_and_leaves_nothing(bucket: Bucket) -> None:
     assert can_write(f"{bucket.address}/a")
-    assert bucket.keys() == []
+    assert bucket.list_keys() == []
     bucket.requests.answer = lambda method, path: "403 Forbidden" if method == "PUT" else None
     assert not can_write(f"{bucket.address}/b")

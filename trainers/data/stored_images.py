@@ -84,6 +84,11 @@ class StoredImages:
         """(number of images, channels, height, width)."""
         return len(self.places), self.channels, self.height, self.width
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the files are in a bucket."""
+        return len(self.files) > 0 and address_of(os.fsdecode(self.files[0])) is not None
+
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return the images at `rows`, uint8 `[n, channels, height, width]`.
 
@@ -126,7 +131,7 @@ class StoredImages:
 
     def _remote_contents(self, places: Sequence[tuple[int, int, int]]) -> list[bytes]:
         """Return the encoded images if they are in a bucket; empty if they are in local files."""
-        if not places or address_of(os.fsdecode(self.files[places[0][0]])) is None:
+        if not self.is_remote:
             return []
         files = [RemoteFile(os.fsdecode(self.files[n]), *self.stamps[n].tolist()) for n, _, _ in places]
         failure = ""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.object_store import address_of
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.storage.cluster_nodes import answers_of_nodes, living_nodes
 from trainers.data.stored_images import ArrayImages, StoredImages
@@ -32,11 +31,11 @@ def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
     """Return the files that the trainings of a plan read directly; of very many files, evenly spaced ones."""
     files: dict[str, NeededFile] = {}
     for images in _stored_images(plan.data):
-        is_remote = len(images.files) > 0 and address_of(os.fsdecode(images.files[0]))
+        is_remote = isinstance(images, StoredImages) and images.is_remote
         limit = _OBJECTS_CHECKED if is_remote else _FILES_CHECKED
         for number in range(0, len(images.files), 1 + len(images.files) // limit):
             name = os.fsdecode(images.files[number])
-            absolute_path = name if address_of(name) else os.path.abspath(name)
+            absolute_path = name if is_remote else os.path.abspath(name)
             size, modified_ns = images.stamps[number].tolist()
             files[absolute_path] = (absolute_path, size, modified_ns)
     starts = [trial.config.warm_start for trial in plan.trials]

@@ -12,6 +12,7 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.planning.inputs import PlanInputs
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData, modality_of
+from trainers.data.stored_images import StoredImages
 from trainers.training.foreign_network import foreign_note
 from trainers.training.warm_start import warm_start_note
 
@@ -47,7 +48,7 @@ def plan_notes(
             f"Scores during training may stop a training early ({options.service.early_stopping}); every ε "
             "still counts all planned steps."
         )
-    notes += _noised_notes(configs[0], n) + units
+    notes += _noised_notes(configs[0], n) + units + _bucket_notes(data)
     notes += dict.fromkeys(note for config in configs if (note := warm_start_note(config)))
     notes += dict.fromkeys(note for config in configs if (note := foreign_note(config)))
     if earlier is not None:
@@ -57,6 +58,17 @@ def plan_notes(
             "sweep."
         )
     return tuple(notes), frozenset([_TAKEN_FROM_DATA, *sampling, *units])
+
+
+def _bucket_notes(data: TrainingData) -> list[str]:
+    """Return a note if each step reads private images from a bucket."""
+    images = data.train.images
+    if data.train_is_public or not isinstance(images, StoredImages) or not images.is_remote:
+        return []
+    return [
+        "Each step reads its images from a bucket, whose log of requests shows which records it drew. The "
+        "guarantee is for readers without that log. A copy of the data on trusted machines leaves no such log."
+    ]
 
 
 def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:

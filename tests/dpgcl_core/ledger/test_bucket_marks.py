@@ -85,7 +85,7 @@ def test_a_mark_follows_the_ledger_and_an_old_copy_is_refused(
     ledger.bind("scans", data)
     ledger.reserve("scans", PLAN)
     assert read_mark(data) == ("scans", ledger.head())
-    assert [key for key in bucket.keys() if not key.endswith(".tar")] == [f"a/d/{MARK}"]
+    assert [key for key in bucket.list_keys() if not key.endswith(".tar")] == [f"a/d/{MARK}"]
     with pytest.raises(LedgerError, match="old copy"):
         Ledger.open(str(tmp_path / "copy.db")).bind("scans", data)
 
@@ -151,7 +151,7 @@ def test_data_that_cannot_be_marked_are_marked_with_the_ledger(bucket: Bucket, l
     bucket.requests.answer = lambda method, path: "403 Forbidden" if method == "PUT" else None
     assert is_read_only(data)
     ledger.bind("scans", data)
-    assert all(key.endswith(".tar") for key in bucket.keys())
+    assert all(key.endswith(".tar") for key in bucket.list_keys())
     assert ledger.owner_of(data) == "scans"
     ledger.register("others", CAP, num_records_public=10_000)
     for path in (data, renamed):
