@@ -222,7 +222,7 @@ def _members(
         raise DataError(
             f"{request.scheme}:PATH must be complete, readable, uncompressed tar shards; "
             f"{file.address if isinstance(file, RemoteFile) else str(file)!r} is not, or it is truncated. "
-            "Write it again"
+            "Download it again"
         )
     samples: dict[str, list[_Member]] = {}
     for stem, files in files_by_stem.items():

@@ -67,7 +67,7 @@ def _bucket_notes(data: TrainingData) -> list[str]:
         return []
     return [
         "Each step reads its images from a bucket, whose log of requests shows which records it drew. The "
-        "guarantee is for readers without that log. A copy of the data on trusted machines leaves no such log."
+        "guarantee is for readers without that log. A copy on trusted machines leaves no such log."
     ]
 
 
