@@ -163,7 +163,7 @@ def can_write(folder: str) -> bool:
 def read_ranges(ranges: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes | None]:
     """Return the bytes of ranges; None for a range of an object that has changed since, or is gone.
 
-    Ranges of one object that follow one another, at most `_LARGEST_GAP` bytes apart, take one request.
+    Ranges of one object that overlap or are at most `_LARGEST_GAP` bytes apart take one request.
 
     Args:
       ranges: objects, first bytes and numbers of bytes.
@@ -173,28 +173,30 @@ def read_ranges(ranges: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes | N
     """
     order = sorted(range(len(ranges)), key=lambda i: (ranges[i][0].address, ranges[i][1]))
     runs: list[list[int]] = []
-    start = end = 0
+    ends: list[int] = []
     for number in order:
         file, first, num_bytes = ranges[number]
-        is_near = 0 <= first - end <= _LARGEST_GAP and first + num_bytes - start <= _LARGEST_RUN
-        if runs and is_near and ranges[runs[-1][0]][0] == file:
+        if (
+            runs
+            and file == (former := ranges[runs[-1][0]])[0]
+            and (first - ends[-1] <= _LARGEST_GAP and first + num_bytes - former[1] <= _LARGEST_RUN)
+        ):
             runs[-1].append(number)
+            ends[-1] = max(ends[-1], first + num_bytes)
         else:
             runs.append([number])
-            start = first
-        end = first + num_bytes
+            ends.append(first + num_bytes)
     contents: list[bytes | None] = [None] * len(ranges)
 
-    def read(run: list[int]) -> None:
+    def read(run: list[int], end: int) -> None:
         file, first, _ = ranges[run[0]]
-        _, last, num_bytes = ranges[run[-1]]
-        content = _range(file, first, last + num_bytes)
+        content = _range(file, first, end)
         if content is not None:
             for number in run:
                 offset = ranges[number][1] - first
                 contents[number] = content[offset : offset + ranges[number][2]]
 
-    list(_threads().map(read, runs))
+    list(_threads().map(read, runs, ends))
     return contents
 
 

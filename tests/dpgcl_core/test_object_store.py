@@ -46,6 +46,13 @@ def test_neighbours_take_one_request_and_no_other_bytes(bucket: Bucket) -> None:
     assert sorted(line[2] for line in bucket.requests.reading()) == ["bytes=100000-100999", "bytes=5000-8999"]
 
 
+def test_ranges_that_overlap_are_read_once(bucket: Bucket) -> None:
+    file = file_in(bucket)
+    places = [(file, 100, 50), (file, 100, 50), (file, 90, 200), (file, 120, 10)]
+    assert read_ranges(places) == [CONTENT[start : start + size] for _, start, size in places]
+    assert [line[2] for line in bucket.requests.reading()] == ["bytes=90-289"]
+
+
 def test_requests_in_flight_are_limited(bucket: Bucket) -> None:
     file = file_in(bucket)
     bucket.requests.delay_seconds = 0.02
