@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from json import dumps
 from typing import Any, Literal
 
@@ -45,6 +46,8 @@ def epsilon_command(
       json: print one JSON object.
     """
     from dpgcl_core.accounting import composition
+    from dpgcl_core.accounting.attacks import AttackBounds
+    from dpgcl_core.accounting.filters import StepClass
     from dpgcl_core.accounting.tuning.cost import NEIGHBORING_RELATION, check_affordable
 
     steps = _checked_steps(sampling_prob, noise_multiplier, num_steps, delta)
@@ -60,6 +63,9 @@ def epsilon_command(
         if math.isnan(epsilon):
             raise ConfigError("the accountant prv failed for these options; use --accountant pld or rdp")
     result = {"epsilon": epsilon, "delta": delta, "accountant": accountant, **steps}
+    if accountant == "pld":
+        bounds = AttackBounds.from_steps([{StepClass(sampling_prob, noise_multiplier): num_steps}])
+        result |= asdict(bounds)
     return _print(result | {"neighboring_relation": NEIGHBORING_RELATION}, delta, as_json=json)
 
 
@@ -125,6 +131,7 @@ def tuning_command(
       halting_prob: probability of stopping after a miss (sealed-threshold).
       json: print one JSON object.
     """
+    from dpgcl_core.accounting.attacks import AttackBounds
     from dpgcl_core.accounting.tuning import cost
 
     steps = _checked_steps(sampling_prob, noise_multiplier, num_steps, delta)
@@ -160,7 +167,8 @@ def tuning_command(
         mean = _required(mode, mean_trials=mean_trials)
         trial_law = _law(law or "tnb", mean, eta, max_trials)
         tuning_cost = cost.sealed_cost([candidate], law=trial_law, delta=delta, bound=bound or "profile")
-    return _print(tuning_cost.as_dict(), delta, as_json=json)
+    bounds = AttackBounds.from_cost(tuning_cost)
+    return _print(tuning_cost.as_dict() | (asdict(bounds) if bounds else {}), delta, as_json=json)
 
 
 def _law(name: str, mean: float, eta: float | None, cap: int | None) -> laws.TrialCountLaw:

@@ -22,6 +22,7 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.release.markdown import escaped
 
 if TYPE_CHECKING:
+    from dpgcl_core.accounting.attacks import AttackBounds
     from dpgcl_core.accounting.tuning.cost import TuningCost
     from dpgcl_core.ledger.report import LedgerStatement
     from dpgcl_core.mechanism.mechanism import Mechanism
@@ -249,6 +250,7 @@ class PrivacyStatement:
             ("δ", delta_text(cost.delta)),
             (f"ε of one training{scope}", epsilon_text(cost.training_epsilon)),
             (f"ε of the whole sweep, tuning included{scope}", tuned),
+            *[("Best attack on everything released", bounds.text()) for bounds in self._attack_bounds()],
             ("Theorem", cost.theorem),
             ("Restarts", self._restarts_text()),
         ]
@@ -263,6 +265,13 @@ class PrivacyStatement:
                 ("Budget set in advance", f"ε = {epsilon_text(budget.tuned_epsilon)}{self._trials_text()}")
             )
         return lines
+
+    def _attack_bounds(self) -> list[AttackBounds]:
+        """Return the bounds on attacks, in a list; empty if the sweep is not accounted."""
+        from dpgcl_core.accounting.attacks import AttackBounds  # imported here, as it loads the accountants
+
+        bounds = None if self.cost is None else AttackBounds.from_cost(self.cost)
+        return [] if bounds is None else [bounds]
 
     def _trials_text(self) -> str:
         trials = self.trials
@@ -354,6 +363,7 @@ class PrivacyStatement:
             values["ledger_note"] = None
         return values | {
             "headline": self.headline(),
+            "attacks": next(map(asdict, self._attack_bounds()), None),
             "data": "private" if self.data_are_private else RESEARCH,
             "promises": self.promises,
             "released": _RELEASED[self.mode],

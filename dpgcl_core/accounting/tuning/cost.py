@@ -30,7 +30,6 @@ docs/theory/tuning.md has the proofs.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -54,7 +53,7 @@ from dpgcl_core.accounting.tuning.laws import TrialCountLaw
 from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD, THEOREMS, Mode
 from dpgcl_core.accounting.tuning.profile import PrivacyProfile, check_probabilities
 from dpgcl_core.accounting.tuning.trial_release import TrialClass as TrialClass
-from dpgcl_core.accounting.tuning.trial_release import cases_of
+from dpgcl_core.accounting.tuning.trial_release import cases_of, total_steps
 from dpgcl_core.errors import ConfigError, unknown_choice
 
 Array = NDArray[np.float64]
@@ -62,6 +61,9 @@ Array = NDArray[np.float64]
 NEIGHBORING_RELATION = "add or remove one record"
 _LARGEST_EPSILON = 1000.0
 _LARGER_OF_CASES = "; the larger of the ε for training and the ε for scoring, whose records are disjoint"
+_BY_PLD = "composition of all planned steps by PLD"
+COMPOSITION = (_BY_PLD, f"{_BY_PLD}{_LARGER_OF_CASES}")
+"""The theorem of an open sweep, without and with noised scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +128,7 @@ def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
     """
     check_delta_range(delta)
     _check_not_empty(trials)
-    events = []
-    for case in cases_of(trials):
-        total: Counter[StepClass] = Counter()
-        for trial, steps in zip(trials, case, strict=True):
-            total.update({step_class: num * trial.count for step_class, num in steps.items()})
-        events.append(composed_event(total))
+    events = list(map(composed_event, total_steps(trials)))
     for event in events:
         check_affordable(event, delta)
     epsilons = [_profile(_frozen(steps)).epsilon(delta) for case in cases_of(trials) for steps in case]
@@ -140,7 +137,7 @@ def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
         delta=delta,
         training_epsilon=max(epsilons),
         tuned_epsilon=max(epsilon_pld(event, delta) for event in events),
-        theorem=f"composition of all planned steps by PLD{_LARGER_OF_CASES if len(events) > 1 else ''}",
+        theorem=COMPOSITION[len(events) - 1],
         rdp_epsilon=max(epsilon_rdp(event, delta) for event in events),
         planned=tuple(asdict(trial) for trial in trials),
     )

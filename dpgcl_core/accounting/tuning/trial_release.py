@@ -106,6 +106,17 @@ class TrialClass:
         return {} if self.score_class is None else {self.score_class: self.num_scores}
 
 
+def total_steps(trials: Sequence[TrialClass]) -> list[dict[StepClass, int]]:
+    """Return the charged steps of all trials together by class, for each case of `cases_of`."""
+    totals = []
+    for case in cases_of(trials):
+        total = Counter[StepClass]()
+        for trial, steps in zip(trials, case, strict=True):
+            total.update({step_class: num * trial.count for step_class, num in steps.items()})
+        totals.append(dict(total))
+    return totals
+
+
 def cases_of(trials: Sequence[TrialClass]) -> list[list[dict[StepClass, int]]]:
     """Return, for each case, every trial's charged steps by class.
 
