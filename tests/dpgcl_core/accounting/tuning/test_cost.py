@@ -182,6 +182,18 @@ def test_sealed_bounds_are_ordered_above_the_certified_lower_bound(trial: TrialC
     assert all(low < high for low, high in pairwise([lower, *costs]))
 
 
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_no_other_split_of_the_profile_has_a_smaller_shift(mechanism: str) -> None:
+    """The comparison with Koskela, Redberg and Wang (2024) in docs/theory/tuning.md."""
+    profile = _profile_of(*MECHANISMS[mechanism])
+    for gamma in (0.02, 0.1, 0.5):
+        smallest = selection_bounds.ln_c_star(profile, gamma / (1 - gamma))
+        splits = [*np.linspace(0, 5, 501), smallest]
+        shifts = [math.log(math.exp(e) + profile.delta(e) * (1 - gamma) / gamma) for e in splits if e < 700]
+        assert min(shifts) >= smallest - 1e-9
+        assert smallest > 0
+
+
 @pytest.mark.parametrize(("eta", "gamma"), [(0, 0.0269182596), (0.5, 0.0625), (1, 0.1)])
 def test_gamma_of_mean_matches_reference(eta: float, gamma: float) -> None:
     assert TruncatedNegativeBinomial.from_mean(10, eta=eta).gamma == pytest.approx(gamma, abs=5e-11)
