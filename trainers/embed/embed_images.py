@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,18 +15,20 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import ConfigError
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.pair_options import PairOptions
+from trainers.data.stored_images import Images, in_channels
 from trainers.embed.embed_pairs import (
-    Embeddings,
-    Names,
-    embed_source,
+    embed_captions,
+    embed_dataset,
     embed_texts,
+    embed_with_image_tower,
     images_of,
-    labels_of,
     load_at_size,
     names_of,
+    owned_captions,
     read_captions,
 )
 from trainers.embed.embedding_files import write_embeddings
+from trainers.embed.embedding_parts import hold_parts
 from trainers.embed.options import EmbedOptions
 from trainers.evaluation.features import embed_features
 from trainers.evaluation.linear_probe import Features
@@ -44,20 +49,18 @@ def embed_with_image_encoder(options: EmbedOptions) -> None:
     encoder, description = load_encoder(options.model, own_network=options.network)
     channels, height, width = description.image_shape
     dataset = load_at_size(options.images, (height, width), options.pairs, options.max_image_pixels)
-    images, features = images_of(dataset, channels), options.features or BACKBONE
-    embeddings = embed_images(
-        encoder,
-        images,
-        features=features,
-        batch_size=options.batch_size or _IMAGES_AT_ONCE,
-        device=chosen_device(options.device),
-    )
-    named_embeddings = Embeddings(
-        ids=names_of(dataset), labels=labels_of(dataset), images=embeddings, image_column="embedding"
-    )
-    write_embeddings(options.to, named_embeddings, model=description, features=features)
-    width = embeddings.shape[1]
-    print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
+    features, device = options.features or BACKBONE, chosen_device(options.device)
+    batch_size = options.batch_size or _IMAGES_AT_ONCE
+
+    def embed(images: Images) -> Features:
+        images = in_channels(images, channels)
+        return embed_images(encoder, images, features=features, batch_size=batch_size, device=device)
+
+    with hold_parts(options.to, f"{description} {features}") as parts:
+        embed_dataset(parts, dataset, embed, "embedding")
+        write_embeddings(parts, model=description, features=features)
+        num_images, width = parts.shape_of("embedding")
+        print(f"written: {options.to}, {num_images} embeddings of width {width} ({features})")
 
 
 def embed_with_towers(options: EmbedOptions) -> None:
@@ -69,29 +72,33 @@ def embed_with_towers(options: EmbedOptions) -> None:
         )
     encoder, description = load_clip(options.model)
     encoder.to(chosen_device(options.device))
-    embeddings, batch_size = Embeddings(), options.batch_size or PAIRS_AT_ONCE
+    batch_size, size = options.batch_size or PAIRS_AT_ONCE, encoder.spec.image_size
+    dataset = names = None
+    captions: Iterable[tuple[int, str]] = ()
     if options.images is not None:
-        dataset = load_at_size(
-            options.images, encoder.spec.image_size, options.pairs, options.max_image_pixels
-        )
-        if options.texts is not None and dataset.modality == "image-text":
+        dataset = load_at_size(options.images, size, options.pairs, options.max_image_pixels)
+        captions, names = owned_captions(dataset), names_of(dataset)
+    if options.texts is not None:
+        if dataset is not None and dataset.modality == "image-text":
             raise ConfigError(
                 f"--texts cannot be combined with images that have captions; got --images {options.images}. "
                 "Embed the texts in a separate run, without --images."
             )
-        embeddings = embed_source(encoder, dataset, batch_size)
-    if options.texts is not None:
-        embeddings = embed_texts(encoder, read_captions(options.texts), embeddings, batch_size)
-    write_embeddings(options.to, embeddings, model=description, features="unit embeddings")
-    sides = {"images": embeddings.images, "texts": embeddings.texts}
-    counts = " and ".join(f"{len(rows)} {side}" for side, rows in sides.items() if rows is not None)
-    print(f"written: {options.to}, embeddings of {counts}, width {encoder.embedding_dim}")
-    if embeddings.num_truncated and embeddings.texts is not None:  # private-only, so not in the file
-        print(
-            f"note: {embeddings.num_truncated} of {len(embeddings.texts)} captions were cut to the "
-            f"{encoder.spec.context_length} tokens that the model reads",
-            file=sys.stderr,
-        )
+        captions, names = enumerate(read_captions(options.texts)), None
+    with hold_parts(options.to, str(description)) as parts:
+        if dataset is not None:
+            embed_dataset(parts, dataset, partial(embed_with_image_tower, encoder, batch_size=batch_size))
+        embed_captions(parts, captions, names, partial(embed_texts, encoder, batch_size=batch_size))
+        write_embeddings(parts, model=description, features="unit embeddings")
+        sides = {column.removesuffix("_embedding"): parts.shape_of(column)[0] for column in parts.files}
+        counts = " and ".join(f"{num_rows} {side}s" for side, num_rows in sides.items())
+        print(f"written: {options.to}, embeddings of {counts}, width {encoder.embedding_dim}")
+        if parts.num_truncated:  # private-only, so not in the file
+            print(
+                f"note: {parts.num_truncated} of {sides['text']} captions were cut to the "
+                f"{encoder.spec.context_length} tokens that the model reads",
+                file=sys.stderr,
+            )
 
 
 def read_images(
@@ -99,7 +106,7 @@ def read_images(
     image_shape: ImageShape,
     pairs: PairOptions | None = None,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
-) -> tuple[Names, NDArray[np.uint8]]:
+) -> tuple[NDArray[Any], NDArray[np.uint8]]:
     """Return the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
 
     A name is the path in the folder, the value in the column `id`, or else the image's position, counted from
@@ -118,12 +125,14 @@ def read_images(
     """
     channels, height, width = image_shape
     dataset = load_at_size(name, (height, width), pairs or PairOptions(), max_image_pixels)
-    return names_of(dataset), images_of(dataset, channels)
+    names = names_of(dataset)
+    kind = object if isinstance(names[0], str) else None
+    return np.array(names, dtype=kind), images_of(dataset, channels)
 
 
 def embed_images(
     encoder: ImageNetwork,
-    images: NDArray[np.uint8],
+    images: Images,
     *,
     features: str = BACKBONE,
     batch_size: int = 512,

@@ -6,9 +6,9 @@ caption's embedding is their cosine. The row of each caption's image is written 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError, show_on_a_terminal
 from trainers.data.channels import with_channels
-from trainers.data.dataset import AnyRecords, Dataset, captions_of
+from trainers.data.dataset import AnyRecords, Dataset
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import load_dataset
 from trainers.data.pair_options import PairOptions
-from trainers.data.pairs import caption_fault
-from trainers.data.stored_images import Images
+from trainers.data.pairs import ImageTextRecords, caption_fault
+from trainers.data.stored_images import Images, digests_of, select
+from trainers.embed.embedding_parts import ROWS_PER_PART, Embedded, PartFolder
 from trainers.evaluation.features import read_images
 from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pair_scores import PAIRS_AT_ONCE
@@ -31,83 +32,65 @@ from trainers.evaluation.retrieval import embed_in_batches
 from trainers.models.clip.clip_encoder import ImageTextEncoder
 from trainers.views.image_views import normalise
 
-Names = NDArray[Any]
-"""One name per image, `[num_images]`: strings or integers."""
+IMAGES, TEXTS = "image_embedding", "text_embedding"
+"""Columns of the embeddings of a CLIP model."""
+Names = Sequence[str | int]
+"""One name per image."""
+EmbedTexts = Callable[[Sequence[str]], Embedded]
+"""Function that computes the embeddings of captions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Embeddings:
-    """A model's embeddings of images, or a CLIP model's embeddings of images and captions.
-
-    Attributes:
-      ids: `[num_images]`, the images' names; None if no images were embedded.
-      labels: `[num_images]`, the images' classes from `labels_of`; None if they have none.
-      images: float32 `[num_images, dim]`, or None.
-      image_column: name of the image embeddings' column in a parquet file; an npz adds an s.
-      texts: float32 `[num_texts, dim]`, or None.
-      text_owners: int64 `[num_texts]`, the row of each caption's image; None if the captions belong to no
-        images.
-      num_truncated: number of captions cut to the context length. **Private-only**: it depends on captions.
-    """
-
-    ids: Names | None = None
-    labels: NDArray[Any] | None = None
-    images: Features | None = None
-    image_column: str = "image_embedding"
-    texts: Features | None = None
-    text_owners: NDArray[np.int64] | None = None
-    num_truncated: int = dataclasses.field(default=0, repr=False)
-
-    def arrays(self) -> dict[str, NDArray[Any] | None]:
-        """Return the arrays of an npz file by name; None for missing ones."""
-        return {
-            "ids": self.ids,
-            "labels": self.labels,
-            f"{self.image_column}s": self.images,
-            "text_embeddings": self.texts,
-            "text_owners": self.text_owners,
-        }
-
-    def rows(self) -> list[dict[str, NDArray[Any]]]:
-        """Return two groups of columns of a parquet file: one row per image, then one row per caption.
-
-        A caption's row has the id of its image and no image embedding.
-        """
-        row_groups: list[dict[str, NDArray[Any]]] = []
-        if self.images is not None and self.ids is not None:
-            class_columns = {} if self.labels is None else {"label": self.labels}
-            row_groups.append({"id": self.ids, **class_columns, self.image_column: self.images})
-        if self.texts is not None:
-            owner_columns: dict[str, NDArray[Any]] = {}
-            if self.text_owners is not None and self.ids is not None:
-                owner_columns = {"id": self.ids[self.text_owners], "text_owner": self.text_owners}
-            row_groups.append(owner_columns | {"text_embedding": self.texts})
-        return row_groups
-
-
-def embed_source(encoder: ImageTextEncoder, dataset: Dataset, batch_size: int = PAIRS_AT_ONCE) -> Embeddings:
-    """Return the embeddings of all images of a data set, and of all their captions if it has captions.
+def embed_dataset(
+    parts: PartFolder, dataset: Dataset, embed: Callable[[Images], Features], column: str = IMAGES
+) -> None:
+    """Embed all images of a data set in parts: one row per image, with its name and class.
 
     Args:
-      encoder: an exported encoder, on any device.
+      parts: the folder of the parts.
       dataset: a data set with images of the model's size; test images come after the training images.
-      batch_size: images or captions passed at once; affects results only by rounding.
+      embed: function from images `[n, channels, height, width]` to their embeddings.
+      column: the column of the embeddings.
     """
-    images, captions, owners = [], list[str](), list[NDArray[np.int64]]()
-    num_before = 0
-    for part in parts_of(dataset):
-        images.append(embed_with_image_tower(encoder, part.images, batch_size))
-        owned = captions_of(part)
-        if owned is not None:
-            texts, rows = owned
-            captions += texts
-            owners.append(rows + num_before)
-        num_before += part.images.shape[0]
-    embeddings = Embeddings(ids=names_of(dataset), labels=labels_of(dataset), images=np.concatenate(images))
-    if not captions:
-        return embeddings
-    embeddings = dataclasses.replace(embeddings, text_owners=np.concatenate(owners))
-    return embed_texts(encoder, captions, embeddings, batch_size)
+
+    def embed_uncut(images: Images) -> Embedded:
+        return embed(images), 0
+
+    names, labels, num_before = names_of(dataset), labels_of(dataset), 0
+    for images in (split.images for split in parts_of(dataset)):
+        digests = digests_of(images)
+        for start in range(0, len(digests), ROWS_PER_PART):
+            rows = np.arange(start, min(start + ROWS_PER_PART, len(digests)))
+            columns = {"id": [names[row] for row in (num_before + rows).tolist()]}
+            if labels is not None:
+                columns["label"] = labels[num_before + rows].tolist()
+            part = select(images, rows)
+            parts.store(column, columns, digests[rows].tolist(), partial(embed_uncut, part))
+        num_before += len(digests)
+
+
+def embed_captions(
+    parts: PartFolder, captions: Iterable[tuple[int, str]], names: Names | None, embed: EmbedTexts
+) -> None:
+    """Embed captions in parts: one row per caption, with its image's name and row if it belongs to an image.
+
+    Args:
+      parts: the folder of the parts.
+      captions: captions, each after the row of its image.
+      names: the images' names; None if the captions belong to no images.
+      embed: function from captions to their embeddings.
+    """
+    captions = iter(captions)
+    while part := list(islice(captions, ROWS_PER_PART)):
+        owners, texts = zip(*part, strict=True)
+        columns = {} if names is None else {"id": [names[row] for row in owners], "text_owner": owners}
+        parts.store(TEXTS, columns, texts, partial(embed, texts))
+
+
+def owned_captions(dataset: Dataset) -> Iterator[tuple[int, str]]:
+    """Yield all captions of a data set, each after the row of its image."""
+    splits = [split for split in parts_of(dataset) if isinstance(split, ImageTextRecords)]
+    for row, captions in enumerate(chain.from_iterable(split.captions for split in splits)):
+        yield from ((row, caption) for caption in captions)
 
 
 def embed_with_image_tower(
@@ -128,10 +111,8 @@ def embed_with_image_tower(
     return _to_finite_array(embed_in_batches(embed, images.shape[0], batch_size))
 
 
-def embed_texts(
-    encoder: ImageTextEncoder, captions: Sequence[str], embeddings: Embeddings, batch_size: int
-) -> Embeddings:
-    """Return `embeddings` together with those of the captions, in order, and the number of cut captions."""
+def embed_texts(encoder: ImageTextEncoder, captions: Sequence[str], batch_size: int) -> Embedded:
+    """Return the unit embeddings of captions, float32 `[num_texts, dim]`, and the number of cut captions."""
     device, num_truncated = next(encoder.parameters()).device, 0
 
     def embed(rows: slice) -> torch.Tensor:
@@ -140,8 +121,7 @@ def embed_texts(
         num_truncated += tokenized.num_truncated
         return encoder.embed_texts(tokenized.tokens.to(device))
 
-    texts = _to_finite_array(embed_in_batches(embed, len(captions), batch_size))
-    return dataclasses.replace(embeddings, texts=texts, num_truncated=num_truncated)
+    return _to_finite_array(embed_in_batches(embed, len(captions), batch_size)), num_truncated
 
 
 def _to_finite_array(embedded: torch.Tensor) -> Features:
@@ -169,9 +149,7 @@ def labels_of(dataset: Dataset) -> NDArray[Any] | None:
 
 def names_of(dataset: Dataset) -> Names:
     """Return the owner's name of each image, else its position; test images come after training images."""
-    if dataset.names is None:
-        return np.arange(sum(part.images.shape[0] for part in parts_of(dataset)))
-    return np.array(dataset.names, dtype=object if isinstance(dataset.names[0], str) else None)
+    return dataset.names or range(sum(part.images.shape[0] for part in parts_of(dataset)))
 
 
 def images_of(dataset: Dataset, channels: int) -> NDArray[np.uint8]:

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from dpgcl_core.errors import ConfigError, StorageError
-from trainers.embed.embed_pairs import Embeddings
+from trainers.embed.embed_pairs import TEXTS
+from trainers.embed.embedding_parts import PartFolder, read_columns
 from trainers.export.description import ModelDescription
+from trainers.files.durable_files import replacing, storage_errors
 
 PARQUET, NPZ, CSV = ".parquet", ".npz", ".csv"
 _NOTE = (
@@ -41,13 +47,12 @@ def check_target(path: Path, *formats: str) -> None:
         raise StorageError(f"{path} exists and is not overwritten. Choose another --to.")
 
 
-def write_embeddings(path: Path, embeddings: Embeddings, *, model: ModelDescription, features: str) -> None:
-    """Write embeddings to a new file.
+def write_embeddings(parts: PartFolder, *, model: ModelDescription, features: str) -> None:
+    """Write the output, `.npz` or `.parquet`, one part at a time; the file appears when it is complete.
 
     Args:
-      path: `.npz` or `.parquet`.
-      embeddings: the embeddings; an npz gets the arrays that exist, parquet gets rows with null for missing
-        values.
+      parts: the parts; parquet gets a group of rows for each, with null for missing values. An npz gets
+        an array for each column, in which captions have no ids.
       model: description of the model that made them.
       features: what the embeddings are, in words, such as `backbone`.
 
@@ -55,16 +60,9 @@ def write_embeddings(path: Path, embeddings: Embeddings, *, model: ModelDescript
       StorageError: the file cannot be written.
     """
     about = json.dumps({"model_sha256": model.sha256, "features": features, "note": NOTE}, ensure_ascii=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == NPZ:
-            arrays = embeddings.arrays().items()
-            arrays_by_name: dict[str, Any] = {name: _plain(each) for name, each in arrays if each is not None}
-            np.savez(path, **arrays_by_name, about=np.array(about))
-        else:
-            _write_parquet(path, embeddings.rows(), about)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    write = _write_npz if parts.target.suffix == NPZ else _write_parquet
+    with storage_errors(parts.target), replacing(parts.target, temporary_folder=parts.path) as file:
+        write(file, parts, about)
 
 
 def write_answers(
@@ -88,39 +86,42 @@ def write_answers(
     Raises:
       StorageError: the file cannot be written.
     """
-    try:
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)
             writer.writerows(rows)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
     print(f"written: {path}, {content}")
     print(f"the model: {model.promise}")
     print(f"note: {_NOTE.format(kind)}")
 
 
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array; objects, which an npz would pickle, become strings of fixed width."""
-    return array.astype(np.str_) if array.dtype == object else array
+def _write_npz(file: IO[bytes], parts: PartFolder, about: str) -> None:
+    """Write what `numpy.savez` writes, with one part of the embeddings in memory."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for column, files in parts.files.items():
+            for name in pq.read_schema(files[0]).names:
+                if (column, name) == (TEXTS, "id"):
+                    continue
+                chunks = read_columns(files, name)
+                with archive.open(f"{name}s.npy", "w", force_zip64=True) as member:
+                    if name != column:
+                        values = [value for chunk in chunks for value in chunk.to_pylist()]
+                        np.lib.format.write_array(member, np.array(values), allow_pickle=False)
+                        continue
+                    header = {"descr": "<f4", "fortran_order": False, "shape": parts.shape_of(column)}
+                    np.lib.format.write_array_header_1_0(member, header)
+                    for chunk in chunks:
+                        member.write(pc.list_flatten(chunk).to_numpy().astype("<f4").tobytes())
+        with archive.open("about.npy", "w") as member:
+            np.lib.format.write_array(member, np.array(about))
 
 
-def _write_parquet(path: Path, rows: Sequence[Mapping[str, NDArray[Any]]], about: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    tables = [pa.table({name: _column(values) for name, values in part.items()}) for part in rows]
-    table = pa.concat_tables(tables, promote_options="default")
-    pq.write_table(table.replace_schema_metadata({"dpgcl": about}), path)
-
-
-def _column(values: NDArray[Any]) -> Any:
-    """Return a parquet column; a column of lists if `values` has two axes."""
-    import pyarrow as pa
-
-    if values.ndim == 1:
-        return pa.array(values.tolist())
-    starts = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
-    lists = pa.LargeListArray.from_arrays(pa.array(starts), pa.array(values.reshape(-1)))
-    return lists.cast(pa.list_(pa.float32()))
+def _write_parquet(file: IO[bytes], parts: PartFolder, about: str) -> None:
+    schema = pa.unify_schemas(pq.read_schema(files[0]) for files in parts.files.values())
+    empty = schema.empty_table().replace_schema_metadata({"dpgcl": about})
+    with pq.ParquetWriter(file, empty.schema) as writer:
+        for part in chain.from_iterable(parts.files.values()):
+            with pq.ParquetFile(part) as table:
+                writer.write_table(pa.concat_tables([empty, table.read()], promote_options="default"))

@@ -36,7 +36,7 @@ from filelock import FileLock, Timeout
 from dpgcl_core.errors import LedgerError, StorageError
 from trainers.config.removed_options import check_removed_field
 from trainers.files.attempts import Attempts, DrawCounts
-from trainers.files.durable_files import make_folder, replacing, sync_folder
+from trainers.files.durable_files import make_folder, replacing, storage_errors, sync_folder
 
 _WAIT_SECONDS = 900.0
 """An outdated attempt ends after its current step, and a large step takes minutes."""
@@ -136,10 +136,8 @@ class CheckpointFolder:
         Raises:
           StorageError: the folder cannot be written.
         """
-        try:
+        with storage_errors(self._attempts.folder):
             self._attempts.claim()
-        except OSError as error:
-            raise StorageError(f"{self._attempts.folder} cannot be written: {error.strerror}") from error
 
     def refuse_outdated(self) -> None:
         """Raise StorageError once a newer attempt has begun, so that this one draws no more.

@@ -9,9 +9,10 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO
+
+from dpgcl_core.errors import StorageError
 
 
 def make_folder(folder: Path, *, mode: int = 0o777) -> None:
@@ -37,14 +38,25 @@ def _mode_in(path: Path) -> int:
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces `path` at the end, durably and atomically; `mode` is as in `os.open`.
+def replacing(path: Path, *, mode: int = 0o666, temporary_folder: Path | None = None) -> Iterator[IO[bytes]]:
+    """Yield a file that replaces `path` at the end, durably and atomically.
 
-    If that fails, on a full disk for example, the old file stays, and no temporary file remains.
+    If that fails, on a full disk for example, the old file stays, and no temporary file remains. Only a kill
+    leaves one.
+
+    Args:
+      path: the file; it is readable only by those who can access its folder.
+      mode: the file's mode, as in `os.open`.
+      temporary_folder: the temporary file's folder, on the same file system; None: the folder of `path`.
     """
-    temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # two nodes' processes may share an id
+    # Two nodes' processes may share an id.
+    temporary = (temporary_folder or path.parent) / f"{path.stem}.{secrets.token_hex(8)}.tmp"
+
+    def open_new(name: str, flags: int) -> int:
+        return os.open(name, flags, mode & _mode_in(path))
+
     try:
-        with open(temporary, "xb", opener=partial(new_file, mode=mode)) as file:
+        with open(temporary, "xb", opener=open_new) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -61,3 +73,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Within this context, turn an OSError into the StorageError that `path` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error

@@ -13,6 +13,7 @@ from dpgcl_core.release.noised_counts import noised_count, public_share, split_p
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords, TrainingData, images_alone
 from trainers.data.loading import is_split_held_out
+from trainers.data.stored_images import select
 from trainers.evaluation.features import embed_features, first_by_hash, knn_rule, linear_probe_rule
 from trainers.models.task_networks import AnyEncoder
 
@@ -170,7 +171,7 @@ def correct_counts(
         "isolate": config.isolates_groups,
         "readout": config.evaluation.readout,
     }
-    features = embed_features(encoder, index.images[first_rows], **options)
+    features = embed_features(encoder, select(index.images, first_rows), **options)
     assert index.labels is not None  # `check_release` has checked both sets of labels
     index_labels = index.labels[first_rows]
     rules = {

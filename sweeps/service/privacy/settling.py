@@ -29,9 +29,10 @@ from dpgcl_core.ledger.chain import Head
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.privacy.ledger_choice import account_of
 from sweeps.service.privacy.reservations import SCORES, SNR
-from sweeps.service.storage.sweep_folder import SweepFolder, storage_errors
+from sweeps.service.storage.sweep_folder import SweepFolder
 from sweeps.service.storage.sweep_lock import hold_sweep
 from trainers.files.checkpoint import GRANT_FILE, Grant, attempts_of, read_grant, write_grant
+from trainers.files.durable_files import storage_errors
 
 _LABEL = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")  # ~2: reserved again by an older version
 

@@ -15,9 +15,10 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.sweep_cost import cost_of, open_trials
 from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven, trial_class
 from sweeps.service.privacy.budget import NO_LEDGER
-from sweeps.service.storage.sweep_folder import SweepFolder, is_drawn, replace_text, storage_errors
+from sweeps.service.storage.sweep_folder import SweepFolder, is_drawn, replace_text
 from trainers.export.sweep_results import ANSWER
 from trainers.files.checkpoint import read_grant
+from trainers.files.durable_files import storage_errors
 
 STATEMENT = "privacy_statement"
 

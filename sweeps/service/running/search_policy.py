@@ -31,8 +31,8 @@ from sweeps.service.running.study import SearchStudy
 from sweeps.service.running.sweep_trials import Results, SweepTrials
 from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache
-from sweeps.service.storage.sweep_folder import SweepFolder, storage_errors, write_json
-from trainers.files.durable_files import make_folder, sync_folder
+from sweeps.service.storage.sweep_folder import SweepFolder, write_json
+from trainers.files.durable_files import make_folder, storage_errors, sync_folder
 
 
 @dataclass(frozen=True)

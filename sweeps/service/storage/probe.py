@@ -17,7 +17,7 @@ from typing import Any
 
 from dpgcl_core.errors import StorageError
 from sweeps.service.storage.cluster_nodes import answers_of_nodes, living_nodes
-from sweeps.service.storage.sweep_folder import storage_errors
+from trainers.files.durable_files import storage_errors
 
 _PREFIX = ".dpgcl-probe-"
 _TOKEN, _LOCK = "token", "lock"

@@ -25,8 +25,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from trainers.config.nodes import PerformanceConfig
 from trainers.config.training import TrainingConfig
 from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import CheckpointFolder, read_drawn, write_drawn
-from trainers.files.durable_files import make_folder, replacing, sync_folder
+from trainers.files.durable_files import make_folder, replacing, storage_errors, sync_folder
 from trainers.files.launch_record import CONFIG_FILE, Command
 from trainers.files.outcome_file import Outcomes, read_outcomes
 from trainers.files.progress import PROGRESS_FILE
@@ -367,15 +366,6 @@ def unused_name(sweeps: Path, prefix: str, ends: Sequence[str] = ("",)) -> str:
     while any((sweeps / f"{name}{end}").exists() for end in ends):
         name, number = f"{prefix}-{number}", number + 1
     return name
-
-
-@contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Within this context, turn an OSError into the StorageError that `path` cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_json(path: Path, content: Any) -> None:
