@@ -14,6 +14,9 @@ A CLIP model writes unit embeddings in the space that both towers share. For ima
 both sides. Rows with the same image are one record with one image embedding. `--texts` is a file with one
 caption per line. An image encoder ignores the captions of pairs.
 
+The output appears when it is complete. Until then, a private folder next to it holds the finished parts, and
+the same command continues an interrupted run.
+
 Embeddings of private data are private data themselves. The model's guarantee is about the records that it was
 trained on. It covers the model, and not the data that the model is applied to.
 """

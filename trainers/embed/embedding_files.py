@@ -121,7 +121,8 @@ def _write_npz(file: IO[bytes], parts: PartFolder, about: str) -> None:
 def _write_parquet(file: IO[bytes], parts: PartFolder, about: str) -> None:
     schema = pa.unify_schemas(pq.read_schema(files[0]) for files in parts.files.values())
     empty = schema.empty_table().replace_schema_metadata({"dpgcl": about})
-    with pq.ParquetWriter(file, empty.schema) as writer:
+    # Embeddings seldom repeat: without a dictionary of their values the file is smaller, and faster to write.
+    with pq.ParquetWriter(file, empty.schema, use_dictionary=["label"]) as writer:
         for part in chain.from_iterable(parts.files.values()):
             with pq.ParquetFile(part) as table:
                 writer.write_table(pa.concat_tables([empty, table.read()], promote_options="default"))

@@ -72,14 +72,16 @@ class PartFolder:
         file = self.path / f"{hashlib.sha256(key).hexdigest()}.parquet"
         if not file.exists():
             if self._earlier_files:  # parts are finished in order, so these would have come before this one
-                print(f"note: {self.target} is started anew, as model or data have changed", file=sys.stderr)
+                print(f"note: model or data have changed; {self.target} is computed again", file=sys.stderr)
             with storage_errors(self.target):
                 while self._earlier_files:
                     self._earlier_files.pop().unlink()
             embeddings, num_truncated = embed()
-            table = pa.table({**columns, column: list(embeddings)})
+            table = pa.table(
+                {**columns, column: list(embeddings)}, metadata={"num_truncated": str(num_truncated)}
+            )
             with storage_errors(self.target), replacing(file, mode=0o600) as out:
-                pq.write_table(table.replace_schema_metadata({"num_truncated": str(num_truncated)}), out)
+                pq.write_table(table, out, use_dictionary=False, compression="none")
         self._earlier_files.discard(file)
         self.files[column].append(file)
 

@@ -304,7 +304,7 @@ def test_other_model_or_data_start_anew(
     calls = _pass(monkeypatch)
     found = _embed(model, tmp_path / "e.parquet", *more)
     assert len(calls) == NUM_PARTS
-    assert "is started anew, as model or data have changed" in capsys.readouterr().err
+    assert "model or data have changed" in capsys.readouterr().err
     assert found == _embed(model, tmp_path / "whole.parquet", *more)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.release import metrics as metric_policy
@@ -157,6 +158,33 @@ def test_all_held_out_records_are_scored_whatever_the_cap_on_queries() -> None:
     )
     assert capped == free
     assert max(free.values()) > 1
+
+
+class StoredInMemory:
+    """Images that are read on access, which counts those of each access."""
+
+    def __init__(self, images: NDArray[np.uint8], num_read: list[int]) -> None:
+        self.images, self.num_read = images, num_read
+        self.shape = images.shape
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        self.num_read.append(len(rows))
+        return self.images[rows]
+
+    def select(self, rows: NDArray[np.int64]) -> StoredInMemory:
+        return StoredInMemory(self.images[rows], self.num_read)
+
+
+def test_stored_index_is_read_a_batch_at_a_time() -> None:
+    data, num_read = _data(index=make_records(600, prefix="public")), list[int]()
+    stored = dataclasses.replace(data.index, images=StoredInMemory(data.index.images, num_read))  # type: ignore
+    encoder = prepare(_config(), data, SingleWorker()).encoder
+    counts = [
+        correct_counts(encoder, index, data.held_out_records, _config(), "cpu")
+        for index in (data.index, stored)
+    ]
+    assert counts[0] == counts[1]
+    assert num_read == [512, 88]
 
 
 def test_split_is_by_slot_alone_of_exact_sizes_and_the_same_for_every_trial() -> None:
