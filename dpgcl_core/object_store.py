@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from dpgcl_core.addresses import masked
-from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.errors import ConfigError, DataError, require_extra
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 REQUESTS_IN_FLIGHT = 32
 """The most requests of one process for ranges of objects at any moment."""
 
-_ADDRESS = re.compile(r"s3:/+([^/]+)/*(.*?)/*")
+_ADDRESS = re.compile(r"s3:/+([A-Za-z0-9][A-Za-z0-9._-]*)(?:/+(.*?))?/*", re.DOTALL)
 _MAX_RETRIES = 6
 _LARGEST_GAP = 4096
 _LARGEST_RUN = 2**23
@@ -66,7 +66,7 @@ def address_of(path: Path | str) -> str | None:
     ('s3://team/scans', None)
     """
     match = _ADDRESS.fullmatch(str(path))
-    return f"s3://{match[1]}/{match[2]}".rstrip("/") if match else None
+    return f"s3://{match[1]}/{match[2] or ''}".rstrip("/") if match else None
 
 
 def folder_of(address: str) -> str:
@@ -88,9 +88,9 @@ def list_objects(address: str, *, below: bool = True) -> list[RemoteFile]:
     Raises:
       DataError: the service does not list them.
     """
+    store, key = _place(address)
     import obstore
 
-    store, key = _place(address)
     with _errors(address):
         chunks = obstore.list(store, key) if below else [obstore.list_with_delimiter(store, key)["objects"]]
         root = address.removesuffix(key)
@@ -100,9 +100,9 @@ def list_objects(address: str, *, below: bool = True) -> list[RemoteFile]:
 
 def find_object(address: str) -> RemoteFile | None:
     """Return the object at an address; None if there is none."""
+    store, key = _place(address)
     import obstore
 
-    store, key = _place(address)
     try:
         with _errors(address):
             return _file(address, obstore.head(store, key)) if key else None
@@ -112,9 +112,9 @@ def find_object(address: str) -> RemoteFile | None:
 
 def read_object(address: str) -> tuple[bytes, str] | None:
     """Return an object's content and its tag; None if there is none."""
+    store, key = _place(address)
     import obstore
 
-    store, key = _place(address)
     try:
         with _errors(address):
             result = obstore.get(store, key)
@@ -131,32 +131,43 @@ def write_object(address: str, content: bytes, *, tag: str | None) -> bool:
     Returns:
       Whether it was written.
     """
+    store, key = _place(address)
     import obstore
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-    store, key = _place(address)
     try:
         with _errors(address):
             mode: Any = "create" if tag is None else {"e_tag": tag}
             obstore.put(store, key, content, mode=mode)
     except (AlreadyExistsError, PreconditionError, FileExistsError):
         return False
+    except FileNotFoundError:
+        raise DataError(f"{masked(address)} must be in a bucket that exists; check its name") from None
     return True
 
 
 @cache
 def can_write(folder: str) -> bool:
-    """Return whether objects can be written to a folder, by writing an empty one and removing it."""
-    import obstore
+    """Return whether objects can be written to a folder, by writing an empty one and removing it.
 
+    Raises:
+      DataError: the service does not answer, or it writes objects although the condition is not met.
+    """
     probe = f"{folder}/.dpgcl-probe-{secrets.token_hex(8)}"
     store, key = _place(probe)
+    import obstore
+
     try:
-        write_object(probe, b"", tag=None)
-        with suppress(FileNotFoundError), _errors(probe):
-            obstore.delete(store, key)
-    except DataError:
+        outcomes = [write_object(probe, b"", tag=tag) for tag in (None, None, '"other"')]
+    except _NotAllowed:
         return False
+    with suppress(DataError, FileNotFoundError), _errors(probe):
+        obstore.delete(store, key)
+    if outcomes != [True, False, False]:
+        raise DataError(
+            f"a service must honour If-Match and If-None-Match, for a ledger's mark; {masked(folder)} does "
+            "not. Copy the data to a disk, or to a service that does"
+        )
     return True
 
 
@@ -247,23 +258,25 @@ def _place(address: str) -> tuple[ObjectStore, str]:
     """Return the bucket's store, and the key in it."""
     match = _ADDRESS.fullmatch(address)
     assert match is not None
-    return _store(match[1]), match[2]
+    return _store(match[1]), match[2] or ""
 
 
 @cache
 def _store(bucket: str) -> ObjectStore:
-    try:
-        from obstore.store import S3Store
-    except ImportError:
-        raise ConfigError(f"data at s3://{bucket} need obstore: pip install 'dpgcl[s3]'") from None
-    is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    require_extra("s3", "obstore", needed_by=f"data at s3://{bucket}")
+    from obstore.store import S3Store
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "https://")
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"$AWS_ENDPOINT_URL must begin with http:// or https://; got {masked(endpoint)!r}")
     retries: Any = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(minutes=3)}
-    return S3Store(
-        bucket,
-        client_options={"allow_http": is_plain, "timeout": "120s"},
-        retry_config=retries,
-        credential_provider=_profile(),
-    )
+    with _errors(f"s3://{bucket}"):
+        return S3Store(
+            bucket,
+            client_options={"allow_http": endpoint.startswith("http://"), "timeout": "120s"},
+            retry_config=retries,
+            credential_provider=_profile(),
+        )
 
 
 def _profile() -> Any:
@@ -284,22 +297,34 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(REQUESTS_IN_FLIGHT)
 
 
+class _NotAllowed(DataError):  # noqa: N818 (the name describes the cause)
+    """The credentials do not allow a request."""
+
+
 @contextmanager
 def _errors(address: str) -> Iterator[None]:
     """Raise the service's errors as DataError, without their text, which quotes requests."""
-    from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
+    from obstore.exceptions import (
+        AlreadyExistsError,
+        NotFoundError,
+        PermissionDeniedError,
+        PreconditionError,
+        UnauthenticatedError,
+    )
 
-    kind = ""
+    kind, error_class = "", DataError
     try:
         yield
-    except NotFoundError:
+    except (NotFoundError, FileNotFoundError):
         raise FileNotFoundError from None
-    except (AlreadyExistsError, PreconditionError, FileExistsError, FileNotFoundError):
+    except (AlreadyExistsError, PreconditionError, FileExistsError):
         raise
-    except (BaseError, OSError, ValueError) as error:
+    except Exception as error:  # boto3's, too
         kind = type(error).__name__
+        if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+            error_class = _NotAllowed
     if kind:
-        raise DataError(
+        raise error_class(
             f"{masked(address)} must be readable; the service answers {kind}. Check the address, "
             "$AWS_ENDPOINT_URL, the region and the credentials"
         ) from None

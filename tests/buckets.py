@@ -18,6 +18,8 @@ import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
+from dpgcl_core.object_store import _store, can_write
+
 Answer = Callable[[str, str], str | None]
 
 
@@ -30,12 +32,14 @@ class Requests:
       most_in_flight: the most at one moment.
       delay_seconds: how long each waits.
       answer: returns the status to refuse a request with, by method and path.
+      lost: returns the status to answer with after the request was carried out.
     """
 
     lines: list[tuple[str, str, str]] = field(default_factory=list)
     most_in_flight: int = 0
     delay_seconds: float = 0.0
     answer: Answer = lambda method, path: None
+    lost: Answer = lambda method, path: None
     _in_flight: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -63,7 +67,11 @@ class Requests:
             if status is not None:
                 start(status, [("Content-Length", "0")])
                 return [b""]
-            return list(application(environ, start))
+            if (status := self.lost(method, path)) is None:
+                return list(application(environ, start))
+            list(application(environ, lambda *_: None))
+            start(status, [("Content-Length", "0")])
+            return [b""]
         finally:
             with self._lock:
                 self._in_flight -= 1
@@ -127,4 +135,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     made.client.create_bucket(Bucket=made.name)
     requests.clear()
     yield made
-    requests.answer, requests.delay_seconds = (lambda method, path: None), 0.0
+    requests.answer = requests.lost = lambda method, path: None
+    requests.delay_seconds = 0.0
+    _store.cache_clear()
+    can_write.cache_clear()

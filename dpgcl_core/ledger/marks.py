@@ -12,9 +12,10 @@ files, each with its own mark.
 If the folder of the data cannot be written, the mark is stored with the ledger instead (`trusted_marks`). It
 is found by the data's path and by the content of their files, whatever the files' names.
 
-Data in a bucket have their mark in the bucket, if it can be written: one object, also for a name with ranges.
-The service replaces a mark only if it is still the one that was read, so two writers on two machines cannot
-both succeed. In the ledger's own folder a mark of a bucket is found by the address and by its objects' tags.
+Data in a bucket have their mark in the bucket, if the credentials allow it: one object also for a name with
+ranges, in each folder. The service replaces a mark only if it is still the one that was read, so two writers
+on two machines cannot both succeed; a service that ignores such conditions is refused. In the ledger's own
+folder a mark of a bucket is found by the address and by its objects' tags.
 
 Not recognised: a copy, a hard link, or data that were moved without their mark. A ledger could only compare
 such data with the data that it knows: one changed pixel defeats that, and another ledger does not know them.
@@ -170,12 +171,19 @@ def _check_no_mark(data: Path, mark: tuple[str, Head] | None) -> None:
 
 def _marks_on(data: Path) -> Iterator[tuple[str, Head]]:
     """Yield the marks on the data, on the folders above and on everything in the data, maybe repeatedly."""
-    if address := address_of(data):
-        with _bucket_errors():
-            yield from _marks_in_bucket(address)
-        return
-    for file in expand_ranges(data):
-        yield from _marks_on_one(file)
+    for file in _marked_files(data):
+        if address := address_of(file):
+            with _bucket_errors():
+                yield from _marks_in_bucket(address)
+        else:
+            yield from _marks_on_one(file)
+
+
+def _marked_files(data: Path) -> list[Path]:
+    """Return the files and folders with a mark each; in a bucket a name with ranges counts as one file."""
+    if not address_of(data):
+        return expand_ranges(data)
+    return [folder / data.name for folder in expand_ranges(data.parent)]
 
 
 def _marks_in_bucket(address: str) -> Iterator[tuple[str, Head]]:
@@ -229,11 +237,18 @@ def _read_values(path: Path) -> dict[str, Any] | None:
         if address := address_of(path):
             with _bucket_errors():
                 found = read_object(address)
-            return None if found is None else dict(json.loads(found[0]))
-        return dict(json.loads(path.read_text()))
+            return None if found is None else _values_in(path, found[0])
+        return _values_in(path, path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read ({type(error).__name__}); restore it") from error
+
+
+def _values_in(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        return dict(json.loads(content))
+    except (ValueError, TypeError) as error:
         raise LedgerError(f"{path} cannot be read ({type(error).__name__}); restore it") from error
 
 
@@ -245,8 +260,10 @@ def _parse_mark(path: Path, values: dict[str, Any]) -> tuple[str, Head]:
 
 
 def _mark_beside(path: Path) -> Path:
-    address = address_of(path)
-    is_folder = path.is_dir() if address is None else "{" not in address and not find_object(address)
+    is_folder = path.is_dir()
+    if address := address_of(path):  # a folder may have an object's name
+        is_file = bool(_RANGE.search(path.name) or find_object(address))
+        is_folder = bool(list_objects(address, below=False)) or not is_file
     return path / MARK if is_folder else path.with_name(path.name + MARK)
 
 
@@ -288,10 +305,13 @@ def is_read_only(data: Path) -> bool:
 
     In a bucket this is tried, by an object that is removed again.
     """
-    if address := address_of(data):
-        with _bucket_errors():
-            return not can_write(folder_of(address_of(mark_path(data)) or address))
-    return not all(os.access(mark_path(file).parent, os.W_OK) for file in expand_ranges(data))
+    with _bucket_errors():
+        return not all(_can_write(mark_path(file).parent) for file in _marked_files(data))
+
+
+def _can_write(folder: Path) -> bool:
+    address = address_of(folder)
+    return can_write(address) if address else os.access(folder, os.W_OK)
 
 
 def place_of(data: Path, trusted: Path) -> Place:
@@ -301,8 +321,8 @@ def place_of(data: Path, trusted: Path) -> Place:
       LedgerError: no mark can be written next to the data, and the data cannot be read.
     """
     if not is_read_only(data):
-        files = [data] if address_of(data) else expand_ranges(data)
-        return Place(data, tuple(mark_path(file) for file in files))
+        with _bucket_errors():
+            return Place(data, tuple(map(mark_path, _marked_files(data))))
     real_path = _real_path(data)
     path = trusted / f"{hashlib.sha256(real_path.encode()).hexdigest()[:32]}{MARK}"
     known = _read_values(path)
@@ -416,17 +436,20 @@ def _advance(
 def _advance_in_bucket(
     address: str, place: Place, dataset_id: str, successor: Callable[[Head], Head | None], new: Head
 ) -> bool:
+    is_new = False
     for _ in range(_WRITES_TRIED):
-        found = read_object(address)
-        if found is None:
+        content_and_tag = read_object(address)
+        if content_and_tag is None:
+            is_new = True  # also if the answer to a write is lost and its repetition is refused
             if write_object(address, _content(dataset_id, new, place).encode(), tag=None):
                 return True
             continue
-        mark = _parse_mark(Path(address), json.loads(found[0]))
+        content, tag = content_and_tag
+        mark = _parse_mark(Path(address), _values_in(Path(address), content))
         check_owner(place.data, mark, dataset_id)
         later = successor(mark[1])
-        if later is None or write_object(address, _content(dataset_id, later, place).encode(), tag=found[1]):
-            return False
+        if later is None or write_object(address, _content(dataset_id, later, place).encode(), tag=tag):
+            return is_new
     raise LedgerError(f"the mark {address} is changed by others all the time; let one sweep charge the data")
 
 

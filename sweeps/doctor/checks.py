@@ -90,13 +90,15 @@ def check_data(data_path: str | None) -> Finding:
     """Report data that the driver cannot read; the nodes get the records from the driver."""
     if data_path is None:
         return Finding("data", "skipped", "built-in data need no check; set --dataset to check others")
-    address = address_of(data_path)
+    fix = "pass the path as the driver's machine sees it: a job's driver runs on the head node"
     try:
-        is_readable = bool(list_objects(folder_of(address))) if address else os.access(data_path, os.R_OK)
-    except DpgclError:
-        is_readable = False
+        if address := address_of(data_path):
+            is_readable = any(list_objects(each, below=False) for each in (address, folder_of(address)))
+        else:
+            is_readable = os.access(data_path, os.R_OK)
+    except DpgclError as error:
+        return Finding("data", "wrong", str(error), fix)
     if not is_readable:
-        fix = "pass the path as the driver's machine sees it: a job's driver runs on the head node"
         return Finding("data", "wrong", "this machine cannot read the data", fix)
     return Finding("data", "ok", "this machine can read the data")
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dpgcl_core.errors import DataError
+from dpgcl_core.errors import DataError, DpgclError, ExtraMissing
 from dpgcl_core.object_store import (
     REQUESTS_IN_FLIGHT,
     RemoteFile,
+    address_of,
     can_write,
     download,
     find_object,
@@ -123,6 +127,67 @@ def test_only_one_of_two_writers_succeeds(bucket: Bucket) -> None:
     assert write_object(address, b"3", tag=tag)
     assert not write_object(address, b"4", tag=tag)
     assert bucket.get("mark") == b"3"
+
+
+@pytest.mark.parametrize("ignored", ["HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"])
+def test_a_service_that_ignores_conditions_is_refused(
+    bucket: Bucket, ignored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = type(bucket.requests).serve
+
+    def ignore(self: Any, application: Any, environ: dict[str, Any], start: Any) -> Any:
+        return serve(self, application, {k: v for k, v in environ.items() if k != ignored}, start)
+
+    monkeypatch.setattr(type(bucket.requests), "serve", ignore)
+    with pytest.raises(DataError, match="must honour If-Match and If-None-Match"):
+        can_write(f"{bucket.address}/a")
+    assert bucket.list_keys() == []
+
+
+def test_a_folder_whose_objects_cannot_be_removed_can_be_written(bucket: Bucket) -> None:
+    bucket.requests.answer = lambda method, path: None if method == "PUT" else "403 Forbidden"
+    assert can_write(f"{bucket.address}/a")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AWS_ENDPOINT_URL", "localhost:9000"),
+        ("AWS_SECRET_ACCESS_KEY", None),
+        ("AWS_PROFILE", "none"),
+        ("AWS_PROFILE", "broken"),
+    ],
+)
+def test_wrong_settings_are_told(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str | None
+) -> None:
+    if name == "AWS_PROFILE":
+        (tmp_path / "config").write_text("[profile broken]\ncredential_process = false\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv(name, raising=False)
+    if value is not None:
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DpgclError, match="must be") as caught:
+        list_objects(bucket.address)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_a_missing_package_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("obstore", "obstore.store"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for use in (list_objects, find_object, read_object, can_write):
+        with pytest.raises(ExtraMissing, match=r"dpgcl\[s3\]"):
+            use(bucket.address)
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "%74eam", "team?x", "team#x", "te\nam", "me:secret@team", "team\\x"]
+)
+def test_a_bucket_has_one_name(name: str) -> None:
+    assert address_of(f"s3://{name}/scans") is None
 
 
 def test_writing_is_tried_and_leaves_nothing(bucket: Bucket) -> None:

@@ -93,8 +93,8 @@ def _first_images(files: Sequence[Path | RemoteFile]) -> tuple[int, list[bytes]]
     for file in itertools.takewhile(lambda _: not images, files):
         with (
             suppress(tarfile.TarError, OSError),
-            _opened(file, _FIRST_BYTES) as opened,
-            tarfile.open(fileobj=opened, mode="r:") as archive,
+            _open_shard(file, _FIRST_BYTES) as stream,
+            tarfile.open(fileobj=stream, mode="r:") as archive,
         ):
             for member in itertools.takewhile(lambda _: len(images) < _FIRST_IMAGES, archive):
                 num_bytes = archive.offset
@@ -103,13 +103,13 @@ def _first_images(files: Sequence[Path | RemoteFile]) -> tuple[int, list[bytes]]
     return len(images) * sum(stamp_of(file)[0] for file in files) // num_bytes, images
 
 
-def _opened(file: Path | RemoteFile, num_bytes: int | None = None) -> IO[bytes]:
+def _open_shard(file: Path | RemoteFile, num_bytes: int | None = None) -> IO[bytes]:
     """Return the shard, opened; of one in a bucket a copy, or only of its first bytes."""
     if isinstance(file, Path):
         return file.open("rb", buffering=0)
-    if num_bytes is None:
+    if num_bytes is None or file.num_bytes < num_bytes:
         return download(file)
-    return io.BytesIO(read_ranges([(file, 0, min(num_bytes, file.num_bytes))])[0] or b"")
+    return io.BytesIO(read_ranges([(file, 0, num_bytes)])[0] or b"")
 
 
 def _shards(request: Request) -> list[Path | RemoteFile]:
@@ -136,25 +136,25 @@ def _read_shard(file: Path | RemoteFile, scan: ImageScan) -> tuple[pa.Schema, It
     """Return the columns of a shard's samples, with the number of left-out files, and its samples."""
     import pyarrow as pa
 
-    opened = _opened(file)
-    members, left_out = _members(opened, file, scan.request)
+    stream = _open_shard(file)
+    members, left_out = _members(stream, file, scan.request)
     texts = {"captions": pa.list_(pa.string()), "unit": pa.binary(), "label": pa.binary()}
     schema = schema_of(offset=pa.uint64(), num_bytes=pa.uint64(), key=pa.binary(16), **texts)
     schema = schema.with_metadata({_LEFT_OUT: json.dumps(left_out)})
-    return schema, _samples(opened, members, scan, schema)
+    return schema, _samples(stream, members, scan, schema)
 
 
 def _samples(
-    opened: IO[bytes], members: dict[str, list[_Member]], scan: ImageScan, schema: pa.Schema
+    stream: IO[bytes], members: dict[str, list[_Member]], scan: ImageScan, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield a shard's samples in the order of their first files."""
     import pyarrow as pa
 
     names = iter(members)
-    with opened:
+    with stream:
 
         def read(place: tuple[int, int]) -> bytes:
-            return os.pread(opened.fileno(), place[1], place[0])
+            return os.pread(stream.fileno(), place[1], place[0])
 
         while chunk := list(itertools.islice(names, IMAGES_AT_ONCE)):
             images = [[place for kind, place in members[n] if kind in IMAGE_SUFFIXES] for n in chunk]
@@ -197,7 +197,7 @@ def _texts(files: list[_Member], read: Callable[[tuple[int, int]], bytes], reque
 
 
 def _members(
-    opened: IO[bytes], file: Path | RemoteFile, request: Request
+    stream: IO[bytes], file: Path | RemoteFile, request: Request
 ) -> tuple[dict[str, list[_Member]], Counter[str]]:
     """Return the images and texts of each sample, and the number of files that are neither.
 
@@ -207,7 +207,7 @@ def _members(
     files_by_stem: dict[str, list[_Member]] = {}
     ignored = Counter[str]()
     is_whole = False
-    with suppress(tarfile.TarError, OSError), tarfile.open(fileobj=opened, mode="r:") as archive:
+    with suppress(tarfile.TarError, OSError), tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
             name = PurePosixPath(member.name)
             stem, _, kind = name.name.partition(".")
@@ -217,7 +217,7 @@ def _members(
             elif not member.isdir():
                 ignored["no suffix" if member.isreg() else "links"] += 1
         # A truncation inside the last file is visible at the end of its content, not in the next header.
-        is_whole = os.pread(opened.fileno(), _TAR_BLOCK_BYTES, archive.offset) == bytes(_TAR_BLOCK_BYTES)
+        is_whole = os.pread(stream.fileno(), _TAR_BLOCK_BYTES, archive.offset) == bytes(_TAR_BLOCK_BYTES)
     if not is_whole:
         raise DataError(
             f"{request.scheme}:PATH must be complete, readable, uncompressed tar shards; "

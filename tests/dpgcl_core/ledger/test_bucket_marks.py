@@ -47,6 +47,10 @@ WAYS = {
     "other ranges": ("a/d/train-{000..002}.tar", "a/d/train-{002..003}.tar"),
     "a shard of ranges": ("a/d/train-{000..002}.tar", "a/d/train-001.tar"),
     "ranges with a shard": ("a/d/train-001.tar", "a/d/train-{000..002}.tar"),
+    "a folder of ranges of folders": ("{a..}/{0..1}/x-{0..1}.tar", "{a..}/0"),
+    "ranges of folders with a folder": ("{a..}/1", "{a..}/{0..1}/x-{0..1}.tar"),
+    "a shard of ranges of folders": ("{a..}/{0..1}/x-{0..1}.tar", "{a..}/1/x-0.tar"),
+    "a shard in a folder with an object's name": ("b", "b/x-0.tar"),
 }
 
 
@@ -55,6 +59,8 @@ def test_a_mark_is_found_on_every_way_to_the_data(
     bucket: Bucket, ledger: Ledger, tmp_path: Path, way: str
 ) -> None:
     put_shards(bucket)
+    for key in ("{a..}/0/x-0.tar", "{a..}/1/x-0.tar", "b", "b/x-0.tar"):
+        bucket.put(key, b"records")
     marked, used = (Path(f"{bucket.address}/{name}") for name in WAYS[way])
     assert read_mark(used) is None
     ledger.bind("scans", marked)
@@ -122,11 +128,40 @@ def test_a_mark_that_another_writer_moved_is_read_again(
     assert read_mark(data) == ("scans", other.head())
 
 
-def test_a_damaged_mark_is_refused(bucket: Bucket, ledger: Ledger) -> None:
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff", b"{}"])
+def test_a_damaged_mark_is_refused(
+    bucket: Bucket, ledger: Ledger, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = put_shards(bucket)
-    bucket.put(f"a/d/{MARK}", b"{")
-    with pytest.raises(LedgerError, match="cannot be read"):
+    bucket.put(f"a/d/{MARK}", content)
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="cannot be read"):
+            ledger.bind("scans", data)
+        monkeypatch.setattr(Ledger, "check_marks", lambda self, dataset_id, path: ())  # damaged meanwhile
+
+
+def test_a_mark_whose_answer_was_lost_is_new(
+    bucket: Bucket, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, checks = put_shards(bucket), list[Path]()
+    answers = iter([None, None, None, "500 Internal Server Error"])  # three writes try the folder
+    bucket.requests.lost = lambda method, path: next(answers, None) if method == "PUT" else None
+    monkeypatch.setattr(Ledger, "check_marks", lambda self, dataset_id, path: checks.append(path) or ())
+    ledger.bind("scans", data)
+    assert read_mark(data) == ("scans", ledger.head())
+    assert checks == [data, data], "marks of others are searched again after the write"
+
+
+@pytest.mark.parametrize("status", ["503 Slow Down", "405 Method Not Allowed", "404 Not Found"])
+def test_a_failure_is_not_taken_for_a_folder_that_cannot_be_written(
+    bucket: Bucket, ledger: Ledger, tmp_path: Path, status: str
+) -> None:
+    data = put_shards(bucket)
+    bucket.requests.answer = lambda method, path: status if method == "PUT" else None
+    with pytest.raises(LedgerError, match="marks in a bucket") as caught:
         ledger.bind("scans", data)
+    assert "http://" not in str(caught.value)
+    assert not list(tmp_path.rglob(f"*{MARK}"))
 
 
 def test_a_bucket_that_does_not_answer_is_refused(bucket: Bucket, ledger: Ledger) -> None:

@@ -67,6 +67,10 @@ WRONG: dict[str, tuple[Callable[[], list[Finding]], tuple[str, ...]]] = {
         lambda: [checks.check_data("/there/is/none.npz")],
         ("cannot read the data", "as the driver's machine sees it"),
     ),
+    "data at an address": (
+        lambda: [checks.check_data("s3://team/scans")],
+        ("AWS_ENDPOINT_URL must begin with http", "localhost:9"),
+    ),
     "no MLflow": (
         lambda: [checks.check_tracking("http://127.0.0.1:9")],
         ("http://127.0.0.1:9", "docs/cluster.md"),
@@ -79,7 +83,8 @@ WRONG: dict[str, tuple[Callable[[], list[Finding]], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_told_with_what_to_do(name: str) -> None:
+def test_what_is_wrong_is_told_with_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9")
     look, said = WRONG[name]
     found = look()
     assert not is_ready(found)

@@ -188,6 +188,14 @@ def test_a_truncated_shard_is_named(tmp_path: Path, bucket: Bucket) -> None:
         load(remote)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_empty_object_is_named(tmp_path: Path, bucket: Bucket, number: int) -> None:
+    _, remote = copies("shards", tmp_path, bucket)
+    bucket.put(f"team/shards/{number}.tar", b"")
+    with pytest.raises(DataError, match=rf"{bucket.address}/team/shards/{number}.tar.*truncated"):
+        load(remote)
+
+
 def test_an_index_of_a_bucket_is_the_users_alone(tmp_path: Path, bucket: Bucket, cache: Path) -> None:
     _, remote = copies("shards", tmp_path, bucket)
     load(remote)
@@ -208,7 +216,16 @@ def test_workers_get_no_pixels_and_read_the_bucket(tmp_path: Path, bucket: Bucke
 
 @pytest.mark.parametrize(
     "name",
-    ["folder:s3://b/x", "npz:s3://b/x.npz", "csv:s3://b/x.csv", "shards:gs://b/x", "shards:https://b/x"],
+    [
+        "shards:s3://../b/x",
+        "shards:s3://b?y/x",
+        "shards:S3://b/x",
+        "folder:s3://b/x",
+        "npz:s3://b/x.npz",
+        "csv:s3://b/x.csv",
+        "shards:gs://b/x",
+        "shards:https://b/x",
+    ],
 )
 def test_other_sources_and_addresses_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=r"only webdataset and shards may be at s3://BUCKET/PATH"):
