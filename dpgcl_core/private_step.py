@@ -16,11 +16,12 @@ release includes the rule's additional outputs, for which its method accounts. T
 
 *Proof.* Stage, noise and divisor belong to one mechanism. The first worker draws groups and noise for all.
 `share_groups` distributes whole groups, so that one worker sums each group: every term of the sum is bounded
-as on one worker, and `sum_at_first` adds the terms at the worker where the one noise draw is added. The other
-workers' sums, which have no noise, are zeroed before the first worker's sum overwrites them. So `update`
-gets, in values and memory, only the noisy sum, rounded to float32. ∎ The numbers that an observer sees are
-computed from records and have no noise. It may keep numbers of public records. Of private records it may
-release only numbers that have their own noise and are charged.
+as on one worker, and `sum_at_first` adds the terms at the worker where the one noise draw is added. With
+shards, each range of slots is drawn and summed at one worker (`ShardedGroups`), and the first worker draws
+the noise. The other workers' sums, which have no noise, are zeroed before the first worker's sum overwrites
+them. So `update` gets, in values and memory, only the noisy sum, rounded to float32. ∎ The numbers that an
+observer sees are computed from records and have no noise. It may keep numbers of public records. Of private
+records it may release only numbers that have their own noise and are charged.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import (
@@ -56,6 +59,7 @@ from dpgcl_core.noise.chunked_draw import (
 )
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import DrawSource
+from dpgcl_core.sampling.slots import ShardedGroups
 from dpgcl_core.sampling.stage import DrawnGroups
 from dpgcl_core.workers import SingleWorker, Workers
 
@@ -110,19 +114,26 @@ class PrivateStep:
     makes_inputs_ahead: bool = False
     total: Tensor | None = None
 
-    def draw(self, step: int, num_records: int) -> DrawnGroups:
+    def draw(
+        self, step: int, num_records: int, rows_of_shards: Sequence[NDArray[np.int64]] = ()
+    ) -> DrawnGroups:
         """Draw a step's groups in secret and return this worker's share of them (stages 2 and 3).
 
-        The first worker draws for all workers. Whole groups are distributed, so a record and its negatives
-        are on one worker. A step without any group is taken and charged like any other.
+        The first worker draws for all workers, and whole groups are distributed. With shards, each worker
+        draws for its own ranges of slots instead. Either way a record and its negatives are on one worker. A
+        step without any group is taken and charged like any other.
 
         Args:
           step: the step's number, from 0.
-          num_records: number of records in the data set.
+          num_records: number of records in the data set; with shards it is not used.
+          rows_of_shards: with shards, the rows of the records in each range of slots, from
+            `ShardedGroups.rows_of`; only this worker's ranges are read.
         """
-        all_groups = None
+        stage, all_groups = self.mechanism.group_stage(), None
+        if isinstance(stage, ShardedGroups):
+            own_shards = range(self.workers.rank, stage.num_shards, self.workers.count)
+            return stage.draw(rows_of_shards, own_shards, partial(self.randomness.generator, step))
         if self.workers.rank == 0:
-            stage = self.mechanism.group_stage()
             all_groups = stage.draw(
                 num_records,
                 sampling=self.randomness.generator(step, "sampling"),

@@ -203,6 +203,11 @@ class PrivateTraining:
             raise ConfigError(
                 f"{mechanism.method} does not clip one loss per disjoint group. Use `trainers.train`"
             )
+        if mechanism.num_shards > 1:
+            raise ConfigError(
+                f"shards must be 1, because this training has one process; got {mechanism.num_shards}. Use "
+                "`trainers.train` on several workers"
+            )
         if max_groups_at_once is not None:
             max_groups_at_once = whole_number("max_groups_at_once", max_groups_at_once)
             if max_groups_at_once < 1:

@@ -6,7 +6,7 @@ inside the trial's own process, which saves the ten seconds that starting a work
 and a gloo or nccl process group.
 
 The records come from Ray's object store. The driver puts them there once, every process of a machine
-maps them read-only, and they are never copied per trial.
+maps them read-only, and they are never copied per trial. With shards, a worker fetches only its own part.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ def run_trial(tune_config: Mapping[str, RayTrial], *, records: list[ray.ObjectRe
 
     Args:
       tune_config: Tune's configuration of the trial: a mapping from "trial" to the `RayTrial`.
-      records: one reference to the `TrainingData`, in a list so that Ray passes the reference, not the data.
+      records: one reference to the `TrainingData`, or with shards one to each worker's, in a list so that Ray
+        passes references, not data.
     """
     trial = tune_config["trial"]
     in_place = runs_in_place(trial)
@@ -255,7 +256,8 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         _prepare(trial)
         stage = Stage.WITH_DATA
-        result = _train(trial, ray.get(loop_config["records"][0]))
+        records = loop_config["records"]
+        result = _train(trial, ray.get(records[current_workers().rank % len(records)]))
     except TrainingStopped as stopped:
         result = {"stopped": stopped.step}
     except BaseException as error:

@@ -21,7 +21,7 @@ from dpgcl_core.mechanism.numbers import GROUPS
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.sampling.poisson import PoissonSampler
-from dpgcl_core.sampling.slots import SampledGroups
+from dpgcl_core.sampling.slots import SampledGroups, ShardedGroups
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage, SampledRecords
 
 NO_MEMBER = -1
@@ -50,9 +50,10 @@ class Step:
 
 def step_of(mechanism: Mechanism) -> Step:
     """Return the mechanism's own step."""
-    noise, divisor = mechanism.noise(), mechanism.divisor
+    noise, divisor, stage = mechanism.noise(), mechanism.divisor, mechanism.group_stage()
+    assert not isinstance(stage, ShardedGroups)
     return Step(
-        stage=mechanism.group_stage(),
+        stage=stage,
         rule=mechanism.rule(LossSettings(temperature=1.0)),
         noise=lambda groups: noise,
         divisor=lambda groups: divisor,

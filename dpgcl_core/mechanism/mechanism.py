@@ -32,9 +32,10 @@ from dpgcl_core.mechanism.numbers import (
     PublicNumbers,
     real_number,
 )
-from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.mechanism.registry import METHODS, method_named
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.sampling.groups import BATCH, Grouper
+from dpgcl_core.sampling.slots import ShardedGroups
 from dpgcl_core.sampling.stage import GroupStage
 
 
@@ -61,6 +62,12 @@ class Mechanism(PublicNumbers):
         if not self.rules.trains and self.num_steps != 0:
             raise ConfigError(f"{self.method} trains nothing: num_steps must be 0; got {self.num_steps}")
         self.rules.check(self)
+        if self.num_shards > 1 and not isinstance(self.group_stage(), ShardedGroups):
+            raise ConfigError(
+                f"shards apply only to sampled groups; got shards = {self.num_shards} and {self.method} with "
+                f'sampling = "{self.sampling}". Leave shards out, or set sampling = "groups" with one of '
+                f"{', '.join(each.name for each in METHODS.values() if GROUPS in each.samplings)}"
+            )
         if self.divisor < 0.1:
             raise ConfigError(
                 "the expected number of groups in a step must be at least 0.1; got "
@@ -94,7 +101,7 @@ class Mechanism(PublicNumbers):
         """The public constant that divides the noisy sum, such as the expected number of groups."""
         return self.rules.divisor(self)
 
-    def group_stage(self) -> GroupStage:
+    def group_stage(self) -> GroupStage | ShardedGroups:
         """Return the object that draws a step's groups (stages 2 and 3)."""
         return self.rules.group_stage(self)
 

@@ -35,7 +35,7 @@ from dpgcl_core.mechanism.numbers import (
 from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.sampling.groups import Grouper, build_grouper, expected_num_groups
 from dpgcl_core.sampling.poisson import PoissonSampler
-from dpgcl_core.sampling.slots import SampledGroups, more_records_than_slots, num_blocks
+from dpgcl_core.sampling.slots import SampledGroups, ShardedGroups, more_records_than_slots, num_blocks
 from dpgcl_core.sampling.stage import GroupStage, SampledRecords, Sampler
 
 __all__ = ["GradientRule", "GroupLoss", "GuaranteeLabel", "LossSettings", "Method", "Sampler"]
@@ -238,13 +238,14 @@ class Method:
         """Return the grouper (stage 3), used if records are sampled."""
         return build_grouper(numbers.group_size)
 
-    def group_stage(self, numbers: PublicNumbers) -> GroupStage:
+    def group_stage(self, numbers: PublicNumbers) -> GroupStage | ShardedGroups:
         """Return the object that draws a step's groups (stages 2 and 3)."""
         if numbers.sampling == GROUPS:
-            return SampledGroups(
-                capacity=numbers.num_records_public,
-                group_size=int(numbers.group_size),
-                sampling_prob=numbers.sampling_prob,
+            n, size, prob = numbers.num_records_public, int(numbers.group_size), numbers.sampling_prob
+            if numbers.num_shards == 1:
+                return SampledGroups(capacity=n, group_size=size, sampling_prob=prob)
+            return ShardedGroups(
+                capacity=n, group_size=size, sampling_prob=prob, num_shards=numbers.num_shards
             )
         return SampledRecords(sampler=self.sampler(numbers), grouper=self.grouper(numbers))
 
@@ -259,7 +260,8 @@ class Method:
     def divisor(self, numbers: PublicNumbers) -> float:
         """Return the public constant that divides the noisy sum."""
         if numbers.sampling == GROUPS:
-            return numbers.sampling_prob * num_blocks(numbers.num_records_public, int(numbers.group_size))
+            size, num_shards = int(numbers.group_size), numbers.num_shards
+            return numbers.sampling_prob * num_blocks(numbers.num_records_public, size, num_shards)
         return expected_num_groups(numbers.num_records_public, numbers.sampling_prob, numbers.group_size)
 
     def dp_event(self, numbers: PublicNumbers, num_steps: int) -> dp_event.DpEvent:

@@ -145,6 +145,8 @@ class PublicNumbers:
       batch_cap: public cap on the number of records of a step, for methods whose sensitivity depends on it.
       temperature: τ, for methods whose sensitivity depends on it.
       clipping: "flat", or "automatic" for C/(norm + γ) (see `dpgcl_core.clipping.clipper`).
+      num_shards: W, the number of ranges of slots in which groups are sampled separately, one for each worker
+        (`dpgcl_core.sampling.slots.ShardedGroups`); 1 to sample them from all slots.
 
     Raises:
       ConfigError: a field is outside its range, or δ exceeds 1/n.
@@ -164,9 +166,18 @@ class PublicNumbers:
     num_restart_steps: int | None = None
     sampling: str | None = None
     num_records_from_data: bool = False
+    num_shards: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_records_public", "group_size", "num_steps", "batch_cap", "num_restart_steps"):
+        whole = (
+            "num_records_public",
+            "group_size",
+            "num_steps",
+            "batch_cap",
+            "num_restart_steps",
+            "num_shards",
+        )
+        for name in whole:
             if getattr(self, name) not in (None, BATCH):
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         for name in ("sampling_prob", "l2_clip_norm", "noise_multiplier", "target_delta"):
@@ -193,6 +204,8 @@ class PublicNumbers:
         check_delta(self.target_delta, n)
         if self.num_restart_steps is not None and self.num_restart_steps < 0:
             raise ConfigError(f"num_restart_steps must not be negative; got {self.num_restart_steps}")
+        if self.num_shards < 1:
+            raise ConfigError(f"shards must be at least 1; got {self.num_shards}")
 
     @property
     def num_steps_charged(self) -> int:

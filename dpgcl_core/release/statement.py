@@ -334,8 +334,12 @@ class PrivacyStatement:
     def _texts_of_methods(self, name: str) -> str:
         """Return the methods' texts on sampling, grouping or sensitivity, by method if they differ."""
         texts: dict[str, list[str]] = {}
-        for method, relation in dict.fromkeys((m.rules, m.neighboring_relation) for m in self.mechanisms):
-            texts.setdefault(_METHOD_TEXTS[name](method, relation), []).append(method.title)
+        facts = ((m.rules, m.neighboring_relation, m.num_shards) for m in self.mechanisms)
+        for method, relation, num_shards in dict.fromkeys(facts):
+            text = _METHOD_TEXTS[name](method, relation)
+            if name == "sampling" and num_shards > 1:
+                text += f", in each of {num_shards} ranges of the slots, whose records only one worker gets"
+            texts.setdefault(text, []).append(method.title)
         if len(texts) <= 1:
             return "".join(texts)
         return "; ".join(f"{', '.join(titles)}: {text}" for text, titles in texts.items())

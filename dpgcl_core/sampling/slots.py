@@ -35,7 +35,9 @@ may be blank, its slot empty, and n stays the same. The same proof holds. See do
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +111,113 @@ class SampledGroups:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShardedGroups:
+    """Samples groups separately in each of W ranges of a slot table, so that W workers need no common draw.
+
+    The table (`dpgcl_core.sampling.slot_table`) keeps each record in one of N slots. Range w has the slots
+    from ⌊w·N/W⌋ up to, but not including, ⌊(w + 1)·N/W⌋, which are N_w slots. Its records are drawn as by
+    `SampledGroups` with capacity N_w: K_w = ⌊N_w/S⌋ blocks, a placement and keep bits of their own. The
+    clipped sums of all ranges are added, and one noise is drawn.
+
+    Guarantee: Σ h(G) + N(0, σ²C²·I) is dominated, in both directions, by the Poisson-subsampled Gaussian of
+    (q, σ), as in the module's proposition.
+
+    Proof. Let D' = D ∪ {r}. The table of D', restricted to D, has the law of the table of D, so it couples
+    the two. Condition on it. Let v be the range that contains the slot of r. Every other range has the same
+    N_w and the same records in both, and secret draws of its own: couple them, and fix the sum m of their
+    groups. In range v, N_v is the same in both, and D' has exactly one record more than D, at most N_v. A
+    step places the records of the range in its N_v slots by a *fresh* uniformly random injection. So the
+    proposition holds there with capacity N_v, shifted by m, and the average over m is dominated, too. The
+    number of a record within its range may be used as a slot, although r changes the numbers of others: the
+    fresh injection has the same law however the records are numbered, so r may have the last number. Given
+    the table, which all steps share, every step is thus dominated, and the steps compose adaptively. The
+    hockey-stick divergence is jointly convex, so the average over the table is dominated by the same pairs. ∎
+
+    Ranges must be cut by slots. A shard of the records with certain hashes, with their number as its
+    capacity, and a shard of the present records with certain row numbers void the argument: r would change
+    a capacity, or move other records to another shard.
+
+    Attributes:
+      capacity: N, the public number of slots.
+      group_size: S.
+      sampling_prob: q, the probability that a block is kept and becomes a group.
+      num_shards: W.
+
+    Raises:
+      ConfigError: as `SampledGroups`, or a range has fewer than S slots.
+
+    >>> stage = ShardedGroups(capacity=7, group_size=2, sampling_prob=1.0, num_shards=2)
+    >>> stage.ranges, [rows.tolist() for rows in stage.rows_of(np.array([6, 0, 2, 3]))]
+    ([range(0, 3), range(3, 7)], [[1, 2], [0, 3]])
+    """
+
+    capacity: int
+    group_size: int
+    sampling_prob: float
+    num_shards: int
+
+    def __post_init__(self) -> None:
+        smallest = len(self.ranges[0])
+        if self.group_size > smallest:
+            raise ConfigError(
+                f"group_size must be at most {smallest}, the number of slots in each of shards = "
+                f"{self.num_shards} ranges of num_records_public = {self.capacity}; got {self.group_size}. "
+                "Lower group_size or shards"
+            )
+        self._stage(self.ranges[0])
+
+    @property
+    def yields_incomplete(self) -> bool:
+        return True
+
+    @property
+    def ranges(self) -> list[range]:
+        """The slots of each range."""
+        return shard_ranges(self.capacity, self.num_shards)
+
+    def rows_of(self, slots: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return the rows of the records in each range, ascending; `slots` has each record's slot."""
+        return [np.flatnonzero((slots >= part.start) & (slots < part.stop)) for part in self.ranges]
+
+    def draw(
+        self, rows: Sequence[NDArray[np.int64]], shards: Iterable[int], generator: Callable[[str], Draws]
+    ) -> DrawnGroups:
+        """Return the kept blocks of some ranges in one step, as groups.
+
+        Args:
+          rows: the rows of the records in each range, from `rows_of`.
+          shards: the ranges to draw; over all workers, each range once.
+          generator: returns the secret draws of a purpose, such as "sampling in range 0".
+        """
+        groups, complete = [np.empty((0, self.group_size), dtype=np.int64)], [np.empty(0, dtype=np.bool_)]
+        for shard in shards:
+            drawn = self._stage(self.ranges[shard]).draw(
+                len(rows[shard]),
+                sampling=generator(f"sampling in range {shard}"),
+                permutation=generator(f"permutation in range {shard}"),
+            )
+            groups.append(rows[shard][drawn.rows] if len(rows[shard]) else drawn.rows)
+            complete.append(drawn.complete)
+        all_groups = np.concatenate(groups)
+        return DrawnGroups(rows=all_groups, complete=np.concatenate(complete), batch_size=all_groups.size)
+
+    def _stage(self, slots: range) -> SampledGroups:
+        return SampledGroups(
+            capacity=len(slots), group_size=self.group_size, sampling_prob=self.sampling_prob
+        )
+
+
+def shard_ranges(capacity: int, num_shards: int) -> list[range]:
+    """Return the slots of each shard: ranges of N = `capacity` slots whose sizes differ by at most one.
+
+    >>> shard_ranges(7, 2)
+    [range(0, 3), range(3, 7)]
+    """
+    bounds = [shard * capacity // num_shards for shard in range(num_shards + 1)]
+    return [range(start, stop) for start, stop in pairwise(bounds)]
+
+
 def more_records_than_slots(capacity: int) -> str:
     """Return the error message for a data set that is too large, without its number of records."""
     return (
@@ -135,18 +244,22 @@ def distinct(count: int, below: int, generator: Draws) -> NDArray[np.int64]:
     return numbers[:count]
 
 
-def num_blocks(capacity: int, group_size: int) -> int:
-    """Return K, the number of blocks of a step."""
-    return capacity // group_size
+def num_blocks(capacity: int, group_size: int, num_shards: int = 1) -> int:
+    """Return K, the number of blocks of a step, over all shards.
+
+    >>> num_blocks(7, 2), num_blocks(7, 2, num_shards=3)
+    (3, 3)
+    """
+    return sum(len(slots) // group_size for slots in shard_ranges(capacity, num_shards))
 
 
-def empty_step_prob(capacity: int, group_size: int, sampling_prob: float) -> float:
+def empty_step_prob(capacity: int, group_size: int, sampling_prob: float, num_shards: int = 1) -> float:
     """Return the probability (1 − q)^K that a step keeps none of its K blocks, q being `sampling_prob`.
 
     >>> round(empty_step_prob(60_000, 1024, 1024 / 60_000), 2)
     0.37
     """
-    return float((1 - sampling_prob) ** num_blocks(capacity, group_size))
+    return float((1 - sampling_prob) ** num_blocks(capacity, group_size, num_shards))
 
 
 def share_lost(capacity: int, num_empty: int, group_size: int) -> float:

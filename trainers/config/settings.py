@@ -60,6 +60,8 @@ class MechanismOptions:
     """Bound C on one group's gradient norm."""
     clipping: str = "flat"
     """How gradients are clipped to norm C: flat, or automatic (each gradient times C/(norm + 0.01))."""
+    shards: int = 1
+    """W: cut the slots into W ranges, one for each of W workers, which gets and samples only its records."""
     batch_cap: int | None = None
     """Public cap on the records per step, for methods that need one; the default is rarely reached."""
 

@@ -87,6 +87,12 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 f"{method.name} compares all records of a step, so one worker must hold them: set "
                 f"num_workers = 1; got {self.performance.num_workers}"
             )
+        num_shards, num_workers = self.mechanism.num_shards, self.performance.num_workers
+        require(
+            num_shards in (1, num_workers),
+            "shards must be the number of workers, each of which has the records of one shard; got shards = "
+            f"{num_shards} and num_workers = {num_workers}. Set num_workers = {num_shards}",
+        )
         if rule.whole_batch and self.mechanism.group_stage().yields_incomplete:
             raise ConfigError(
                 f"{method.name} compares all groups of a step, so none may be incomplete, but its group "

@@ -8,15 +8,17 @@ sensitivity of the step is the same as for records with one row.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.slot_table import SlotTable
+from dpgcl_core.sampling.slots import ShardedGroups
 from trainers.data.pairs import ImageTextRecords, LoadedData
 from trainers.data.records import Records
 
@@ -63,10 +65,12 @@ class TrainingData:
       evaluation_is_public: whether `index`, `queries` and `probes` are public.
       held_out_records: records split from `train` (`trainers.data.loading.split_held_out`) and scored with
         noised counts against `index`; the guarantee covers them, too.
-      slots: the slot table that split the records into `train` and `held_out_records`; as private as they.
+      slots: the slot table that splits the records into `train` and `held_out_records`, and `train` into
+        shards; as private as the records. None without either.
       probes: other data sets that the features are scored on.
       class_names: names of the labels of `queries`, for zero-shot scores; empty if unknown.
       train_class_names: names of the labels of public training records; empty if unknown or if private.
+      is_part: whether these are the data of one worker, from `parts`, checked before they were cut.
 
     Raises:
       DataError: some labels of the queries have names and others have none, or there are names and no
@@ -83,6 +87,7 @@ class TrainingData:
     probes: tuple[Probe, ...] = ()
     class_names: tuple[str, ...] = field(default=(), repr=False)
     train_class_names: tuple[str, ...] = field(default=(), repr=False)
+    is_part: bool = False
 
     def __post_init__(self) -> None:
         if self.class_names and self.queries is None:  # such names could only be of training labels
@@ -93,6 +98,27 @@ class TrainingData:
             )
         if self.queries is not None:
             check_class_names(self.class_names, self.queries)
+
+    def rows_of_shards(self, stage: ShardedGroups) -> list[NDArray[np.int64]]:
+        """Return the rows of the training records in each shard, ascending."""
+        assert self.slots is not None
+        return stage.rows_of(self.slots.slots_of(self.train.ids))
+
+    def parts(self, stage: ShardedGroups) -> list[TrainingData]:
+        """Return each worker's data: the training records of its shard, and at the first worker all others.
+
+        A worker without a record gets the first one instead, which its draw never uses (the slot is in
+        another range): whether a shard is empty depends on the records, and must end no training.
+        """
+        assert self.slots is not None
+        scored: dict[str, Any] = {"index": None, "queries": None, "held_out_records": None, "probes": ()}
+        parts = []
+        for shard, rows in enumerate(self.rows_of_shards(stage)):
+            train = self.train.take(rows if len(rows) else np.arange(1))
+            slots = self.slots.holding(train.ids, None)
+            part = dataclasses.replace(self, train=train, slots=slots, is_part=True)
+            parts.append(dataclasses.replace(part, **scored, class_names=()) if shard else part)
+        return parts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,9 +65,10 @@ def train(
 
     Args:
       config: the training's configuration.
-      data: the records.
+      data: the records; with shards, all of them or this worker's of `TrainingData.parts`.
       workers: this process among the data-parallel workers; a single worker by default. Every worker calls
-        `train` with the same arguments; the first worker's result counts.
+        `train` with the same other arguments; the first worker's result counts. With shards, worker r of w
+        draws shards r, r + w, …, so a single worker draws all of them.
       checkpoints: the folder where the training saves and resumes; None to do neither.
       oversight: decides whether the training continues, if there are checkpoints; None to train to the end.
       memory_share: the share of the machine's or the GPU's free memory that this worker may use.

@@ -76,7 +76,7 @@ class Observer:
 
         Args:
           step: the step, counted from 0.
-          batch_size: number of records that the sampler drew.
+          batch_size: number of records, or slots, that this worker drew.
           num_grouped: number of records in this worker's contributing groups.
           reports: the reports of this worker's microbatches.
           workers: the training's workers.
@@ -88,13 +88,12 @@ class Observer:
         clipped = torch.cat([self._mark_clipped(r) for r in reports] or [empty])
         counted = torch.cat([_contributing_groups(r) for r in reports] or [empty])
         parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, counted]
-        sums = torch.stack(
-            [part.double().sum() for part in parts] + [torch.tensor(float(num_grouped)).double()]
-        )
+        counts = torch.tensor([num_grouped, batch_size]).double()
+        sums = torch.cat([torch.stack([part.double().sum() for part in parts]), counts])
         workers.sum_at_first(sums)
-        norm_sum, loss_sum, num_masked, num_clipped, num_groups, num_records = sums.tolist()
+        norm_sum, loss_sum, num_masked, num_clipped, num_groups, num_records, total_batch_size = sums.tolist()
         values = {
-            "realised_batch_size": float(batch_size),
+            "realised_batch_size": total_batch_size,
             "num_groups": num_groups,
             "num_non_finite_groups": num_masked,
         }

@@ -25,8 +25,8 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
 
     Raises:
       ConfigError: private records would be trained on without a proven guarantee or scored against private
-        records, the number of records is outside the range that the method's accounting covers, or the
-        records held out for noised scores differ from the ones that their slots determine.
+        records, the number of records is outside the range that the method's accounting covers, the records
+        held out for noised scores differ from the ones that their slots determine, or shards have no slots.
     """
     if not data.train_is_public and config.guarantee_label != PROVEN:
         raise ConfigError(
@@ -43,9 +43,12 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
                     "answer, and a score without noise leaks its queries. Set --evaluate-on to a public data "
                     "set, and use --score-on-held-out for noised scores of private records."
                 )
+    if data.is_part:
+        return
     config.mechanism.rules.check_records(config.mechanism, len(data.train))
     _check_labels(config, data)
     _check_noised_scores(config, data)
+    _check_slots(config, data)
 
 
 def _check_labels(config: TrainingConfig, data: TrainingData) -> None:
@@ -97,17 +100,28 @@ def _check_noised_scores(config: TrainingConfig, data: TrainingData) -> None:
             f"{'no slots' if data.slots is None else 'another split'}. Use "
             "trainers.data.loading.split_held_out with score_on_held_out, and pass its slot table."
         )
-    num_trained, _ = split_public(data.slots.capacity, share)
-    if num_trained != config.mechanism.num_records_public:
-        raise ConfigError(
-            f"the slot table has {num_trained} training slots (of {data.slots.capacity}), but the training "
-            f"is accounted for {config.mechanism.num_records_public} records. Use the same number for both."
-        )
     if held_out.labels is None or held_out.classes_from_data:
         raise ConfigError(
             "score_on_held_out needs integer labels with the same meaning as the labels of the public index; "
             f"got {'no' if held_out.labels is None else 'text'} labels. Text labels are numbered by their "
             "position among all classes of the private data, so one record could change the labels of others."
+        )
+
+
+def _check_slots(config: TrainingConfig, data: TrainingData) -> None:
+    slots, mechanism = data.slots, config.mechanism
+    if slots is None:
+        if mechanism.num_shards > 1:
+            raise ConfigError(
+                f"shards are ranges of a slot table; got shards = {mechanism.num_shards} and no table. Set "
+                "TrainingData.slots"
+            )
+        return
+    num_trained, _ = split_public(slots.capacity, config.evaluation.score_on_held_out)
+    if num_trained != mechanism.num_records_public:
+        raise ConfigError(
+            f"the slot table has {num_trained} training slots (of {slots.capacity}), but the training "
+            f"is accounted for {mechanism.num_records_public} records. Use the same number for both."
         )
 
 

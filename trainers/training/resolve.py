@@ -207,6 +207,7 @@ def _build_mechanism(
         noise_multiplier=0.0 if without_privacy else noise,
         num_steps=request.num_steps if method.trains else 0,
         num_restart_steps=request.restart_steps if method.trains else None,
+        num_shards=request.shards,
         target_delta=default_delta(n) if request.delta is None else request.delta,
     )
     check_delta(mechanism.target_delta, n)  # held-out records are scored, so the promise covers them, too

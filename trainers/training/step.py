@@ -6,14 +6,16 @@ gradient. Everything that depends on the kind of records belongs to the task (`t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.capture import CapturedPasses
@@ -23,6 +25,7 @@ from dpgcl_core.clipping.types import GroupInputs, no_sum, trainable_parameters
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.sampling.groups import BATCH
+from dpgcl_core.sampling.slots import ShardedGroups
 from dpgcl_core.sampling.stage import DrawnGroups
 from dpgcl_core.workers import Workers
 from trainers.config.training import TrainingConfig
@@ -58,6 +61,7 @@ class Training:
       threads: the thread pool for views and noise.
       networks: all networks that a step runs, with the state that no pass may change.
       num_steps_done: number of steps taken, including those before a resume.
+      rows_of_shards: the rows of the training records in each shard; empty without shards.
     """
 
     config: TrainingConfig
@@ -71,6 +75,7 @@ class Training:
     threads: ThreadPoolExecutor
     networks: list[tuple[nn.Module, dict[str, Any]]]
     num_steps_done: int = 0
+    rows_of_shards: Sequence[NDArray[np.int64]] = ()
 
     @property
     def released_network(self) -> AnyEncoder:
@@ -85,7 +90,8 @@ class Training:
     def take_step(self) -> None:
         """Take one private step; a step with an empty draw is treated like any other."""
         step, private_step = self.num_steps_done, self.private_step
-        groups = self.in_one_shape(private_step.draw(step, len(self.data.train)))
+        drawn = private_step.draw(step, len(self.data.train), self.rows_of_shards)
+        groups = self.in_one_shape(drawn)
         observed = ObservedStep(
             observer=self.observer,
             step=step,
@@ -177,6 +183,7 @@ def prepare(
     rule = config.rule(at_once)
     if isinstance(rule, GroupClipper):
         rule = replace(rule, passes=passes)
+    stage = config.mechanism.group_stage()
     num_threads = max(_MIN_THREADS, config.performance.threads_per_worker)
     threads = ThreadPoolExecutor(num_threads)
     networks: list[nn.Module] = [encoder, *([average.network] if average else [])]
@@ -207,6 +214,7 @@ def prepare(
         private_step=private_step,
         threads=threads,
         networks=[(network, whole_state(network)) for network in networks],
+        rows_of_shards=data.rows_of_shards(stage) if isinstance(stage, ShardedGroups) else (),
     )
     if passes is not None:
         _capture_pass(training, passes, shape)

@@ -13,6 +13,7 @@ import ray
 from ray import tune
 from ray.tune.search import Searcher
 
+from dpgcl_core.sampling.slots import ShardedGroups
 from sweeps.service.cluster.execution import Execution
 from sweeps.service.cluster.interruption import (
     DiskFull,
@@ -160,7 +161,9 @@ def tune_trials(
         return ray_trial(execution, session, trial, data_are_public=data.train_is_public)
 
     callback = TrialCallback(execution)
-    function = tune.with_parameters(run_trial, records=[ray.put(data)])
+    stage = trials[0].config.mechanism.group_stage()  # all trials of a sweep have the same shards
+    parts = data.parts(stage) if isinstance(stage, ShardedGroups) else [data]
+    function = tune.with_parameters(run_trial, records=[ray.put(part) for part in parts])
     tuner = tune.Tuner(
         tune.with_resources(function, resources_of_trial_function(worker_input(trials[0]))),
         tune_config=tune.TuneConfig(

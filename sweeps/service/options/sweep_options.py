@@ -90,6 +90,9 @@ class SweepOptions(TrainingOptions):
         if self.release.select_by == "auto" and not self.release.is_open:
             score = default_score(self.data.modality, self.mechanism.method)
             object.__setattr__(self, "release", dataclasses.replace(self.release, select_by=score))
+        if self.mechanism.shards > 1 and self.performance.num_workers == 1:  # one for each shard
+            performance = dataclasses.replace(self.performance, num_workers=self.mechanism.shards)
+            object.__setattr__(self, "performance", performance)
         check_release(
             self.release,
             scores_held_out=self.evaluation.score_on_held_out > 0,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dpgcl_core.mechanism.numbers import GROUPS, default_delta
 from dpgcl_core.release.noised_counts import split_public
-from dpgcl_core.sampling.slots import empty_step_prob, most_empty, share_lost
+from dpgcl_core.sampling.slots import empty_step_prob, most_empty, num_blocks, share_lost
 from sweeps.service.options.data import DataOptions
 from sweeps.service.planning.inputs import PlanInputs
 from trainers.config.training import TrainingConfig
@@ -48,7 +48,7 @@ def plan_notes(
             f"Scores during training may stop a training early ({options.service.early_stopping}); every ε "
             "still counts all planned steps."
         )
-    notes += _noised_notes(configs[0], n) + units + _bucket_notes(data)
+    notes += _shard_notes(configs) + _noised_notes(configs[0], n) + units + _bucket_notes(data)
     notes += dict.fromkeys(note for config in configs if (note := warm_start_note(config)))
     notes += dict.fromkeys(note for config in configs if (note := foreign_note(config)))
     if earlier is not None:
@@ -92,7 +92,7 @@ def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
         return []
     largest = max(mechanisms, key=lambda mechanism: int(mechanism.group_size))
     capacity, size = largest.num_records_public, int(largest.group_size)
-    empty_prob = empty_step_prob(capacity, size, largest.sampling_prob)
+    empty_prob = empty_step_prob(capacity, size, largest.sampling_prob, largest.num_shards)
     note = (
         f"Groups are sampled, so one record moves a step's sum by C. At S = {size}, the probability that a "
         f"step draws no group is {empty_prob:.1g}"
@@ -105,6 +105,20 @@ def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
             f"{most_empty(capacity, size)} empty slots are an error"
         )
     return [f"{note}."]
+
+
+def _shard_notes(configs: Sequence[TrainingConfig]) -> list[str]:
+    """Return a note on shards and the number of blocks K of each group size, from public numbers only."""
+    mechanism, num_shards = configs[0].mechanism, configs[0].mechanism.num_shards
+    if num_shards == 1:
+        return []
+    n = mechanism.num_records_public
+    sizes = sorted({int(config.mechanism.group_size) for config in configs})
+    blocks = ", ".join(f"K = {num_blocks(n, size, num_shards)} at S = {size}" for size in sizes)
+    return [
+        f"The {n} slots are cut into {num_shards} ranges. Each worker gets only the records of one range and "
+        f"samples its groups there. Groups of slots in all ranges: {blocks}."
+    ]
 
 
 def _noised_notes(config: TrainingConfig, num_records_public: int) -> list[str]:

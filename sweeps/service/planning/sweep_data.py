@@ -32,6 +32,7 @@ def load_training_data(
     score_on_held_out: float = 0.0,
     num_records_public: int | None = None,
     slots_for: SlotsFor | None = None,
+    has_shards: bool = False,
 ) -> tuple[TrainingData, list[str]]:
     """Return the records of a sweep, and notes about them.
 
@@ -42,8 +43,10 @@ def load_training_data(
     Args:
       options: the data options.
       score_on_held_out: the held-out share, see `trainers.config.training.EvaluationConfig`.
-      num_records_public: N, the number of slots if records are held out; by default the number of records.
-      slots_for: returns the slots if records are held out; by default fresh slots, which are not stored.
+      num_records_public: N, the number of slots if records have slots; by default the number of records.
+      slots_for: returns the slots if records have any; by default fresh slots, which are not stored.
+      has_shards: whether the workers of a training have shards, and so the records slots; if records are held
+        out, they have slots, too.
 
     Raises:
       ConfigError: the options do not fit the data, or each other.
@@ -51,7 +54,7 @@ def load_training_data(
         only its type, because the exception's text and traceback may carry a record.
     """
     try:
-        return _load(options, score_on_held_out, num_records_public, slots_for or _fresh_slots)
+        return _load(options, score_on_held_out, num_records_public, slots_for or _fresh_slots, has_shards)
     except DpgclError:
         raise
     except Exception as error:
@@ -93,7 +96,11 @@ def _without_counts(error: RecordsError) -> RecordsError:
 
 
 def _load(
-    options: DataOptions, score_on_held_out: float, num_records_public: int | None, slots_for: SlotsFor
+    options: DataOptions,
+    score_on_held_out: float,
+    num_records_public: int | None,
+    slots_for: SlotsFor,
+    has_shards: bool,
 ) -> tuple[TrainingData, list[str]]:
     """Check the options, then load and split the records; see `load_training_data`."""
     _check_data_options(options, score_on_held_out)
@@ -121,7 +128,7 @@ def _load(
     if private:
         show_on_a_terminal({f"training data: {kind}": n for kind, n in dataset.reading_counts.items()})
     slots = held_out = None
-    if score_on_held_out:
+    if score_on_held_out or has_shards:
         slots = slots_for(num_records_public or len(train), train.ids)
         train, held_out = split_held_out(train, score_on_held_out, slots)
     probes = load_probes(

@@ -45,6 +45,7 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
     shared_options = (
         ("score_on_held_out", held_out, "so that a record is trained on by all or scored by all"),
         ("num_records_public", declared, "so that one guarantee covers all of them"),
+        ("shards", options.mechanism.shards, "so that a record is at the same worker in all of them"),
     )
     private, is_open = options.data.are_private, options.release.is_open
     restart_steps = num_restart_steps(options)

@@ -63,8 +63,8 @@ class PreparedSweep:
       ledger, dataset_id: the ledger and data set that it is charged to; None without a ledger.
       budget: an open sweep's reservations in the ledger; None without a ledger and for sealed sweeps.
       calibrations: the cache of noise multipliers, with those that planning has calibrated.
-      slots: the table that decides which records are held out, to be stored before the first training; None
-        if no records are held out.
+      slots: the table that decides which records are held out or in which shard, to be stored before the
+        first training; None without either.
       slot_files: the files of the slot tables.
       repetition: the options and command that repeat and continue it.
       known_plan: the plan that its folder had during planning; None for a new sweep.
@@ -159,6 +159,7 @@ def prepare_sweep(
             score_on_held_out=options.evaluation.score_on_held_out,
             num_records_public=options.mechanism.num_records_public,
             slots_for=slot_files.holding,
+            has_shards=options.mechanism.shards > 1,
         )
     with calibrations(root) as cache:
         repeat_options = repeat_options or options

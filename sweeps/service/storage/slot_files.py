@@ -1,9 +1,9 @@
-"""The files of slot tables, which decide which records of a data set are held out for scoring.
+"""The files of slot tables, which decide which records are held out for scoring, and at which worker one is.
 
 They are next to the ledger's mark on the data, else (also for data in a bucket) in the storage folder. A
-record must be trained on by all trials of a sweep or scored by all, also after a resume. So a table is
-written before the first trial of the first sweep that holds records out, and all later sweeps read it. It
-reveals who is in the data set, so only its owner may read the file.
+record must be trained on by all trials of a sweep or scored by all, and be in the same shard in all, also
+after a resume. So a table is written before the first trial of the first sweep that needs one, and all later
+sweeps read it. It reveals who is in the data set, so only its owner may read the file.
 """
 
 from __future__ import annotations

@@ -22,13 +22,15 @@ from scipy import stats
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.chacha20 import SecureGenerator
-from dpgcl_core.noise.randomness import Draws
+from dpgcl_core.noise.randomness import Draws, SeededNonPrivateRandomness
 from dpgcl_core.sampling.slots import (
     MOST_BLOCKS_LOST,
     SampledGroups,
+    ShardedGroups,
     distinct,
     empty_step_prob,
     most_empty,
+    shard_ranges,
     share_lost,
 )
 
@@ -240,10 +242,21 @@ def _fixed_slots(slots: Slots, size: int, q: float, term: Term) -> Law:
     )
 
 
-def _two_ranges(slots: Slots, size: int, q: float, term: Term) -> Law:
-    """Two workers keep blocks of their own ranges of slots; the noise is one."""
-    half = len(slots) // 2
-    return _summed(*(as_written(part, size, q, term) for part in (slots[:half], slots[half:])))
+def _two_shards(slots: Slots, size: int, q: float, term: Term) -> Law:
+    """Two workers keep blocks of their own ranges of slots, by a table that is known; the noise is one."""
+    parts = [slots[part.start : part.stop] for part in shard_ranges(len(slots), 2)]
+    return _summed(*(as_written(part, size, q, term) for part in parts))
+
+
+def _two_shards_of_any_table(slots: Slots, size: int, q: float, term: Term) -> Law:
+    """The same, by a table that is drawn: every set of places is the first range as often."""
+    first = list(itertools.combinations(range(len(slots)), len(shard_ranges(len(slots), 2)[0])))
+    law: Law = Counter()  # type: ignore[assignment]
+    for places in first:
+        rest = [place for place in range(len(slots)) if place not in places]
+        for key, weight in _two_shards(tuple(slots[i] for i in (*places, *rest)), size, q, term).items():
+            law[key] += weight / len(first)
+    return law
 
 
 def _summed(one: Law, other: Law) -> Law:
@@ -252,9 +265,20 @@ def _summed(one: Law, other: Law) -> Law:
     )
 
 
-@pytest.mark.parametrize("scheme", [_fixed_slots, _two_ranges])
+@pytest.mark.parametrize("scheme", [_fixed_slots, _two_shards, _two_shards_of_any_table])
 def test_known_slots_and_ranges_of_slots_keep_the_claim(scheme: Scheme) -> None:
     assert found_violation(scheme) < EXACT
+
+
+@pytest.mark.parametrize(("size", "num_slots"), [(2, 5), (2, 7), (3, 7)])
+@pytest.mark.parametrize("num_empty", [0, 1])
+def test_shards_of_different_sizes_keep_the_claim_whichever_holds_the_record(
+    size: int, num_slots: int, num_empty: int
+) -> None:
+    for turn, row in enumerate(range(num_slots - num_empty)):
+        (kind, seed), (q, sigma) = TERMS[turn % 6], SETTINGS[(turn + size) % 6]
+        laws = [_two_shards(each, size, q, terms(kind, seed)) for each in worlds(num_slots, num_empty, row)]
+        assert violation(laws[0], laws[1], q, sigma) < EXACT
 
 
 # The schemes that are wrong
@@ -335,6 +359,20 @@ def _capacity_of_the_world(slots: Slots, size: int, q: float, term: Term) -> Law
     return as_written(tuple(record for record in slots if record is not EMPTY), size, q, term)
 
 
+def _shards_by_hash(slots: Slots, size: int, q: float, term: Term) -> Law:
+    """Two shards of the records that are there, chosen by their ids, each with its own size as capacity."""
+    there = [record for record in slots if record is not EMPTY]
+    parts = [tuple(record for record in there if record % 2 == shard) for shard in range(2)]
+    return _summed(*(as_written(part, size, q, term) for part in parts))
+
+
+def _shards_of_rows(slots: Slots, size: int, q: float, term: Term) -> Law:
+    """Two shards of public capacity, each with every second row that is there, as loaders cut them."""
+    there = tuple(record for record in slots if record is not EMPTY)
+    parts = [(*rows, *[EMPTY] * (len(slots) // 2 - len(rows))) for rows in (there[::2], there[1::2])]
+    return _summed(*(as_written(part, size, q, term) for part in parts))
+
+
 def _each_worker_draws(slots: Slots, size: int, q: float, term: Term) -> Law:
     """Two workers keep blocks of all slots, each by a draw of its own, at half the probability."""
     own = as_written(slots, size, q / 2, term)
@@ -350,6 +388,8 @@ WRONG = [
     _known,
     _compacted,
     _capacity_of_the_world,
+    _shards_by_hash,
+    _shards_of_rows,
     _each_worker_draws,
 ]
 
@@ -441,6 +481,68 @@ def test_drawn_groups_have_the_enumerated_law(num_slots: int, num_records: int, 
             rows, mask = np.sort(drawn.rows, axis=1).tolist(), drawn.complete.tolist()
             observed[tuple(sorted((tuple(row), whole) for row, whole in zip(rows, mask, strict=True)))] += 1
         assert _p_value(observed, expected, 6000) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("slots", "num_slots", "size", "q"),
+    [
+        ((6, 0, 2, 5, 3, 4), 7, 2, 0.5),
+        ((3, 5, 0, 1, 4), 6, 1, 0.4),
+        ((1, 4, 2, 3), 4 + 2, 3, 0.6),
+        ((4, 3), 5, 2, 0.7),
+    ],
+)
+def test_drawn_shards_have_the_enumerated_law(
+    slots: tuple[int, ...], num_slots: int, size: int, q: float
+) -> None:
+    """In the last case no record is in the first range."""
+    stage = ShardedGroups(capacity=num_slots, group_size=size, sampling_prob=q, num_shards=2)
+    rows = stage.rows_of(np.array(slots))
+    row_of_slot = {slot: row for row, slot in enumerate(slots)}
+    law: Counter[object] = Counter({(): 1.0})  # type: ignore[dict-item]
+    for own, part in zip(rows, stage.ranges, strict=True):
+        instead = own[0] if len(own) else 0
+        filled, longer = tuple(row_of_slot.get(slot, EMPTY) for slot in part), Counter()
+        for (known, p), (w, kept, _) in itertools.product(law.items(), kept_sets(filled, size, q)):
+            groups = [
+                (tuple(sorted(instead if row is EMPTY else row for row in block)), EMPTY not in block)
+                for block in kept
+            ]
+            longer[tuple(sorted([*known, *groups]))] += p * w  # type: ignore[misc, has-type]
+        law = longer
+    for generator in _generators():
+        observed: Counter[object] = Counter()
+        for _ in range(6000):
+            drawn = stage.draw(rows, range(2), lambda _, generator=generator: generator)  # type: ignore[misc]
+            drawn_rows, mask = np.sort(drawn.rows, axis=1).tolist(), drawn.complete.tolist()
+            observed[tuple(sorted((tuple(r), whole) for r, whole in zip(drawn_rows, mask, strict=True)))] += 1
+        assert _p_value(observed, dict(law), 6000) > 1e-4
+
+
+def test_all_shards_at_once_are_the_shards_one_by_one() -> None:
+    stage = ShardedGroups(capacity=30, group_size=3, sampling_prob=0.5, num_shards=3)
+    rows = stage.rows_of(np.random.default_rng(3).permutation(30)[:28])
+    assert sorted(np.concatenate(rows).tolist()) == list(range(28))
+    purposes = []
+
+    def generator(purpose: str) -> Draws:
+        purposes.append(purpose)
+        return SeededNonPrivateRandomness(4).generator(0, purpose)
+
+    together = stage.draw(rows, range(3), generator)
+    assert len(set(purposes)) == 2 * 3, "every range has bits and a placement of its own"
+    apart = [stage.draw(rows, [shard], generator) for shard in range(3)]
+    assert together.rows.tolist() == [row for each in apart for row in each.rows.tolist()]
+    assert together.complete.tolist() == [bit for each in apart for bit in each.complete.tolist()]
+    assert together.batch_size == sum(each.batch_size for each in apart) == together.rows.size
+    for own, drawn in zip(rows, apart, strict=True):
+        assert set(drawn.rows.flatten().tolist()) <= set(own.tolist())
+    assert stage.draw(rows, [], generator).rows.shape == (0, 3)
+
+
+def test_groups_that_fit_into_no_shard_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"at most 3, .* shards = 2 .* got 4\. Lower group_size or shards"):
+        ShardedGroups(capacity=7, group_size=4, sampling_prob=0.5, num_shards=2)
 
 
 @pytest.mark.parametrize(("count", "below"), [(2, 8), (3, 4), (1, 5)])
